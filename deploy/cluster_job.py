@@ -121,14 +121,14 @@ def outgrow(address: str, task: int) -> str:
     """
     sent, deadline = 0, time.monotonic() + WAIT_SECONDS
     with tuplewire.Client(address) as client:
-        while not client.perhaps_lost:
+        while not client.possibly_lost:
             if time.monotonic() > deadline:
                 sys.exit(f"the worker lives after {sent} messages")
             client.send(task, b"%-65536d" % sent, timeout=WAIT_SECONDS)
             sent += 1
         client.send(task, b"end", timeout=WAIT_SECONDS)
         client.flush(WAIT_SECONDS)
-        lost = client.perhaps_lost
+        lost = client.possibly_lost
         numbers = []
         with client.recv([task], timeout=WAIT_SECONDS) as batches:
             for batch in batches:

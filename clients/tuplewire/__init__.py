@@ -18,7 +18,9 @@ from tuplewire.values.message import TaskMessage
 if TYPE_CHECKING:
     from tuplewire import aio
     from tuplewire.client import Client
-    from tuplewire.processes.own_worker import OwnWorker as local  # noqa: N813 - reads as a verb: with tuplewire.local()
+
+    # Reads as a verb: with tuplewire.local().
+    from tuplewire.processes.own_worker import LocalWorkerProcess as local  # noqa: N813
 
 __all__ = [
     "Client",
@@ -33,7 +35,10 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_LATE = {"Client": ("tuplewire.client", "Client"), "local": ("tuplewire.processes.own_worker", "OwnWorker")}
+_LATE = {
+    "Client": ("tuplewire.client", "Client"),
+    "local": ("tuplewire.processes.own_worker", "LocalWorkerProcess"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -232,13 +232,13 @@ class BaseClient(Live):
         return self._sender.buffer.ledger()
 
     @property
-    def perhaps_lost(self) -> int:
+    def possibly_lost(self) -> int:
         """An upper bound on the acknowledged messages that were lost because a worker failed.
 
         The ledger counts them as acknowledged. The number increases, with a log entry, when the client has
         reconnected after a failure. It stays 0 with ack_mode="processed".
         """
-        return 0 if self._sender is None else self._sender.buffer.window.perhaps_lost
+        return 0 if self._sender is None else self._sender.buffer.window.possibly_lost
 
 
 class Client(BaseClient):

@@ -18,16 +18,15 @@
     ├── UnreachableError        no answer at the address, or a broken connection
     └── RefusedError            the peer refused the request; `code` names the reason
         ├── ProtocolVersionError    WrongTopologyError      StaleIncarnationError
-        ├── StaleAssignmentError    UnknownTaskError        NotLocalError
+        ├── StaleAssignmentError    UnknownTaskError        TaskNotLocalError
         ├── SequenceGapError        CreditExceededError     DrainingError
         ├── UnauthenticatedError    PermissionDeniedError   WrongWorkerError
-        ├── TooManyHopsError        StaleEpochError         StageGoneError
+        ├── TooManyHopsError        StaleEpochError         StagedDataLostError
         ├── EpochTooLargeError      UnknownRunError
         └── SupersededError         ResourceLimitError      RefusedMessagesError (several)
 
 Users: all parts, and programs that handle errors. RefusedError and its subclasses correspond to the wire's
-ErrorCode. Owns the table of error codes.
-Thread-safe.
+ErrorCode. Owns the table of error codes. Thread-safe.
 
 Design: docs/design/sessions.md ("Refusals and the ledger").
 """
@@ -190,7 +189,7 @@ class UnknownTaskError(RefusedError, code="UNKNOWN_TASK"):
     """The worker's assignment has no such task."""
 
 
-class PayloadRefusedError(RefusedError, code="MESSAGE_TOO_LARGE"):
+class PayloadTooLargeError(RefusedError, code="MESSAGE_TOO_LARGE"):
     """A payload exceeds the receiver's limit."""
 
 
@@ -222,7 +221,7 @@ class SupersededError(RefusedError, code="SUPERSEDED"):
     """Another subscriber has taken the task over."""
 
 
-class NotLocalError(RefusedError, code="NOT_LOCAL"):
+class TaskNotLocalError(RefusedError, code="TASK_NOT_LOCAL"):
     """The worker does not own the task. `owner` has the address of the owner, if known."""
 
 
@@ -238,7 +237,7 @@ class StaleEpochError(RefusedError, code="STALE_EPOCH"):
     """A sink's epoch is older than its last published epoch, or too far ahead of it."""
 
 
-class StageGoneError(RefusedError, code="STAGE_GONE"):
+class StagedDataLostError(RefusedError, code="STAGED_DATA_LOST"):
     """The staged messages of a sink's attempt are lost: its worker failed, or it was not chosen in time."""
 
 

@@ -86,9 +86,9 @@ class BaseSubscription(Live):
     def reject(self, index: int | None = None, *, after: float = 0.0, reason: str = "") -> None:
         """Reject a message that you cannot process. It is redelivered, or sent to the dead-letter task.
 
-        The rejection takes effect when the batch is acknowledged. With reject_order="go_on", the message is
-        redelivered behind other messages of its task. With "wait", later messages of its task are redelivered
-        behind it: do not process them in this batch. messages() skips them automatically.
+        The rejection takes effect when the batch is acknowledged. With reject_order="continue", the message
+        is redelivered behind other messages of its task. With "wait", later messages of its task are
+        redelivered behind it: do not process them in this batch. messages() skips them automatically.
 
         The header `tuplewire-rejected` of a redelivered message has the number of rejections. Beyond the
         worker's reject_limit, the worker sends the message to its dead_letter_task, or drops it if it has no
@@ -177,7 +177,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
             TimeoutError: No message arrived within the timeout.
             UnreachableError: The worker was unreachable for that time.
             SupersededError: Another consumer has subscribed to one of the tasks.
-            UnknownTaskError, NotLocalError: The worker does not own a task.
+            UnknownTaskError, TaskNotLocalError: The worker does not own a task.
             ClosedError: The subscription is closed.
         """
         return self._batch_of(self._take(self._timeout))
@@ -203,7 +203,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
 
         Raises:
             UnreachableError: The worker was unreachable during the whole time of `quiet` or `seconds`.
-            SupersededError, UnknownTaskError, NotLocalError, ClosedError: See __next__.
+            SupersededError, UnknownTaskError, TaskNotLocalError, ClosedError: See __next__.
         """
         bounds = Bounds(count, quiet, seconds)
         while bounds.left > 0 and (arrived := self._take(bounds.wait())) is not None:

@@ -75,4 +75,4 @@ def check(read: dict[str, float]) -> None:
     assert buckets == {"2.0": SHORT, "5.0": LONG, "+Inf": WORDS}
     assert read[user + 'lines_left{component="lines",task="1"}'] == 0
     assert not any("broken" in name for name in read)
-    assert added_up(read, 'tuplewire_left_out_metrics{component="measure"}') == 0
+    assert added_up(read, 'tuplewire_omitted_metrics{component="measure"}') == 0

@@ -32,7 +32,7 @@ from helpers.session_parts import (
     group_of,
     messages_in,
 )
-from tuplewire.errors import NotLocalError, UnknownTaskError
+from tuplewire.errors import TaskNotLocalError, UnknownTaskError
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.send import SendWindow
@@ -267,7 +267,7 @@ class SessionMachine(RuleBasedStateMachine):
         )
         self.window.opened(welcome)
         self._settle(self.window.take_settled())
-        self.told_lost = self.window.perhaps_lost
+        self.told_lost = self.window.possibly_lost
         assert self.told_lost >= self.lost, "more died than is told"
         assert not (self.processed_mode and self.told_lost), "what comes again did not die"
         self.heard, self.update_lost = [], False
@@ -313,7 +313,9 @@ class SessionMachine(RuleBasedStateMachine):
         self.taken.update(messages)
         if group.task in self.closed_tasks:
             worker.refused.update(messages)
-            error = UnknownTaskError("nobody has it") if group.task == 1 else NotLocalError("moved", "w2:1")
+            error = (
+                UnknownTaskError("nobody has it") if group.task == 1 else TaskNotLocalError("moved", "w2:1")
+            )
             worker.session.refuse(sequence, group, error)
         else:
             worker.logs[group.task].append(group, worker)

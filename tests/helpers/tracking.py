@@ -11,7 +11,7 @@ from helpers.program import Threads
 from helpers.streams import Sequences, Stream
 from helpers.topology import TOPOLOGY
 from tuplewire import Client
-from tuplewire.errors import NotLocalError, UnknownTaskError, UnreachableError
+from tuplewire.errors import TaskNotLocalError, UnknownTaskError, UnreachableError
 from tuplewire.membership import Membership
 from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
@@ -54,7 +54,7 @@ class Trackers:
                     client.recv([task], timeout=_SILENCE_SECONDS) as subscription,
                 ):
                     self._read(subscription)
-            except (NotLocalError, UnknownTaskError, UnreachableError, TimeoutError):
+            except (TaskNotLocalError, UnknownTaskError, UnreachableError, TimeoutError):
                 continue
 
     def _read(self, subscription: Subscription) -> None:

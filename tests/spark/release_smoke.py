@@ -128,7 +128,7 @@ class Smoke:
                 yield batch
 
         frame = self.rows()
-        refused(lambda: frame.mapInArrow(send, frame.schema).count(), "ForgottenFlushError")
+        refused(lambda: frame.mapInArrow(send, frame.schema).count(), "UnflushedMessagesError")
         self.consume()
         return "noticed"
 

@@ -162,7 +162,7 @@ def test_another_interpreter(spark: SparkSession, handle: ClientHandle) -> None:
 
 # --- missing flushes --------------------------------------------------------------------------
 
-FORGOTTEN = r"ForgottenFlushError: Spark's task attempt \d+ has sent messages and ended without leaving"
+FORGOTTEN = r"UnflushedMessagesError: Spark's task attempt \d+ has sent messages and ended without leaving"
 
 
 def forget(handle: ClientHandle, payloads: Iterable[bytes]) -> None:
@@ -261,7 +261,7 @@ def test_the_query_that_forgets_fails(spark: SparkSession, handle: ClientHandle,
         .trigger(availableNow=True)
         .start()
     )
-    with pytest.raises(PySparkException, match="ForgottenFlushError: a function has sent messages"):
+    with pytest.raises(PySparkException, match="UnflushedMessagesError: a function has sent messages"):
         query.awaitTermination(110)
     assert done == [0]
 

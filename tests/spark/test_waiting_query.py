@@ -71,7 +71,7 @@ def test_a_stalled_consumer_makes_the_query_wait(guarantee: str, launch: Any, tm
     seen = RowCounter(MOST_ROWS, ROW_BYTES)
 
     def warnings() -> int:
-        return log.read_text(encoding="utf-8", errors="replace").count("sink.waits ")
+        return log.read_text(encoding="utf-8", errors="replace").count("sink.waiting ")
 
     def done() -> int:
         return len(list(commits.glob("[0-9]*")))

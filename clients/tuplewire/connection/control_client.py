@@ -86,13 +86,13 @@ class ControlClient:
                 self._connection = connection = _Connection(channel, identity)
             return connection
 
-    def status(self, most_clients: int = 0, most_tasks: int | None = None) -> control_pb2.GetStatusResponse:
+    def status(self, max_clients: int = 0, max_tasks: int | None = None) -> control_pb2.GetStatusResponse:
         """Return identity, state, ledger and counts, as one consistent snapshot.
 
-        most_clients: the maximum number of senders, and of consumers, to list. most_tasks: the maximum number
+        max_clients: the maximum number of senders, and of consumers, to list. max_tasks: the maximum number
         of tasks; tasks that block others, wait, or have the most messages are first. None: all.
         """
-        request = control_pb2.GetStatusRequest(most_clients=most_clients, most_tasks=most_tasks)
+        request = control_pb2.GetStatusRequest(max_clients=max_clients, max_tasks=max_tasks)
         response: control_pb2.GetStatusResponse = self._call("GetStatus", request)
         return response
 
@@ -130,19 +130,19 @@ class ControlClient:
         tasks: Iterable[int] = (),
         *,
         sample: float = 1.0,
-        most_per_second: int = 0,
-        most_bytes: int = 0,
+        max_per_second: int = 0,
+        max_bytes: int = 0,
     ) -> Generator[control_pb2.TapResponse]:
         """Yield copies of messages to tasks, without a time limit; close the generator to stop.
 
-        tasks: empty: all. sample: the share of messages to copy. most_per_second, most_bytes (of a payload):
+        tasks: empty: all. sample: the share of messages to copy. max_per_second, max_bytes (of a payload):
         0: the worker's limit. The first response has no messages; it means that the tap is active.
 
         Raises PermissionDeniedError, ResourceLimitError while too many taps are open, DrainingError if the
         worker drains, and UnreachableError if the connection to it fails.
         """
         request = control_pb2.TapRequest(
-            tasks=tasks, sample=sample, most_per_second=most_per_second, most_bytes=most_bytes
+            tasks=tasks, sample=sample, max_per_second=max_per_second, max_bytes=max_bytes
         )
         yield from self._stream("Tap", request)
 

@@ -19,7 +19,7 @@ import grpc.aio
 
 from tuplewire.connection.dialling import NOT_TRUSTED, Dialler
 from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
-from tuplewire.errors import PayloadRefusedError, ProtocolError, TuplewireError, UnreachableError, refused
+from tuplewire.errors import PayloadTooLargeError, ProtocolError, TuplewireError, UnreachableError, refused
 from tuplewire.settings.config import SessionSettings
 from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 
@@ -201,7 +201,7 @@ def error_of(
             return refused(str(value), details)
     # 2. A retry would fail in the same way. Any other RESOURCE_EXHAUSTED is temporary, as in 4.
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE.search(details):
-        return PayloadRefusedError(
+        return PayloadTooLargeError(
             f"{address} refused the size of a request: {details}; name fewer tasks, use a shorter token, or "
             "raise the worker's max_message_bytes and max_frame_bytes"
         )

@@ -42,7 +42,7 @@ class Receipts:
             if buffer.ended:  # its messages were dropped or taken back already
                 return
             known = window.acknowledged
-            lost_before = window.perhaps_lost
+            lost_before = window.possibly_lost
             settled_before = len(window.settled)
             window.opened(welcome)
             buffer.refused.add_too_large(window.settled[settled_before:], window.max_message_bytes)
@@ -51,7 +51,7 @@ class Receipts:
             self.assignment_version = welcome.assignment_version
             self.receiver_lost = False
             self._add_refusals(welcome.refusals, known)
-        warn_of_lost(buffer.address, window.perhaps_lost - lost_before)
+        warn_of_lost(buffer.address, window.possibly_lost - lost_before)
         buffer.refused.log()
 
     def update(self, update: Ack) -> None:
@@ -99,7 +99,7 @@ class Receipts:
 
     def take_back(self) -> list[tuple[TaskGroup, Any]]:
         """End the buffer, and return all pending messages as if they had never been accepted."""
-        lost_before = self._window.perhaps_lost
+        lost_before = self._window.possibly_lost
         with self._lock:
             if not self._buffer.end():
                 return []
@@ -107,7 +107,7 @@ class Receipts:
                 self._window.receiver_gone()
             left = self._window.take_back()
             self._buffer.notify()
-        warn_of_lost(self._buffer.address, self._window.perhaps_lost - lost_before)
+        warn_of_lost(self._buffer.address, self._window.possibly_lost - lost_before)
         return left
 
     def watch(self, tasks: Collection[int]) -> None:

@@ -289,7 +289,7 @@ class Receiver(Resumable):
                 Delivery, [group.first_sequence for group in response.groups], groups_of(response)
             )
             with self._lock:
-                asks, now_ns = response.tell_at_once, time.time_ns()
+                asks, now_ns = response.ack_immediately, time.time_ns()
                 arrived = self._window.arrived(deliveries, asks=asks, now_ns=now_ns)
                 # The frame may have only duplicates, or messages behind a rejected one.
                 if arrived.deliveries and self._push is None:

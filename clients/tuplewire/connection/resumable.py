@@ -38,7 +38,7 @@ FATAL = CREDENTIALS | {
     "SUPERSEDED",
     "WRONG_TOPOLOGY",
     "UNKNOWN_TASK",
-    "NOT_LOCAL",
+    "TASK_NOT_LOCAL",
 }
 """Refusals that every retry of the same request would receive."""
 

@@ -79,7 +79,7 @@ class SendingEnd(Resumable):
         """Set when there may be something to write."""
         self._probing = False
         self._silence = Silence(self._loop)
-        self._pacer = Pacer(settings.gather_seconds)
+        self._pacer = Pacer(settings.linger_seconds)
         self._dismissed = False
         """True if the receiver drains, and has closed the stream cleanly."""
 
@@ -343,7 +343,7 @@ class SendingEnd(Resumable):
                 pressure.goes_on()
                 asked = False
                 continue
-            asked = frame.tell_at_once  # 2.
+            asked = frame.ack_immediately  # 2.
             pressure.writes(frame)
             frame.assignment_version = self._events.assignment_version()
             await stream.write_frame(frame)

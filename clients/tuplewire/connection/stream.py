@@ -15,7 +15,7 @@ from tuplewire.errors import TuplewireError
 from tuplewire.session.flow import OutFrame
 from tuplewire.wire.codec import encode_frame
 
-GATHER_SECONDS = 0.02
+BATCH_SECONDS = 0.02
 """The delay of reports that the peer has not requested immediately."""
 PROBE_SECONDS = 1.0
 """A side that waits for an update sends a probe after this time without one."""
@@ -49,7 +49,7 @@ class ClientStream(MessageStream):
                 accepted_micros=frame.accepted_micros,
                 assignment_version=frame.assignment_version,
                 closed=frame.closed,
-                tell_at_once=frame.tell_at_once,
+                ack_immediately=frame.ack_immediately,
             )
         )
 
@@ -92,7 +92,7 @@ class Silence:
 
 
 class Gathering:
-    """Sets an event for a report, immediately or after GATHER_SECONDS. Call only from the event loop."""
+    """Sets an event for a report, immediately or after BATCH_SECONDS. Call only from the event loop."""
 
     def __init__(self, event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
         self._event = event
@@ -106,7 +106,7 @@ class Gathering:
         if at_once:
             self._event.set()
         elif self._timer is None:
-            self._timer = self._loop.call_later(GATHER_SECONDS, self._time_passed)
+            self._timer = self._loop.call_later(BATCH_SECONDS, self._time_passed)
 
     def told(self) -> None:
         """Record that everything added so far is being reported."""

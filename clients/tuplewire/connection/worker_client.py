@@ -43,7 +43,7 @@ class WorkerClient(ControlClient):
     def read(self, request: pb.ReadRequest) -> Iterator[list[Delivery]]:
         """Yield the messages of a task, frame by frame, until there are no more.
 
-        Raises NotLocalError, SupersededError if the task has a consumer, and the errors of poll().
+        Raises TaskNotLocalError, SupersededError if the task has a consumer, and the errors of poll().
         """
         # No timeout: a slow reader may take any time, and keepalive pings detect a hung worker.
         with closing(self._stream("Read", request, service="source")) as answers:
@@ -70,7 +70,7 @@ class WorkerClient(ControlClient):
         EpochTooLargeError if the epoch can never fit, UnknownTaskError and WrongWorkerError.
         """
         response = self._call("Stage", request, service="sinks")
-        return "" if response.taken else str(response.waits_for or "another piece")
+        return "" if response.accepted else str(response.waits_for or "another piece")
 
     def discard(self, request: pb.DiscardRequest) -> None:
         """Discard an attempt's staged messages; without an attempt, all staged messages of the epoch."""
@@ -84,8 +84,8 @@ class WorkerClient(ControlClient):
     def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
         """Return the tasks of attempts that can be published.
 
-        Raises StageGoneError if an attempt is no longer complete as staged, StaleEpochError (also if a task
-        received other messages of the epoch), and WrongWorkerError.
+        Raises StagedDataLostError if an attempt is no longer complete as staged, StaleEpochError (also if a
+        task received other messages of the epoch), and WrongWorkerError.
         """
         response: pb.CheckResponse = self._call("Check", request, service="sinks")
         return response
@@ -96,6 +96,6 @@ class WorkerClient(ControlClient):
         return response
 
     def progress(self, request: pb.ProgressRequest) -> pb.ProgressResponse:
-        """Return the number of an epoch's messages that wait for free space. Raises StageGoneError."""
+        """Return the number of an epoch's messages that wait for free space. Raises StagedDataLostError."""
         response: pb.ProgressResponse = self._call("Progress", request, service="sinks")
         return response

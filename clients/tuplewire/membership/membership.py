@@ -179,7 +179,7 @@ class Membership:
                 # Poll faster until all is settled: a task moves for balance only after its last move.
                 self._closing.wait(self._poll_seconds if self._status.settled else self._poll_seconds / 5)
         except BaseException as error:
-            logger.exception("membership.defect")
+            logger.exception("membership.failed")
             reason = f"a defect: {error!r}"
         finally:
             clients.close()
@@ -218,7 +218,7 @@ class Membership:
             self._wanted = _named(self._workers() if callable(self._workers) else self._workers)
         except (TuplewireError, OSError) as error:
             if not self._problem:
-                logger.warning("membership.blind", extra={"reason": str(error)})
+                logger.warning("membership.discovery_failed", extra={"reason": str(error)})
             self._problem = str(error)
         else:
             self._problem = ""

@@ -11,7 +11,7 @@ from tuplewire.settings.config import SessionKeywords, naming_settings
 from tuplewire.values.task_ids import parse_tasks
 
 
-class OwnWorker(WorkerProcesses):
+class LocalWorkerProcess(WorkerProcesses):
     """A worker that runs during a `with` block; `tuplewire.local()` makes one.
 
     Guarantee: it does not outlive this process, even if this is killed. It does not inherit TUPLEWIRE_*
@@ -39,7 +39,7 @@ class OwnWorker(WorkerProcesses):
 
     def __repr__(self) -> str:
         where = f"at {self.address}" if self._children else "that does not run"
-        return f"<OwnWorker {where}, tasks {self._tasks}>"
+        return f"<LocalWorkerProcess {where}, tasks {self._tasks}>"
 
     @property
     def address(self) -> str:

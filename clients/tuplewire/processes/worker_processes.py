@@ -198,7 +198,7 @@ def worker_words(
     flags: more flags of `tuplewire worker`. options: options of the Python interpreter.
     """
     return [
-        *(sys.executable, *options, "-m", "tuplewire_service", "worker", "--until-input-ends"),
+        *(sys.executable, *options, "-m", "tuplewire_service", "worker", "--exit-on-stdin-eof"),
         f"--worker-id={worker_id}",
         f"--topology={topology}",
         "--admin=127.0.0.1:0",

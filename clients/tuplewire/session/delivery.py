@@ -82,7 +82,7 @@ class DeliveryLog:
     queued_bytes: int = 0
     """Payload bytes of all unacknowledged messages."""
     unkept: int = 0
-    """Unacknowledged messages that no upstream process retains (see TaskGroup.kept)."""
+    """Unacknowledged messages that no upstream process retains (see TaskGroup.retained_upstream)."""
     _waiting: EntryQueue = field(default_factory=EntryQueue)
     _delivered: EntryQueue = field(default_factory=EntryQueue)
     _marks: deque[tuple[int, int]] = field(default_factory=deque)
@@ -120,7 +120,7 @@ class DeliveryLog:
         self._waiting.append(HeldEntry(self.tail + 1, group, token))
         self.tail += len(group)
         self.queued_bytes += group.size_bytes
-        if not group.kept:
+        if not group.retained_upstream:
             self.unkept += len(group)
 
     def take(
@@ -215,7 +215,7 @@ class DeliveryLog:
             size = entry.group.size_bytes
             done.append(Done(entry.token, len(entry.group), size, entry.group.accepted_micros))
             self.queued_bytes -= size
-            if not entry.group.kept:
+            if not entry.group.retained_upstream:
                 self.unkept -= len(entry.group)
         self.acknowledged = max(self.acknowledged, acknowledged)
         return done

@@ -29,7 +29,7 @@ _PACKED_BYTES = 64 * 1024
 """Runs above this size are not packed, because copying them costs more than it saves."""
 _ROW = Struct("<iQQQIB")
 """Source (-1: none), forwarded, entry_sequence, accepted_micros, number of messages, and flags."""
-_REDELIVERED, _KEPT, _HEADERS = 1, 2, 4
+_REDELIVERED, _RETAINED_UPSTREAM, _HEADERS = 1, 2, 4
 
 
 @dataclass(slots=True, eq=False)
@@ -190,7 +190,9 @@ def _row(group: TaskGroup) -> bytes:
         group.entry_sequence,
         group.accepted_micros,
         len(group),
-        _REDELIVERED * group.redelivered + _KEPT * group.kept + _HEADERS * bool(group.header_lengths),
+        _REDELIVERED * group.redelivered
+        + _RETAINED_UPSTREAM * group.retained_upstream
+        + _HEADERS * bool(group.header_lengths),
     )
 
 
@@ -235,7 +237,7 @@ def _unpacked(run: _Packed) -> Iterator[HeldEntry]:
             forwarded=forwarded,
             entry_sequence=entry_sequence,
             accepted_micros=accepted_micros,
-            kept=bool(flags & _KEPT),
+            retained_upstream=bool(flags & _RETAINED_UPSTREAM),
             header_lengths=header[0],
             header_data=header[1],
         )

@@ -167,7 +167,7 @@ class OutFrame:
     size_bytes: int
     closed: Sequence[int] = ()
     """The flows that the receiver removes before it accepts the messages."""
-    tell_at_once: bool = False
+    ack_immediately: bool = False
     """True if the receiver must acknowledge the frame immediately."""
     assignment_version: int = 0
     """The version of the assignment that the messages are routed by; 0: none. Set when it is written."""

@@ -136,7 +136,7 @@ class HeldMessages:
         """Return the number of pending messages that are not known to be stored by another process."""
         waiting = (entry.group for flow in self._flows.values() for entry in flow.pending)
         on_the_way = (entry.group for frame in self._in_flight for entry in frame.entries)
-        return sum(len(group) for group in chain(waiting, on_the_way) if not group.kept)
+        return sum(len(group) for group in chain(waiting, on_the_way) if not group.retained_upstream)
 
     def with_receiver(self) -> int:
         """Return an upper bound on the messages that only the receiver has: acknowledged, but not released.

@@ -52,7 +52,7 @@ class SendWindow(HeldMessages):
         self.receiver_answers = False
         """True if the receiver announced its shutdown. It then reports its remaining messages itself."""
         self.worker_incarnation = 0
-        self.perhaps_lost = 0
+        self.possibly_lost = 0
         """An upper bound on the messages that were lost with a receiver. It had acknowledged but not released
         them, and they are not retained here."""
         self.max_message_bytes = settings.max_message_bytes
@@ -161,7 +161,7 @@ class SendWindow(HeldMessages):
     def receiver_gone(self) -> None:
         """Count messages that may be lost with the receiver, unless it announced its shutdown."""
         if not self.receiver_answers:
-            self.perhaps_lost += self.with_receiver()
+            self.possibly_lost += self.with_receiver()
 
     def _fit(self, welcome: Welcome) -> None:
         """Apply the receiver's limits: drop messages above its limit, and split groups for smaller frames."""

@@ -55,7 +55,7 @@ class Overflow(enum.StrEnum):
 class RejectOrder(enum.StrEnum):
     """The order of a task's messages after a consumer rejects one."""
 
-    GO_ON = "go_on"
+    CONTINUE = "continue"
     """Later messages continue, and the rejected one is redelivered behind them."""
     WAIT = "wait"
     """Later messages wait, and are redelivered behind the rejected one."""
@@ -108,7 +108,7 @@ class SessionSettings(Settings):
         "size at which a frame is closed",
         storm="storm.messaging.netty.transfer.batch.size",
     )
-    gather_seconds: float = setting(
+    linger_seconds: float = setting(
         SECONDS_OR_ZERO,
         0.001,
         "interval between small frames in a continuous stream, so that each frame collects several messages; "
@@ -138,9 +138,9 @@ class SessionSettings(Settings):
     prefetch_bytes: int = setting(SIZE, 16 * MIB, "the same limit in payload bytes")
     reject_order: RejectOrder = setting(
         choice(RejectOrder),
-        RejectOrder.GO_ON,
-        "order after a rejection: the message is redelivered behind later ones of its task (go_on), or later "
-        "ones wait, and are redelivered behind it (wait)",
+        RejectOrder.CONTINUE,
+        "order after a rejection: the message is redelivered behind later ones of its task (continue), or "
+        "later ones wait, and are redelivered behind it (wait)",
     )
 
     def _check(self) -> None:
@@ -190,14 +190,14 @@ class SessionKeywords(TypedDict, total=False):
     connect_seconds: float
     max_message_bytes: int
     max_frame_bytes: int
-    gather_seconds: float
+    linger_seconds: float
     keepalive_seconds: float
     backoff_initial_seconds: float
     backoff_max_seconds: float
     load_expires_seconds: float
     prefetch_messages: int
     prefetch_bytes: int
-    reject_order: RejectOrder | Literal["go_on", "wait"]
+    reject_order: RejectOrder | Literal["continue", "wait"]
 
 
 naming_settings = naming(

@@ -56,7 +56,7 @@ def close_clients() -> None:
         _discard(key)
 
 
-class ForgottenFlushError(TuplewireError):
+class UnflushedMessagesError(TuplewireError):
     """Messages were sent without waiting for their acknowledgement: they may be lost."""
 
 
@@ -165,9 +165,9 @@ class ClientHandle(Shipped):
                     yield batch
 
     No connection is opened before `with`. All handles of a process with the same settings share one, also
-    across Spark jobs. Leaving the block waits until all messages are acknowledged, and raises an error
-    if one is not, because Spark ends its Python processes without a chance to finish. So messages can be sent
-    only within the block. A task that ends without leaving its block fails with ForgottenFlushError. In the
+    across Spark jobs. Leaving the block waits until all messages are acknowledged, and raises an error if one
+    is not, because Spark ends its Python processes without a chance to finish. So messages can be sent only
+    within the block. A task that ends without leaving its block fails with UnflushedMessagesError. In the
     driver (foreachBatch) there is no task: the next block raises the error, or the program prints it at exit.
 
     Guarantee: if a task succeeds and its function ran to the end, all its messages were acknowledged. If
@@ -216,7 +216,7 @@ class ClientHandle(Shipped):
     def __enter__(self) -> TaskClient:
         """Return the process's client.
 
-        Raises ForgottenFlushError in a driver if an earlier block was not flushed.
+        Raises UnflushedMessagesError in a driver if an earlier block was not flushed.
         """
         from pyspark import TaskContext
 
@@ -293,7 +293,7 @@ def _watch_task_ends() -> None:
 
 
 def _check_task() -> None:
-    """Raise ForgottenFlushError if a Spark task ends with unflushed messages."""
+    """Raise UnflushedMessagesError if a Spark task ends with unflushed messages."""
     for block in list(_blocks.values()):
         if block.forgotten:
             _unheard.append(block.story())
@@ -307,7 +307,7 @@ def _raise_unheard() -> None:
     if _unheard:
         texts = "; ".join(_unheard)
         _unheard.clear()
-        raise ForgottenFlushError(texts)
+        raise UnflushedMessagesError(texts)
 
 
 def _tell_at_exit() -> None:

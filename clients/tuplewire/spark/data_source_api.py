@@ -2,7 +2,7 @@
 
 Used by the format, its readers and its writers. A class that a release lacks is defined here. If Spark calls
 stream readers in the way of 4.0 and 4.1, EarlierStreamReader adapts the calls. The import raises
-NeedsSparkError with Spark 3.5. Owns the planned offset of an adapted reader. Not thread-safe.
+UnsupportedSparkVersionError with Spark 3.5. Owns the planned offset of an adapted reader. Not thread-safe.
 Design: docs/design/readers.md.
 """
 

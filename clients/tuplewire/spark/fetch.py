@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tuplewire.errors import NotLocalError, SupersededError, UnknownTaskError
+from tuplewire.errors import SupersededError, TaskNotLocalError, UnknownTaskError
 from tuplewire.session.delivery import Delivery
 from tuplewire.spark.entry_runs import Runs, Span, count, merged
 from tuplewire.spark.offsets import DataLossError, Range, Standing
@@ -25,7 +25,7 @@ from tuplewire.wire import control_pb2 as pb
 
 logger = event_logger(__name__)
 
-_RETRIED = (*AWAY, SupersededError, NotLocalError, UnknownTaskError)
+_RETRIED = (*AWAY, SupersededError, TaskNotLocalError, UnknownTaskError)
 
 
 @dataclass
@@ -186,7 +186,7 @@ class RangeReader:
         # A worker releases the messages of a moved task before all workers know of the move. So this is a
         # loss only if the task has certainly not moved.
         if self._has_moved(tasks, place) is not False:
-            raise NotLocalError(f"task {self._wanted.task} has left the worker at {place.address}")
+            raise TaskNotLocalError(f"task {self._wanted.task} has left the worker at {place.address}")
         gone = count(
             (max(first, place.position + 1), min(end, last))
             for first, end in place.spans

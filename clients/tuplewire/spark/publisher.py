@@ -52,7 +52,7 @@ class Publisher(SinkWorkers):
     def check(self) -> dict[At, Sequence[int]]:
         """Check that all chosen attempts are staged; return the tasks at each worker.
 
-        Raises StageGoneError, or the reason why a worker is unreachable after the timeout.
+        Raises StagedDataLostError, or the reason why a worker is unreachable after the timeout.
         """
         return {at: self._check(at, {}) for at in self._chosen}
 
@@ -67,8 +67,8 @@ class Publisher(SinkWorkers):
         queue them when consumers free space. Each task gets an epoch once, even if another run publishes it
         again or the task has moved, as long as the workers run or shut down cleanly.
 
-        Raises StageGoneError if a worker has lost staged messages, and the reason why a worker is unreachable
-        after the timeout. Other workers may have published their part by then.
+        Raises StagedDataLostError if a worker has lost staged messages, and the reason why a worker is
+        unreachable after the timeout. Other workers may have published their part by then.
         """
         published: dict[At, pb.PublishResponse] = {}
         unknown: list[At] = []
@@ -107,7 +107,7 @@ class Publisher(SinkWorkers):
                 reason = (
                     f"no room in the queues of these tasks; the workers go on when there is. {NEEDS_A_SLOT}"
                 )
-                logger.warning("sink.waits", extra={**about, "reason": reason})
+                logger.warning("sink.waiting", extra={**about, "reason": reason})
                 return
 
     def _attempts(self, at: At, earlier: Mapping[int, TaskContent]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Publisher(SinkWorkers):
             except AWAY as error:
                 self._bear(patience, _unasked(self._epoch, error))
         former = {
-            (each.address, each.worker_id) for answer in asked.values() for each in answer.former_workers
+            (each.address, each.worker_id) for answer in asked.values() for each in answer.previous_workers
         }
         answers = list(asked.values())
         silent = False

@@ -1,8 +1,9 @@
 """The features of the installed Spark, from 3.5 on: all checks are here.
 
 They check for the feature itself, not for the version, because vendors backport features. A missing feature
-is replaced here, or raises NeedsSparkError. data_source_api.py does the same for the classes of data sources.
-Used by the format, the checks of slots and executors, and Spark topologies. Owns no state. Thread-safe.
+is replaced here, or raises UnsupportedSparkVersionError. data_source_api.py does the same for the classes of
+data sources. Used by the format, the checks of slots and executors, and Spark topologies. Owns no state.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LIMITS = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "minMessagesPerTrigger"
 _TIME_ZONE = "UTC"
 
 
-class NeedsSparkError(ConfigError):
+class UnsupportedSparkVersionError(ConfigError):
     """The installed Spark lacks a required feature."""
 
 
@@ -40,11 +41,11 @@ def is_remote(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
-def needs(what: str, first: str, instead: str) -> NeedsSparkError:
+def needs(what: str, first: str, instead: str) -> UnsupportedSparkVersionError:
     """Return the error for a feature of Spark `first` and later. instead: the advice for the user."""
     from pyspark import __version__ as installed
 
-    return NeedsSparkError(f"{what} needs Spark {first}, this is {installed}: {instead}")
+    return UnsupportedSparkVersionError(f"{what} needs Spark {first}, this is {installed}: {instead}")
 
 
 def has_admission_control() -> bool:
@@ -53,7 +54,7 @@ def has_admission_control() -> bool:
 
 
 def check_stream_options(options: Mapping[str, str]) -> None:
-    """Raise NeedsSparkError for options of readStream that this Spark does not support."""
+    """Raise UnsupportedSparkVersionError for options of readStream that this Spark does not support."""
     given = {name.lower() for name in options}
     wanted = [name for name in LIMITS if name.lower() in given]
     if wanted and not has_admission_control():
@@ -65,7 +66,7 @@ def check_stream_options(options: Mapping[str, str]) -> None:
 
 
 def check_topology_session(spark: SparkSession, *, remote: bool) -> None:
-    """Raise NeedsSparkError if a topology cannot run in a session: over Spark Connect before 4.0."""
+    """Raise UnsupportedSparkVersionError if a session cannot run a topology: Spark Connect before 4.0."""
     if remote and not hasattr(type(spark.range(0)), "localCheckpoint"):
         raise needs("a topology over Spark Connect", "4.0", "submit it from a program with a SparkContext")
 

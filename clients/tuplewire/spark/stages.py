@@ -122,7 +122,7 @@ class SinkWorkers(TaskWorkers):
                 self._patiently(self.reached, lambda worker: worker.load([0]))
                 if warnings.due(self.reached):
                     reason = f"{error}. {NEEDS_A_SLOT}"
-                    logger.warning("sink.waits", extra={"worker": self.reached, "reason": reason})
+                    logger.warning("sink.waiting", extra={"worker": self.reached, "reason": reason})
             else:
                 return
 
@@ -252,7 +252,7 @@ class AttemptStage(SinkWorkers):
             if warnings.due(worker_id):
                 about = {"sink": self._sink, "epoch": self._epoch, "worker": worker_id}
                 reason = f"no room to stage: the tasks' queues are full. {NEEDS_A_SLOT}"
-                logger.warning("sink.waits", extra={**about, "reason": reason, "waits_for": waits_for})
+                logger.warning("sink.waiting", extra={**about, "reason": reason, "waits_for": waits_for})
             time.sleep(backoff.next())
         piece.messages += sum(map(len, piece.groups))
         piece.pieces += 1

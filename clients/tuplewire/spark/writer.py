@@ -25,10 +25,10 @@ from tuplewire.client import Client
 from tuplewire.errors import (
     EpochTooLargeError,
     MessageError,
-    NotLocalError,
-    PayloadRefusedError,
+    PayloadTooLargeError,
     PermissionDeniedError,
     StaleEpochError,
+    TaskNotLocalError,
     TuplewireError,
     UnknownTaskError,
     WrongTopologyError,
@@ -59,7 +59,7 @@ _RUN_ID = "spark.jobGroup.id"
 """The property with the run of the query: it differs for each start."""
 _PERMANENT = (
     MessageError,
-    PayloadRefusedError,
+    PayloadTooLargeError,
     UnknownTaskError,
     WrongTopologyError,
     PermissionDeniedError,
@@ -190,7 +190,7 @@ class _Sink(Shipped):
                 places = Counter(chain.from_iterable(publisher.check().values()))
                 split = sorted(task for task, workers in places.items() if workers > 1)
                 if repeated and split:
-                    raise NotLocalError(
+                    raise TaskNotLocalError(
                         f"task {', '.join(map(str, split[:10]))} moved while epoch {epoch} was computed "
                         f"(assignment versions {versions[0]} to {versions[-1]}), and its worker took nothing "
                         "more, so that its messages are at two workers. Nothing was published: start the "

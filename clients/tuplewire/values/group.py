@@ -136,8 +136,8 @@ class TaskGroup:
         accepted_micros: The time at which the sender accepted the first message, or the entry worker if the
             sender reported none; 0 if unknown. In microseconds since 1970 by the clock of that host, exact to
             a millisecond. It does not change on the path to the consumer, also during a move.
-        kept: At a worker, True if an upstream process retains the messages until they are processed. They are
-            then not lost if the worker fails.
+        retained_upstream: At a worker, True if an upstream process retains the messages until they are
+            processed. They are then not lost if the worker fails.
     """
 
     task: int
@@ -149,7 +149,7 @@ class TaskGroup:
     forwarded: int = 0
     entry_sequence: int = 0
     accepted_micros: int = 0
-    kept: bool = False
+    retained_upstream: bool = False
     header_lengths: bytes = b""
     header_data: bytes = b""
     flow: int = field(init=False)
@@ -287,25 +287,25 @@ class TaskGroup:
 
         `redelivered` and the time of acceptance stay.
         """
-        if not (self.forwarded or self.entry_sequence or self.kept):
+        if not (self.forwarded or self.entry_sequence or self.retained_upstream):
             return self
-        return replace(self, forwarded=0, entry_sequence=0, kept=False)
+        return replace(self, forwarded=0, entry_sequence=0, retained_upstream=False)
 
     def as_redelivered(self) -> TaskGroup:
         """Return the same messages, marked as possibly delivered before."""
         return replace(self, redelivered=True)
 
-    def at(self, entry_sequence: int, now_micros: int, *, kept: bool = False) -> TaskGroup:
+    def at(self, entry_sequence: int, now_micros: int, *, retained_upstream: bool = False) -> TaskGroup:
         """Return the same messages with the entry sequence that their entry worker assigned.
 
-        `now_micros` is the time of acceptance if the group has no time yet. `kept`: the program's sender
-        retains them.
+        `now_micros` is the time of acceptance if the group has no time yet. `retained_upstream`: the
+        program's sender retains them.
         """
         return replace(
             self,
             entry_sequence=entry_sequence,
             accepted_micros=self.accepted_micros or now_micros,
-            kept=kept,
+            retained_upstream=retained_upstream,
         )
 
     def accepted(self, micros: int) -> TaskGroup:
@@ -344,7 +344,7 @@ class TaskGroup:
             or self.forwarded
             or self.entry_sequence
             or self.accepted_micros
-            or self.kept
+            or self.retained_upstream
             or self.header_lengths
         )
 
@@ -354,7 +354,7 @@ class TaskGroup:
             self.flow == other.flow
             and self.source == other.source
             and self.redelivered == other.redelivered
-            and self.kept == other.kept
+            and self.retained_upstream == other.retained_upstream
             and (not self.header_lengths) == (not other.header_lengths)
         )
 

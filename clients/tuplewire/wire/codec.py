@@ -39,12 +39,12 @@ _FIRST_SEQUENCE = b"\x28"
 _REDELIVERED = b"\x30\x01"
 _FORWARDED = b"\x39"
 _ACCEPTED = b"\x41"
-_KEPT = b"\x48\x01"
+_RETAINED_UPSTREAM = b"\x48\x01"
 _HEADER_LENGTHS = b"\x52"
 _HEADER_DATA = b"\x5a"
 _FRAME_ACCEPTED = b"\x21"
 _CLOSED = b"\x2a"
-_TELL_AT_ONCE = b"\x30\x01"
+_ACK_IMMEDIATELY = b"\x30\x01"
 
 
 def encode_frame(
@@ -55,7 +55,7 @@ def encode_frame(
     accepted_micros: Sequence[int] = (),
     assignment_version: int = 0,
     closed: Sequence[int] = (),
-    tell_at_once: bool = False,
+    ack_immediately: bool = False,
 ) -> bytes:
     """Return an encoded SendRequest or RecvResponse with one frame.
 
@@ -66,14 +66,14 @@ def encode_frame(
         accepted_micros: The time of acceptance of each run's first message.
         assignment_version: The field of Frame, for Send.
         closed: The flows for the field of Frame, for Send.
-        tell_at_once: The field of Frame.
+        ack_immediately: The field of Frame.
     """
     parts: list[bytes] = [_SEQUENCE + varint(sequence)]
     if assignment_version:
         parts.append(_ASSIGNMENT_VERSION + varint(assignment_version))
     frame_accepted = accepted_micros[0] if accepted_micros else 0
-    if tell_at_once:
-        parts.append(_TELL_AT_ONCE)
+    if ack_immediately:
+        parts.append(_ACK_IMMEDIATELY)
     if frame_accepted:
         parts.append(_FRAME_ACCEPTED + frame_accepted.to_bytes(8, "little"))
     for flow in closed:
@@ -98,8 +98,8 @@ def encode_frame(
             head += _FORWARDED + group.forwarded.to_bytes(8, "little")
         if accepted_micros and accepted_micros[index] != frame_accepted:
             head += _ACCEPTED + accepted_micros[index].to_bytes(8, "little")
-        if group.kept:
-            head += _KEPT
+        if group.retained_upstream:
+            head += _RETAINED_UPSTREAM
         head += _LENGTHS + varint(lengths_size)
         middle = _DATA + varint(data_size)
         size = len(head) + lengths_size + len(middle) + data_size
@@ -157,7 +157,7 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
             forwarded=group.forwarded,
             entry_sequence=group.first_sequence,
             accepted_micros=group.accepted_unix_micros or accepted,
-            kept=group.kept,
+            retained_upstream=group.retained_upstream,
             header_lengths=group.header_lengths,
             header_data=group.header_data,
         ).checked()

@@ -102,9 +102,9 @@ class TaskStatus(_message.Message):
     def __init__(self, task: _Optional[int] = ..., queued_messages: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., subscribed: bool = ..., acknowledged_messages: _Optional[int] = ..., congested: bool = ..., begin_sequence: _Optional[int] = ..., oldest_seconds: _Optional[float] = ..., load: _Optional[float] = ..., received_messages: _Optional[int] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ("sender_id", "who", "worker_id", "address", "connected", "seconds", "messages", "bytes", "window_messages", "outstanding_messages", "outstanding_bytes", "exhausted_tasks")
+    __slots__ = ("sender_id", "identity", "worker_id", "address", "connected", "seconds", "messages", "bytes", "window_messages", "outstanding_messages", "outstanding_bytes", "exhausted_tasks")
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
-    WHO_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -116,7 +116,7 @@ class SessionStatus(_message.Message):
     OUTSTANDING_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXHAUSTED_TASKS_FIELD_NUMBER: _ClassVar[int]
     sender_id: str
-    who: str
+    identity: str
     worker_id: str
     address: str
     connected: bool
@@ -127,25 +127,25 @@ class SessionStatus(_message.Message):
     outstanding_messages: int
     outstanding_bytes: int
     exhausted_tasks: int
-    def __init__(self, sender_id: _Optional[str] = ..., who: _Optional[str] = ..., worker_id: _Optional[str] = ..., address: _Optional[str] = ..., connected: bool = ..., seconds: _Optional[float] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., window_messages: _Optional[int] = ..., outstanding_messages: _Optional[int] = ..., outstanding_bytes: _Optional[int] = ..., exhausted_tasks: _Optional[int] = ...) -> None: ...
+    def __init__(self, sender_id: _Optional[str] = ..., identity: _Optional[str] = ..., worker_id: _Optional[str] = ..., address: _Optional[str] = ..., connected: bool = ..., seconds: _Optional[float] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., window_messages: _Optional[int] = ..., outstanding_messages: _Optional[int] = ..., outstanding_bytes: _Optional[int] = ..., exhausted_tasks: _Optional[int] = ...) -> None: ...
 
 class ConsumerStatus(_message.Message):
-    __slots__ = ("consumer_id", "who", "address", "seconds", "tasks", "outstanding_messages", "held_tasks")
+    __slots__ = ("consumer_id", "identity", "address", "seconds", "tasks", "outstanding_messages", "held_tasks")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
-    WHO_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     OUTSTANDING_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     HELD_TASKS_FIELD_NUMBER: _ClassVar[int]
     consumer_id: str
-    who: str
+    identity: str
     address: str
     seconds: float
     tasks: _containers.RepeatedScalarFieldContainer[int]
     outstanding_messages: int
     held_tasks: int
-    def __init__(self, consumer_id: _Optional[str] = ..., who: _Optional[str] = ..., address: _Optional[str] = ..., seconds: _Optional[float] = ..., tasks: _Optional[_Iterable[int]] = ..., outstanding_messages: _Optional[int] = ..., held_tasks: _Optional[int] = ...) -> None: ...
+    def __init__(self, consumer_id: _Optional[str] = ..., identity: _Optional[str] = ..., address: _Optional[str] = ..., seconds: _Optional[float] = ..., tasks: _Optional[_Iterable[int]] = ..., outstanding_messages: _Optional[int] = ..., held_tasks: _Optional[int] = ...) -> None: ...
 
 class IdentitySessions(_message.Message):
     __slots__ = ("sharing", "resumable")
@@ -244,14 +244,14 @@ class SinkStatus(_message.Message):
     def __init__(self, memory_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., waiting_messages: _Optional[int] = ..., waits: _Optional[int] = ...) -> None: ...
 
 class TapStatus(_message.Message):
-    __slots__ = ("open", "shown", "left_out")
+    __slots__ = ("open", "shown", "omitted")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SHOWN_FIELD_NUMBER: _ClassVar[int]
-    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
     open: int
     shown: int
-    left_out: int
-    def __init__(self, open: _Optional[int] = ..., shown: _Optional[int] = ..., left_out: _Optional[int] = ...) -> None: ...
+    omitted: int
+    def __init__(self, open: _Optional[int] = ..., shown: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class ComponentStatus(_message.Message):
     __slots__ = ("component", "kind", "first_task", "tasks", "inputs", "executors")
@@ -308,15 +308,15 @@ class ExecutorStatus(_message.Message):
     def __init__(self, first_task: _Optional[int] = ..., tasks: _Optional[int] = ..., emitted: _Optional[int] = ..., executed: _Optional[int] = ..., failed: _Optional[int] = ..., errors: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., sending_seconds: _Optional[float] = ..., queued_tuples: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., pending: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ("most_clients", "most_tasks")
-    MOST_CLIENTS_FIELD_NUMBER: _ClassVar[int]
-    MOST_TASKS_FIELD_NUMBER: _ClassVar[int]
-    most_clients: int
-    most_tasks: int
-    def __init__(self, most_clients: _Optional[int] = ..., most_tasks: _Optional[int] = ...) -> None: ...
+    __slots__ = ("max_clients", "max_tasks")
+    MAX_CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TASKS_FIELD_NUMBER: _ClassVar[int]
+    max_clients: int
+    max_tasks: int
+    def __init__(self, max_clients: _Optional[int] = ..., max_tasks: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_because", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent", "queue_wait", "end_to_end", "components", "rejections", "rejected_waiting", "dead_letter_task", "local_tasks", "sharing_sessions", "resumable_sessions", "identities", "silent_streams", "server_restarts", "perhaps_lost", "predecessor_perhaps_lost", "send_to_ack", "loop_lag", "sinks", "taps", "assignment_refused")
+    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_reason", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent", "queue_wait", "end_to_end", "components", "rejections", "rejected_waiting", "dead_letter_task", "local_tasks", "sharing_sessions", "resumable_sessions", "identities", "pending_handshakes", "server_restarts", "possibly_lost", "predecessor_possibly_lost", "send_to_ack", "loop_lag", "sinks", "taps", "assignment_refused")
     class StateSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -345,7 +345,7 @@ class GetStatusResponse(_message.Message):
         key: str
         value: IdentitySessions
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[IdentitySessions, _Mapping]] = ...) -> None: ...
-    class PerhapsLostEntry(_message.Message):
+    class PossiblyLostEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -368,7 +368,7 @@ class GetStatusResponse(_message.Message):
     STATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BLOCKING_FIELD_NUMBER: _ClassVar[int]
     NEWEST_ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
-    NOT_READY_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_REASON_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_SESSIONS_FIELD_NUMBER: _ClassVar[int]
@@ -390,10 +390,10 @@ class GetStatusResponse(_message.Message):
     SHARING_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     RESUMABLE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     IDENTITIES_FIELD_NUMBER: _ClassVar[int]
-    SILENT_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_HANDSHAKES_FIELD_NUMBER: _ClassVar[int]
     SERVER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
-    PERHAPS_LOST_FIELD_NUMBER: _ClassVar[int]
-    PREDECESSOR_PERHAPS_LOST_FIELD_NUMBER: _ClassVar[int]
+    POSSIBLY_LOST_FIELD_NUMBER: _ClassVar[int]
+    PREDECESSOR_POSSIBLY_LOST_FIELD_NUMBER: _ClassVar[int]
     SEND_TO_ACK_FIELD_NUMBER: _ClassVar[int]
     LOOP_LAG_FIELD_NUMBER: _ClassVar[int]
     SINKS_FIELD_NUMBER: _ClassVar[int]
@@ -415,7 +415,7 @@ class GetStatusResponse(_message.Message):
     state_seconds: _containers.ScalarMap[str, float]
     blocking: _containers.RepeatedCompositeFieldContainer[Blocking]
     newest_assignment_version: int
-    not_ready_because: str
+    not_ready_reason: str
     sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
     consumers: _containers.RepeatedCompositeFieldContainer[ConsumerStatus]
     connected_sessions: int
@@ -437,16 +437,16 @@ class GetStatusResponse(_message.Message):
     sharing_sessions: int
     resumable_sessions: int
     identities: _containers.MessageMap[str, IdentitySessions]
-    silent_streams: int
+    pending_handshakes: int
     server_restarts: int
-    perhaps_lost: _containers.ScalarMap[str, int]
-    predecessor_perhaps_lost: int
+    possibly_lost: _containers.ScalarMap[str, int]
+    predecessor_possibly_lost: int
     send_to_ack: Latency
     loop_lag: Latency
     sinks: SinkStatus
     taps: TapStatus
     assignment_refused: bool
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_because: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_sessions: _Optional[int] = ..., remembered_sessions: _Optional[int] = ..., subscribed_consumers: _Optional[int] = ..., smallest_window: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., recent: _Optional[_Union[Recent, _Mapping]] = ..., queue_wait: _Optional[_Union[Latency, _Mapping]] = ..., end_to_end: _Optional[_Union[Latency, _Mapping]] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., rejections: _Optional[int] = ..., rejected_waiting: _Optional[int] = ..., dead_letter_task: _Optional[int] = ..., local_tasks: _Optional[int] = ..., sharing_sessions: _Optional[int] = ..., resumable_sessions: _Optional[int] = ..., identities: _Optional[_Mapping[str, IdentitySessions]] = ..., silent_streams: _Optional[int] = ..., server_restarts: _Optional[int] = ..., perhaps_lost: _Optional[_Mapping[str, int]] = ..., predecessor_perhaps_lost: _Optional[int] = ..., send_to_ack: _Optional[_Union[Latency, _Mapping]] = ..., loop_lag: _Optional[_Union[Latency, _Mapping]] = ..., sinks: _Optional[_Union[SinkStatus, _Mapping]] = ..., taps: _Optional[_Union[TapStatus, _Mapping]] = ..., assignment_refused: bool = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_reason: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_sessions: _Optional[int] = ..., remembered_sessions: _Optional[int] = ..., subscribed_consumers: _Optional[int] = ..., smallest_window: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., recent: _Optional[_Union[Recent, _Mapping]] = ..., queue_wait: _Optional[_Union[Latency, _Mapping]] = ..., end_to_end: _Optional[_Union[Latency, _Mapping]] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., rejections: _Optional[int] = ..., rejected_waiting: _Optional[int] = ..., dead_letter_task: _Optional[int] = ..., local_tasks: _Optional[int] = ..., sharing_sessions: _Optional[int] = ..., resumable_sessions: _Optional[int] = ..., identities: _Optional[_Mapping[str, IdentitySessions]] = ..., pending_handshakes: _Optional[int] = ..., server_restarts: _Optional[int] = ..., possibly_lost: _Optional[_Mapping[str, int]] = ..., predecessor_possibly_lost: _Optional[int] = ..., send_to_ack: _Optional[_Union[Latency, _Mapping]] = ..., loop_lag: _Optional[_Union[Latency, _Mapping]] = ..., sinks: _Optional[_Union[SinkStatus, _Mapping]] = ..., taps: _Optional[_Union[TapStatus, _Mapping]] = ..., assignment_refused: bool = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ("tasks",)
@@ -678,12 +678,12 @@ class StageRequest(_message.Message):
     def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., partition: _Optional[int] = ..., attempt: _Optional[str] = ..., piece: _Optional[int] = ..., frame: _Optional[bytes] = ..., receiver_id: _Optional[str] = ...) -> None: ...
 
 class StageResponse(_message.Message):
-    __slots__ = ("taken", "waits_for")
-    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("accepted", "waits_for")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
-    taken: bool
+    accepted: bool
     waits_for: str
-    def __init__(self, taken: bool = ..., waits_for: _Optional[str] = ...) -> None: ...
+    def __init__(self, accepted: bool = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class StagedAttempt(_message.Message):
     __slots__ = ("partition", "attempt", "messages", "pieces")
@@ -804,36 +804,36 @@ class BeginRequest(_message.Message):
     def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., run: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[StagedAttempt, _Mapping]]] = ...) -> None: ...
 
 class BeginResponse(_message.Message):
-    __slots__ = ("published_tasks", "former_workers", "published_contents")
+    __slots__ = ("published_tasks", "previous_workers", "published_contents")
     PUBLISHED_TASKS_FIELD_NUMBER: _ClassVar[int]
-    FORMER_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_WORKERS_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     published_tasks: _containers.RepeatedScalarFieldContainer[int]
-    former_workers: _containers.RepeatedCompositeFieldContainer[AssignedWorker]
+    previous_workers: _containers.RepeatedCompositeFieldContainer[AssignedWorker]
     published_contents: _containers.RepeatedCompositeFieldContainer[_messaging_pb2.TaskContent]
-    def __init__(self, published_tasks: _Optional[_Iterable[int]] = ..., former_workers: _Optional[_Iterable[_Union[AssignedWorker, _Mapping]]] = ..., published_contents: _Optional[_Iterable[_Union[_messaging_pb2.TaskContent, _Mapping]]] = ...) -> None: ...
+    def __init__(self, published_tasks: _Optional[_Iterable[int]] = ..., previous_workers: _Optional[_Iterable[_Union[AssignedWorker, _Mapping]]] = ..., published_contents: _Optional[_Iterable[_Union[_messaging_pb2.TaskContent, _Mapping]]] = ...) -> None: ...
 
 class TapRequest(_message.Message):
-    __slots__ = ("tasks", "sample", "most_per_second", "most_bytes")
+    __slots__ = ("tasks", "sample", "max_per_second", "max_bytes")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
-    MOST_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    MOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedScalarFieldContainer[int]
     sample: float
-    most_per_second: int
-    most_bytes: int
-    def __init__(self, tasks: _Optional[_Iterable[int]] = ..., sample: _Optional[float] = ..., most_per_second: _Optional[int] = ..., most_bytes: _Optional[int] = ...) -> None: ...
+    max_per_second: int
+    max_bytes: int
+    def __init__(self, tasks: _Optional[_Iterable[int]] = ..., sample: _Optional[float] = ..., max_per_second: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
 
 class TapResponse(_message.Message):
-    __slots__ = ("messages", "passed", "left_out")
+    __slots__ = ("messages", "passed", "omitted")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     PASSED_FIELD_NUMBER: _ClassVar[int]
-    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[TappedMessage]
     passed: int
-    left_out: int
-    def __init__(self, messages: _Optional[_Iterable[_Union[TappedMessage, _Mapping]]] = ..., passed: _Optional[int] = ..., left_out: _Optional[int] = ...) -> None: ...
+    omitted: int
+    def __init__(self, messages: _Optional[_Iterable[_Union[TappedMessage, _Mapping]]] = ..., passed: _Optional[int] = ..., omitted: _Optional[int] = ...) -> None: ...
 
 class TappedMessage(_message.Message):
     __slots__ = ("task", "source", "payload", "size_bytes", "headers", "headers_bytes", "sender", "from_worker", "place", "redelivered", "accepted_unix_micros", "seen_unix_micros")

@@ -590,7 +590,8 @@ class SinksServicer(object):
 
     def Check(self, request, context):
         """Checks that attempts can be published. Refused are an attempt that is not stored here as it was staged
-        (STAGE_GONE), and attempts with other messages for a task than it already has of the epoch (STALE_EPOCH).
+        (STAGED_DATA_LOST), and attempts with other messages for a task than it already has of the epoch
+        (STALE_EPOCH).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -609,7 +610,7 @@ class SinksServicer(object):
 
     def Progress(self, request, context):
         """Waits briefly, and returns how much of a published epoch waits for space in its tasks' queues. Refused
-        with STAGE_GONE by a worker that has not published it.
+        with STAGED_DATA_LOST by a worker that has not published it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -869,8 +870,8 @@ class SourceServicer(object):
         """Returns messages of a task, in order and in frames with numbered groups (Group.first_sequence). Ends
         after the last requested or available message. Omits messages that others acknowledge in the meantime.
 
-        Refused are: a task that is not at this worker (NOT_LOCAL), another incarnation of the worker
-        (NOT_LOCAL), and a task that has a consumer (SUPERSEDED).
+        Refused are: a task that is not at this worker (TASK_NOT_LOCAL), another incarnation of the worker
+        (TASK_NOT_LOCAL), and a task that has a consumer (SUPERSEDED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

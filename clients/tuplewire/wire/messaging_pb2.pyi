@@ -21,7 +21,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_CREDIT_EXCEEDED: _ClassVar[ErrorCode]
     ERROR_CODE_DRAINING: _ClassVar[ErrorCode]
     ERROR_CODE_SUPERSEDED: _ClassVar[ErrorCode]
-    ERROR_CODE_NOT_LOCAL: _ClassVar[ErrorCode]
+    ERROR_CODE_TASK_NOT_LOCAL: _ClassVar[ErrorCode]
     ERROR_CODE_RESOURCE_LIMIT: _ClassVar[ErrorCode]
     ERROR_CODE_NOT_READY: _ClassVar[ErrorCode]
     ERROR_CODE_UNAUTHENTICATED: _ClassVar[ErrorCode]
@@ -29,7 +29,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_WRONG_WORKER: _ClassVar[ErrorCode]
     ERROR_CODE_TOO_MANY_HOPS: _ClassVar[ErrorCode]
     ERROR_CODE_STALE_EPOCH: _ClassVar[ErrorCode]
-    ERROR_CODE_STAGE_GONE: _ClassVar[ErrorCode]
+    ERROR_CODE_STAGED_DATA_LOST: _ClassVar[ErrorCode]
     ERROR_CODE_EPOCH_TOO_LARGE: _ClassVar[ErrorCode]
     ERROR_CODE_UNKNOWN_RUN: _ClassVar[ErrorCode]
 
@@ -56,7 +56,7 @@ ERROR_CODE_SEQUENCE_GAP: ErrorCode
 ERROR_CODE_CREDIT_EXCEEDED: ErrorCode
 ERROR_CODE_DRAINING: ErrorCode
 ERROR_CODE_SUPERSEDED: ErrorCode
-ERROR_CODE_NOT_LOCAL: ErrorCode
+ERROR_CODE_TASK_NOT_LOCAL: ErrorCode
 ERROR_CODE_RESOURCE_LIMIT: ErrorCode
 ERROR_CODE_NOT_READY: ErrorCode
 ERROR_CODE_UNAUTHENTICATED: ErrorCode
@@ -64,7 +64,7 @@ ERROR_CODE_PERMISSION_DENIED: ErrorCode
 ERROR_CODE_WRONG_WORKER: ErrorCode
 ERROR_CODE_TOO_MANY_HOPS: ErrorCode
 ERROR_CODE_STALE_EPOCH: ErrorCode
-ERROR_CODE_STAGE_GONE: ErrorCode
+ERROR_CODE_STAGED_DATA_LOST: ErrorCode
 ERROR_CODE_EPOCH_TOO_LARGE: ErrorCode
 ERROR_CODE_UNKNOWN_RUN: ErrorCode
 ACK_MODE_UNSPECIFIED: AckMode
@@ -131,7 +131,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., receiver_id: _Optional[str] = ..., receiver_incarnation: _Optional[int] = ..., last_sequence: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., initial_credit: _Optional[_Union[TaskCredit, _Mapping]] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., max_message_bytes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., worker_incarnation: _Optional[int] = ..., departures: _Optional[_Iterable[_Union[Departure, _Mapping]]] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros", "kept", "header_lengths", "header_data")
+    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros", "retained_upstream", "header_lengths", "header_data")
     TASK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -140,7 +140,7 @@ class Group(_message.Message):
     REDELIVERED_FIELD_NUMBER: _ClassVar[int]
     FORWARDED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_UPSTREAM_FIELD_NUMBER: _ClassVar[int]
     HEADER_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     HEADER_DATA_FIELD_NUMBER: _ClassVar[int]
     task: int
@@ -151,10 +151,10 @@ class Group(_message.Message):
     redelivered: bool
     forwarded: int
     accepted_unix_micros: int
-    kept: bool
+    retained_upstream: bool
     header_lengths: _containers.RepeatedScalarFieldContainer[int]
     header_data: bytes
-    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., kept: bool = ..., header_lengths: _Optional[_Iterable[int]] = ..., header_data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., retained_upstream: bool = ..., header_lengths: _Optional[_Iterable[int]] = ..., header_data: _Optional[bytes] = ...) -> None: ...
 
 class MessageHeaders(_message.Message):
     __slots__ = ("key", "headers")
@@ -173,20 +173,20 @@ class MessageHeader(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed", "tell_at_once")
+    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed", "ack_immediately")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
-    TELL_AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    ACK_IMMEDIATELY_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     assignment_version: int
     accepted_unix_micros: int
     closed: _containers.RepeatedCompositeFieldContainer[Flow]
-    tell_at_once: bool
-    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ..., tell_at_once: bool = ...) -> None: ...
+    ack_immediately: bool
+    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ..., ack_immediately: bool = ...) -> None: ...
 
 class Flow(_message.Message):
     __slots__ = ("task", "forwarded")

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpaqueGroup(_message.Message):
-    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros", "kept", "header_lengths", "header_data")
+    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros", "retained_upstream", "header_lengths", "header_data")
     TASK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -16,7 +16,7 @@ class OpaqueGroup(_message.Message):
     REDELIVERED_FIELD_NUMBER: _ClassVar[int]
     FORWARDED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_UPSTREAM_FIELD_NUMBER: _ClassVar[int]
     HEADER_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     HEADER_DATA_FIELD_NUMBER: _ClassVar[int]
     task: int
@@ -27,26 +27,26 @@ class OpaqueGroup(_message.Message):
     redelivered: bool
     forwarded: int
     accepted_unix_micros: int
-    kept: bool
+    retained_upstream: bool
     header_lengths: bytes
     header_data: bytes
-    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., kept: bool = ..., header_lengths: _Optional[bytes] = ..., header_data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., retained_upstream: bool = ..., header_lengths: _Optional[bytes] = ..., header_data: _Optional[bytes] = ...) -> None: ...
 
 class OpaqueFrame(_message.Message):
-    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed", "tell_at_once")
+    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed", "ack_immediately")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
-    TELL_AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    ACK_IMMEDIATELY_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     groups: _containers.RepeatedCompositeFieldContainer[OpaqueGroup]
     assignment_version: int
     accepted_unix_micros: int
     closed: _containers.RepeatedCompositeFieldContainer[OpaqueFlow]
-    tell_at_once: bool
-    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[OpaqueGroup, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[OpaqueFlow, _Mapping]]] = ..., tell_at_once: bool = ...) -> None: ...
+    ack_immediately: bool
+    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[OpaqueGroup, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[OpaqueFlow, _Mapping]]] = ..., ack_immediately: bool = ...) -> None: ...
 
 class OpaqueMessage(_message.Message):
     __slots__ = ("frame",)

@@ -169,7 +169,7 @@ def _add_worker(commands: Any) -> None:
         "--print-config", action="store_true", help="print the effective settings and their origins, and exit"
     )
     parser.add_argument(
-        "--until-input-ends", action="store_true", help="also stop at the end of standard input"
+        "--exit-on-stdin-eof", action="store_true", help="also stop at the end of standard input"
     )
     add_setting_flags(parser, WorkerConfig)
 
@@ -181,7 +181,7 @@ def _worker(arguments: argparse.Namespace) -> int:
         return EXIT_OK
     from tuplewire_service.process.main import run_worker
 
-    return run_worker(loaded.config, until_input_ends=arguments.until_input_ends)
+    return run_worker(loaded.config, exit_on_stdin_eof=arguments.exit_on_stdin_eof)
 
 
 def _add_run(commands: Any) -> None:

@@ -128,7 +128,7 @@ def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
         raise ConfigError(f"no worker has the dead-letter task {task}: give it to one in the assignment")
     room = max(1, there.queued_messages)  # all are received before one is acknowledged
     with client_of(
-        arguments, prefetch_messages=room, prefetch_bytes=there.queued_bytes + MIB, reject_order="go_on"
+        arguments, prefetch_messages=room, prefetch_bytes=there.queued_bytes + MIB, reject_order="continue"
     ) as client:
         receiver, *_ = client._receive([task], None)
         arrived = _read(receiver, there.queued_messages, arguments.timeout)

@@ -121,14 +121,14 @@ def _tap(arguments: argparse.Namespace) -> int:
     from tuplewire_service.command.tapped import tapped_as_json, tapped_as_text
 
     left = arguments.count
-    left_out = passed = count = 0
+    omitted = passed = count = 0
     with control_of(arguments) as client:
         worker_id = client.status().worker_id
         tapped = client.tap(
             arguments.task,
             sample=arguments.sample,
-            most_per_second=arguments.rate,
-            most_bytes=arguments.bytes,
+            max_per_second=arguments.rate,
+            max_bytes=arguments.bytes,
         )
         try:
             with closing(tapped):  # ends the tap at the worker
@@ -143,11 +143,11 @@ def _tap(arguments: argparse.Namespace) -> int:
                         else:
                             print(tapped_as_text(message, arguments.decode))
                     sys.stdout.flush()
-                    if response.left_out > left_out:
-                        print(f"-- {response.left_out - left_out} left out --", file=sys.stderr, flush=True)
-                        left_out = response.left_out
+                    if response.omitted > omitted:
+                        print(f"-- {response.omitted - omitted} omitted --", file=sys.stderr, flush=True)
+                        omitted = response.omitted
                     if left is not None and (left := left - len(response.messages)) <= 0:
                         break
         finally:
-            print(f"{count} shown, {left_out} left out, of {passed} that passed", file=sys.stderr)
+            print(f"{count} shown, {omitted} omitted, of {passed} that passed", file=sys.stderr)
     return EXIT_OK

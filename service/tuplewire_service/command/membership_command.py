@@ -58,10 +58,10 @@ def _membership(arguments: argparse.Namespace) -> int:
         at_least=0,
         credentials=credentials_of(arguments),
     ) as membership:
-        logger.info("membership.assigns", extra={"tasks": len(tasks)})
+        logger.info("membership.started", extra={"tasks": len(tasks)})
         while (request := stop.wait(_LOOK_SECONDS)) is None:
             if reason := membership.status().ended:  # another program assigns the same tasks, or a defect
-                logger.error("membership.over", extra={"reason": reason})
+                logger.error("membership.ended", extra={"reason": reason})
                 return EXIT_FAILED
     logger.info("membership.stopped", extra={"reason": request.reason})
     return EXIT_OK

@@ -62,8 +62,8 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
         assignment += f" (another worker has {status.newest_assignment_version})"
     moving = f", {status.moving_tasks} tasks moving" if status.moving_tasks else ""
     yield f"state       {state_name(status.state)}, {assignment}{moving}"
-    if status.not_ready_because:
-        yield f"not ready   {status.not_ready_because}"
+    if status.not_ready_reason:
+        yield f"not ready   {status.not_ready_reason}"
     yield f"addresses   {' '.join(status.addresses)}"
     if status.peer_addresses:
         yield f"for peers   {' '.join(status.peer_addresses)}"

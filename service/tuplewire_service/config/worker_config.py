@@ -137,7 +137,7 @@ class WorkerConfig(WorkerSettings):
     )
     max_message_bytes: int = same(SessionSettings, "max_message_bytes")
     max_frame_bytes: int = same(SessionSettings, "max_frame_bytes")
-    gather_seconds: float = same(SessionSettings, "gather_seconds")
+    linger_seconds: float = same(SessionSettings, "linger_seconds")
     keepalive_seconds: float = same(SessionSettings, "keepalive_seconds")
     tls_certificate: str | None = same(
         Credentials,

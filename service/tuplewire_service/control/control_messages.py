@@ -67,8 +67,8 @@ def add_clients(
     At most `most` of each kind are listed, but all are counted. `sees` returns True if clients of an identity
     may be listed. A consumer lists only tasks that the status lists.
     """
-    status.sessions.extend(islice((each for each in sessions if sees(each.who)), most))
-    status.consumers.extend(islice((each for each in consumers if sees(each.who)), most))
+    status.sessions.extend(islice((each for each in sessions if sees(each.identity)), most))
+    status.consumers.extend(islice((each for each in consumers if sees(each.identity)), most))
     listed = {each.task for each in status.tasks}
     if len(listed) < status.local_tasks:
         for consumer in status.consumers:

@@ -120,7 +120,7 @@ class LogOutput(Collector):
     def _fall_back(self) -> None:
         self._back = None
         self._apply(self._level, LogRate.QUIET_SECONDS)
-        logger.warning("log.as_configured", extra={"level": self._level})
+        logger.warning("log.restored", extra={"level": self._level})
 
     def _apply(self, level: str, every_seconds: float) -> None:
         logging.getLogger().setLevel(level.upper())

@@ -36,8 +36,8 @@ SILENT_SECONDS = 10.0
 ENDED_SECONDS = 300.0
 """Seconds that the metrics of a finished program remain visible."""
 LEAST_SECONDS = 0.5
-LEFT_OUT = "tuplewire_left_out_metrics"
-_LEFT_OUT = "Metrics that spouts and bolts have registered, and that are over a bound of series."
+OMITTED = "tuplewire_omitted_metrics"
+_OMITTED = "Metrics that spouts and bolts have registered, and that are over a bound of series."
 _MOST_COUNT = 1 << 53
 """Larger numbers are not exact in a float, and no count is that large."""
 _MOST_LABELS = 10
@@ -198,7 +198,7 @@ class ProgramReports:
         program.series = sum(_series(sample) for family in metrics for sample in family.samples)
         if program.series <= room:
             return
-        left_out = Counter[str]()
+        omitted = Counter[str]()
         program.series = 0
         for family in metrics:
             kept = []
@@ -207,16 +207,16 @@ class ProgramReports:
                     program.series += _series(sample)
                     kept.append(sample)
                 else:
-                    left_out[dict(zip(family.labels, sample.labels, strict=True)).get("component", "")] += 1
+                    omitted[dict(zip(family.labels, sample.labels, strict=True)).get("component", "")] += 1
             family.ClearField("samples")
             family.samples.extend(kept)
         # The omission itself is visible as a metric.
-        counts = metrics.add(name=LEFT_OUT, help=_LEFT_OUT, kind=pb.METRIC_KIND_GAUGE, labels=["component"])
-        for component, count in left_out.items():
+        counts = metrics.add(name=OMITTED, help=_OMITTED, kind=pb.METRIC_KIND_GAUGE, labels=["component"])
+        for component, count in omitted.items():
             counts.samples.add(labels=[component], value=count)
-        if self._log_rate.due("left_out"):
-            extra = {"program": program.report.program, "metrics": left_out.total()}
-            logger.warning("metrics.left_out", extra={**extra, "most_series": MOST_SERIES})
+        if self._log_rate.due("omitted"):
+            extra = {"program": program.report.program, "metrics": omitted.total()}
+            logger.warning("metrics.omitted", extra={**extra, "most_series": MOST_SERIES})
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the components to a status; counts of several programs are summed."""

@@ -34,8 +34,8 @@ from tuplewire_service.control.program_reports import ProgramReports, check_repo
 from tuplewire_service.control.tap_service import TapService
 from tuplewire_service.messaging.grpc.grpc_transport import Admit, Context, GrpcServerStream
 from tuplewire_service.messaging.server_stream import (
+    PendingHandshakes,
     ServerStream,
-    SilentStreams,
     check_receiver,
     log_refusal,
 )
@@ -80,8 +80,8 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
-        status = await self.status(request.most_tasks if request.HasField("most_tasks") else None)
-        most, sees = min(request.most_clients, MOST_CLIENTS), self.admit(context).sees
+        status = await self.status(request.max_tasks if request.HasField("max_tasks") else None)
+        most, sees = min(request.max_clients, MOST_CLIENTS), self.admit(context).sees
         listed = set(islice((who for who in status.identities if sees(who)), most))
         for who in set(status.identities) - listed:
             del status.identities[who]
@@ -133,7 +133,9 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self, _request: pb.GetDebugRequest, context: Context
     ) -> AsyncGenerator[pb.GetDebugResponse]:
         """Yield the files of a debug bundle, in pieces."""
-        logger.info("debug.asked", extra={"client": context.peer(), "who": self.admit(context).owner})
+        logger.info(
+            "debug.requested", extra={"client": context.peer(), "identity": self.admit(context).owner}
+        )
         async with contextlib.aclosing(self.debugging.files(self.worker)) as files:
             async for name, text in files:
                 content = text.encode(errors="backslashreplace")
@@ -142,7 +144,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
     async def SetLogging(self, request: pb.SetLoggingRequest, context: Context) -> pb.SetLoggingResponse:
         """Change the log level for a limited time."""
-        by = {"client": context.peer(), "who": self.admit(context).owner}
+        by = {"client": context.peer(), "identity": self.admit(context).owner}
         self.debugging.log.change(request.level, request.every_seconds, request.seconds, by)
         return pb.SetLoggingResponse()
 
@@ -187,7 +189,7 @@ class Services(grpc.GenericRpcHandler):
     def __init__(self, check: Check) -> None:
         self._added: list[grpc.GenericRpcHandler] = []
         self._check = check
-        self.silent = SilentStreams()
+        self.silent = PendingHandshakes()
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
         """Add the handlers of a service."""

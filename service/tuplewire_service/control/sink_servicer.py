@@ -74,7 +74,7 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         sinks = self.worker.sinks
         self.worker.check_sinks(goes_on=sinks.staging.has(sink, request.epoch))
         waits_for = await sinks.stage(sink, request.epoch, name, request.piece, groups)
-        return pb.StageResponse(taken=not waits_for, waits_for=waits_for)
+        return pb.StageResponse(accepted=not waits_for, waits_for=waits_for)
 
     async def Discard(self, request: pb.DiscardRequest, context: Context) -> pb.DiscardResponse:
         """Discard staged messages."""
@@ -89,7 +89,7 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         return pb.BeginResponse(
             published_tasks=tasks,
             published_contents=contents_to_wire(tasks),
-            former_workers=map(assigned_worker_to_wire, former),
+            previous_workers=map(assigned_worker_to_wire, former),
         )
 
     async def Check(self, request: pb.CheckRequest, context: Context) -> pb.CheckResponse:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
-from tuplewire.errors import NotLocalError
+from tuplewire.errors import TaskNotLocalError
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
 from tuplewire_service.control.control_messages import distinct
@@ -84,7 +84,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         self._check(request, context, [request.task])
         worker = self.worker
         if request.incarnation != worker.incarnation:
-            raise NotLocalError(f"worker {worker.settings.worker_id!r} has been restarted")
+            raise TaskNotLocalError(f"worker {worker.settings.worker_id!r} has been restarted")
         position, number = request.after_sequence, 0
         max_bytes = worker.settings.session.max_frame_bytes
         while position < request.last_sequence:

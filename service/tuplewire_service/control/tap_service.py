@@ -31,8 +31,8 @@ def wanted_of(request: pb.TapRequest) -> Wanted:
     return Wanted(
         frozenset(map(check_task, distinct(request.tasks, "tasks"))),
         request.sample or _DEFAULTS.sample,
-        min(request.most_per_second or _DEFAULTS.per_second, MOST_PER_SECOND),
-        min(request.most_bytes or _DEFAULTS.most_bytes, MOST_BYTES),
+        min(request.max_per_second or _DEFAULTS.per_second, MOST_PER_SECOND),
+        min(request.max_bytes or _DEFAULTS.max_bytes, MOST_BYTES),
     )
 
 
@@ -70,14 +70,14 @@ class TapService:
         taps = self._worker.router.taps
         tap = taps.begin(wanted, woken.set)
         self._ending[woken] = None
-        who = {"client": peer, "who": access.owner, "tasks": _shown(wanted.tasks)}
+        who = {"client": peer, "identity": access.owner, "tasks": _shown(wanted.tasks)}
         logger.info("tap.began", extra={**who, "sample": wanted.sample, "per_second": wanted.per_second})
         began = time.monotonic()
         try:
             with access.standing(lambda error: self._end(woken, error)):
                 while True:
                     woken.clear()
-                    yield pb.TapResponse(messages=tap.take(), passed=tap.passed, left_out=tap.left_out)
+                    yield pb.TapResponse(messages=tap.take(), passed=tap.passed, omitted=tap.omitted)
                     await woken.wait()
                     if (error := self._ending[woken]) is not None:
                         raise error
@@ -87,5 +87,5 @@ class TapService:
         finally:
             del self._ending[woken]
             taps.end(tap)
-            counts = {"shown": tap.shown, "left_out": tap.left_out, "passed": tap.passed}
+            counts = {"shown": tap.shown, "omitted": tap.omitted, "passed": tap.passed}
             logger.info("tap.ended", extra={**who, **counts, "seconds": round(time.monotonic() - began, 1)})

@@ -59,7 +59,7 @@ class ClientStatistics:
     reconnects: int = 0
     receiver_assignment_version: int = 0
     """The receiver's version at the last connection; 0: none, or unknown to the transport."""
-    perhaps_lost: int = 0
+    possibly_lost: int = 0
     """Maximum number of acknowledged messages that may have been lost when a receiver failed."""
 
 

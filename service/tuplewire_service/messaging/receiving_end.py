@@ -107,7 +107,7 @@ class Session:
         credit = self.state.credit
         return SessionStatus(
             sender_id=self.sender_id,
-            who=self.key[0],
+            identity=self.key[0],
             worker_id=self.source if self.worker_number else "",
             address=self.address,
             connected=self.connected,

@@ -15,7 +15,7 @@ from typing import Any
 
 from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.stream import Silence, StreamBroken
-from tuplewire.errors import DrainingError, MalformedError, PayloadRefusedError, RefusedError, TuplewireError
+from tuplewire.errors import DrainingError, MalformedError, PayloadTooLargeError, RefusedError, TuplewireError
 from tuplewire.session.asking import Asking
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.pieces import wire_bytes
@@ -58,7 +58,8 @@ class RecvService(StreamService):
         try:
             # Before a subscription, a stream ends in one of four ways:
             # 1. The caller is not admitted.
-            # 2. No subscribe arrives in time, or too many newer streams are silent too; see SilentStreams.
+            # 2. No subscribe arrives in time, or too many newer streams are silent too; see
+            # PendingHandshakes.
             # 3. The peer closes its side before the subscribe. This is not an error.
             # 4. The subscribe is refused; see _open().
             # For a stream with a subscription, see RecvStream.carry().
@@ -130,7 +131,7 @@ class RecvStream:
     limit: int
 
     def __post_init__(self) -> None:
-        self._pacer = Pacer(self.settings.gather_seconds)
+        self._pacer = Pacer(self.settings.linger_seconds)
         self._closing = False
         self._clock = asyncio.get_running_loop().time
         self._silence = Silence(asyncio.get_running_loop())
@@ -142,7 +143,7 @@ class RecvStream:
         # 1. The consumer says goodbye, or closes its side: _read() returns.
         # 2. A request violates the protocol: _read() raises MalformedError.
         # 3. The subscription ends: _write() sends the reason, and raises it.
-        # 4. A message exceeds the consumer's limit: _write() raises PayloadRefusedError.
+        # 4. A message exceeds the consumer's limit: _write() raises PayloadTooLargeError.
         # 5. The admission is withdrawn: `denied` has the error, and the writer sends it as the last response.
         # 6. The connection breaks: _read() ends, or raises StreamBroken. gRPC also cancels this task.
         # 7. The server stops: the transport cancels this task.
@@ -195,7 +196,7 @@ class RecvStream:
                 await wire.write(pb.RecvResponse(rejected=pb.Rejected(tasks=answers)).SerializeToString())
             if deliveries := subscription.take(self.settings.max_frame_bytes):
                 # Senders that retain messages until they are processed wait for the acknowledgement.
-                pressing = subscription.crowded or any(each.group.kept for each in deliveries)
+                pressing = subscription.crowded or any(each.group.retained_upstream for each in deliveries)
                 asks = asking.asks(self._clock(), pressing=pressing)
                 for part in _fitting(deliveries, self.limit):
                     sequence += 1
@@ -278,7 +279,7 @@ def _fitting(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]
         later = Delivery(first + half, group.slice(half, len(group)))
         parts = [[Delivery(first, group.slice(0, half))], [later]]
     else:
-        raise PayloadRefusedError(
+        raise PayloadTooLargeError(
             f"a message of {group.size_bytes} bytes waits in task {group.task}, and the consumer takes "
             f"responses of up to {limit} bytes: raise gRPC's limit and max_response_bytes there"
         )
@@ -301,4 +302,4 @@ def frame_of(sequence: int, deliveries: list[Delivery], *, asks: bool) -> bytes:
             firsts.append(delivery.first_sequence)
             accepted.append(group.accepted_micros)
         last = group
-    return encode_frame(sequence, runs, firsts, accepted_micros=accepted, tell_at_once=asks)
+    return encode_frame(sequence, runs, firsts, accepted_micros=accepted, ack_immediately=asks)

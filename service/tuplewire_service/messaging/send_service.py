@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tuplewire.errors import (
     DrainingError,
     MalformedError,
-    PayloadRefusedError,
+    PayloadTooLargeError,
     SequenceGapError,
     StaleIncarnationError,
     TuplewireError,
@@ -139,7 +139,7 @@ class SendService(StreamService):
         try:
             # Before there is a session, a stream ends in one of four ways:
             # 1. The caller is not admitted.
-            # 2. No hello arrives in time, or too many newer streams are silent too; see SilentStreams.
+            # 2. No hello arrives in time, or too many newer streams are silent too; see PendingHandshakes.
             # 3. The peer closes its side before the hello. This is not an error.
             # 4. The hello is refused; see _open().
             # For a stream that carries a session, see _carry().
@@ -299,7 +299,7 @@ class SendService(StreamService):
                 self._frame(session, request)
                 # Other frames share an acknowledgement; see docs/design/credit.md (acknowledgements on
                 # request).
-                stream.frames.add(at_once=request.tell_at_once or session.state.pressing)
+                stream.frames.add(at_once=request.ack_immediately or session.state.pressing)
                 continue
             kind = request.WhichOneof("kind")
             if kind == "goodbye":
@@ -335,7 +335,7 @@ class SendService(StreamService):
         # The sum comes first: nearly always, the whole group is within the limit.
         for group in groups:
             if group.size_bytes > limit and (size := max(group.message_sizes())) > limit:
-                raise PayloadRefusedError(
+                raise PayloadTooLargeError(
                     f"a message of {size} bytes to task {group.task} exceeds the limit of {limit}"
                 )
         denied = session.access.refused(groups)

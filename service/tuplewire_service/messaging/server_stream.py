@@ -43,7 +43,7 @@ _Said = TypeVar("_Said")
 
 HELLO_SECONDS = 10.0
 """Timeout of a stream's first message, and of a connection's handshake."""
-MAX_SILENT_STREAMS = 1000
+MAX_PENDING_HANDSHAKES = 1000
 """Maximum number of a server's streams without a first message."""
 MAX_ID_LENGTH = 256
 MAX_DETAIL_LENGTH = 500
@@ -126,12 +126,12 @@ class ServerStream(MessageStream):
         """End the stream with an error; the other side receives its code and text."""
 
 
-class SilentStreams:
+class PendingHandshakes:
     """Waits for the first message of streams, such as hello. Call only from the event loop.
 
-    Guarantee: at most MAX_SILENT_STREAMS wait, for at most HELLO_SECONDS. One more causes a refusal of the
-    stream that has waited longest. Real clients send hello within milliseconds, so silent ones cannot block
-    them.
+    Guarantee: at most MAX_PENDING_HANDSHAKES wait, for at most HELLO_SECONDS. One more causes a refusal of
+    the stream that has waited longest. Real clients send hello within milliseconds, so silent ones cannot
+    block them.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class SilentStreams:
         try:
             async with asyncio.timeout(HELLO_SECONDS) as patience:
                 self._waiting[key] = patience
-                if len(self._waiting) > MAX_SILENT_STREAMS:
+                if len(self._waiting) > MAX_PENDING_HANDSHAKES:
                     # An expired timeout ends the oldest wait; its key is removed to distinguish the two
                     # errors.
                     oldest = next(iter(self._waiting))
@@ -159,8 +159,8 @@ class SilentStreams:
             if key in self._waiting:
                 raise MalformedError(f"no {what} within {HELLO_SECONDS:g} s") from None
             raise ResourceLimitError(
-                f"over {MAX_SILENT_STREAMS} streams have sent nothing yet, and this one was the oldest: send "
-                f"the {what} immediately"
+                f"over {MAX_PENDING_HANDSHAKES} streams have sent nothing yet, and this one was the oldest: "
+                f"send the {what} immediately"
             ) from None
         finally:
             self._waiting.pop(key, None)
@@ -175,7 +175,7 @@ class StreamService:
 
     topology: str
     settings: TransportSettings
-    silent: SilentStreams
+    silent: PendingHandshakes
     refused_streams: Counter[str]
 
     def _check_peer(self, peer: str, hello: pb.Hello | pb.Subscribe) -> None:

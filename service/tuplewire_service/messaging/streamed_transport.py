@@ -40,7 +40,7 @@ from tuplewire_service.messaging.base import (
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.recv_service import RecvService
 from tuplewire_service.messaging.send_service import SendService
-from tuplewire_service.messaging.server_stream import ServerStream, SilentStreams
+from tuplewire_service.messaging.server_stream import PendingHandshakes, ServerStream
 from tuplewire_service.messaging.subscription import ISubscriptionSource
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
@@ -78,7 +78,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         self.port = port
         # register_recv() and recv() run in any thread, but the event is not thread-safe.
         self._reception = Reception(lambda: self._thread.call(self._send.opened.set))
-        self._silent = silent = SilentStreams()
+        self._silent = silent = PendingHandshakes()
         self._refused_streams = refused = Counter[str]()
         """Streams that were refused or failed, by error code."""
         self._send = SendService(topology, settings, silent, refused, self._reception)
@@ -142,7 +142,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         """Add the counts to a worker's status."""
         self._send.leases.add_to(status)
         self._reception.add_to(status)
-        status.silent_streams += len(self._silent)
+        status.pending_handshakes += len(self._silent)
         for code, count in list(self._refused_streams.items()):
             status.refused_streams[code] += count
 
@@ -239,7 +239,7 @@ class StreamedClient(IClientConnection):
             counts.bytes,
             max(0, counts.connections - 1),
             receipts.assignment_version,
-            self.end.buffer.window.perhaps_lost,
+            self.end.buffer.window.possibly_lost,
         )
 
     def close(self, timeout: float = 10.0) -> None:

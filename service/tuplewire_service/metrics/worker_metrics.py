@@ -23,7 +23,7 @@ from tuplewire.wire import messaging_pb2
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
 from tuplewire_service.messaging.reception import OTHER
-from tuplewire_service.messaging.server_stream import MAX_SILENT_STREAMS
+from tuplewire_service.messaging.server_stream import MAX_PENDING_HANDSHAKES
 from tuplewire_service.metrics.families import counter, counters, gauge, gauges, histogram, info
 from tuplewire_service.metrics.series import Names, Totals
 from tuplewire_service.worker.times import TimeState
@@ -86,7 +86,7 @@ class WorkerCollector(Collector):
         yield info(
             "config", "Effective settings of this worker: transport, sizes, counts and times.", self._config
         )
-        yield gauge("ready", "1 if the worker is ready, else 0.", int(not status.not_ready_because))
+        yield gauge("ready", "1 if the worker is ready, else 0.", int(not status.not_ready_reason))
         yield gauge(
             "assignment_version",
             "Version of the current assignment; 0: none yet.",
@@ -125,9 +125,9 @@ class WorkerCollector(Collector):
                 status.smallest_window,
             )
         yield gauge(
-            "silent_streams",
-            f"Streams without a first message yet; beyond {MAX_SILENT_STREAMS:,}, the oldest is refused.",
-            status.silent_streams,
+            "pending_handshakes",
+            f"Streams without a first message yet; beyond {MAX_PENDING_HANDSHAKES:,}, the oldest is refused.",
+            status.pending_handshakes,
         )
         yield counter(
             "server_restarts",
@@ -173,20 +173,20 @@ class WorkerCollector(Collector):
         yield from _columns(_RECEIVED, "source", by_name)
 
     def _lost_families(self, status: pb.GetStatusResponse) -> Iterator[Metric]:
-        names = self._losers.of(status.perhaps_lost)
+        names = self._losers.of(status.possibly_lost)
         by_name = Counter[str]()
-        for worker_id, lost in status.perhaps_lost.items():
+        for worker_id, lost in status.possibly_lost.items():
             by_name[names[worker_id]] += lost
         yield counters(
-            "peer_perhaps_lost_messages",
+            "peer_possibly_lost_messages",
             "Upper bound on messages that another worker acknowledged and that may be lost with it.",
             "peer",
             by_name.items(),
         )
         yield gauge(
-            "predecessor_perhaps_lost_messages",
+            "predecessor_possibly_lost_messages",
             "Upper bound on messages that may be lost with the previous process of this worker.",
-            status.predecessor_perhaps_lost,
+            status.predecessor_possibly_lost,
         )
 
     def _peer_families(self, peers: Sequence[pb.PeerStatus]) -> Iterator[Metric]:
@@ -329,9 +329,9 @@ def _taps(taps: pb.TapStatus) -> Iterator[Metric]:
     yield gauge("taps", "Open taps (tuplewire tap).", taps.open)
     yield counter("tapped_messages", "Copies of messages that taps have shown.", taps.shown)
     yield counter(
-        "tap_left_out_messages",
+        "tap_omitted_messages",
         "Messages that a tap omitted because of its rate or limits; their delivery is not affected.",
-        taps.left_out,
+        taps.omitted,
     )
 
 

@@ -142,9 +142,9 @@ class DataPlane:
         """Return the status for the metrics. Raise TimeoutError if the event loop does not respond."""
         return self.loop.call(self.worker.status, ANSWER_SECONDS)
 
-    async def _status(self, most_tasks: int | None) -> pb.GetStatusResponse:
+    async def _status(self, max_tasks: int | None) -> pb.GetStatusResponse:
         """Return the status for GetStatus, without senders and consumers. Call only from the event loop."""
-        tasks = None if most_tasks is None else await self.worker.shown_tasks(most_tasks)
+        tasks = None if max_tasks is None else await self.worker.shown_tasks(max_tasks)
         status = self.worker.status(tasks)
         del status.blocking[_MOST_BLOCKING:]  # only the metrics need all of them
         status.resident_bytes = resident_bytes()
@@ -172,7 +172,7 @@ class DataPlane:
 
     def ready(self) -> str:
         """Return an empty string if the worker is ready, else the reason why it is not."""
-        return self._probe(lambda: self.worker.not_ready_because)
+        return self._probe(lambda: self.worker.not_ready_reason)
 
     def _probe(self, trouble: Callable[[], str]) -> str:
         try:

@@ -52,12 +52,12 @@ _LAST_SCRAPE_SECONDS = 1.0  # for one more scrape if the drain dropped messages
 _SWITCH_SECONDS = 0.0005  # how long a scrape may delay the loop at a time; executors keep Python's 5 ms
 
 
-def run_worker(config: WorkerConfig, *, until_input_ends: bool = False) -> int:
+def run_worker(config: WorkerConfig, *, exit_on_stdin_eof: bool = False) -> int:
     """Run a worker until it is stopped, and return the exit code.
 
     0: drained after SIGTERM, SIGINT or a Drain call. 1: it could not start, or its program failed. 70: a
-    defect. A second signal ends the process immediately, with 128 + its number. `until_input_ends` also stops
-    it at the end of standard input.
+    defect. A second signal ends the process immediately, with 128 + its number. `exit_on_stdin_eof` also
+    stops it at the end of standard input.
     """
     share_heaps()
     reuse_buffers()
@@ -69,7 +69,7 @@ def run_worker(config: WorkerConfig, *, until_input_ends: bool = False) -> int:
     _allow_open_files()
     stop = Stop()
     stop.on_signals()
-    if until_input_ends:
+    if exit_on_stdin_eof:
         stop.on_end_of_input()
     try:
         return _serve(config, stop, log)

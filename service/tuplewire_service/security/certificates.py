@@ -80,7 +80,7 @@ class Handshakes:
         begun, connections = self.begun - self._reported[0], self.connections - self._reported[1]
         self._since, self._reported = self._clock(), (self.begun, self.connections)
         if begun > 2 * connections:
-            logger.warning("tls.handshakes_in_vain", extra={"handshakes": begun, "connections": connections})
+            logger.warning("tls.handshakes_unused", extra={"handshakes": begun, "connections": connections})
 
 
 class Certificates(WatchedFiles[CertifiedIdentity]):

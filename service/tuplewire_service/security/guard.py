@@ -66,7 +66,7 @@ class Caller:
     shown: str | None = field(default=None, repr=False)
 
     @property
-    def who(self) -> str:
+    def identity(self) -> str:
         """A name for the log, without the port, which differs for each connection."""
         return self.names[0] if self.names else self.peer.rpartition(":")[0]
 
@@ -134,7 +134,7 @@ class Guard:
         names = self.client_names if caller.tls and not worker else ()
         if names and not allowed(caller.names, names):
             raise self.denied(
-                caller.who,
+                caller.identity,
                 "name",
                 f"a certificate with the names {', '.join(caller.names) or '(none)'} is not for this worker; "
                 "its tls_client_names say whose are",
@@ -149,14 +149,14 @@ class Guard:
 
     def _token(self, caller: Caller, tokens: Sequence[Token]) -> Token:
         if caller.shown is None:
-            self.denied(caller.who, "no_token", "no token was shown")
+            self.denied(caller.identity, "no_token", "no token was shown")
             raise UnauthenticatedError(
                 "this worker requires a token: name its file (token_file, TUPLEWIRE_TOKEN_FILE), or show it "
                 "as the metadata authorization: Bearer TOKEN"
             )
         token = find_token(caller.shown, tokens)
         if token is None:
-            self.denied(caller.who, "wrong_token", "the token is none of this worker's")
+            self.denied(caller.identity, "wrong_token", "the token is none of this worker's")
             raise UnauthenticatedError(
                 "the token that was shown is none of this worker's: compare the token files of both sides"
             )
@@ -183,7 +183,7 @@ class Access(IAccess):
 
     def _identify(self) -> None:
         self._token, self._may_be_worker = self._guard.identify(self._caller)
-        self._who = f"token {self._token}" if self._token else self._caller.who
+        self._who = f"token {self._token}" if self._token else self._caller.identity
         self._rules: Rules | None = None
         self._granted: Permissions | None = None
 

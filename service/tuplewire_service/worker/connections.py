@@ -108,7 +108,7 @@ class Connections:
 
     async def _close(self, key: Peer, connection: SendingEnd, timeout: float) -> None:
         left = await connection.take_back(timeout)
-        if lost := connection.buffer.window.perhaps_lost:
+        if lost := connection.buffer.window.possibly_lost:
             # New worker ids may appear indefinitely, so later ones share one count.
             known = key[0] in self._lost_before or len(self._lost_before) < _MOST_LOSERS
             self._lost_before[key[0] if known else OTHER] += lost
@@ -168,11 +168,11 @@ class Connections:
                 sent_batches=counts.frames,
                 sent_bytes=counts.bytes,
             )
-            lost[worker_id] += connection.window.perhaps_lost
+            lost[worker_id] += connection.window.possibly_lost
             status.newest_assignment_version = max(
                 status.newest_assignment_version, receipts.assignment_version
             )
-        status.perhaps_lost.update(lost)
+        status.possibly_lost.update(lost)
 
     def blocked(self) -> Iterator[tuple[int, str]]:
         """Yield each task with messages that a worker does not accept now, with that worker's id."""

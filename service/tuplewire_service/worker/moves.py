@@ -308,11 +308,11 @@ class EntrySequences:
         self._next: dict[int, int] = {}
         self._first = 1
 
-    def place(self, group: TaskGroup, now_micros: int, *, kept: bool) -> TaskGroup:
+    def place(self, group: TaskGroup, now_micros: int, *, retained_upstream: bool) -> TaskGroup:
         """Return messages with their entry sequence, which only grows. For arguments, see TaskGroup.at()."""
         entry_sequence = self._next.get(group.task, self._first)
         self._next[group.task] = entry_sequence + len(group)
-        return group.at(entry_sequence, now_micros, kept=kept)
+        return group.at(entry_sequence, now_micros, retained_upstream=retained_upstream)
 
     def forget(self, task: int) -> None:
         """Forget the count of a task that has no owner and no messages in transit.

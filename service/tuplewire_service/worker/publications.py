@@ -175,12 +175,12 @@ class Publications:
         # A task that has the epoch gets none of these messages, so its content stays.
         last.tasks = _contents(stages) | before
         chosen = 0
-        left_out: list[StagedGroup] = []
+        omitted: list[StagedGroup] = []
         for stage in stages:
             for staged in stage.groups:
                 # A task gets an epoch once, possibly from an earlier run.
                 if staged.task in before:
-                    left_out.append(staged)
+                    omitted.append(staged)
                     continue
                 self._lines.setdefault(staged.task, _Line()).waiting.append((staged, last))
                 self._ready[staged.task] = None
@@ -188,7 +188,7 @@ class Publications:
             stage.groups = []
         last.waiting += chosen
         self.waiting_messages += chosen
-        return chosen, left_out
+        return chosen, omitted
 
     def _remember(self, sink: Sink, last: LastEpoch) -> None:
         # Moved to the end, because the sink that was used least recently is forgotten first.

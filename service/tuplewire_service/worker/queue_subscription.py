@@ -69,7 +69,7 @@ class QueueSubscription(ISubscription):
         request, held = self._request, self._held
         return pb.ConsumerStatus(
             consumer_id=request.consumer_id,
-            who=request.owner,
+            identity=request.owner,
             address=request.address,
             seconds=now - self._since,
             tasks=sorted(held),

@@ -241,8 +241,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 if not (self.holder_known(group.task) or group.task in self._moves):  # 3.
                     batch.refuse(group, self.table.not_here(group.task))
                     continue
-                kept = inbound.wants_releases
-                group = self._entry_sequences.place(group, now_micros, kept=kept)  # noqa: PLW2901
+                retained = inbound.wants_releases
+                group = self._entry_sequences.place(  # noqa: PLW2901
+                    group, now_micros, retained_upstream=retained
+                )
             # 4. By this newer assignment, the task belongs here.
             if ahead:
                 self._open_early(group.task)
@@ -369,7 +371,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     @property
     def unkept_messages(self) -> int:
         """Number of held messages that are not known to be stored by another process."""
-        waiting = sum(len(group) for group in self._waiting() if not group.kept)
+        waiting = sum(len(group) for group in self._waiting() if not group.retained_upstream)
         return self.queues.unkept_messages + waiting + self.connections.unkept_messages
 
     @property

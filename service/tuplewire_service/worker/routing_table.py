@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from collections.abc import Set as AbstractSet
 
 from tuplewire.errors import (
-    NotLocalError,
     NotReadyError,
     RefusedError,
     StaleAssignmentError,
+    TaskNotLocalError,
     TooManyHopsError,
     UnknownTaskError,
 )
@@ -101,7 +101,7 @@ class RoutingTable:
         if owner is None:
             return UnknownTaskError(f"task {task} is not in assignment version {self.version}")
         where = f"on {owner.worker_id} at {owner.address}"
-        return NotLocalError(f"task {task} is not on worker {self._worker_id} but {where}", owner.address)
+        return TaskNotLocalError(f"task {task} is not on worker {self._worker_id} but {where}", owner.address)
 
     def stale(self, task: int, version: int) -> RefusedError:
         """Return the error for a program that routes a task by an old assignment."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 
 from tuplewire.connection.loop import watched
-from tuplewire.errors import ResourceLimitError, StageGoneError, UnknownRunError
+from tuplewire.errors import ResourceLimitError, StagedDataLostError, UnknownRunError
 from tuplewire.session.departure import TaskContent
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
@@ -102,14 +102,14 @@ class Sinks:
             raise
         entries = [StagedGroup.of(stage, group, place) for group, place in zip(groups, places, strict=True)]
         if not self.staging.written(stage, entries):
-            raise StageGoneError("the attempt was dropped while a piece of it was written: run it again")
+            raise StagedDataLostError("the attempt was dropped while a piece of it was written: run it again")
 
     def check(
         self, sink: Sink, epoch: int, names: Iterable[AttemptName], published: Mapping[int, TaskContent]
     ) -> list[int]:
         """Return the tasks of attempts. `published` is the content of the epoch on other workers.
 
-        Raises StageGoneError if an attempt is not complete, and StaleEpochError as compare() does.
+        Raises StagedDataLostError if an attempt is not complete, and StaleEpochError as compare() does.
         """
         stages = self.staging.find(sink, epoch, self._new(sink, epoch, names))
         return sorted(self.publications.compare(sink, epoch, stages, published))
@@ -167,8 +167,8 @@ class Sinks:
             self.check(sink, epoch, new, published or {})
             stages = self.staging.choose(sink, epoch, new)
             attempts = [each.attempt for each in new]
-            chosen, left_out = self.publications.choose(sink, epoch, attempts, stages, run, published)
-            for staged in left_out:
+            chosen, omitted = self.publications.choose(sink, epoch, attempts, stages, run, published)
+            for staged in omitted:
                 self.staging.free(staged)
             self._go_on()
         # The publishing task gets one turn, so that a small epoch is complete in the response.
@@ -177,10 +177,10 @@ class Sinks:
     async def progress(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
         """Return, after a moment, the number of an epoch's messages that wait, and some of their tasks.
 
-        Raises StageGoneError if the epoch was not chosen here.
+        Raises StagedDataLostError if the epoch was not chosen here.
         """
         if self.publications.waiting(sink, epoch) is None:
-            raise StageGoneError(
+            raise StagedDataLostError(
                 f"sink {sink[1]!r}: epoch {epoch} is not known here: this worker has started since it was "
                 "chosen; the epoch has to be computed again: start the query or the write again"
             )

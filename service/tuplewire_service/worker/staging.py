@@ -18,7 +18,7 @@ from tuplewire.errors import (
     EpochTooLargeError,
     ResourceLimitError,
     SequenceGapError,
-    StageGoneError,
+    StagedDataLostError,
     StaleEpochError,
     TuplewireError,
 )
@@ -236,14 +236,14 @@ class Staging:
     def find(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Stage]:
         """Return attempts in the order of their partitions.
 
-        Raises StageGoneError unless all of them are complete.
+        Raises StagedDataLostError unless all of them are complete.
         """
         state = self._epochs.get(sink)
         found: list[Stage] = []
         for name in sorted(names):
             stage = None if state is None or state.number != epoch else state.stages.get(name.attempt)
             if stage is None or (stage.messages, stage.pieces) != (name.messages, name.pieces):
-                raise StageGoneError(
+                raise StagedDataLostError(
                     f"sink {sink[1]!r}: {name.messages} messages of partition {name.partition} in epoch "
                     f"{epoch} are not here as they were staged: this worker has started since, or they have "
                     "waited longer than staging-seconds. Start the query or the write again, to compute the "
@@ -255,7 +255,7 @@ class Staging:
     def choose(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Stage]:
         """Remove and return the chosen attempts in the order of their partitions; drop the sink's others.
 
-        Raises StageGoneError, without changes, unless all of them are complete.
+        Raises StagedDataLostError, without changes, unless all of them are complete.
         """
         chosen = self.find(sink, epoch, names)
         if chosen:

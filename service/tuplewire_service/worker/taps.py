@@ -39,26 +39,26 @@ class Wanted:
         tasks: The tasks; empty: all.
         sample: The share of their messages, above 0 and up to 1.
         per_second: The maximum number of messages per second.
-        most_bytes: The maximum number of bytes of a payload.
+        max_bytes: The maximum number of bytes of a payload.
     """
 
     tasks: frozenset[int]
     sample: float = 1.0
     per_second: int = 100
-    most_bytes: int = 4096
+    max_bytes: int = 4096
 
 
 class Tap:
     """One open tap. Call only from the event loop.
 
     Guarantee: it never waits, and holds a bounded number of messages and bytes. `passed` counts the messages
-    of its tasks; `left_out` counts sampled messages beyond its rate or limits.
+    of its tasks; `omitted` counts sampled messages beyond its rate or limits.
     """
 
     def __init__(self, wanted: Wanted, wake: Callable[[], None]) -> None:
         """Open a tap. `wake` is called when take() has messages."""
         self.wanted = wanted
-        self.passed = self.left_out = self.shown = 0
+        self.passed = self.omitted = self.shown = 0
         self.failed = False
         self._wake = wake
         self._random = random.Random()  # noqa: S311 - a sample is no secret
@@ -88,14 +88,14 @@ class Tap:
         self._room -= taken
         if taken > 0:
             indexes = range(count) if taken == count else sorted(self._random.sample(range(count), taken))
-            for message in _copies(group, indexes, batch, place, self.wanted.most_bytes):
+            for message in _copies(group, indexes, batch, place, self.wanted.max_bytes):
                 if self._waiting_bytes >= _MOST_WAITING_BYTES:
                     break
                 self._waiting.append(message)
                 self._waiting_bytes += message.ByteSize()
                 self.shown += 1
                 chosen -= 1
-        self.left_out += chosen
+        self.omitted += chosen
         self._wake()
 
     def fail(self) -> None:
@@ -117,7 +117,7 @@ class Tap:
 
 
 def _copies(
-    group: TaskGroup, indexes: Iterable[int], batch: ReceivedBatch, place: str, most_bytes: int
+    group: TaskGroup, indexes: Iterable[int], batch: ReceivedBatch, place: str, max_bytes: int
 ) -> Iterator[pb.TappedMessage]:
     """Copy messages of a group. The time grows with the group, once, and with the copied messages."""
     sizes, header_sizes = group.sizes(), group.header_sizes()
@@ -127,12 +127,12 @@ def _copies(
     for index in indexes:
         headers = b""
         # Truncated headers could not be decoded.
-        if header_begins and header_sizes[index] <= most_bytes:
+        if header_begins and header_sizes[index] <= max_bytes:
             headers = group.header_data[header_begins[index] : header_begins[index + 1]]
         yield pb.TappedMessage(
             task=group.task,
             source=group.source,
-            payload=group.data[begins[index] : begins[index] + min(sizes[index], most_bytes)],
+            payload=group.data[begins[index] : begins[index] + min(sizes[index], max_bytes)],
             size_bytes=sizes[index],
             headers=headers,
             headers_bytes=header_sizes[index] if header_begins else 0,
@@ -169,7 +169,7 @@ class Taps:
         if tap in self._open:
             self._open.remove(tap)
         self._ended.shown += tap.shown
-        self._ended.left_out += tap.left_out
+        self._ended.omitted += tap.omitted
 
     def look(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
         """Copy a routed batch to the taps, except for refused messages.
@@ -195,5 +195,5 @@ class Taps:
         return pb.TapStatus(
             open=len(taps),
             shown=ended.shown + sum(tap.shown for tap in taps),
-            left_out=ended.left_out + sum(tap.left_out for tap in taps),
+            omitted=ended.omitted + sum(tap.omitted for tap in taps),
         )

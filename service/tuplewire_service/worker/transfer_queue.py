@@ -113,7 +113,7 @@ class TransferQueue:
             # The receiver may otherwise delay a release that the sender waits for.
             if inbound.wants_releases:
                 connection.receipts.watch([group.task for group in groups])
-            for kept, run in groupby(groups, attrgetter("kept")):
+            for kept, run in groupby(groups, attrgetter("retained_upstream")):
                 some = list(run)
                 if not connection.buffer.offer(some, inbound, retain=kept):
                     return groups

@@ -149,7 +149,7 @@ class Worker:
         self._look_at_name()
         self._tickers = [
             watched(asyncio.create_task(self._tick(), name="tick")),
-            watched(asyncio.create_task(self.times.look_around(), name="look around")),
+            watched(asyncio.create_task(self.times.look_around(), name="sample times")),
         ]
 
     async def _tick(self) -> None:
@@ -164,7 +164,7 @@ class Worker:
             await asyncio.sleep(_TICK_SECONDS if self.state is WorkerState.READY else _TICK_SECONDS / 20)
 
     def _check_ready(self) -> None:
-        if self.state is WorkerState.STARTING and not self.not_ready_because:
+        if self.state is WorkerState.STARTING and not self.not_ready_reason:
             self._enter(WorkerState.READY)
         elif self.state is WorkerState.READY and self.router.table.misnamed:
             # A later assignment may no longer name this worker.
@@ -178,7 +178,7 @@ class Worker:
         own = [*places(servers.addresses, self._advertise), *places(servers.peer_addresses)]
         reason = misnamed(self.assignment, self.settings.worker_id, own)
         if reason and reason != self.router.table.misnamed:
-            logger.error("worker.misnamed", extra={"reason": reason})
+            logger.error("worker.id_mismatch", extra={"reason": reason})
         self.router.table.misnamed = reason
 
     async def _let_in(self) -> None:
@@ -201,7 +201,7 @@ class Worker:
         self.on_change()
 
     @property
-    def not_ready_because(self) -> str:
+    def not_ready_reason(self) -> str:
         """The reason that the worker is not ready; empty if it is ready."""
         if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
             return f"the worker is {self.state.value}"
@@ -375,7 +375,7 @@ class Worker:
             assignment_version=router.assignment_version,
             newest_assignment_version=max(router.assignment_version, router.version_received),
             ledger=pb.Ledger(**asdict(router.ledger())),
-            predecessor_perhaps_lost=self.predecessor_lost,
+            predecessor_possibly_lost=self.predecessor_lost,
             sinks=self.sinks.status(),
             taps=router.taps.status(),
             rejections=rejected.rejections,
@@ -384,7 +384,7 @@ class Worker:
             redelivered_messages=router.queues.redelivered_messages,
             local_tasks=len(router.queues),
             moving_tasks=router.moving_tasks,
-            not_ready_because=self.not_ready_because,
+            not_ready_reason=self.not_ready_reason,
             assignment_refused=bool(self.assignment_problem()),
         )
         self.servers.add_to(status)

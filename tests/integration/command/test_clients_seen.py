@@ -82,7 +82,7 @@ def test_a_sender_is_told_with_all_that_it_did(worker: Endpoint) -> None:
             10,
             50,
         )
-        assert (told.connected, told.who, told.worker_id, told.exhausted_tasks) == (True, "", "", 0)
+        assert (told.connected, told.identity, told.worker_id, told.exhausted_tasks) == (True, "", "", 0)
         assert told.address.startswith("127.0.0.1:")
         assert 0 < told.window_messages == asked(worker).smallest_window
         with client.recv([1], timeout=30) as batches:
@@ -222,7 +222,7 @@ def test_identities_see_their_own(tmp_path: Path) -> None:
                 told = control.status(100)
                 assert told.connected_sessions == 2
                 assert not control.status().identities
-                assert {each.who for each in told.sessions} == set(told.identities)
+                assert {each.identity for each in told.sessions} == set(told.identities)
                 return set(told.identities)
 
         with (

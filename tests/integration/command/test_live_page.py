@@ -203,7 +203,7 @@ def test_it_shows_what_its_user_may_see(tmp_path: Path) -> None:
                 with web_viewer(near.address, environment=variables_of(mine[name])) as link:
                     told = page_data(link)
                 assert [each["state"] for each in told["workers"]] == ["ready", "ready"]
-                return {each["who"] for each in told["senders"] if each["worker"] == "worker-1"}
+                return {each["identity"] for each in told["senders"] if each["worker"] == "worker-1"}
 
             assert {"token one", "token two"} <= seen("operator")
             assert seen("one") == {"token one"}
@@ -236,7 +236,7 @@ def test_ten_thousand_tasks_stay_quick(tmp_path: Path) -> None:
         with Client(at.address) as client:
             deliver(client, 9_999, b"x")
         with ControlClient(at.address) as control:
-            told_of = control.status(most_tasks=5)
+            told_of = control.status(max_tasks=5)
             assert (len(told_of.tasks), told_of.local_tasks) == (5, 10_000)
         with web_viewer(at.address) as link:
             told = page_data(link)

@@ -16,20 +16,22 @@ from helpers.worker_process import run_command
 
 import tuplewire
 from tuplewire.errors import ConfigError
-from tuplewire.processes.own_worker import OwnWorker
+from tuplewire.processes.own_worker import LocalWorkerProcess
 from tuplewire_service.command.messages import MessageFormat, read_messages
 
 _SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[OwnWorker]:
+def worker() -> Iterator[LocalWorkerProcess]:
     """Run a worker with tasks 0 to 99."""
     with tuplewire.local() as worker:
         yield worker
 
 
-def command(worker: OwnWorker, *words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def command(
+    worker: LocalWorkerProcess, *words: str, given: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
     """Run the command with a worker's address in the environment."""
     return subprocess.run(
         [sys.executable, "-m", "tuplewire", *words],
@@ -41,7 +43,7 @@ def command(worker: OwnWorker, *words: str, given: bytes = b"") -> subprocess.Co
     )
 
 
-def test_messages_of_the_command_line(worker: OwnWorker) -> None:
+def test_messages_of_the_command_line(worker: LocalWorkerProcess) -> None:
     """Each word is a message, received once and in order."""
     sent = command(worker, "send", "1", "hello", "wörld")
     assert (sent.returncode, sent.stderr) == (0, b"2 sent and acknowledged\n")
@@ -50,14 +52,14 @@ def test_messages_of_the_command_line(worker: OwnWorker) -> None:
     assert command(worker, "recv", "1", "--quiet", "0.2").stdout == b""
 
 
-def test_a_count_leaves_the_others(worker: OwnWorker) -> None:
+def test_a_count_leaves_the_others(worker: LocalWorkerProcess) -> None:
     """Messages beyond the count are not acknowledged, and go to the next consumer."""
     command(worker, "send", "2", given=b"a\nb\n\nd\n")
     assert command(worker, "recv", "2", "--count", "1").stdout == b"a\n"
     assert command(worker, "recv", "2", "--count", "3").stdout == b"b\n\nd\n"
 
 
-def test_json_lines(worker: OwnWorker) -> None:
+def test_json_lines(worker: LocalWorkerProcess) -> None:
     """A JSON line names its task, and contains text, or bytes as base64."""
     lines = b'{"task": 3, "message": "text"}\n{"task": 4, "base64": "/w=="}\n{"message": "no task"}\n'
     sent = command(worker, "send", "--format", "json", given=lines)
@@ -70,7 +72,7 @@ def test_json_lines(worker: OwnWorker) -> None:
     )
 
 
-def test_json_lines_carry_a_key_and_headers(worker: OwnWorker) -> None:
+def test_json_lines_carry_a_key_and_headers(worker: LocalWorkerProcess) -> None:
     """`send` reads the lines that `recv` writes, text or not; keys and headers stay the same."""
     lines = [
         {"task": 9, "message": "text", "key": "k", "headers": [["a", "1"], ["a", "zoë"]]},
@@ -109,7 +111,7 @@ def test_what_is_no_message_is_refused(line: str) -> None:
         list(read_messages([line.encode()], MessageFormat.JSON, None))
 
 
-def test_a_file_or_standard_output(worker: OwnWorker, tmp_path: Path) -> None:
+def test_a_file_or_standard_output(worker: LocalWorkerProcess, tmp_path: Path) -> None:
     """Messages are written to the given file; `-` is standard output, as without an argument."""
     command(worker, "send", "10", "a", "b")
     assert command(worker, "recv", "10", "-", "--count", "1").stdout == b"a\n"
@@ -120,7 +122,7 @@ def test_a_file_or_standard_output(worker: OwnWorker, tmp_path: Path) -> None:
     assert wrong.stderr == f"tuplewire recv: {tmp_path}: Is a directory\n".encode()
 
 
-def test_any_bytes_with_a_prefix(worker: OwnWorker) -> None:
+def test_any_bytes_with_a_prefix(worker: LocalWorkerProcess) -> None:
     """With the format `prefixed`, a pipe from recv to send forwards any bytes."""
     stream = b"\0\0\0\2\n\0" + b"\0\0\0\0" + b"\0\0\0\1\xff"
     assert command(worker, "send", "6", "-", "--format", "prefixed", given=stream).returncode == 0
@@ -143,7 +145,7 @@ def test_nobody_there_is_told_at_once(timeout: str, lines: int) -> None:
     assert said[0].endswith("; waiting for it ...") == (lines > 1)
 
 
-def test_ctrl_c_ends_a_reader_with_a_line(worker: OwnWorker) -> None:
+def test_ctrl_c_ends_a_reader_with_a_line(worker: LocalWorkerProcess) -> None:
     """Ctrl-C ends a waiting reader; messages that were not printed stay at the worker."""
     command(worker, "send", "7", "first")
     with subprocess.Popen(
@@ -158,7 +160,7 @@ def test_ctrl_c_ends_a_reader_with_a_line(worker: OwnWorker) -> None:
     assert (process.returncode, errors) == (130, b"tuplewire recv: interrupted\n")
 
 
-def test_messages_end_by_count_quiet_and_time(worker: OwnWorker) -> None:
+def test_messages_end_by_count_quiet_and_time(worker: LocalWorkerProcess) -> None:
     """In a program, an iteration ends by count, quiet time or duration, and acknowledges read messages."""
     with worker.client() as client:
         deliver(client, tuplewire.TaskMessageBatch.from_columns(8, [b"%d" % n for n in range(10)]))

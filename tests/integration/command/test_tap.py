@@ -44,7 +44,7 @@ def seen(tapped: Iterator[pb.TapResponse], passed: int) -> tuple[list[pb.TappedM
     for response in tapped:
         found += response.messages
         if response.passed >= passed:
-            return found, response.left_out
+            return found, response.omitted
     raise AssertionError("a tap does not end")
 
 
@@ -61,7 +61,7 @@ def test_messages_are_seen_at_both_workers_and_still_arrive(pair: Pair) -> None:
         ControlClient(pair.near.address) as near,
         ControlClient(pair.far.address) as far,
         closing(near.tap([task])) as at_entry,
-        closing(far.tap([task], most_bytes=3)) as at_owner,
+        closing(far.tap([task], max_bytes=3)) as at_owner,
         Client(pair.near.address, topology=TOPOLOGY, client_id="program") as sender,
         Client(pair.far.address, topology=TOPOLOGY) as consumer,
     ):
@@ -75,8 +75,8 @@ def test_messages_are_seen_at_both_workers_and_still_arrive(pair: Pair) -> None:
         with consumer.recv([task], timeout=_SECONDS) as subscription:
             assert numbers(collect(subscription, 51)[:50], source=7) == list(range(50))
 
-        shown, left_out = seen(at_entry, 51)
-        assert left_out == 0
+        shown, omitted = seen(at_entry, 51)
+        assert omitted == 0
         assert [each.payload for each in shown] == [*(b"%d" % number for number in range(50)), b"last one"]
         assert {(each.task, each.place, each.from_worker) for each in shown} == {
             (task, pair.far.worker_id, False)
@@ -99,24 +99,24 @@ def test_what_is_over_the_rate_is_counted_and_goes_on(pair: Pair) -> None:
     task = pair.near_task()
     with (
         ControlClient(pair.near.address) as control,
-        closing(control.tap([task], sample=0.1, most_per_second=1000)) as sampled,
-        closing(control.tap([task], most_per_second=5)) as slow,
+        closing(control.tap([task], sample=0.1, max_per_second=1000)) as sampled,
+        closing(control.tap([task], max_per_second=5)) as slow,
         Client(pair.near.address, topology=TOPOLOGY) as client,
     ):
         opened(sampled)
         opened(slow)
         deliver(client, numbered(task, range(1500)))
-        shown, left_out = seen(sampled, 1500)
+        shown, omitted = seen(sampled, 1500)
         assert abs(len(shown) - 150) <= 1
-        assert left_out == 0
+        assert omitted == 0
         found = [int(each.payload) for each in shown]
         assert found == sorted(set(found))
-        shown, left_out = seen(slow, 1500)
+        shown, omitted = seen(slow, 1500)
         assert 5 <= len(shown) < 1500
-        assert len(shown) + left_out == 1500
+        assert len(shown) + omitted == 1500
         with client.recv([task], timeout=_SECONDS) as subscription:
             assert numbers(collect(subscription, 1500)) == list(range(1500))
-    eventually(lambda: metric(pair.near, "tuplewire_tap_left_out_messages_total") >= left_out)
+    eventually(lambda: metric(pair.near, "tuplewire_tap_omitted_messages_total") >= omitted)
 
 
 def test_whoever_does_not_read_holds_nobody_up(pair: Pair) -> None:
@@ -124,7 +124,7 @@ def test_whoever_does_not_read_holds_nobody_up(pair: Pair) -> None:
     task = pair.near_task()
     with (
         ControlClient(pair.near.address) as control,
-        closing(control.tap([task], most_per_second=1000, most_bytes=1 << 16)) as tapped,
+        closing(control.tap([task], max_per_second=1000, max_bytes=1 << 16)) as tapped,
         Client(pair.near.address, topology=TOPOLOGY) as client,
         client.recv([task], timeout=_SECONDS) as subscription,
     ):
@@ -133,11 +133,11 @@ def test_whoever_does_not_read_holds_nobody_up(pair: Pair) -> None:
             client.send([TaskMessage(task, bytes(60_000))] * 20)
             collect(subscription, 20)
         client.flush(_SECONDS)
-        shown = left_out = 0
-        while shown + left_out < 800:  # waiting messages are read in several responses
+        shown = omitted = 0
+        while shown + omitted < 800:  # waiting messages are read in several responses
             response = next(tapped)
-            shown, left_out = shown + len(response.messages), response.left_out
-        assert left_out > 0
+            shown, omitted = shown + len(response.messages), response.omitted
+        assert omitted > 0
 
 
 def test_too_many_taps_are_refused(pair: Pair) -> None:
@@ -191,7 +191,7 @@ def test_lines_are_safe_for_a_terminal(pair: Pair, decoding: str, payload: bytes
     assert f"task={task} at=local" in line
     assert "key=" in line
     assert "headers=" in line
-    assert err.splitlines()[-1] == b"1 shown, 0 left out, of 1 that passed"
+    assert err.splitlines()[-1] == b"1 shown, 0 omitted, of 1 that passed"
 
 
 def test_a_sample_on_the_command_line(pair: Pair) -> None:
@@ -206,7 +206,7 @@ def test_a_sample_on_the_command_line(pair: Pair) -> None:
     found = [int(line.rpartition(" | ")[2]) for line in out.decode().splitlines()]
     assert found == sorted(set(found))
     assert len(found) == 9
-    assert err.splitlines()[-1] == b"9 shown, 0 left out, of 100 that passed"
+    assert err.splitlines()[-1] == b"9 shown, 0 omitted, of 100 that passed"
 
 
 def test_json_lines_and_ctrl_c(pair: Pair) -> None:
@@ -221,7 +221,7 @@ def test_json_lines_and_ctrl_c(pair: Pair) -> None:
         _, err = process.communicate(timeout=_SECONDS)
     assert (found["task"], found["base64"], found["size_bytes"]) == (task, "/w==", 1)
     assert process.returncode == 130
-    assert b"1 shown, 0 left out, of 1 that passed" in err
+    assert b"1 shown, 0 omitted, of 1 that passed" in err
 
 
 def test_a_drain_ends_a_tap(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ from tuplewire.errors import (
     BufferFullError,
     ClosedError,
     FlushTimeoutError,
-    NotLocalError,
     RefusedMessagesError,
     SupersededError,
+    TaskNotLocalError,
     UnreachableError,
     WrongTopologyError,
 )
@@ -196,7 +196,7 @@ async def test_recv_times_out_and_goes_on(pair: Pair) -> None:
 async def test_recv_of_a_task_elsewhere_names_the_owner(pair: Pair) -> None:
     """A subscription at the wrong worker fails with the address of the task's owner."""
     async with client_of(pair.near.address) as client:
-        with pytest.raises(NotLocalError, match=pair.far.address):
+        with pytest.raises(TaskNotLocalError, match=pair.far.address):
             await anext(client.recv([pair.far_task()], timeout=10))
 
 

@@ -18,8 +18,8 @@ from helpers.topology import (
 from helpers.traffic import client_of, deliver
 
 from tuplewire.errors import (
-    NotLocalError,
     SupersededError,
+    TaskNotLocalError,
     UnreachableError,
 )
 from tuplewire.subscription import Subscription
@@ -48,7 +48,7 @@ def test_recv_says_when_the_worker_is_out_of_reach(nobody: str) -> None:
 
 def test_recv_of_a_task_elsewhere_names_the_owner(pair: Pair) -> None:
     """A subscription at the wrong worker fails with the address of the task's owner."""
-    with client_of(pair.near.address) as client, pytest.raises(NotLocalError, match=pair.far.address):
+    with client_of(pair.near.address) as client, pytest.raises(TaskNotLocalError, match=pair.far.address):
         next(client.recv([pair.far_task()], timeout=10))
 
 

@@ -18,8 +18,8 @@ from tuplewire_service.testing import eventually
 
 TASK, CONSUMED = 0, 1
 SENT = 5000
-PREDECESSOR = "tuplewire_predecessor_perhaps_lost_messages"
-PEER = 'tuplewire_peer_perhaps_lost_messages_total{peer="far"}'
+PREDECESSOR = "tuplewire_predecessor_possibly_lost_messages"
+PEER = 'tuplewire_peer_possibly_lost_messages_total{peer="far"}'
 
 
 class Hops:
@@ -94,7 +94,7 @@ def test_what_a_killed_worker_had_queued_is_told(hops: Hops) -> None:
         assert hops.told() == (SENT, SENT)
         assert lines(hops.near.log, "receiver.died") == [SENT]
         assert lines(hops.far.log, "worker.died") == [SENT]
-        assert client.perhaps_lost == 0
+        assert client.possibly_lost == 0
     assert metric(hops.near.endpoint, PREDECESSOR) == 0
     assert ledger(hops.near.endpoint).acknowledged == SENT
 
@@ -112,8 +112,8 @@ def test_a_client_is_told_what_died_with_its_worker(hops: Hops, caplog: pytest.L
         hops.far.kill()
         with caplog.at_level(logging.WARNING, "tuplewire"):
             hops.restart()
-            eventually(lambda: client.perhaps_lost > 0)
-        assert client.perhaps_lost == SENT
+            eventually(lambda: client.possibly_lost > 0)
+        assert client.possibly_lost == SENT
         assert client.ledger().acknowledged == 2 * SENT
         told = [(each["peer"], each["messages"]) for each in logged(caplog, "receiver.died")]
         assert told == [(far.address, SENT)]
@@ -147,7 +147,7 @@ def test_nothing_died_where_everything_was_consumed(hops: Hops) -> None:
         hops.far.kill()
         hops.restart()
         deliver(direct, TASK, b"a client that is connected again")
-        assert (direct.perhaps_lost, over_near.perhaps_lost) == (0, 0)
+        assert (direct.possibly_lost, over_near.possibly_lost) == (0, 0)
     assert hops.told() == (0, 0)
     assert not lines(hops.near.log, "receiver.died")
     assert not lines(hops.far.log, "worker.died")
@@ -165,7 +165,7 @@ def test_a_drained_worker_accounts_for_itself(hops: Hops) -> None:
         assert json.loads(hops.state_file("far").read_text(encoding="utf-8"))["ended"]
         hops.restart()
         deliver(direct, TASK, b"a client that is connected again")
-        assert (direct.perhaps_lost, over_near.perhaps_lost) == (0, 0)
+        assert (direct.possibly_lost, over_near.possibly_lost) == (0, 0)
     assert hops.told() == (0, 0)
 
 
@@ -186,7 +186,7 @@ def test_nothing_dies_that_is_kept_until_it_is_processed(hops: Hops) -> None:
         hops.far.kill()
         hops.restart()
         eventually(lambda: queued(hops.far.endpoint, TASK) == 2 * SENT)
-        assert (direct.perhaps_lost, over_near.perhaps_lost) == (0, 0)
+        assert (direct.possibly_lost, over_near.possibly_lost) == (0, 0)
         assert hops.told() == (1, 1)
         with client_of(far.address) as consumer, consumer.recv([TASK], timeout=10) as batches:
             collect(batches, 2 * SENT)

@@ -151,7 +151,7 @@ def test_the_rate_changes_for_a_time(worker: Running) -> None:
         control.set_logging("warning", seconds=600, every_seconds=0.2)
         eventually(lambda: refusals() >= before + 4, SECONDS / 2, "more than two a minute")
         control.set_logging("info", seconds=0.1)
-    eventually(lambda: "log.as_configured" in worker.log.rpartition("log.changed")[2], SECONDS, "it is over")
+    eventually(lambda: "log.restored" in worker.log.rpartition("log.changed")[2], SECONDS, "it is over")
     after = refusals()
     assert [refusals() for _ in range(5)] == [after] * 5
 

@@ -12,7 +12,7 @@ from helpers.traffic import client_of
 
 from tuplewire import TaskMessage
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import ClosedError, NotLocalError
+from tuplewire.errors import ClosedError, TaskNotLocalError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.settings.config import RejectOrder
 from tuplewire.values.dead_letters import REJECTED, DeadMessage
@@ -51,7 +51,7 @@ def consumer(
     task: int,
     is_bad: Callable[[TaskMessage], bool],
     after: float = 0.0,
-    order: RejectOrder = RejectOrder.GO_ON,
+    order: RejectOrder = RejectOrder.CONTINUE,
 ) -> Iterator[list[int]]:
     """Consume in a thread and reject bad messages; yield the numbers of the good ones as they arrive."""
     done: list[int] = []
@@ -64,7 +64,7 @@ def consumer(
                         subscription.reject(after=after, reason="bad")
                     else:
                         done.append(int(message.message))
-            except (ClosedError, NotLocalError):  # closed below, or the task has moved
+            except (ClosedError, TaskNotLocalError):  # closed below, or the task has moved
                 pass
 
         thread = threading.Thread(target=consume)
@@ -89,7 +89,7 @@ def twice(message: TaskMessage) -> bool:
 def sender_waits(endpoint: Endpoint) -> bool:
     """Return True if no message is queued or waits after a rejection, and a sender has no credit."""
     with ControlClient(endpoint.address) as control:
-        now = control.status(most_clients=10)
+        now = control.status(max_clients=10)
     queue = next(each.queued_messages for each in now.tasks if each.task == TASK)
     return not queue and not now.rejected_waiting and any(each.exhausted_tasks for each in now.sessions)
 

@@ -15,7 +15,7 @@ from helpers.hostile import RECV, answer_of, subscribe
 from helpers.topology import TOPOLOGY, collect, numbered, one_worker, queued
 
 from tuplewire import Client
-from tuplewire.errors import PayloadRefusedError
+from tuplewire.errors import PayloadTooLargeError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.wire import messaging_pb2 as pb
 
@@ -105,5 +105,5 @@ def test_a_worker_with_smaller_limits_than_its_consumer(tmp_path: Path) -> None:
         client.send(numbered(1, range(1000)))
         collect(subscription, 1000)
         too_many = client.recv(range(100_000))
-        with pytest.raises(PayloadRefusedError, match="name fewer tasks"):
+        with pytest.raises(PayloadTooLargeError, match="name fewer tasks"):
             next(too_many)

@@ -87,7 +87,7 @@ def _refused(endpoint: Endpoint, code: str) -> float:
 
 
 def _silent(endpoint: Endpoint) -> float:
-    return metric(endpoint, "tuplewire_silent_streams")
+    return metric(endpoint, "tuplewire_pending_handshakes")
 
 
 def _flood(connection: socket.socket, streams: int, path: str = SEND) -> None:
@@ -123,9 +123,9 @@ def _ends(connection: socket.socket) -> bool:
     return True
 
 
-def test_silent_streams_are_bounded(tmp_path: Path) -> None:
+def test_pending_handshakes_are_bounded(tmp_path: Path) -> None:
     """The oldest of too many silent streams ends with a named error and advice; programs can connect."""
-    with _worker(tmp_path, limits={"MAX_SILENT_STREAMS": 50, "HELLO_SECONDS": _SECONDS}) as workers:
+    with _worker(tmp_path, limits={"MAX_PENDING_HANDSHAKES": 50, "HELLO_SECONDS": _SECONDS}) as workers:
         endpoint = workers.endpoints[0]
         with _silent_call(endpoint.address, RECV) as first, connected(endpoint.address) as connection:
             eventually(lambda: _silent(endpoint) == 1, _SECONDS)

@@ -13,7 +13,7 @@ import pytest
 from helpers.topology import TOPOLOGY, Message, assign, ledger, numbered, status
 
 from tuplewire import Client, TaskMessageBatch
-from tuplewire.errors import NotLocalError, UnknownTaskError, UnreachableError
+from tuplewire.errors import TaskNotLocalError, UnknownTaskError, UnreachableError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing import eventually
 
@@ -45,7 +45,7 @@ class Consumers:
                     with client.recv([task], timeout=3) as subscription:
                         for batch in subscription:
                             self._take(task, batch)
-                except (NotLocalError, UnknownTaskError, UnreachableError, TimeoutError):
+                except (TaskNotLocalError, UnknownTaskError, UnreachableError, TimeoutError):
                     continue
 
     def _take(self, task: int, batch: TaskMessageBatch) -> None:

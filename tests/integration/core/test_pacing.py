@@ -95,7 +95,7 @@ def receiver() -> Iterator[tuple[Receiver, str]]:
 def test_what_follows_a_burst_is_gathered(receiver: tuple[Receiver, str]) -> None:
     """Messages after a burst share a frame, which is sent at the next acknowledgement or flush."""
     handler, address = receiver
-    with Client(address, topology="test", gather_seconds=3600.0, flush_seconds=0.1) as client:
+    with Client(address, topology="test", linger_seconds=3600.0, flush_seconds=0.1) as client:
         for _ in range(BURST_FRAMES):
             client.send(1, b"x")
             assert handler.frames.get(timeout=20) == 1

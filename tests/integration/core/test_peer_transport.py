@@ -15,7 +15,7 @@ from helpers.worker_process import run_command
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import NotLocalError
+from tuplewire.errors import TaskNotLocalError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
@@ -34,7 +34,7 @@ def test_errors_name_the_address_for_programs(pair: Pair) -> None:
     """A program that connects to the wrong worker gets the address that serves programs."""
     with (
         Client(pair.near.address, topology=TOPOLOGY) as client,
-        pytest.raises(NotLocalError, match=pair.far.address),
+        pytest.raises(TaskNotLocalError, match=pair.far.address),
     ):
         next(client.recv([pair.far_task()], timeout=5))
 

@@ -85,7 +85,7 @@ def test_a_rejected_message_keeps_its_place_where_others_wait(letter_pair: Pair)
 
 def test_a_delay_is_kept(letter_pair: Pair) -> None:
     """A rejected message is redelivered after its delay, in both reject orders."""
-    for order in ("go_on", "wait"):
+    for order in ("continue", "wait"):
         task = letter_pair.near_task()
         with (
             client_of(letter_pair.near.address, reject_order=order) as client,
@@ -254,12 +254,12 @@ def test_rejected_messages_follow_their_task(order: RejectOrder) -> None:
                 while len(batch) < 3:
                     batch = next(subscription)
                 # With reject_order="wait", the delay ends with the move.
-                subscription.reject(0, after=0.5 if order == "go_on" else 3600)
+                subscription.reject(0, after=0.5 if order == "continue" else 3600)
                 subscription.acknowledge()
                 eventually(lambda: status(here).rejections == 1)
             assign((here, there), 2, {here: [2], there: [1]})
             with client_of(there.address) as other, other.recv([1]) as subscription:
-                wanted = [0] if order == "go_on" else [0, 1, 2]
+                wanted = [0] if order == "continue" else [0, 1, 2]
                 found = [(int(each.message), each.headers) for each in subscription.messages(len(wanted))]
         assert [number for number, _ in found] == wanted
         assert found[0][1] == (("tuplewire-rejected", b"1"),)

@@ -17,7 +17,7 @@ from tuplewire_service.testing import eventually
 
 TASK, OTHER, DEAD = 1, 2, 9
 LONG = 3600.0
-PREDECESSOR = "tuplewire_predecessor_perhaps_lost_messages"
+PREDECESSOR = "tuplewire_predecessor_possibly_lost_messages"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered, nu
 from helpers.traffic import client_of, deliver
 
 from tuplewire.errors import ClosedError, ConfigError, FlushTimeoutError, RefusedMessagesError
-from tuplewire.spark.client_handle import ClientHandle, ForgottenFlushError, close_clients
+from tuplewire.spark.client_handle import ClientHandle, UnflushedMessagesError, close_clients
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_a_block_that_was_never_left(workers: Pair) -> None:
     begin_attempt(attempt=7)
     client = handle.__enter__()
     client.send(numbered(task, range(1)))
-    with pytest.raises(ForgottenFlushError, match="task attempt 7 has sent messages"):
+    with pytest.raises(UnflushedMessagesError, match="task attempt 7 has sent messages"):
         end_attempt()
     with pytest.raises(ClosedError, match="block of this client has been left"):
         client.send(numbered(task, range(1)))
@@ -86,7 +86,7 @@ def test_a_driver_that_forgets(workers: Pair) -> None:
     client = handle.__enter__()
     client.send(numbered(task, range(1)))
     del client
-    with pytest.raises(ForgottenFlushError, match="a function has sent messages"):
+    with pytest.raises(UnflushedMessagesError, match="a function has sent messages"):
         handle.__enter__()
     with handle as client:
         client.send(numbered(task, range(1)))

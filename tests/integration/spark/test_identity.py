@@ -193,7 +193,7 @@ def test_messages_wait_while_another_worker_answers_at_the_address(tmp_path: Pat
             client.send(numbered(1, range(50)))
             eventually(lambda: ledger(near).pending == 50)
             with ControlClient(near.address) as control:
-                assert control.status().not_ready_because.endswith("w2")
+                assert control.status().not_ready_reason.endswith("w2")
             refused = metric(stranger, WRONG_WORKER)
             eventually(lambda: metric(stranger, WRONG_WORKER) >= refused + 2)
             assert (ledger(stranger).accepted, ledger(near).pending) == (0, 50)

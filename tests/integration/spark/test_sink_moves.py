@@ -18,7 +18,7 @@ from helpers.topology import TOPOLOGY, collect, has_ended, ledger, messages_of, 
 from helpers.traffic import client_of
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import StageGoneError
+from tuplewire.errors import StagedDataLostError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.writer import Part, TuplewireStreamWriter
@@ -218,7 +218,7 @@ def test_a_former_run_publishes_nothing_more(workers: Workers) -> None:
     part = former.attempt(late, 0, range(10))
     workers.put("b")
     driver.epoch(0, range(10))
-    with pytest.raises(StageGoneError):
+    with pytest.raises(StagedDataLostError):
         late.commit([part], 0)
     assert take(workers.running["b"], 10) == list(range(10))
 

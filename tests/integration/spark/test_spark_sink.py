@@ -24,7 +24,7 @@ from tuplewire.errors import (
     ProtocolError,
     ResourceLimitError,
     SequenceGapError,
-    StageGoneError,
+    StagedDataLostError,
     StaleIncarnationError,
     UnknownTaskError,
     WrongTopologyError,
@@ -241,7 +241,7 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
         for _ in range(2):
             caplog.clear()
             writer.commit([part], 0)
-            (waits,) = logged(caplog, "sink.waits")
+            (waits,) = logged(caplog, "sink.waiting")
             assert waits["tasks"] == [5]
         assert 100 <= queued(worker, SMALL_TASK) < 170
         assert metric(worker, "tuplewire_publishing_messages") == 300 - queued(worker, SMALL_TASK)
@@ -335,9 +335,9 @@ def test_what_a_worker_has_lost_is_computed_again(workers: Pair) -> None:
     part = writer.write(iter([rows(task, range(5))]))
     other = StagedAttempt(attempt="lost", messages=5, pieces=1).SerializeToString()
     lost = replace(part, staged=dict.fromkeys(part.staged, other))
-    with pytest.raises(StageGoneError, match="Start the query"):
+    with pytest.raises(StagedDataLostError, match="Start the query"):
         writer.commit([lost], 9)
-    with pytest.raises(StageGoneError, match="Start the query"):
+    with pytest.raises(StagedDataLostError, match="Start the query"):
         writer.commit([part], 10)
     writer.commit([part], 9)
     assert queued(workers.near, task) == 5
@@ -409,7 +409,7 @@ def test_a_stream_may_be_sent_as_it_is_computed(caplog: pytest.LogCaptureFixture
             return writer.write(iter([large(300)]))
 
         waiting = thread.submit(sent)
-        eventually(lambda: "sink.waits" in caplog.text, 20)
+        eventually(lambda: "sink.waiting" in caplog.text, 20)
         assert not wait([waiting], timeout=2).done, "the timeout is for workers that are out of reach"
         assert queued(worker, SMALL_TASK) >= 100
         assert take(worker, SMALL_TASK, 300) == list(range(300))

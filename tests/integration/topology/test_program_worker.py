@@ -144,8 +144,13 @@ def test_a_process_follows_its_assignment(tmp_path: Path) -> None:
         write_assignment(tmp_path, 3, {"a": (a, [1, 3]), "b": (c, [2, 4, 5])})
         with running(tmp_path, {"b": (c, admin_b)}) as others:
             two = others["b"]
-            eventually(lambda: one.events("program.follows")[-1:] and two.events("program.follows"), SECONDS)
-            eventually(lambda: "version=3" in one.events("program.follows")[-1], SECONDS)
+            eventually(
+                lambda: (
+                    one.events("program.assignment_applied")[-1:] and two.events("program.assignment_applied")
+                ),
+                SECONDS,
+            )
+            eventually(lambda: "version=3" in one.events("program.assignment_applied")[-1], SECONDS)
             eventually(lambda: one.get("/readyz")[0] == 200, SECONDS)
             eventually(lambda: len(two.state()["executors"]) == 3, SECONDS)
             eventually(

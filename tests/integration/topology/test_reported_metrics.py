@@ -36,7 +36,7 @@ ORDERS = 'tuplewire_user_orders_total{component="bill",task="%d"}'
 def told(worker: Running) -> dict[str, float]:
     """Return the program metrics in the worker's /metrics."""
     read = samples(str(worker.bound["metrics_url"]))
-    return {name: value for name, value in read.items() if "_user_" in name or "left_out_metrics" in name}
+    return {name: value for name, value in read.items() if "_user_" in name or "omitted_metrics" in name}
 
 
 @pytest.fixture

@@ -294,7 +294,7 @@ def test_connections_follow_outbound_tasks(transport: str) -> None:
 
     eventually(lambda: [peers(each) for each in workers] == [["second"], ["last"], []], SECONDS)
     first.abort()
-    eventually(lambda: [each.status().not_ready_because for each in (second, last)] == ["", ""], SECONDS)
+    eventually(lambda: [each.status().not_ready_reason for each in (second, last)] == ["", ""], SECONDS)
     taker = Taker(second, 1)
     last.link.send([TaskGroup.of(1, [b"on demand"])])
     eventually(lambda: taker.came == [(1, b"on demand")], SECONDS)

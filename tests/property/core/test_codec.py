@@ -74,7 +74,7 @@ def frame_of(sequence: int, groups: Sequence[Sequence[TaskGroup]], firsts: Seque
                 first_sequence=firsts[position] if firsts else 0,
                 redelivered=run[0].redelivered,
                 forwarded=run[0].forwarded,
-                kept=run[0].kept,
+                retained_upstream=run[0].retained_upstream,
                 header_lengths=[length for group in run for length in group.header_sizes()],
                 header_data=b"".join(group.header_data for group in run),
             )
@@ -137,11 +137,11 @@ def test_varint(value: int) -> None:
 def test_encoded_frame_is_a_send_request(sequence: int, groups: list[list[TaskGroup]], at_once: str) -> None:
     """The generated code reads exactly the frame that it would have written."""
     asks = bool(at_once)
-    data = encode_frame(sequence, groups, tell_at_once=asks)
+    data = encode_frame(sequence, groups, ack_immediately=asks)
     wanted = frame_of(sequence, groups)
-    wanted.tell_at_once = asks
+    wanted.ack_immediately = asks
     assert pb.SendRequest.FromString(data) == pb.SendRequest(frame=wanted)
-    assert decode(pb.SendRequest, data).tell_at_once is asks  # type: ignore[union-attr]
+    assert decode(pb.SendRequest, data).ack_immediately is asks  # type: ignore[union-attr]
 
 
 @EXAMPLES

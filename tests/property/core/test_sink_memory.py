@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tuplewire.errors import StageGoneError
+from tuplewire.errors import StagedDataLostError
 from tuplewire.session.departure import TaskContent
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.publications import Publications
@@ -114,7 +114,7 @@ class Sinks(RuleBasedStateMachine):
                 self.take_over()
         try:
             self.publish_at(at, self.run)
-        except StageGoneError:  # a late publish of an earlier driver has removed this run's attempts
+        except StagedDataLostError:  # a late publish of an earlier driver has removed this run's attempts
             self.run = Run(f"r{self.name()}")
             return
         self.run.published.add(at)
@@ -136,8 +136,8 @@ class Sinks(RuleBasedStateMachine):
             return
         stages = worker.staging.choose(SINK, self.epoch, [name])
         earlier = run.earlier or {}
-        _, left_out = worker.publications.choose(SINK, self.epoch, [name.attempt], stages, run.name, earlier)
-        for staged in left_out:
+        _, omitted = worker.publications.choose(SINK, self.epoch, [name.attempt], stages, run.name, earlier)
+        for staged in omitted:
             worker.staging.free(staged)
         for staged, _ in worker.publications.take(0):
             self.seen.append((self.epoch, staged.task))
@@ -158,7 +158,7 @@ class Sinks(RuleBasedStateMachine):
         at, run = self.late.pop()
         try:
             self.publish_at(at, run)
-        except StageGoneError:
+        except StagedDataLostError:
             return
         # It was in time: the current run had not taken over yet.
         assert self.run.earlier is None or not self.run.staged

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tuplewire.errors import EpochTooLargeError, ResourceLimitError, SequenceGapError, StageGoneError
+from tuplewire.errors import EpochTooLargeError, ResourceLimitError, SequenceGapError, StagedDataLostError
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.publications import Publications
 from tuplewire_service.worker.stage_file import StageFile
@@ -113,11 +113,11 @@ class Sink(RuleBasedStateMachine):
         self.publications.check(SINK, self.epoch)
         try:
             stages = self.staging.choose(SINK, self.epoch, new)
-        except StageGoneError:
+        except StagedDataLostError:
             self.die()
             return
-        _, left_out = self.publications.choose(SINK, self.epoch, [each.attempt for each in new], stages)
-        for staged in left_out:
+        _, omitted = self.publications.choose(SINK, self.epoch, [each.attempt for each in new], stages)
+        for staged in omitted:
             self.staging.free(staged)
         self.published = True
         self.pump()

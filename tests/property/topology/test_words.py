@@ -57,9 +57,9 @@ def test_every_line_is_read_once(
     lines: list[str] = []
     skipped: list[tuple[object, ...]] = []
     for task in topology.tasks_of("lines"):
-        more, left_out = read(topology, task)
+        more, omitted = read(topology, task)
         lines += more
-        skipped += left_out
+        skipped += omitted
     wanted = text.removeprefix(b"\xef\xbb\xbf").splitlines()
     good = [line.decode() for line in wanted if b"\xff" not in line]
     assert lines == good

@@ -214,9 +214,9 @@ def test_rows_that_always_fail_are_given_up(spark: SparkSession, run: Run) -> No
         rows=spark.range(20).withColumnRenamed("id", "number"),
     )
     assert sorted(map(tuple, result.frame.collect())) == [pair for pair in pairs(20) if pair[0] % 2]
-    assert result.given_up.rows == 10
-    assert {int(example.removeprefix("number=")) % 2 for example in result.given_up.examples} == {0}
-    assert all("ValueError: an even number" in error for error in result.given_up.errors)
+    assert result.failed_rows.rows == 10
+    assert {int(example.removeprefix("number=")) % 2 for example in result.failed_rows.examples} == {0}
+    assert all("ValueError: an even number" in error for error in result.failed_rows.errors)
     spouts = [each for each in result.executors if each.component == "numbers"]
     assert sum(each.counts.failed for each in spouts) == 30
 
@@ -257,10 +257,16 @@ def test_dead_letters_are_rows_of_the_result(spark: SparkSession, run: Run) -> N
     assert found == [
         (number, "double", "numbers", 2, f"ValueError: no number: {number}")
         if number % 4 == 0
-        else (number, "numbers", "numbers", 3, "GivenUpError: bolts have failed the row, or it took too long")
+        else (
+            number,
+            "numbers",
+            "numbers",
+            3,
+            "MaxAttemptsExceededError: bolts have failed the row, or it took too long",
+        )
         for number in range(0, 40, 2)
     ]
-    assert (result.given_up.dead_letters, result.given_up.rows) == (20, 10)
+    assert (result.failed_rows.dead_letters, result.failed_rows.rows) == (20, 10)
     assert told[-1].dead_letters == 20
     assert letters.where("time between now() - interval 1 hour and now()").count() == 20
     again = run(

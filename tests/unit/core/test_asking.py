@@ -56,7 +56,7 @@ def test_as_many_frames_may_be_under_way_as_the_contract_allows() -> None:
     """Up to 64 slow frames may be unacknowledged: twice the interval between requests."""
     sending = Sending()
     frames = alone(sending, 2 * MOST_UNASKED)
-    assert [frame.sequence for frame in frames if frame.tell_at_once] == [MOST_UNASKED, 2 * MOST_UNASKED]
+    assert [frame.sequence for frame in frames if frame.ack_immediately] == [MOST_UNASKED, 2 * MOST_UNASKED]
     assert sending.offer(1)
     assert sending.frame() is None
     sending.update(MOST_UNASKED)
@@ -66,9 +66,9 @@ def test_as_many_frames_may_be_under_way_as_the_contract_allows() -> None:
 def test_a_bound_that_is_half_used_asks_once() -> None:
     """A sender that reaches half of its bound on pending messages requests one acknowledgement."""
     sending = Sending(max_pending_messages=8)
-    assert [frame.tell_at_once for frame in alone(sending, 6)] == [False, False, False, True, False, False]
+    assert [frame.ack_immediately for frame in alone(sending, 6)] == [False, False, False, True, False, False]
     sending.update(4)
-    assert [frame.tell_at_once for frame in alone(sending, 3)] == [False, True, False]
+    assert [frame.ack_immediately for frame in alone(sending, 3)] == [False, True, False]
 
 
 def test_used_up_credit_asks() -> None:
@@ -77,7 +77,7 @@ def test_used_up_credit_asks() -> None:
     sending.offer(1, 3)
     frame = sending.window.next_frame(1.0)
     assert frame is not None
-    assert (frame.messages, frame.tell_at_once) == (2, True)
+    assert (frame.messages, frame.ack_immediately) == (2, True)
 
 
 def test_a_session_that_starts_over_asks_anew() -> None:

@@ -10,15 +10,15 @@ import pytest
 from tuplewire.errors import ConfigError
 from tuplewire.settings.config import AckMode, Overflow, SessionSettings
 
-NO_BOUNDS = {"ack_mode", "overflow", "gather_seconds", "reject_order"}
+NO_BOUNDS = {"ack_mode", "overflow", "linger_seconds", "reject_order"}
 NUMBERS = [f.name for f in fields(SessionSettings) if f.name not in NO_BOUNDS]
 
 
 def test_gathering_for_no_time_is_none() -> None:
-    """gather_seconds may be 0, but not negative."""
-    assert SessionSettings(gather_seconds=0).gather_seconds == 0
-    with pytest.raises(ConfigError, match=r"gather_seconds must be .* from 0, not -1"):
-        SessionSettings(gather_seconds=-1)
+    """linger_seconds may be 0, but not negative."""
+    assert SessionSettings(linger_seconds=0).linger_seconds == 0
+    with pytest.raises(ConfigError, match=r"linger_seconds must be .* from 0, not -1"):
+        SessionSettings(linger_seconds=-1)
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -35,7 +35,7 @@ groups = st.builds(
     forwarded=numbers,
     entry_sequence=numbers,
     accepted_micros=numbers,
-    kept=st.booleans(),
+    retained_upstream=st.booleans(),
 )
 
 

@@ -23,11 +23,11 @@ FULL = TaskGroup(
     forwarded=7,
     entry_sequence=9,
     accepted_micros=11,
-    kept=True,
+    retained_upstream=True,
 )
 """A group with non-default values in all fields except headers, which dead letters rewrite."""
 
-WORKER_FIELDS = {"forwarded", "flow", "entry_sequence", "kept"}
+WORKER_FIELDS = {"forwarded", "flow", "entry_sequence", "retained_upstream"}
 HEADERS = {"header_lengths", "header_data", "size_bytes"}
 
 
@@ -36,7 +36,7 @@ HEADERS = {"header_lengths", "header_data", "size_bytes"}
     [
         (lambda group: group.as_redelivered(), set()),
         (lambda group: group.as_new(), WORKER_FIELDS),
-        (lambda group: group.at(20, 30), {"entry_sequence", "kept"}),
+        (lambda group: group.at(20, 30), {"entry_sequence", "retained_upstream"}),
         (lambda group: group.accepted(30), set()),
         (lambda group: group.passed_on(2), {"forwarded", "flow"}),
         (lambda group: group.passed_on(2).out_of_queue(0), {"forwarded", "flow"}),
@@ -67,7 +67,7 @@ def test_a_time_of_acceptance_is_set_once() -> None:
 def test_new_messages_have_nothing_that_a_worker_sets() -> None:
     """A relay that reads messages and sends them again counts as their original sender."""
     again = FULL.passed_on(2).as_new()
-    assert (again.forwarded, again.entry_sequence, again.kept) == (0, 0, False)
+    assert (again.forwarded, again.entry_sequence, again.retained_upstream) == (0, 0, False)
 
 
 def test_what_leaves_a_queue_has_its_route() -> None:

@@ -305,8 +305,8 @@ def test_who_sees_whom() -> None:
 
 def test_the_log_names_the_first_name() -> None:
     """The log contains the first name in a certificate, or the address without its port."""
-    assert Caller("ipv4:1.2.3.4:5", ("a.example", "b.example")).who == "a.example"
-    assert Caller("ipv4:1.2.3.4:5").who == "ipv4:1.2.3.4"
+    assert Caller("ipv4:1.2.3.4:5", ("a.example", "b.example")).identity == "a.example"
+    assert Caller("ipv4:1.2.3.4:5").identity == "ipv4:1.2.3.4"
 
 
 def test_a_tap_is_for_a_topology_with_rules() -> None:

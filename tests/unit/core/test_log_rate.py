@@ -40,14 +40,14 @@ def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixtu
     refused = RefusedMessages("host:6700")
     refusals = [refusal_of(1, task, 2, "UNKNOWN_TASK", "nobody has it") for task in range(30_000)]
     with caplog.at_level(logging.WARNING):
-        refused.add([*refusals, refusal_of(1, 5, 3, "NOT_LOCAL", "it has moved", "w2")])
+        refused.add([*refusals, refusal_of(1, 5, 3, "TASK_NOT_LOCAL", "it has moved", "w2")])
         refused.log()
         refused.add(refusals)
         refused.log()
     lines = [(vars(record)["messages"], vars(record)["reason"]) for record in caplog.records]
     assert lines == [
         (60_000, "UNKNOWN_TASK: 2 messages to task 0: nobody has it"),
-        (3, "NOT_LOCAL: 3 messages to task 5: it has moved (owner: w2)"),
+        (3, "TASK_NOT_LOCAL: 3 messages to task 5: it has moved (owner: w2)"),
     ]
 
 

@@ -325,7 +325,7 @@ def test_an_entry_sequence_is_never_given_twice() -> None:
     sequences = EntrySequences()
 
     def placed(task: int, count: int) -> int:
-        return sequences.place(TaskGroup.of(task, [b"x"] * count), 0, kept=False).entry_sequence
+        return sequences.place(TaskGroup.of(task, [b"x"] * count), 0, retained_upstream=False).entry_sequence
 
     assert [placed(1, 3), placed(1, 1), placed(2, 1)] == [1, 4, 1]
     sequences.forget(1)

@@ -123,9 +123,9 @@ def test_series_and_bytes_are_bounded(
     worker.take(*(counter(task, 1) for task in range(6)))
     worker.take(histogram(1), counter(7, 1), program="q")  # of 5, 4 are free
     kept: dict[tuple[str, ...], float] = {("orders", "bill", str(task)): 1 for task in (0, 1, 2, 3, 4, 5, 7)}
-    assert worker.values() == {**kept, ("tuplewire_left_out_metrics", "bill"): 1}
+    assert worker.values() == {**kept, ("tuplewire_omitted_metrics", "bill"): 1}
     (line,) = caplog.messages
-    assert line.startswith("metrics.left_out program=q metrics=1 most_series=10")
+    assert line.startswith("metrics.omitted program=q metrics=1 most_series=10")
     worker.clock.now += 5
     worker.take(counter(0, 2))
     worker.take(histogram(1), counter(7, 1), program="q")

@@ -64,8 +64,8 @@ def test_an_epoch_is_published_once() -> None:
     state = made()
     parts = [group(1, b"a"), group(2, b"b")]
     assert publish(state, sink("s"), 3, *parts) == parts
-    chosen, left_out = state.choose(sink("s"), 3, ["again"], [stage(*parts)])
-    assert (chosen, [each.task for each in left_out]) == (0, [1, 2])
+    chosen, omitted = state.choose(sink("s"), 3, ["again"], [stage(*parts)])
+    assert (chosen, [each.task for each in omitted]) == (0, [1, 2])
     assert publish(state, sink("s"), 4, *parts) == parts
     assert publish(state, sink("t"), 3, *parts) == parts
 

@@ -8,8 +8,8 @@ from helpers.acks import ack_of, credit_of, refusal_of
 from tuplewire.errors import (
     CreditExceededError,
     MalformedError,
-    NotLocalError,
     SequenceGapError,
+    TaskNotLocalError,
     UnknownTaskError,
 )
 from tuplewire.session import credit, receive
@@ -76,8 +76,8 @@ def test_refusal_is_told_with_its_reason_and_takes_no_credit() -> None:
     """The sender receives refusals with the owner, and neither side counts the refused messages."""
     state = session()
     state.accept(1, [group(1, 3)])
-    state.refuse(1, group(1, 3), NotLocalError("task 1 is on w2", "w2:7000"))
-    refusal = refusal_of(1, 1, 3, "NOT_LOCAL", "task 1 is on w2", "w2:7000")
+    state.refuse(1, group(1, 3), TaskNotLocalError("task 1 is on w2", "w2:7000"))
+    refusal = refusal_of(1, 1, 3, "TASK_NOT_LOCAL", "task 1 is on w2", "w2:7000")
     assert state.update() == ack_of(1, [], [refusal])
     assert state.credit.all() == []
 

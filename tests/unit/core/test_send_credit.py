@@ -108,5 +108,5 @@ def test_refused_bytes_give_their_credit_back() -> None:
     sending.frames()
     sending.offer_groups(TaskGroup.of(1, [b"y" * 10]))
     assert sending.frame() is None
-    sending.update(1, refusals=(refusal_of(1, 1, 1, "NOT_LOCAL", "elsewhere"),))
+    sending.update(1, refusals=(refusal_of(1, 1, 1, "TASK_NOT_LOCAL", "elsewhere"),))
     assert [group.data for group in groups(sending.frames())] == [b"y" * 10]

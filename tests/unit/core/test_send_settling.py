@@ -63,7 +63,7 @@ def test_processed_offsets_are_per_task() -> None:
 
 @pytest.mark.parametrize("processed", [False, True])
 @pytest.mark.parametrize(
-    ("code", "reason"), [("UNKNOWN_TASK", DropReason.UNKNOWN_TASK), ("NOT_LOCAL", DropReason.REFUSED)]
+    ("code", "reason"), [("UNKNOWN_TASK", DropReason.UNKNOWN_TASK), ("TASK_NOT_LOCAL", DropReason.REFUSED)]
 )
 def test_refused_messages_are_dropped(code: str, reason: DropReason, *, processed: bool) -> None:
     """Refused messages count as dropped by reason, not as acknowledged."""
@@ -104,7 +104,9 @@ def test_refused_messages_do_not_shift_the_processed_offset() -> None:
     sending.write(1, 5, tag="refused")
     sending.write(1, 1, tag="last")
     settled = sending.update(
-        3, grants=(credit_of(1, PLENTY, PLENTY, 0),), refusals=(refusal_of(2, 1, 5, "NOT_LOCAL", "moved"),)
+        3,
+        grants=(credit_of(1, PLENTY, PLENTY, 0),),
+        refusals=(refusal_of(2, 1, 5, "TASK_NOT_LOCAL", "moved"),),
     )
     assert [each.token for each in settled] == ["refused"]
     assert [each.token for each in sending.update(3, grants=(credit_of(1, PLENTY, PLENTY, 2),))] == [
@@ -202,7 +204,7 @@ def test_half_of_a_bound_asks_for_an_acknowledgement(settings: dict[str, Any], q
         sending = Sending(**settings)
         sending.offer(1, messages)
         (frame,) = sending.frames()
-        assert frame.tell_at_once is asks
+        assert frame.ack_immediately is asks
 
 
 def test_everything_is_released_by_a_receiver_that_has_ended_in_order() -> None:

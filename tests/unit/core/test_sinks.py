@@ -11,7 +11,7 @@ import pytest
 from tuplewire.errors import (
     EpochTooLargeError,
     ResourceLimitError,
-    StageGoneError,
+    StagedDataLostError,
     StaleEpochError,
     UnknownRunError,
     UnknownTaskError,
@@ -134,14 +134,14 @@ async def test_a_drain_waits_for_whoever_asks() -> None:
 
 
 async def test_an_epoch_that_was_lost_with_a_worker_is_no_success() -> None:
-    """A restarted worker reports StageGoneError for epochs of its previous incarnation."""
+    """A restarted worker reports StagedDataLostError for epochs of its previous incarnation."""
     sinks, _ = made()
-    with pytest.raises(StageGoneError, match="has started since"):
+    with pytest.raises(StagedDataLostError, match="has started since"):
         await sinks.progress(SINK, 1)
-    with pytest.raises(StageGoneError):
+    with pytest.raises(StagedDataLostError):
         await sinks.publish(SINK, 1, [name("0a", 1)])
     sinks.begin(SINK, 1, "run", [])
-    with pytest.raises(StageGoneError):
+    with pytest.raises(StagedDataLostError):
         await sinks.progress(SINK, 1)
 
 
@@ -168,7 +168,7 @@ async def test_another_run_begins_before_it_publishes() -> None:
     again, other = await stage(sinks, "0b", b"1"), await stage(sinks, "1b", b"2", task=2)
     left = await stage(sinks, "1a", b"left")
     assert sinks.begin(SINK, 1, "two", [again, other])[0] == {TASK: TaskContent(1, 1, ord("1"))}
-    with pytest.raises(StageGoneError):
+    with pytest.raises(StagedDataLostError):
         sinks.check(SINK, 1, [left], {})
     assert await sinks.publish(SINK, 1, [again, other], "two") == (1, 0)
     assert queues.consume() == [b"1", b"2"]

@@ -8,7 +8,7 @@ from tuplewire.errors import (
     EpochTooLargeError,
     ResourceLimitError,
     SequenceGapError,
-    StageGoneError,
+    StagedDataLostError,
     StaleEpochError,
 )
 from tuplewire.session.pieces import wire_bytes
@@ -92,9 +92,9 @@ def test_what_is_not_there_as_it_was_staged_is_not_chosen(wrong: AttemptName) ->
     stage(state, "0a", group(1))
     stage(state, "0a", group(2), piece=1)
     stage(state, "1a", group(3))
-    with pytest.raises(StageGoneError, match="compute the epoch again"):
+    with pytest.raises(StagedDataLostError, match="compute the epoch again"):
         state.choose(SINK, 1, [name(1, "1a", 1, 1), wrong])
-    with pytest.raises(StageGoneError):
+    with pytest.raises(StagedDataLostError):
         state.choose(SINK, 2, [name(1, "1a", 1, 1)])
     assert tasks(state.choose(SINK, 1, [name(1, "1a", 1, 1), name(0, "0a", 2, 2)])) == [[1, 2], [3]]
 
@@ -172,7 +172,7 @@ def test_an_attempt_that_is_given_up_makes_room() -> None:
     assert stage(state, "0b", group(1, 600), now=1.0) is Room.NONE
     assert stage(state, "0b", group(1, 600), now=IDLE_SECONDS) is Room.NONE
     assert stage(state, "0b", group(1, 600), now=IDLE_SECONDS + 1) is Room.MEMORY
-    with pytest.raises(StageGoneError):
+    with pytest.raises(StagedDataLostError):
         state.choose(SINK, 1, [name(0, "0a", 1, 1)])
 
 

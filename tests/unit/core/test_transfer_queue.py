@@ -67,7 +67,7 @@ async def test_what_a_closed_connection_does_not_take_is_counted() -> None:
     connection, program = Connection(closes_after=1), Program()
     queue, ledger = queue_to(connection)
     queue.put(TaskGroup.of(1, [b"x"]), program)
-    queue.put(TaskGroup.of(1, [b"y", b"z"]).at(5, 0, kept=True), program)
+    queue.put(TaskGroup.of(1, [b"y", b"z"]).at(5, 0, retained_upstream=True), program)
     queue.drain()
     assert connection.sent == [([1], False)]
     assert ledger.dropped[DropReason.UNKNOWN_TASK] == 2

@@ -49,7 +49,7 @@ def status(tasks: int, peers: int) -> pb.GetStatusResponse:
             )
             for number in range(peers)
         ],
-        perhaps_lost={f"w{number}": 2 for number in range(peers)},
+        possibly_lost={f"w{number}": 2 for number in range(peers)},
         tasks=[
             pb.TaskStatus(
                 task=task,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tuplewire.errors import StageGoneError, UnknownRunError
+from tuplewire.errors import StagedDataLostError, UnknownRunError
 from tuplewire.session.departure import TaskContent
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.publisher import Publisher
@@ -38,7 +38,7 @@ class Asking(Publisher):
         assert earlier == self._earlier
         self.asked.append(("check", at))
         if at in self._gone:
-            raise StageGoneError("gone")
+            raise StagedDataLostError("gone")
         return ()
 
     def _publish(self, at: At, earlier: Mapping[int, TaskContent]) -> pb.PublishResponse:
@@ -55,7 +55,7 @@ def test_all_workers_are_checked_before_one_publishes() -> None:
     assert publisher.publish() == 4
     assert publisher.asked == [("check", ONE), ("check", TWO), ("publish", ONE), ("publish", TWO)]
     broken = Asking(gone=[TWO], earlier=EARLIER)
-    with pytest.raises(StageGoneError):
+    with pytest.raises(StagedDataLostError):
         broken.publish()
     assert broken.asked == [("check", ONE), ("check", TWO)]
 

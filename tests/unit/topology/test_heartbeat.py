@@ -142,7 +142,7 @@ def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCapture
     assert (record["component"], record["task"], record["doing"]) == ("b", 1, "execute")
     assert record["seconds"] >= 1
     assert "never_ending_lookup" in record["stack"]
-    assert len(logged(caplog, "executor.moves_again")) == 1
+    assert len(logged(caplog, "executor.recovered")) == 1
 
 
 def test_many_short_calls_are_not_one_long_one() -> None:

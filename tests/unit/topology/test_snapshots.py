@@ -37,7 +37,7 @@ def test_reports_and_statistics_travel() -> None:
         UserSample(3, "n", "counter", 2.5),
         UserSample(4, "h", "histogram", 1.5, (1.0, 2.0), (0, 1, 2)),
     ]
-    statistics = replace(statistics, metrics=samples, left_out=2, received_bytes={"a": 9})
+    statistics = replace(statistics, metrics=samples, omitted=2, received_bytes={"a": 9})
     assert from_values(ExecutorStatistics, to_values(statistics)) == statistics
     beat = ExecutorBeat("b", range(3, 5), 4, "execute", 1.5, 2.5, stuck=True)
     assert from_values(ExecutorBeat, to_values(beat)) == beat

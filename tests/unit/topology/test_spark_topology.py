@@ -19,7 +19,12 @@ from tuplewire_topology import BasicBolt, Spout, Topology, TopologyBuilder
 from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.authoring.tuples import Stream, Tuple, TupleSource
-from tuplewire_topology.coordination.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
+from tuplewire_topology.coordination.coordinator import (
+    SILENCE_SECONDS,
+    Coordinator,
+    Order,
+    TaskUnresponsiveError,
+)
 from tuplewire_topology.coordination.mail import Mail, Mailbox, MailKind
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure, ProcessReport
@@ -29,7 +34,7 @@ from tuplewire_topology.spark.letters import as_output
 from tuplewire_topology.spark.member import Submitted
 from tuplewire_topology.spark.nearest import RunToken
 from tuplewire_topology.spark.plan import SUBMITTER_TASK, Joined, Place, Plan
-from tuplewire_topology.spark.rows import ROWS_KEY, GivenUp, Output, Rows, failure_in, failure_text
+from tuplewire_topology.spark.rows import ROWS_KEY, FailedRows, Output, Rows, failure_in, failure_text
 from tuplewire_topology.spark.submit import submit_topology
 
 RUN = "0123456789abcdef"
@@ -155,7 +160,7 @@ def test_silence_is_an_error(opened: bool) -> None:  # noqa: FBT001 - the two ca
         talk.tell(mail(1, MailKind.READY))
         talk.tell(report(0, 1))
     talk.now += SILENCE_SECONDS
-    with pytest.raises(SilentError, match=r"^PySpark task 1 has not answered for 120 s"):
+    with pytest.raises(TaskUnresponsiveError, match=r"^PySpark task 1 has not answered for 120 s"):
         talk.tell()
 
 
@@ -193,12 +198,12 @@ def test_a_row_that_always_fails_is_given_up(
     builder.set_spout("rows", Rows("n", attempts=4))
     builder.set_bolt("odd", OddOnes(seen)).shuffle_grouping("rows")
     batches = [pa.RecordBatch.from_pydict({"n": list(range(begin, begin + 10))}) for begin in (0, 10)]
-    given_up = GivenUp()
+    failed_rows = FailedRows()
     letters: list[DeadLetter] = []
     worker = ExecutorWorker(
         builder.create_topology(),
-        conf={ROWS_KEY: (iter(batches), given_up, letters.append), "topology.error.policy": policy},
-        error=given_up.add_error,
+        conf={ROWS_KEY: (iter(batches), failed_rows, letters.append), "topology.error.policy": policy},
+        error=failed_rows.add_error,
         dead_letter=take_none,
     )
     worker.start()
@@ -206,13 +211,13 @@ def test_a_row_that_always_fails_is_given_up(
     assert worker.wait_idle(20)
     worker.close()
     assert Counter(seen) == {number: 1 if number % 2 else 4 for number in range(20)}
-    assert (given_up.rows, len(given_up.examples)) == (10, 5)
-    assert {*given_up.examples} < {f"n={number}" for number in range(0, 20, 2)}
-    assert "of 'odd': ValueError: an even number, at <Tuple" in given_up.errors[0]
-    (told,) = logged(caplog, "spark.rows_given_up")
+    assert (failed_rows.rows, len(failed_rows.examples)) == (10, 5)
+    assert {*failed_rows.examples} < {f"n={number}" for number in range(0, 20, 2)}
+    assert "of 'odd': ValueError: an even number, at <Tuple" in failed_rows.errors[0]
+    (told,) = logged(caplog, "spark.rows_failed")
     wanted = [(4, (number,)) for number in range(0, 20, 2)] if policy == "dead_letter" else []
     assert sorted((letter.tries, letter.tuple.values) for letter in letters) == wanted
-    assert (told["attempts"], told["last"]) == (4, given_up.examples[0])
+    assert (told["attempts"], told["last"]) == (4, failed_rows.examples[0])
 
 
 class Unprintable:

@@ -118,7 +118,7 @@ def test_times_in_milliseconds() -> None:
     """Values of keys that end with `millis` or `ms` are in milliseconds."""
     names = ("topology.batch.flush.interval.millis", "storm.messaging.netty.max_wait_ms")
     session = TopologySettings.from_conf(dict.fromkeys(names, 1500)).session
-    assert (session.gather_seconds, session.backoff_max_seconds) == (1.5, 1.5)
+    assert (session.linger_seconds, session.backoff_max_seconds) == (1.5, 1.5)
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,14 @@ def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     for number in range(100):
         metrics.counter(1, f"n{number}").inc()
     assert [each.name for each in metrics.samples([1])] == ["h", "n0", "n1"]
-    assert metrics.left_out([1]) == 98
-    assert metrics.left_out([2]) == 0
+    assert metrics.omitted([1]) == 98
+    assert metrics.omitted([2]) == 0
     (line,) = caplog.messages
-    assert line.startswith("metric.left_out task=1 metric=n2 most_series=10")
+    assert line.startswith("metric.omitted task=1 metric=n2 most_series=10")
     metrics.counter(1, "n99").inc()
-    assert metrics.left_out([1]) == 98
+    assert metrics.omitted([1]) == 98
     metrics.forget([1])
-    assert metrics.left_out([1]) == 0
+    assert metrics.omitted([1]) == 0
 
 
 @pytest.mark.parametrize("name", ["", "...", "x" * 101, 5, None])
@@ -96,7 +96,7 @@ def test_what_is_no_metric() -> None:
         metrics.gauge(1, "g", 5)  # type: ignore[arg-type]
 
 
-def test_a_gauge_that_raises_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gauge_that_raises_is_omitted(caplog: pytest.LogCaptureFixture) -> None:
     """A failing gauge is omitted and logged at a limited rate; other gauges are reported."""
     metrics = UserMetrics()
     metrics.gauge(1, "broken", lambda: 1 / 0)

@@ -26,7 +26,7 @@ logger = event_logger(__name__)
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Default upper bounds of a histogram, for values in seconds."""
 MOST_SERIES = 1000
-_MOST_LEFT_OUT = 10_000
+_MOST_OMITTED = 10_000
 """The maximum number of omitted metrics that are counted for each task."""
 _MOST_NAME = 100
 _OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
@@ -107,7 +107,7 @@ class UserMetrics:
         self._series = 0
         self._kinds: dict[str, MetricKind] = {}
         self._tasks: dict[int, dict[str, CounterMetric | HistogramMetric | _Gauge]] = {}
-        self._left_out: dict[int, set[str]] = {}
+        self._omitted: dict[int, set[str]] = {}
         self._log_rate = LogRate()
 
     def counter(self, task: int, name: str) -> CounterMetric:
@@ -141,19 +141,19 @@ class UserMetrics:
             if isinstance(known, type(metric)) and not isinstance(known, _Gauge):
                 return known
             # A replaced gauge adds no series. An omitted metric is not stored, but its task can use it.
-            left_out = known is None and self._series + metric.series > self._most
-            if left_out:
-                names = self._left_out.setdefault(task, set())
-                if len(names) < _MOST_LEFT_OUT:
+            omitted = known is None and self._series + metric.series > self._most
+            if omitted:
+                names = self._omitted.setdefault(task, set())
+                if len(names) < _MOST_OMITTED:
                     names.add(told)
             else:
                 if known is None:
                     self._series += metric.series
                     self._kinds[told] = metric.kind
                 mine[told] = metric
-        if left_out and self._log_rate.due("left_out"):
+        if omitted and self._log_rate.due("omitted"):
             extra = {"task": task, "metric": name, "most_series": self._most}
-            logger.warning("metric.left_out", extra={**extra, "setting": "topology.user.metrics.series"})
+            logger.warning("metric.omitted", extra={**extra, "setting": "topology.user.metrics.series"})
         return metric
 
     def _check(self, name: str, told: str, kind: MetricKind) -> None:
@@ -176,12 +176,12 @@ class UserMetrics:
         with self._lock:
             for task in tasks:
                 self._series -= sum(each.series for each in self._tasks.pop(task, {}).values())
-                self._left_out.pop(task, None)
+                self._omitted.pop(task, None)
 
-    def left_out(self, tasks: Iterable[int]) -> int:
+    def omitted(self, tasks: Iterable[int]) -> int:
         """Return the number of the tasks' metrics that are not exported."""
         with self._lock:
-            return sum(len(self._left_out.get(task, ())) for task in tasks)
+            return sum(len(self._omitted.get(task, ())) for task in tasks)
 
     def samples(self, tasks: Iterable[int]) -> Sequence[UserSample]:
         """Return snapshots of the tasks' metrics. A gauge that raises is omitted, and logged."""

@@ -187,7 +187,9 @@ class TopologyProgram(Program):
             self._executors.follow(wanted)
         self._executors.switch(active=assignment.active)
         self._version = assignment.version
-        logger.info("program.follows", extra={"version": assignment.version, "tasks": sorted(wanted)})
+        logger.info(
+            "program.assignment_applied", extra={"version": assignment.version, "tasks": sorted(wanted)}
+        )
 
     def _warn_of_missing(self, tasks: Collection[int], owners: Container[int]) -> None:
         """Log target tasks without a worker, once per set. Source: Storm's "Missing assignment" warning."""

@@ -194,7 +194,7 @@ class WorkerProcess:
 
     def ledger(self) -> LedgerSnapshot:
         """Return the ledger of its worker, in messages."""
-        found = self._client.status(most_tasks=0).ledger
+        found = self._client.status(max_tasks=0).ledger
         return LedgerSnapshot(found.accepted, found.acknowledged, dict(found.dropped), found.pending)
 
     def collect(self, captured: Captured) -> None:

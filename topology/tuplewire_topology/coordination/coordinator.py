@@ -26,7 +26,7 @@ SILENCE_SECONDS = 120.0
 """The time limit for reports. It is long, because the user's code may hold the interpreter."""
 
 
-class SilentError(TuplewireError):
+class TaskUnresponsiveError(TuplewireError):
     """A PySpark task does not respond. Spark must run the stage again."""
 
 
@@ -148,7 +148,7 @@ class Coordinator:
     def orders(self, now: float) -> list[Order]:
         """Return the orders that are due, in sequence.
 
-        Raises SilentError if a PySpark task has not responded within SILENCE_SECONDS.
+        Raises TaskUnresponsiveError if a PySpark task has not responded within SILENCE_SECONDS.
         """
         orders: list[Order] = []
         if self.over:
@@ -161,7 +161,9 @@ class Coordinator:
         if not self.over and now - self._heard > SILENCE_SECONDS:
             missing = sorted(self._opening or self._termination.missing)
             names = ", ".join(f"PySpark task {rank}" for rank in missing)
-            raise SilentError(f"{names} has not answered for {SILENCE_SECONDS:g} s; see its executor's log")
+            raise TaskUnresponsiveError(
+                f"{names} has not answered for {SILENCE_SECONDS:g} s; see its executor's log"
+            )
         return orders
 
     def _go_on(self, now: float) -> list[Order]:

@@ -74,8 +74,8 @@ _BY_SENDER: _Table = {
     ),
 }
 _GAUGES_BY_COMPONENT: _Table = {
-    "left_out_metrics": (
-        lambda each: each.left_out,
+    "omitted_metrics": (
+        lambda each: each.omitted,
         "Metrics that spouts and bolts have registered, and that are over a bound of series.",
     ),
     "spout_pending_tuples": (lambda each: each.pending, "Tuples of a spout that are on the way."),

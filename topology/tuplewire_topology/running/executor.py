@@ -184,7 +184,7 @@ class Executor(ABC, Generic[TaskKind]):
             self.queue.statistics(),
             self.pending,
             metrics.samples(self.tasks),
-            metrics.left_out(self.tasks),
+            metrics.omitted(self.tasks),
             received_bytes,
         )
 
@@ -206,7 +206,9 @@ class Executor(ABC, Generic[TaskKind]):
             self._surroundings.failed(error)
         except ClosedError:
             # An executor that this one sends to has stopped; its owner reports the cause.
-            logger.info("executor.cut_off", extra={"component": self.component.id, "tasks": str(self.tasks)})
+            logger.info(
+                "executor.abandoned", extra={"component": self.component.id, "tasks": str(self.tasks)}
+            )
         except BaseException as error:  # noqa: BLE001 - a user's sys.exit(), or a defect here
             self._surroundings.failed(self._told(self.pulse.task, error))
         finally:

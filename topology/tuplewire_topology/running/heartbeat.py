@@ -107,7 +107,7 @@ class Heartbeats:
         for each in stuck - self._stuck:  # not again at each beat
             _log_stuck(each, beats[each])
         for each in self._stuck & beats.keys() - stuck:  # removed executors have not recovered
-            logger.info("executor.moves_again", extra={"component": each.component.id})
+            logger.info("executor.recovered", extra={"component": each.component.id})
         self._stuck = stuck
         return tuple(beats.values())
 

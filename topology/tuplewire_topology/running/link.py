@@ -17,8 +17,8 @@ from tuplewire.errors import (
     BufferFullError,
     ClosedError,
     FlushTimeoutError,
-    NotLocalError,
     RefusedMessagesError,
+    TaskNotLocalError,
     TuplewireError,
     as_tuplewire,
 )
@@ -130,7 +130,7 @@ class Link:
 
     def _failed(self, failed: Failed, error: TuplewireError) -> None:
         # A worker in this process has moved the task, and the program follows the assignment.
-        moved = self.worker is not None and isinstance(error, NotLocalError)
+        moved = self.worker is not None and isinstance(error, TaskNotLocalError)
         if not self._closed and not moved:
             failed(error)
 

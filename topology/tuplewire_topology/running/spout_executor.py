@@ -52,7 +52,7 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     Backpressure: the transfer waits for free space, and a task that has reached `max_spout_pending` is not
     called. If no task can be called, the executor waits on its queue; if none emits, it polls again after
-    `spout_wait_seconds`. It becomes active once its surroundings are ready.
+    `spout_wait_seconds`. It becomes active once `ExecutorContext.ready()` returns True.
     """
 
     opening = Doing.OPEN

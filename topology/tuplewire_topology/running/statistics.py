@@ -164,7 +164,7 @@ class ExecutorStatistics:
     Attributes:
         pending: Number of its spout tuples in flight.
         metrics: Metrics that its tasks have registered.
-        left_out: Number of registered metrics that are not exported.
+        omitted: Number of registered metrics that are not exported.
         received_bytes: Payload bytes from other processes by sending component, if they are counted.
     """
 
@@ -174,7 +174,7 @@ class ExecutorStatistics:
     queue: QueueStatistics
     pending: int
     metrics: Sequence[UserSample] = ()
-    left_out: int = 0
+    omitted: int = 0
     received_bytes: Mapping[str, int] = field(default_factory=dict)
 
 

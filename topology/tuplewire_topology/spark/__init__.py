@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tuplewire_topology.spark.rows import GivenUp, Rows
+from tuplewire_topology.spark.rows import FailedRows, Rows
 from tuplewire_topology.spark.running import JobError, SparkTopology, TopologyProgress, TopologyResult
 from tuplewire_topology.spark.submit import run_topology, submit_topology
 
 __all__ = [
-    "GivenUp",
+    "FailedRows",
     "JobError",
     "Rows",
     "SparkTopology",

@@ -33,7 +33,7 @@ _SOURCE = TupleSource(
 )
 
 
-class GivenUpError(TuplewireError):
+class MaxAttemptsExceededError(TuplewireError):
     """A row of a Rows spout has failed in its last attempt."""
 
 
@@ -73,7 +73,7 @@ def as_output(letter: DeadLetter) -> Emitted:
 
 def row_letter(message: Tuple, attempts: int) -> DeadLetter:
     """Return the dead letter of a row that failed in its last attempt."""
-    error = GivenUpError("bolts have failed the row, or it took too long")
+    error = MaxAttemptsExceededError("bolts have failed the row, or it took too long")
     told = TaskError(message.source_component, message.source_task, error, message)
     return DeadLetter(message, told, attempts)
 

@@ -35,7 +35,7 @@ from tuplewire_topology.serial.snapshots import to_values
 from tuplewire_topology.spark.letters import LETTERS, as_output
 from tuplewire_topology.spark.nearest import RunToken, credentials, nearest_worker
 from tuplewire_topology.spark.plan import SUBMITTER_TASK, Joined, Place, Plan
-from tuplewire_topology.spark.rows import ROWS_KEY, GivenUp, Output, Writer
+from tuplewire_topology.spark.rows import ROWS_KEY, FailedRows, Output, Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,7 +134,7 @@ class _TopologyMember:
         self._rank = rank
         self._writer = Writer(submitted.output)
         self._inbox = Mailbox()
-        self._given_up = GivenUp()
+        self._failed_rows = FailedRows()
         self._problem: Exception | None = None
         self._worker: ExecutorWorker | None = None
         self._ends = False
@@ -212,7 +212,7 @@ class _TopologyMember:
         if session["overflow"] is Overflow.FAIL:
             session["overflow"] = Overflow.BLOCK  # executors wait for free space, as in every runtime
         if self._submitted.has_rows:
-            conf[ROWS_KEY] = (rows, self._given_up, self._bury)
+            conf[ROWS_KEY] = (rows, self._failed_rows, self._bury)
         topology = self._submitted.topology
         self._worker = ExecutorWorker(
             topology,
@@ -224,7 +224,7 @@ class _TopologyMember:
                 first_task=self._plan.first_task,
                 spouts=topology.spout_tasks,
             ),
-            error=self._given_up.add_error,
+            error=self._failed_rows.add_error,
             dead_letter=self._bury,
             emitted=self._put_out,
         )
@@ -274,7 +274,7 @@ class _TopologyMember:
             self._problem = self._problem or self._worker.failure
         if self._problem is not None:
             report = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure.of(self._problem))
-        counts = emitted, executed, self._given_up.dead_letters
+        counts = emitted, executed, self._failed_rows.dead_letters
         self._send(self._plan.mailbox(0), MailKind.REPORT, wave, to_values(report), *counts)
 
     # --- orders and output --------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ class _TopologyMember:
             Order(mail.kind, mail.values).execute(self._worker)
 
     def _batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
-        self._given_up.dead_letters += sum(run.source.component == LETTERS for run in runs)
+        self._failed_rows.dead_letters += sum(run.source.component == LETTERS for run in runs)
         try:
             yield from self._writer.batches(runs)
         except TuplewireError as error:
@@ -338,4 +338,4 @@ class _TopologyMember:
         if self._problem is not None:
             yield self._writer.failure(self._rank, self._problem)
         elif self._worker is not None:
-            yield self._writer.report(self._worker.statistics(), self._given_up)
+            yield self._writer.report(self._worker.statistics(), self._failed_rows)

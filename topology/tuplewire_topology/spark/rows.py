@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = event_logger(__name__)
 
 ROWS_KEY = "tuplewire.spark.rows"
-"""The setting that holds the spout's batches of rows, its GivenUp, and the function for a dead letter."""
+"""The setting that holds the spout's batches of rows, its FailedRows, and the function for a dead letter."""
 REPORT = "report"
 FAILURE = "failure"
 _BEGIN = "A topology has failed. "
@@ -50,7 +50,7 @@ _log_rate = LogRate()
 
 
 @dataclass(slots=True)
-class GivenUp:
+class FailedRows:
     """The rows that a Rows spout has dropped after their last attempt. rows: their number.
 
     examples: the first few rows of each PySpark task, as text. errors: the first few errors that its spouts
@@ -96,7 +96,7 @@ class Rows(Spout):
                 "a Rows spout runs on Spark alone: give run_topology the DataFrame, as rows=..., "
                 "or build the topology with another spout"
             )
-        self.batches, self.given_up, self.bury = conf[ROWS_KEY]
+        self.batches, self.failed_rows, self.bury = conf[ROWS_KEY]
         self.buries = TopologySettings.from_conf(conf).error_policy is ErrorPolicy.DEAD_LETTER
         self.source = context.topology.source(context.task, DEFAULT_STREAM)
         self.rows: Iterator[tuple[Any, ...]] = iter(())
@@ -145,12 +145,12 @@ class Rows(Spout):
             self.bury(row_letter(Tuple(values, self.source), self.attempts))
         shown = map(reprlib.repr, values)
         row = ", ".join(f"{name}={value}" for name, value in zip(self.outputs, shown, strict=True))
-        self.given_up.rows += 1
-        if self.given_up.rows <= _EXAMPLES:
-            self.given_up.examples.append(row)
+        self.failed_rows.rows += 1
+        if self.failed_rows.rows <= _EXAMPLES:
+            self.failed_rows.examples.append(row)
         if count := _log_rate.due("rows given up"):
             extra = {"rows": count, "attempts": self.attempts, "last": row}
-            logger.warning("spark.rows_given_up", extra=extra)
+            logger.warning("spark.rows_failed", extra=extra)
 
 
 def rows_spout(topology: Topology) -> str | None:
@@ -269,18 +269,18 @@ def failure_in(text: str, topology: str) -> ProcessFailedError | None:
     return ProcessFailedError(f"{process} of topology {topology!r}", Failure(summary, traceback))
 
 
-def reports_in(result: DataFrame) -> tuple[list[ExecutorStatistics], GivenUp]:
+def reports_in(result: DataFrame) -> tuple[list[ExecutorStatistics], FailedRows]:
     """Return the statistics of all executors, and the dropped rows of all PySpark tasks."""
     executors: list[ExecutorStatistics] = []
-    given_up = GivenUp()
+    failed_rows = FailedRows()
     for row in result.where(f"{REPORT} IS NOT NULL").select(REPORT).collect():
         statistics, (rows, examples, errors, letters) = json.loads(row[REPORT])
         executors += [from_values(ExecutorStatistics, each) for each in statistics]
-        given_up.rows += rows
-        given_up.examples += examples
-        given_up.errors += errors
-        given_up.dead_letters += letters
-    return executors, given_up
+        failed_rows.rows += rows
+        failed_rows.examples += examples
+        failed_rows.errors += errors
+        failed_rows.dead_letters += letters
+    return executors, failed_rows
 
 
 class Writer:
@@ -301,9 +301,9 @@ class Writer:
                 values = self._struct(component, column[begin : begin + _ROWS])
                 yield self._batch({component: values}, len(values))
 
-    def report(self, statistics: Sequence[ExecutorStatistics], given_up: GivenUp) -> pa.RecordBatch:
+    def report(self, statistics: Sequence[ExecutorStatistics], failed_rows: FailedRows) -> pa.RecordBatch:
         """Return a PySpark task's last row, with its executors' statistics and its dropped rows."""
-        return self._batch({REPORT: json.dumps(to_values([statistics, given_up]))}, 1)
+        return self._batch({REPORT: json.dumps(to_values([statistics, failed_rows]))}, 1)
 
     def failure(self, rank: int, error: BaseException) -> pa.RecordBatch:
         """Return an error as the row that fails the job."""

@@ -25,7 +25,7 @@ from tuplewire_topology.spark.letters import LETTERS
 from tuplewire_topology.spark.member import Submitted
 from tuplewire_topology.spark.nearest import credentials
 from tuplewire_topology.spark.plan import SUBMITTER_TASK
-from tuplewire_topology.spark.rows import GivenUp, failure_in, reports_in
+from tuplewire_topology.spark.rows import FailedRows, failure_in, reports_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,13 +39,14 @@ this; the mail of other jobs is already in transit."""
 class TopologyResult:
     """The result of a topology. frames: the rows of each bolt in `outputs`.
 
-    executors: their statistics. given_up: the dropped rows of a Rows spout. letters: see dead_letters.
+    executors: their statistics. failed_rows: the dropped rows of a Rows spout. dead_letter_rows: see
+    dead_letters.
     """
 
     frames: Mapping[str, DataFrame]
     executors: Sequence[ExecutorStatistics]
-    given_up: GivenUp
-    letters: DataFrame | None = None
+    failed_rows: FailedRows
+    dead_letter_rows: DataFrame | None = None
 
     @property
     def dead_letters(self) -> DataFrame:
@@ -53,9 +54,9 @@ class TopologyResult:
 
         Raises TopologyError if no component has topology.error.policy `dead_letter`.
         """
-        if self.letters is None:
+        if self.dead_letter_rows is None:
             raise TopologyError("no dead letters are kept: set topology.error.policy to dead_letter")
-        return self.letters
+        return self.dead_letter_rows
 
     @property
     def frame(self) -> DataFrame:

@@ -59,7 +59,7 @@ def submit_topology(
     Errors of the user's code are final.
 
     Raises ConfigError if Spark has fewer slots, and for wrong settings; TopologyError for a schema or rows
-    that do not fit the topology; NeedsSparkError over Spark Connect before 4.0.
+    that do not fit the topology; UnsupportedSparkVersionError over Spark Connect before 4.0.
     """
     conf = dict(conf or {})
     settings = TopologySettings.from_conf(conf)

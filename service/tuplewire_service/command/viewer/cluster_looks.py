@@ -19,14 +19,14 @@ class ClusterLooks(ControlClients[ControlClient]):
         self,
         first: str,
         connect: Callable[[str], ControlClient],
-        most_tasks: int | None = None,
+        max_tasks: int | None = None,
     ) -> None:
         """Start with the worker at the address `first`, without a connection.
 
-        `connect` creates the client for an address. `most_tasks` limits the tasks of each status; None: all.
+        `connect` creates the client for an address. `max_tasks` limits the tasks of each status; None: all.
         """
         super().__init__(connect)
-        self._most_tasks = most_tasks
+        self._max_tasks = max_tasks
         self._version = 0
         self._first = Look("", first)
         self._workers = [self._first]
@@ -43,7 +43,7 @@ class ClusterLooks(ControlClients[ControlClient]):
 
     def _ask(self, workers: Iterable[Look]) -> None:
         asked = {each.address: each for each in workers}
-        answers = self.each(asked, lambda client: client.status(MOST_CLIENTS, self._most_tasks))
+        answers = self.each(asked, lambda client: client.status(MOST_CLIENTS, self._max_tasks))
         for address, answer in answers.items():
             worker = asked[address]
             if isinstance(answer, TuplewireError):

@@ -131,7 +131,7 @@ class SenderRow(Row):
     ORDER = ("rate", "outstanding_messages")
     worker: Annotated[str, Column("worker")]
     sender: Annotated[str, Column("sender")]
-    who: Annotated[str, Column("who")]
+    identity: Annotated[str, Column("identity")]
     connected: Annotated[bool, Column("connected", yes_of)]
     seconds: Annotated[float, Column("since", time_of)]
     rate: Annotated[float | None, Column("messages/s", number_of)]
@@ -151,7 +151,7 @@ class ConsumerRow(Row):
     ORDER = ("outstanding_messages", "seconds")
     worker: Annotated[str, Column("worker")]
     consumer: Annotated[str, Column("consumer")]
-    who: Annotated[str, Column("who")]
+    identity: Annotated[str, Column("identity")]
     seconds: Annotated[float, Column("since", time_of)]
     outstanding_messages: Annotated[int, Column("outstanding", number_of)]
     tasks: Annotated[Sequence[int], Column("tasks", tasks_of)]
@@ -235,7 +235,7 @@ def _worker(look: Look, now: pb.GetStatusResponse, over: Interval) -> WorkerRow:
         worker=now.worker_id,
         address=look.address,
         state=state_name(now.state),
-        problem=look.problem or now.not_ready_because,
+        problem=look.problem or now.not_ready_reason,
         version=now.version,
         assignment_version=now.assignment_version,
         memory_bytes=now.resident_bytes,
@@ -327,16 +327,16 @@ def _peers(now: pb.GetStatusResponse, over: Interval, holds: _Holds) -> Iterator
 
 
 def _senders(now: pb.GetStatusResponse, over: Interval) -> Iterator[SenderRow]:
-    before = {(each.who, each.sender_id): each for each in over.before.sessions}
+    before = {(each.identity, each.sender_id): each for each in over.before.sessions}
     for each in now.sessions:
-        at = each.who, each.sender_id
+        at = each.identity, each.sender_id
         then = before.get(at, pb.SessionStatus())
         # A worker lists only some of many sessions, so a newly listed session may be an old one.
         known = at in before or each.seconds < over.seconds
         yield SenderRow(
             worker=now.worker_id,
             sender=each.worker_id or each.sender_id,
-            who=each.who,
+            identity=each.identity,
             address=each.address,
             connected=each.connected,
             seconds=each.seconds,
@@ -355,7 +355,7 @@ def _consumers(now: pb.GetStatusResponse) -> Iterator[ConsumerRow]:
         yield ConsumerRow(
             worker=now.worker_id,
             consumer=each.consumer_id,
-            who=each.who,
+            identity=each.identity,
             address=each.address,
             seconds=each.seconds,
             tasks=list(each.tasks),

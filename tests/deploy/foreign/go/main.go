@@ -31,7 +31,7 @@ const (
 
 var fatal = map[string]bool{
 	"PROTOCOL_VERSION": true, "WRONG_TOPOLOGY": true, "STALE_INCARNATION": true, "SUPERSEDED": true,
-	"UNKNOWN_TASK": true, "NOT_LOCAL": true,
+	"UNKNOWN_TASK": true, "TASK_NOT_LOCAL": true,
 }
 
 type settings struct {

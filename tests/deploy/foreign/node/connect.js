@@ -10,7 +10,7 @@ const loader = require('@grpc/proto-loader');
 
 const PROTO = path.join(__dirname, '..', '..', '..', '..', 'proto');
 const FATAL = new Set([
-  'PROTOCOL_VERSION', 'WRONG_TOPOLOGY', 'STALE_INCARNATION', 'SUPERSEDED', 'UNKNOWN_TASK', 'NOT_LOCAL',
+  'PROTOCOL_VERSION', 'WRONG_TOPOLOGY', 'STALE_INCARNATION', 'SUPERSEDED', 'UNKNOWN_TASK', 'TASK_NOT_LOCAL',
 ]);
 const FIRST_WAIT_MILLIS = 50;
 const LONGEST_WAIT_MILLIS = 2000;

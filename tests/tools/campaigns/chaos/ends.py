@@ -32,8 +32,8 @@ from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.errors import (
     BufferFullError,
     FlushTimeoutError,
-    NotLocalError,
     RefusedMessagesError,
+    TaskNotLocalError,
     UnknownTaskError,
     UnreachableError,
 )
@@ -143,7 +143,7 @@ class Consumer(End):
                 with client.recv([task], timeout=_SILENCE_SECONDS) as subscription:
                     self._journal.write("subscribed", subscription=name)
                     self._read(subscription, name)
-            except (NotLocalError, UnknownTaskError, UnreachableError):
+            except (TaskNotLocalError, UnknownTaskError, UnreachableError):
                 continue
 
     def _read(self, subscription: Subscription, name: str) -> None:

@@ -29,7 +29,7 @@ def test_what_was_acknowledged_and_not_released_counts() -> None:
     """Acknowledged messages count until they are released; messages in flight are resent."""
     window = sent(10, 20, acknowledged=1, released=4)
     reopen(window, 8)
-    assert window.perhaps_lost == 6
+    assert window.possibly_lost == 6
 
 
 @pytest.mark.parametrize("drained", [False, True])
@@ -39,19 +39,19 @@ def test_each_death_counts_for_itself(*, drained: bool) -> None:
     window.receiver_answers = drained
     reopen(window, 8)
     reopen(window, 9)
-    assert window.perhaps_lost == (0 if drained else 10)
+    assert window.possibly_lost == (0 if drained else 10)
     assert window.offer([TaskGroup.of(1, [b"x"] * 3)])
     assert window.next_frame() is not None
     window.update(ack_of(1, [], []))
     reopen(window, 10)
-    assert window.perhaps_lost == (3 if drained else 13)
+    assert window.possibly_lost == (3 if drained else 13)
 
 
 def test_nothing_counts_that_is_kept_until_it_is_processed() -> None:
     """Messages that are retained until they are processed are resent, not lost."""
     window = sent(10, 20, acknowledged=2, released=4, mode=AckMode.PROCESSED)
     reopen(window, 8)
-    assert window.perhaps_lost == 0
+    assert window.possibly_lost == 0
 
 
 def test_kept_and_passing_messages_are_told_apart() -> None:
@@ -65,17 +65,17 @@ def test_kept_and_passing_messages_are_told_apart() -> None:
         grants = [credit_of(1, PLENTY, PLENTY, released)] if released else []
         window.update(ack_of(1, grants, []))
         reopen(window, 8)
-        assert window.perhaps_lost == lost, released
+        assert window.possibly_lost == lost, released
 
 
 def test_a_worker_that_has_forgotten_the_session_is_not_dead() -> None:
     """A worker with the same incarnation still has its messages, even without the session."""
     window = sent(10, acknowledged=1, worker=70)
     reopen(window, 8, worker=70)
-    assert window.perhaps_lost == 0
+    assert window.possibly_lost == 0
     window = sent(10, acknowledged=1, worker=70)
     reopen(window, 8, worker=71)
-    assert window.perhaps_lost == 10
+    assert window.possibly_lost == 10
 
 
 def test_what_nobody_else_has() -> None:
@@ -83,8 +83,8 @@ def test_what_nobody_else_has() -> None:
     window = SendWindow(SessionSettings())
     reopen(window, 7)
     plain = TaskGroup.of(1, [b"x"] * 2)
-    for group in (plain, plain.at(1, 0, kept=True), plain.at(3, 0).passed_on(9)):
-        assert window.offer([group], "token", retain=group.kept)
+    for group in (plain, plain.at(1, 0, retained_upstream=True), plain.at(3, 0).passed_on(9)):
+        assert window.offer([group], "token", retain=group.retained_upstream)
     assert window.unkept() == 4
     assert window.next_frame() is not None
     assert window.unkept() == 4

@@ -8,7 +8,7 @@ import pytest
 
 from tuplewire.errors import MalformedError, ResourceLimitError
 from tuplewire_service.messaging import server_stream as streamed_stream
-from tuplewire_service.messaging.server_stream import SilentStreams
+from tuplewire_service.messaging.server_stream import PendingHandshakes
 
 
 async def _never() -> bytes:
@@ -22,9 +22,9 @@ async def _at_once() -> bytes:
 
 async def test_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit, the oldest silent streams are refused, and the new one is accepted."""
-    monkeypatch.setattr(streamed_stream, "MAX_SILENT_STREAMS", 3)
+    monkeypatch.setattr(streamed_stream, "MAX_PENDING_HANDSHAKES", 3)
 
-    silent = SilentStreams()
+    silent = PendingHandshakes()
     waiting = [asyncio.create_task(silent.first(_never, "hello")) for _ in range(5)]
     assert await silent.first(_at_once, "hello") == b"hello"
     for refused in waiting[:2]:
@@ -39,9 +39,9 @@ async def test_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_one_that_speaks_is_silent_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams that have sent their first message do not count."""
-    monkeypatch.setattr(streamed_stream, "MAX_SILENT_STREAMS", 1)
+    monkeypatch.setattr(streamed_stream, "MAX_PENDING_HANDSHAKES", 1)
 
-    silent = SilentStreams()
+    silent = PendingHandshakes()
     assert [await silent.first(_at_once, "hello") for _ in range(3)] == [b"hello"] * 3
     assert len(silent) == 0
 
@@ -50,7 +50,7 @@ async def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is silent for too long is refused with the time limit."""
     monkeypatch.setattr(streamed_stream, "HELLO_SECONDS", 0.01)
 
-    silent = SilentStreams()
+    silent = PendingHandshakes()
     with pytest.raises(MalformedError, match=r"no subscribe within 0\.01 s"):
         await silent.first(_never, "subscribe")
     assert len(silent) == 0
