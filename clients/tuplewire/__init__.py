@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tuplewire.client import Client
 
     # Reads as a verb: with tuplewire.local().
-    from tuplewire.processes.own_worker import LocalWorkerProcess as local  # noqa: N813
+    from tuplewire.processes.local_worker_process import LocalWorkerProcess as local  # noqa: N813
 
 __all__ = [
     "Client",
@@ -37,7 +37,7 @@ __version__ = "0.1.0"
 
 _LATE = {
     "Client": ("tuplewire.client", "Client"),
-    "local": ("tuplewire.processes.own_worker", "LocalWorkerProcess"),
+    "local": ("tuplewire.processes.local_worker_process", "LocalWorkerProcess"),
 }
 
 

@@ -19,16 +19,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, Unpack, overload
 from weakref import WeakSet
 
-from tuplewire.connection.dialling import Dialler
-from tuplewire.connection.goodbye import owe_goodbye
-from tuplewire.connection.grpc_channel import dial_grpc
+from tuplewire.connection.channels import ChannelFactory
+from tuplewire.connection.close_on_exit import close_on_exit
+from tuplewire.connection.grpc_channel import grpc_stream_opener
 from tuplewire.connection.loop import messaging_loop
-from tuplewire.connection.memory_stream import MEMORY, dial_memory
+from tuplewire.connection.memory_stream import MEMORY, memory_stream_opener
 from tuplewire.connection.receiver import Arrive, Fail, Push, Receiver
-from tuplewire.connection.resumable import Identity
+from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.connection.sending_end import SendingEnd
-from tuplewire.connection.stream import Dial
+from tuplewire.connection.stream import StreamOpener
 from tuplewire.errors import ClosedError, FlushTimeoutError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.observer import Observer
@@ -131,7 +131,12 @@ class BaseClient(Live):
         """Return a sender that has not started to connect."""
         self._observer = self._observing()
         return SendingEnd(
-            self.address, self._identity(), self._settings, messaging_loop(), self._dial(), self._worker_id
+            self.address,
+            self._identity(),
+            self._settings,
+            messaging_loop(),
+            self._stream_opener(),
+            self._worker_id,
         )
 
     def _receive(
@@ -146,7 +151,7 @@ class BaseClient(Live):
             self._forget()
         thread = messaging_loop()
         about = self.address, self._identity(), tasks, self._settings, thread.loop
-        receiver = Receiver(*about, self._dial(), self._worker_id, push)
+        receiver = Receiver(*about, self._stream_opener(), self._worker_id, push)
         thread.begin(receiver)
         self._receivers.add(receiver)
         return receiver
@@ -154,18 +159,18 @@ class BaseClient(Live):
     def _observing(self) -> Observer | None:
         return observer() if self.traced else None
 
-    def _dial(self) -> Dial:
+    def _stream_opener(self) -> StreamOpener:
         if self.address.startswith(MEMORY):
-            return dial_memory(self.topology, int(self.address.removeprefix(MEMORY)))
-        return dial_grpc(self.address, self._settings, Dialler(self._credentials))
+            return memory_stream_opener(self.topology, int(self.address.removeprefix(MEMORY)))
+        return grpc_stream_opener(self.address, self._settings, ChannelFactory(self._credentials))
 
     @staticmethod
-    def _tell_given_up(sender: SendingEnd, patience: float) -> None:
+    def _log_abandoned(sender: SendingEnd, patience: float) -> None:
         """Raise FlushTimeoutError if close() dropped messages after waiting for acknowledgements."""
         messages = sender.buffer.ledger().dropped.get(DropReason.CLOSED, 0)
         if messages and patience:  # close(0) drops messages without an error
             raise FlushTimeoutError(
-                f"{messages} messages were not acknowledged after {patience:g} s{sender.trouble()}; they are "
+                f"{messages} messages were not acknowledged after {patience:g} s{sender.problem()}; they are "
                 "dropped, but may still arrive"
             )
 
@@ -174,7 +179,7 @@ class BaseClient(Live):
 
         The time is zero if a flush has already timed out waiting for an unreachable worker.
         """
-        waited = issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.trouble()
+        waited = issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.problem()
         return 0.0 if waited else min(self._settings.flush_seconds, _AFTER_ERROR_SECONDS)
 
     @overload
@@ -220,7 +225,7 @@ class BaseClient(Live):
                     raise ClosedError("the client is closed")
                 if self._sender is None:
                     messaging_loop().begin(made)
-                    owe_goodbye(self, made)
+                    close_on_exit(self, made)
                     self._sender = made  # after an interrupt before this line, the next call reuses it
                     self._unobserved = made.buffer if self._observer is None else None
         return self._sender.buffer
@@ -365,7 +370,7 @@ class Client(BaseClient):
             messaging_loop().run(receiver.close())
         if sender is not None and not sender.buffer.ended:
             sender.close(patience)
-            self._tell_given_up(sender, patience)
+            self._log_abandoned(sender, patience)
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.text.shown import shown
+from tuplewire.text.escaping import escape_unprintable
 from tuplewire_demos.input import SHOWN_ROWS, SkippedRows
 from tuplewire_service.command.terminal import live_line, write_table
 from tuplewire_topology.running.statistics import ExecutorStatistics
@@ -47,7 +47,7 @@ class Progress(AbstractContextManager["Progress"]):
     def note(self, text: str) -> None:
         """Write a permanent line."""
         self.end()
-        self._stream.write(f"{shown(text)}\n")
+        self._stream.write(f"{escape_unprintable(text)}\n")
         self._stream.flush()
 
     def part(self, done: int, total: int, what: str) -> None:
@@ -117,7 +117,9 @@ class Findings:
 def _skipped(skipped: SkippedRows) -> Iterator[str]:
     if skipped.count:
         yield f"Skipped {skipped.count:,} bad row(s):"
-        yield from (f"  line {row.line:,} {row.problem}: {shown(row.text)}" for row in skipped.first)
+        yield from (
+            f"  line {row.line:,} {row.problem}: {escape_unprintable(row.text)}" for row in skipped.first
+        )
     if skipped.count > len(skipped.first):
         yield f"  ... and {skipped.count - len(skipped.first):,} more"
 
@@ -125,7 +127,10 @@ def _skipped(skipped: SkippedRows) -> Iterator[str]:
 def differences_of(ours: Mapping[str, Any], theirs: Mapping[str, Any], other: str) -> list[str]:
     """Return the differences of two results by name, as text: any, but above 1e-9 in floats."""
     wrong = (name for name in ours.keys() | theirs.keys() if not _same(ours.get(name), theirs.get(name)))
-    return [shown(f"{name} is {ours.get(name)}, {other} has {theirs.get(name)}") for name in sorted(wrong)]
+    return [
+        escape_unprintable(f"{name} is {ours.get(name)}, {other} has {theirs.get(name)}")
+        for name in sorted(wrong)
+    ]
 
 
 def _same(one: object, other: object) -> bool:

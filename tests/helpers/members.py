@@ -82,14 +82,14 @@ class World:
             else UnreachableError("no route")
             for address in addresses
         }
-        registry.look(self.now, self.wanted, answers)
+        registry.apply_poll(self.now, self.wanted, answers)
         issued = registry.decide()
         in_force = registry.in_force
-        for address in registry.to_tell():
+        for address in registry.outdated_workers():
             assert in_force is not None
             gone = address in lost or address not in self.workers
             outcome = UnreachableError("lost") if gone else self.workers[address].take(in_force)
-            registry.told(address, outcome)
+            registry.apply_outcome(address, outcome)
         self.now += 1.0
         return issued
 

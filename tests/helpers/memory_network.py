@@ -11,9 +11,9 @@ from functools import partial
 from typing import NoReturn
 
 from helpers.hand_loop import HandLoop, HandThread, process_name
-from tuplewire.connection.resumable import Identity
+from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.sending_end import SendingEnd
-from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
+from tuplewire.connection.stream import ClientStream, StreamBroken, StreamOpener
 from tuplewire.errors import TuplewireError, UnreachableError, refused
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.config import SessionSettings
@@ -182,7 +182,7 @@ class Network:
         for task in calls:
             task.cancel()
 
-    def dial(self, address: str) -> Dial:
+    def dial(self, address: str) -> StreamOpener:
         """Return a function that opens streams from the current process to an address."""
         return partial(self._open, process_name.get(), address)
 
@@ -259,7 +259,7 @@ class NetworkContext(StreamedContext):
         """The loop of the network."""
         return self.network.thread
 
-    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
+    def _stream_opener(self, topology_id: str, host: str, port: int) -> StreamOpener:
         del topology_id  # the hello contains it
         return self.network.dial(f"{host}:{port}")
 
@@ -273,12 +273,12 @@ class NetworkContext(StreamedContext):
     ) -> StreamedClient:
         """Connect on the network's loop, with an id that is the same in each run."""
         self._connections += 1
-        settings, dial = self.settings, self._dial(topology_id, host, port)
+        settings, open_stream = self.settings, self._stream_opener(topology_id, host, port)
         sender_id = f"{settings.worker_id}/{self._connections}"
         identity = Identity(topology_id, sender_id, settings.incarnation, worker=True)
         address = f"{host}:{port}"
         return StreamedClient(
-            SendingEnd(address, identity, settings.session, self.thread, dial, receiver_id, events)
+            SendingEnd(address, identity, settings.session, self.thread, open_stream, receiver_id, events)
         )
 
     def term(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from helpers.memory_network import HOST, Network, sender
 from tuplewire.connection.receiver import Receiver
-from tuplewire.connection.resumable import Identity
+from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.session.consume import Arrived
 from tuplewire.session.ledger import LedgerSnapshot, Settled
 from tuplewire.session.send_events import SendEvents
@@ -133,9 +133,9 @@ class Consumer:
         self.task = task
         self.held: deque[Arrived] = deque()
         address = address_of(worker)
-        dial = network.dial(address)
+        open_stream = network.dial(address)
         identity = Identity(TOPOLOGY, name, 1)
-        self.receiver = Receiver(address, identity, [task], SESSION, network.loop, dial)
+        self.receiver = Receiver(address, identity, [task], SESSION, network.loop, open_stream)
         self.receiver.start()
 
 

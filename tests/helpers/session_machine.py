@@ -344,9 +344,9 @@ class SessionMachine(RuleBasedStateMachine):
         left = worker.left.pop(task, None)
         if left is None:
             left = worker.left[task] = Share(messages, 1)
-            worker.shares.leave(task, left.messages, left.size_bytes)
+            worker.shares.add_orphaned(task, left.messages, left.size_bytes)
         elif worker.shares.released(task, left.messages, left.size_bytes):
-            worker.session.credit.freed(task)
+            worker.session.credit.on_space_freed(task)
 
     def kill_worker(self, limit: int) -> None:
         """The receiver is killed with all its messages, and restarts."""

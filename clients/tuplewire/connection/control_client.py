@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import grpc
 
-from tuplewire.connection.dialling import Dialler
+from tuplewire.connection.channels import ChannelFactory
 from tuplewire.connection.grpc_channel import DIRECT, bytes_channel, error_of
 from tuplewire.connection.loop import uninterrupted
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
@@ -51,7 +51,7 @@ class ControlClient:
         self.timeout = timeout
         self.max_message_bytes = 0
         """The largest payload that the worker accepts, set by assignment(); 0: not known yet."""
-        self._dialler = Dialler(credentials)
+        self._channel_factory = ChannelFactory(credentials)
         self._lock = threading.RLock()  # a logging handler may call this client in a thread that holds it
         self._connection: _Connection | None = None
         self._closed = False
@@ -77,10 +77,10 @@ class ControlClient:
         with self._lock:
             if self._closed:
                 raise ClosedError(f"the control client of {self.address} is closed; make another one")
-            identity = self._dialler.identity()
+            identity = self._channel_factory.identity()
             connection = self._connection
             if connection is None or connection.identity is not identity:
-                channel = self._dialler.blocking_channel(self.address, self.channel_options, timeout)
+                channel = self._channel_factory.blocking_channel(self.address, self.channel_options, timeout)
                 # The old channel is not closed: calls of other threads may still run on it. It is freed with
                 # the last of these calls.
                 self._connection = connection = _Connection(channel, identity)
@@ -229,7 +229,7 @@ class ControlClient:
     def _call(self, method: str, request: Any, timeout: float | None = None, service: str = "control") -> Any:
         timeout = timeout or self.timeout
         connection = self._connected(timeout)
-        metadata = self._dialler.metadata(self.address)
+        metadata = self._channel_factory.metadata(self.address)
         try:
             with self._mapped_errors(lambda: f"no answer within {timeout:g} s"):
                 call = partial(getattr(getattr(connection, service), method), request)
@@ -246,7 +246,7 @@ class ControlClient:
     ) -> Generator[Any]:
         """Yield the answers of a call; closing the generator cancels it."""
         stub = getattr(self._connected(self.timeout), service)
-        metadata = self._dialler.metadata(self.address)
+        metadata = self._channel_factory.metadata(self.address)
         with self._mapped_errors(lambda: f"not all answers within {timeout} s"):
             call = partial(getattr(stub, method), request)
             answers = uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
@@ -264,7 +264,7 @@ class ControlClient:
             code = error.code()
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise UnreachableError(f"the worker at {self.address}: {on_deadline()}") from error
-            hint = self._dialler.hint(self.address)
+            hint = self._channel_factory.hint(self.address)
             details = error.details() or ""
             raise error_of(code, details, error.trailing_metadata(), self.address, hint) from error
 

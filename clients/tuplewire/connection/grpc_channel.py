@@ -17,8 +17,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tuplewire.connection.dialling import NOT_TRUSTED, Dialler
-from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
+from tuplewire.connection.channels import NOT_TRUSTED, ChannelFactory
+from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken, StreamOpener
 from tuplewire.errors import PayloadTooLargeError, ProtocolError, TuplewireError, UnreachableError, refused
 from tuplewire.settings.config import SessionSettings
 from tuplewire.wire.messaging_pb2_grpc import MessagingStub
@@ -101,16 +101,18 @@ def bytes_channel(channel: Any) -> Any:
     )
 
 
-def dial_grpc(address: str, settings: SessionSettings, dialler: Dialler) -> Dial:
+def grpc_stream_opener(
+    address: str, settings: SessionSettings, channel_factory: ChannelFactory
+) -> StreamOpener:
     """Return a function that opens streams to the worker at an address, each on a separate connection."""
 
     @asynccontextmanager
     async def open_stream(method: str) -> AsyncIterator[ClientStream]:
-        metadata = dialler.metadata(address)
-        async with await dialler.channel(address, channel_options(settings)) as channel:
+        metadata = channel_factory.metadata(address)
+        async with await channel_factory.channel(address, channel_options(settings)) as channel:
             stub = MessagingStub(bytes_channel(channel))  # type: ignore[no-untyped-call]
             call = getattr(stub, method)(metadata=metadata)
-            stream = _GrpcClientStream(call, address, dialler.hint(address))
+            stream = _GrpcClientStream(call, address, channel_factory.hint(address))
             try:
                 yield stream
             finally:
@@ -188,12 +190,10 @@ def error_of(
 ) -> TuplewireError:
     """Return the error for a status.
 
-    1. The worker refused the call: the metadata contains the reason.
-    2. gRPC refused the size of the request.
-    3. The server is not a Tuplewire worker, or has a defect.
-    4. Otherwise, the peer is unreachable.
+    1. The worker refused the call: the metadata contains the reason. 2. gRPC refused the size of the request.
+    3. The server is not a Tuplewire worker, or has a defect. 4. Otherwise, the peer is unreachable.
 
-    hint: added if the peer closes the connection during the handshake; see `Dialler.hint`.
+    hint: added if the peer closes the connection during the handshake; see `ChannelFactory.hint`.
     """
     # 1. The status code is ignored: the worker's own code is more precise.
     for key, value in trailing or ():

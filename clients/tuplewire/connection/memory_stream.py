@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
+from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken, StreamOpener
 from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.session.flow import OutFrame
 
@@ -32,7 +32,7 @@ class MemoryStream(MessageStream):
         self._arrived: deque[bytes | OutFrame] = deque()
         self._size = 0
         self._done = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self.broken: TuplewireError | None = None
         """The reason why the stream ended."""
@@ -51,7 +51,7 @@ class MemoryStream(MessageStream):
             raise StreamBroken from self.broken
         other._arrived.append(data)
         other._size += _size_of(data)
-        other._news.set()
+        other._changed.set()
 
     async def read(self) -> Any:
         """See MessageStream. A Send stream also returns frames as OutFrame."""
@@ -60,8 +60,8 @@ class MemoryStream(MessageStream):
                 return None
             if self.broken is not None:
                 raise StreamBroken from self.broken
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         await asyncio.sleep(0)  # one message each turn: other streams run in between, as over a socket
         data = self._arrived.popleft()
         self._size -= _size_of(data)
@@ -71,13 +71,13 @@ class MemoryStream(MessageStream):
     def finish(self) -> None:
         """Mark the end of this direction; the other side reads None."""
         self._other._done = True
-        self._other._news.set()
+        self._other._changed.set()
 
-    def break_off(self, why: TuplewireError) -> None:
+    def disconnect(self, why: TuplewireError) -> None:
         """End the stream for both sides; only the first reason counts."""
         for side in (self, self._other):
             side.broken = side.broken or why
-            side._news.set()
+            side._changed.set()
             side._room.set()
 
 
@@ -98,8 +98,8 @@ class MemoryClientStream(MemoryStream, ClientStream):
 
     async def end(self) -> TuplewireError:
         """See ClientStream."""
-        self.break_off(UnreachableError("the stream was closed"))
-        assert self.broken is not None  # noqa: S101 - break_off has set it
+        self.disconnect(UnreachableError("the stream was closed"))
+        assert self.broken is not None  # noqa: S101 - disconnect has set it
         return self.broken
 
 
@@ -110,7 +110,7 @@ memory_servers: dict[tuple[str, int], Callable[[str], MemoryClientStream]] = {}
 os.register_at_fork(after_in_child=memory_servers.clear)
 
 
-def dial_memory(topology: str, port: int) -> Dial:
+def memory_stream_opener(topology: str, port: int) -> StreamOpener:
     """Return a function that opens streams to a server of this process."""
 
     @asynccontextmanager
@@ -122,6 +122,6 @@ def dial_memory(topology: str, port: int) -> Dial:
         try:
             yield stream
         finally:
-            stream.break_off(UnreachableError("the stream was closed by the other side"))
+            stream.disconnect(UnreachableError("the stream was closed by the other side"))
 
     return open_stream

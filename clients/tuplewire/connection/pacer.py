@@ -30,8 +30,8 @@ class Pacer:
         self._tolerance = interval * (BURST_FRAMES - 1)
         self._due = 0.0
         """The time at which the next frame is due if all small frames keep the interval."""
-        self._pressed = asyncio.Event()
-        self.gathers = False
+        self._released = asyncio.Event()
+        self.lingering = False
         """True while the writer is delayed: the next frame includes messages that arrive in that time."""
 
     def wrote(self, now: float, size_bytes: int) -> float:
@@ -44,17 +44,17 @@ class Pacer:
             self._due = max(self._due, now) + self._interval
         return max(0.0, self._due - self._tolerance - now)
 
-    async def gather(self, seconds: float) -> None:
-        """Wait for this time, or until press() is called."""
-        self._pressed.clear()
-        self.gathers = True
+    async def linger(self, seconds: float) -> None:
+        """Wait for this time, or until release_next() is called."""
+        self._released.clear()
+        self.lingering = True
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._pressed.wait()
+                    await self._released.wait()
         finally:
-            self.gathers = False
+            self.lingering = False
 
-    def press(self) -> None:
+    def release_next(self) -> None:
         """Release the next frame: the previous ones are acknowledged, or a caller waits for it."""
-        self._pressed.set()
+        self._released.set()

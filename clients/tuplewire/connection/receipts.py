@@ -28,7 +28,7 @@ class Receipts:
         self._window = buffer.window
         self._lock = buffer.lock
         self._watched: set[int] = set()
-        self._watched_told = True
+        self._reported_watched = True
         self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
         self.receiver_lost = False
         """True if the last connection broke, and there is no new one."""
@@ -47,7 +47,7 @@ class Receipts:
             window.opened(welcome)
             buffer.refused.add_too_large(window.settled[settled_before:], window.max_message_bytes)
             # A receiver without memory of the session does not know the watched tasks.
-            self._watched_told = not self._watched
+            self._reported_watched = not self._watched
             self.assignment_version = welcome.assignment_version
             self.receiver_lost = False
             self._add_refusals(welcome.refusals, known)
@@ -91,10 +91,10 @@ class Receipts:
 
     def next_watched(self) -> Collection[int]:
         """Return the tasks whose releases the receiver should report; none if it knows them."""
-        if self._watched_told:
+        if self._reported_watched:
             return ()
         with self._lock:
-            self._watched_told = True
+            self._reported_watched = True
             return tuple(self._watched)
 
     def take_back(self) -> list[tuple[TaskGroup, Any]]:
@@ -116,5 +116,5 @@ class Receipts:
             if self._watched.issuperset(tasks):
                 return
             self._watched.update(tasks)
-            self._watched_told = False
+            self._reported_watched = False
         self._buffer.wake()

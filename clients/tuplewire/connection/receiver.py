@@ -21,9 +21,9 @@ from functools import partial
 from typing import Any
 
 from tuplewire.connection.grpc_channel import ANY_SIZE
-from tuplewire.connection.handover import HandOverCondition
-from tuplewire.connection.resumable import Identity, Resumable
-from tuplewire.connection.stream import ClientStream, Dial, Gathering
+from tuplewire.connection.reconnecting_stream import Identity, ReconnectingStream
+from tuplewire.connection.stream import BatchedEvent, ClientStream, StreamOpener
+from tuplewire.connection.submission_queue import CallerCondition
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
 from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
 from tuplewire.session.delivery import Delivery
@@ -58,7 +58,7 @@ class Push:
     failed: Fail
 
 
-class Receiver(Resumable):
+class Receiver(ReconnectingStream):
     """One subscription to tasks of one worker. Thread-safe, except the methods below "on the loop"."""
 
     method = "Recv"
@@ -70,29 +70,29 @@ class Receiver(Resumable):
         tasks: Iterable[int],
         settings: SessionSettings,
         loop: asyncio.AbstractEventLoop,
-        dial: Dial,
+        open_stream: StreamOpener,
         receiver_id: str = "",
         push: Push | None = None,
     ) -> None:
         """Describe a subscription. `push` gets the messages; None: take() returns them."""
-        super().__init__(address, identity, settings, loop, dial, receiver_id)
+        super().__init__(address, identity, settings, loop, open_stream, receiver_id)
         self._push = push
         self.failed: TuplewireError | None = None
         self._number = secrets.randbits(63)
         self._lock = threading.Lock()
-        self._moved = HandOverCondition(self._lock)
+        self._moved = CallerCondition(self._lock)
         self.tasks = tuple(tasks)
         self._window = ConsumeWindow(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
         self._buffer: deque[Arrived] = deque()
         self._progress = asyncio.Event()
-        self._acknowledgements = Gathering(self._progress, loop)
-        self._telling = False
+        self._acknowledgements = BatchedEvent(self._progress, loop)
+        self._report_scheduled = False
         """True if the loop is about to report acknowledgements: it does not need another wake-up."""
         self._acknowledged = self._known = 0
         """The number of acknowledgements, and the number that the worker has certainly received."""
         self._said_goodbye = False
         self._broken_since = time.monotonic()
-        self._not_let_in = False
+        self._not_admitted = False
         """True if the worker has not accepted this consumer within connect_seconds."""
         self._patience: asyncio.TimerHandle | None = None
 
@@ -134,7 +134,7 @@ class Receiver(Resumable):
             raise self.failed
         if self.over:
             raise ClosedError(f"the subscription at {self.address} is closed")
-        if timeout is None and self._not_let_in:
+        if timeout is None and self._not_admitted:
             raise self._unreachable(self._settings.connect_seconds)
         return None
 
@@ -160,16 +160,16 @@ class Receiver(Resumable):
         with self._lock:
             counts = self._window.acknowledge(arrived, rejected)
             if counts and rejected:
-                self._throw_away(self._window.waiting())
+                self._discard_received(self._window.waiting())
             if not counts or self.over:
                 return
             self._acknowledged += 1
-            if self._telling and not arrived.asks:  # the report in progress includes it
+            if self._report_scheduled and not arrived.ack_requested:  # the report in progress includes it
                 return
-            self._telling = True
-        self._loop.call_soon_threadsafe(partial(self._acknowledgements.add, at_once=arrived.asks))
+            self._report_scheduled = True
+        self._loop.call_soon_threadsafe(partial(self._acknowledgements.add, at_once=arrived.ack_requested))
 
-    def _throw_away(self, tasks: Container[int]) -> None:
+    def _discard_received(self, tasks: Container[int]) -> None:
         """Remove the buffered messages of these tasks: the worker delivers them again."""
         kept = (arrived.without(tasks) for arrived in self._buffer)
         self._buffer = deque(arrived for arrived in kept if arrived.deliveries)
@@ -180,18 +180,18 @@ class Receiver(Resumable):
         super().start()
         # An admitted consumer waits through restarts of any length; see docs/design/sessions.md.
         if not self._admitted and math.isfinite(seconds := self._settings.connect_seconds):
-            self._patience = self._loop.call_later(seconds, self._give_up_waiting)
+            self._patience = self._loop.call_later(seconds, self._stop_waiting)
 
-    def _give_up_waiting(self) -> None:
+    def _stop_waiting(self) -> None:
         """Wake callers without a timeout: the worker has not accepted this consumer."""
         with self._lock:
-            self._not_let_in = True
+            self._not_admitted = True
             self._moved.notify_all()
         if self._push is not None:
             self._push.failed(self._unreachable(self._settings.connect_seconds))
 
-    def _in_reach(self) -> None:
-        super()._in_reach()
+    def _mark_reachable(self) -> None:
+        super()._mark_reachable()
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -240,7 +240,7 @@ class Receiver(Resumable):
         if self._push is not None and not self.over:
             self._push.failed(error)
 
-    def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
+    def _background_tasks(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
         return (self._write(stream),)
 
     async def _open(self, stream: ClientStream) -> None:
@@ -265,7 +265,7 @@ class Receiver(Resumable):
             self._window.opened(
                 subscribed.worker_incarnation, [(cursor.task, cursor.received) for cursor in subscribed.tasks]
             )
-            self._not_let_in = False
+            self._not_admitted = False
             self._known, self._said_goodbye = told, False
         self._progress.set()
         self.connected = True
@@ -289,8 +289,8 @@ class Receiver(Resumable):
                 Delivery, [group.first_sequence for group in response.groups], groups_of(response)
             )
             with self._lock:
-                asks, now_ns = response.ack_immediately, time.time_ns()
-                arrived = self._window.arrived(deliveries, asks=asks, now_ns=now_ns)
+                ack_requested, now_ns = response.ack_immediately, time.time_ns()
+                arrived = self._window.arrived(deliveries, ack_requested=ack_requested, now_ns=now_ns)
                 # The frame may have only duplicates, or messages behind a rejected one.
                 if arrived.deliveries and self._push is None:
                     self._buffer.append(arrived)
@@ -307,9 +307,9 @@ class Receiver(Resumable):
         while True:
             await self._progress.wait()
             self._progress.clear()
-            self._acknowledgements.told()
+            self._acknowledgements.mark_sent()
             with self._lock:
-                self._telling = False
+                self._report_scheduled = False
                 closed = self.over  # read before the cursors: earlier acknowledgements are still sent
                 cursors = self._window.take_moved()
                 more = self._window.has_moved

@@ -14,8 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tuplewire.connection.handover import SMALL_BYTES, HandOver, HandOverCondition, Offer, batches_of
 from tuplewire.connection.receiver_reports import RefusedMessages
+from tuplewire.connection.submission_queue import (
+    SMALL_BYTES,
+    CallerCondition,
+    Offer,
+    SubmissionQueue,
+    batches_of,
+)
 from tuplewire.errors import (
     MAX_TASK,
     BufferFullError,
@@ -43,18 +49,18 @@ class SendBuffer:
         settings: SessionSettings,
         events: SendEvents,
         wake: Callable[[], None],
-        trouble: Callable[[], str],
+        problem: Callable[[], str],
     ) -> None:
         """Start empty.
 
-        wake: called from any thread when there is something to write or to report. trouble: returns why the
+        wake: called from any thread when there is something to write or to report. problem: returns why the
         receiver is unreachable, as the end of a sentence, for errors.
         """
         self.address = address
         self._settings = settings
         self._events = events
         self.wake = wake
-        self._trouble = trouble
+        self._problem = problem
         self.closing = self.ended = False
         """True if no more messages are accepted; true if pending ones were also dropped or taken back."""
         self.closed_because = ""
@@ -62,14 +68,14 @@ class SendBuffer:
         self.failed: TuplewireError | None = None
         """The error that closed the session."""
         self.lock = threading.RLock()  # a signal handler may send while this thread sends
-        self.moved = HandOverCondition(self.lock)
+        self.moved = CallerCondition(self.lock)
         self.window = SendWindow(settings)
         self.refused = RefusedMessages(address)
         self.asking = False
         """True if a caller waits for acknowledgements."""
         self.loop_thread = 0
         """The identifier of the event loop's thread, once the session has started."""
-        self.handed = HandOver()
+        self.submitted = SubmissionQueue()
         self.offers: list[Offer] = []
 
     def __repr__(self) -> str:
@@ -118,7 +124,7 @@ class SendBuffer:
     def _full(self, waited: float | None) -> BufferFullError:
         return BufferFullError(
             f"no room {f'for {waited} s' if waited else 'now'}: {self._pending} are pending, "
-            f"the receiver is slow or gone{self._trouble()}"
+            f"the receiver is slow or gone{self._problem()}"
         )
 
     @property
@@ -130,30 +136,30 @@ class SendBuffer:
 
         Also return False for an invalid task or payload: then call offer(). Raises the errors of offer().
         """
-        handed = self.handed
-        entries = handed.entries
+        submitted = self.submitted
+        entries = submitted.entries
         if (
             type(payload) is bytes
             and type(task) is int
             and 0 <= task <= MAX_TASK
-            and len(payload) <= handed.small_bytes
-            # 1. and 2. in HandOver. The number of entries is read before the room, as explained there.
-            and (len(entries) < handed.room or self._has_room_for(task))
+            and len(payload) <= submitted.small_bytes
+            # 1. and 2. in SubmissionQueue. The number of entries is read before the room, as explained there.
+            and (len(entries) < submitted.room or self._has_room_for(task))
         ):
             entries.append((task, source, payload))
             # After an interrupt at this point, `told` is unchanged, and the next call wakes the loop.
-            if handed.told != handed.look:
+            if submitted.notified_pass != submitted.drain_pass:
                 self.wake()
             return True
-        # 3. in HandOver: there is no published room, or the message is not small.
+        # 3. in SubmissionQueue: there is no published room, or the message is not small.
         return self._send_one_counted(task, payload, source)
 
     def _has_room_for(self, task: int) -> bool:
         """Return True if a small message fits because its task has fewer than others."""
-        handed, entries = self.handed, len(self.handed.entries)
+        submitted, entries = self.submitted, len(self.submitted.entries)
         return (
-            entries < handed.room_elsewhere
-            and entries + handed.beyond_entries + self.window.held_of(task)
+            entries < submitted.room_elsewhere
+            and entries + submitted.extra_messages + self.window.held_of(task)
             < self._settings.max_pending_task_messages
         )
 
@@ -161,36 +167,36 @@ class SendBuffer:
         """Accept one message if it fits together with all submitted messages."""
         if type(payload) is not bytes or type(task) is not int or not 0 <= task <= MAX_TASK:
             return False
-        settings, window, handed = self._settings, self.window, self.handed
+        settings, window, submitted = self._settings, self.window, self.submitted
         size = len(payload)
         with self.lock:
             self._check_open()
-            handed.count()
+            submitted.count()
             if (
                 size > window.max_message_bytes
-                or window.messages + handed.messages >= settings.max_pending_messages
-                or window.size_bytes + handed.size_bytes + size > settings.max_pending_bytes
-                or window.held_of(task) + handed.of_flow.get(task, 0) >= settings.max_pending_task_messages
+                or window.messages + submitted.messages >= settings.max_pending_messages
+                or window.size_bytes + submitted.size_bytes + size > settings.max_pending_bytes
+                or window.held_of(task) + submitted.of_flow.get(task, 0) >= settings.max_pending_task_messages
             ):
                 return False
             if size <= SMALL_BYTES:
                 self._make_room()
             else:
-                handed.shut()
-            handed.entries.append((task, source, payload))
+                submitted.shut()
+            submitted.entries.append((task, source, payload))
         self.wake()
         return True
 
     def _make_room(self) -> None:
         """Set how many messages may be appended after the counted ones; with the lock."""
-        settings, window, handed = self._settings, self.window, self.handed
+        settings, window, submitted = self._settings, self.window, self.submitted
         if self.closing or self.failed is not None:  # the next caller takes the lock and gets the error
-            handed.shut()
+            submitted.shut()
             return
-        messages = window.messages + handed.messages
-        handed.make_room(
+        messages = window.messages + submitted.messages
+        submitted.make_room(
             settings.max_pending_messages - messages,
-            settings.max_pending_bytes - window.size_bytes - handed.size_bytes,
+            settings.max_pending_bytes - window.size_bytes - submitted.size_bytes,
             settings.max_pending_task_messages - messages,
             window.max_message_bytes,
         )
@@ -214,8 +220,8 @@ class SendBuffer:
             return True
         # 1. The published room does not include messages that the window accepts directly.
         if threading.get_ident() == self.loop_thread:
-            self.take_in()
-            self.handed.shut()
+            self.take_submitted()
+            self.submitted.shut()
             return self.window.offer(groups, token, retain=retain, now_micros=time.time_ns() // 1000)
         # 2. Only the loop changes the window, so an interrupt never leaves the window half changed.
         if self._hand_over(groups):
@@ -229,11 +235,11 @@ class SendBuffer:
         return self._hand_over(groups)
 
     def _hand_over(self, groups: Sequence[TaskGroup]) -> bool:
-        handed = self.handed
-        handed.count()
-        if not self.window.fits(groups, handed.messages, handed.size_bytes, handed.of_flow):
+        submitted = self.submitted
+        submitted.count()
+        if not self.window.fits(groups, submitted.messages, submitted.size_bytes, submitted.of_flow):
             return False
-        handed.add(groups)
+        submitted.add(groups)
         return True
 
     def _offer_on_loop(self, offer: Offer) -> bool:
@@ -248,7 +254,7 @@ class SendBuffer:
 
     def _wake_now(self) -> None:
         """Wake the loop even if it was woken before, because it may wait for more messages."""
-        self.handed.told = -1
+        self.submitted.notified_pass = -1
         self.wake()
 
     def flush(self, timeout: float | None = None) -> None:
@@ -291,41 +297,41 @@ class SendBuffer:
                 raise RefusedMessagesError(refused)
             if not self._all_settled:
                 raise FlushTimeoutError(
-                    f"{self._pending} are not acknowledged after {timeout} s{self._trouble()}; "
+                    f"{self._pending} are not acknowledged after {timeout} s{self._problem()}; "
                     "they stay pending"
                 )
 
     @property
     def pending_messages(self) -> int:
         """The number of messages that are accepted but not settled."""
-        return self.window.messages + self.handed.pending
+        return self.window.messages + self.submitted.pending
 
     def ledger(self) -> LedgerSnapshot:
         """Return the balance of this session."""
         with self.lock:
-            ledger, handed = self.window.ledger(), self.handed.pending
-            return replace(ledger, accepted=ledger.accepted + handed, pending=ledger.pending + handed)
+            ledger, submitted = self.window.ledger(), self.submitted.pending
+            return replace(ledger, accepted=ledger.accepted + submitted, pending=ledger.pending + submitted)
 
     # --- for the event loop ---------------------------------------------------------------------
 
-    def take_in(self) -> None:
+    def take_submitted(self) -> None:
         """Move the submitted messages to the window; with the lock."""
-        handed = self.handed
-        handed.look += 1
+        submitted = self.submitted
+        submitted.drain_pass += 1
         now_micros = time.time_ns() // 1000
         # The loop works on a copy, because callers append entries without the lock.
-        if entries := handed.entries[:]:
+        if entries := submitted.entries[:]:
             for batch in batches_of(entries):
                 self.window.accept(batch, now_micros=now_micros)
-            handed.start_count()
+            submitted.start_count()
             self._make_room()
-            handed.forget(len(entries))  # after _make_room(): a message is never missing in both counts
+            submitted.forget(len(entries))  # after _make_room(): a message is never missing in both counts
             if self.ended or self.failed is not None:  # submitted while the buffer was being closed
                 self.abandon(DropReason.CLOSED if self.failed is None else DropReason.REFUSED)
         # Offers follow the entries, because earlier messages of the same caller are among the entries.
         if self.offers:
             offers, self.offers = self.offers, []
-            handed.shut()
+            submitted.shut()
             for offer in offers:
                 if offer.accepted is None:
                     offer.accepted = self.failed is None and self.window.offer(
@@ -337,10 +343,10 @@ class SendBuffer:
         """Wake all callers that wait; with the lock."""
         # Without published room, the next caller takes the lock and gets the error.
         if self.closing or self.failed is not None:
-            self.handed.shut()
+            self.submitted.shut()
         self.moved.notify_all()
 
-    def tell(self) -> None:
+    def run_callbacks(self) -> None:
         """Report settled and released messages; from one thread at a time, without the lock."""
         with self.lock:
             settled = self.window.take_settled()
@@ -354,7 +360,7 @@ class SendBuffer:
         """Accept no more messages."""
         with self.lock:
             self.closing = True
-            self.handed.shut()
+            self.submitted.shut()
 
     def abandon(self, reason: DropReason) -> None:
         """Drop all pending messages; with the lock."""
@@ -365,7 +371,7 @@ class SendBuffer:
         """Drop all pending messages, and raise this error to callers from now on."""
         with self.lock:
             # The submitted messages are moved first, so that they are dropped and counted, too.
-            self.take_in()
+            self.take_submitted()
             self.failed = error
             self.abandon(DropReason.REFUSED)
 
@@ -374,7 +380,7 @@ class SendBuffer:
         if self.ended:
             return False
         # take_back() must also return messages that are only submitted.
-        self.take_in()
+        self.take_submitted()
         self.closing = self.ended = True
         return True
 

@@ -1,8 +1,8 @@
 """The sending end of a session with one worker: it writes frames, reads acknowledgements, and reconnects.
 
 Messages that are accepted while a frame is being written are sent with the next one. Used by the clients, the
-worker's router and connections, and the streamed transports. Owns the send buffer and the stream.
-Call only from the event loop, except close(), abort() and trouble(). Design: docs/design/sessions.md.
+worker's router and connections, and the streamed transports. Owns the send buffer and the stream. Call only
+from the event loop, except close(), abort() and problem(). Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from tuplewire.connection.loop import EventLoopThread
 from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.receipts import Receipts
-from tuplewire.connection.resumable import Identity, Resumable
+from tuplewire.connection.reconnecting_stream import Identity, ReconnectingStream
 from tuplewire.connection.send_buffer import SendBuffer
-from tuplewire.connection.stream import ClientStream, Dial, Silence
+from tuplewire.connection.stream import ClientStream, Silence, StreamOpener
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, refused
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import SendCounts
@@ -36,10 +36,10 @@ logger = event_logger(__name__)
 _GOODBYE_SECONDS = 1.0
 
 
-class SendingEnd(Resumable):
+class SendingEnd(ReconnectingStream):
     """Sends the messages of its buffer to one worker.
 
-    Call its methods only from the event loop, except close(), abort() and trouble(). The buffer is
+    Call its methods only from the event loop, except close(), abort() and problem(). The buffer is
     thread-safe for callers.
     """
 
@@ -51,18 +51,18 @@ class SendingEnd(Resumable):
         identity: Identity,
         settings: SessionSettings,
         thread: EventLoopThread,
-        dial: Dial,
+        open_stream: StreamOpener,
         receiver_id: str = "",
         events: SendEvents | None = None,
     ) -> None:
-        """Describe a session; thread.begin() connects. dial: opens streams to the address.
+        """Describe a session; thread.begin() connects. open_stream: opens streams to the address.
 
         receiver_id: the worker to reach. While another worker answers there, messages wait. Default: any.
         """
-        super().__init__(address, identity, settings, thread.loop, dial, receiver_id)
+        super().__init__(address, identity, settings, thread.loop, open_stream, receiver_id)
         self.thread = thread
         self._events = events or SendEvents()
-        self.buffer = SendBuffer(address, settings, self._events, self._wake, self.trouble)
+        self.buffer = SendBuffer(address, settings, self._events, self._wake, self.problem)
         self.receipts = Receipts(self.buffer)
         self.loads = ReportedLoads(settings.load_expires_seconds)
         """The loads that the receiver reports for its tasks."""
@@ -95,31 +95,32 @@ class SendingEnd(Resumable):
         if threading.get_ident() == buffer.loop_thread:
             self._wake_writer()
             if self._window.settled:
-                self._loop.call_soon(buffer.tell)
+                self._loop.call_soon(buffer.run_callbacks)
             return
-        handed = buffer.handed
-        look = handed.look
-        if handed.told != look:
+        submitted = buffer.submitted
+        drain_pass = submitted.drain_pass
+        if submitted.notified_pass != drain_pass:
             self._loop.call_soon_threadsafe(self._woken)
-            handed.told = look  # after the call: an interrupt before it leaves that to the next one
+            # After the call: an interrupt before it leaves that to the next one.
+            submitted.notified_pass = drain_pass
         if self._window.settled:
-            self._loop.call_soon_threadsafe(buffer.tell)
+            self._loop.call_soon_threadsafe(buffer.run_callbacks)
 
     def _woken(self) -> None:
         buffer = self.buffer
-        if self._pacer.gathers and self.connected and not (buffer.asking or buffer.offers):
+        if self._pacer.lingering and self.connected and not (buffer.asking or buffer.offers):
             return  # the next frame includes it, with later messages
-        self._pacer.press()
+        self._pacer.release_next()
         with self._lock:
-            buffer.take_in()
+            buffer.take_submitted()
         self._wake_writer()
 
     def _wake_writer(self) -> None:
         self._due.set()
         if not self.connected:  # no frame is written
-            self._pressure.look(connected=False)
+            self._pressure.refresh(connected=False)
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Return why the worker is unreachable, as the end of a sentence; empty if it is not."""
         in_reach = self.connected or (self.counts.connections and not self.receipts.receiver_lost)
         return "" if in_reach else f"; {self.address} is {self.connection}"
@@ -128,7 +129,7 @@ class SendingEnd(Resumable):
     def window(self) -> SendWindow:
         """The send window, with all submitted messages."""
         with self._lock:
-            self.buffer.take_in()
+            self.buffer.take_submitted()
         return self._window
 
     @property
@@ -166,7 +167,7 @@ class SendingEnd(Resumable):
             return []
         await self.suspend()
         left = self.receipts.take_back()  # 2.
-        self._tell()
+        self._update()
         return left
 
     async def _finish(self, timeout: float) -> None:
@@ -182,7 +183,7 @@ class SendingEnd(Resumable):
         if not self.buffer.ended:
             await self.suspend()
             self.buffer.drop_pending()
-            self._tell()
+            self._update()
 
     def close(self, timeout: float = 10.0) -> None:
         """Do the same as close_async, from any other thread."""
@@ -235,22 +236,22 @@ class SendingEnd(Resumable):
         self.receipts.lost(answers=self.over or isinstance(error, DrainingError))
         if was_connected:
             self._events.lost()
-        self._pressure.look(connected=False)
+        self._pressure.refresh(connected=False)
 
     def _failed(self, error: TuplewireError) -> None:
         self.buffer.fail(error)
         logger.error("connection.refused", extra={"peer": self.address, "reason": str(error)})
-        self._tell()
+        self._update()
 
-    def _tell(self) -> None:
-        self._pressure.look(connected=self.connected)
-        self.buffer.tell()
+    def _update(self) -> None:
+        self._pressure.refresh(connected=self.connected)
+        self.buffer.run_callbacks()
 
-    def _may_try_again(self, error: TuplewireError) -> bool:
+    def _is_retryable(self, error: TuplewireError) -> bool:
         # Between workers no error is final: the other one may be fixed or replaced while messages wait.
-        return self.identity.worker or super()._may_try_again(error)
+        return self.identity.worker or super()._is_retryable(error)
 
-    def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
+    def _background_tasks(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
         return self._write(stream), self._silence.watch(self._probe)
 
     async def _open(self, stream: ClientStream) -> None:
@@ -275,7 +276,7 @@ class SendingEnd(Resumable):
                 f"{self.address} speaks protocol {welcome.protocol_version}, this side {PROTOCOL_VERSION}: "
                 "bring both to one release"
             )
-        self._hear(welcome.departures)
+        self._report_departures(welcome.departures)
         self.loads.take({each.task: each.load for each in welcome.load.tasks}, time.monotonic())
         self.receipts.opened(welcome)
         self.connected = not self.buffer.ended
@@ -283,10 +284,10 @@ class SendingEnd(Resumable):
         self._silence.heard()
         self._pressure.opened()
         logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.receiver_id})
-        self._tell()
+        self._update()
         self._due.set()
 
-    def _hear(self, departures: Iterable[pb.Departure]) -> None:
+    def _report_departures(self, departures: Iterable[pb.Departure]) -> None:
         if told := [departure_from_wire(each) for each in departures]:
             self._events.departed(told)
 
@@ -324,7 +325,7 @@ class SendingEnd(Resumable):
                 request = pb.SendRequest(watch_releases=pb.WatchReleases(tasks=watched))
                 await stream.write(request.SerializeToString())
             frame = self._next_frame()
-            pressure.look(connected=True)
+            pressure.refresh(connected=True)
             if frame is None:
                 # 3. Without a request, acknowledgements may be delayed; see docs/design/credit.md.
                 if self.buffer.asking:
@@ -338,28 +339,28 @@ class SendingEnd(Resumable):
                     await stream.write(pb.SendRequest(goodbye=goodbye).SerializeToString())
                     await stream.done_writing()
                     return
-                pressure.idles()  # 5.
+                pressure.on_idle()  # 5.
                 await self._due.wait()
-                pressure.goes_on()
+                pressure.on_resume()
                 asked = False
                 continue
             asked = frame.ack_immediately  # 2.
-            pressure.writes(frame)
+            pressure.on_write(frame)
             frame.assignment_version = self._events.assignment_version()
             await stream.write_frame(frame)
-            pressure.goes_on()
+            pressure.on_resume()
             # Messages that arrive during this wait share the next frame; see docs/design/credit.md.
             if wait := self._pacer.wrote(time.monotonic(), frame.size_bytes):
-                await self._pacer.gather(wait)
+                await self._pacer.linger(wait)
 
     def _next_frame(self) -> OutFrame | None:
         """Return the next frame to write; None if there is none, or no connection."""
         with self._lock:
             if not (self.connected and self.writes):
                 return None
-            self.buffer.take_in()
+            self.buffer.take_submitted()
             self.receipts.close_unused()
-            frame = self._window.next_frame(time.monotonic(), pressing=self.buffer.asking)
+            frame = self._window.next_frame(time.monotonic(), urgent=self.buffer.asking)
             if frame is not None:
                 self.counts.messages += frame.messages
                 self.counts.frames += 1
@@ -378,9 +379,9 @@ class SendingEnd(Resumable):
                     continue
                 self._silence.heard()
                 self.receipts.update(update)
-                self._pacer.press()
+                self._pacer.release_next()
                 self._pressure.acknowledged()
-                self._tell()
+                self._update()
                 self._due.set()
             elif kind == "load":
                 self.loads.take({each.task: each.load for each in response.load.tasks}, time.monotonic())
@@ -393,6 +394,6 @@ class SendingEnd(Resumable):
                 self._dismissed = True
                 self._due.set()
             elif kind == "departures":
-                self._hear(response.departures.departures)
+                self._report_departures(response.departures.departures)
             elif kind == "ended":
                 raise refused(code_name(response.ended.code), response.ended.detail)

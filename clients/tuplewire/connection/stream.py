@@ -62,7 +62,7 @@ class ClientStream(MessageStream):
         """End the stream and return the reason: the error of a refusal, or UnreachableError."""
 
 
-Dial = Callable[[str], AbstractAsyncContextManager[ClientStream]]
+StreamOpener = Callable[[str], AbstractAsyncContextManager[ClientStream]]
 """Opens a stream to a fixed worker; the argument is the method, "Send" or "Recv"."""
 
 
@@ -91,28 +91,28 @@ class Silence:
                 probe()
 
 
-class Gathering:
+class BatchedEvent:
     """Sets an event for a report, immediately or after BATCH_SECONDS. Call only from the event loop."""
 
     def __init__(self, event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
         self._event = event
         self._loop = loop
-        self._untold = False
+        self._unsent = False
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, *, at_once: bool) -> None:
         """Add something to report."""
-        self._untold = True
+        self._unsent = True
         if at_once:
             self._event.set()
         elif self._timer is None:
             self._timer = self._loop.call_later(BATCH_SECONDS, self._time_passed)
 
-    def told(self) -> None:
+    def mark_sent(self) -> None:
         """Record that everything added so far is being reported."""
-        self._untold = False
+        self._unsent = False
 
     def _time_passed(self) -> None:
         self._timer = None
-        if self._untold:  # otherwise an earlier report has included it
+        if self._unsent:  # otherwise an earlier report has included it
             self._event.set()

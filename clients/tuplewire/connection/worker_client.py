@@ -36,7 +36,7 @@ class WorkerClient(ControlClient):
     def begin_poll(self, request: pb.PollRequest) -> Any:
         """Do the same as poll without waiting for the answer; return a gRPC future."""
         connection = self._connected(self.timeout)
-        metadata = self._dialler.metadata(self.address)
+        metadata = self._channel_factory.metadata(self.address)
         timeout = self.timeout + request.wait_millis / 1000
         return connection.source.Poll.future(request, timeout=timeout, metadata=metadata)
 

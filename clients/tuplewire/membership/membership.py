@@ -151,10 +151,10 @@ class Membership:
         ClosedError with the reason if the membership has stopped.
         """
         with self._moved:
-            self._moved.wait_for(lambda: self._status.ended or self._is_there(at_least), timeout)
+            self._moved.wait_for(lambda: self._status.ended or self._is_registered(at_least), timeout)
             if self._status.ended:
                 raise ClosedError(f"the membership has stopped: {self._status.ended}")
-            if not self._is_there(at_least):
+            if not self._is_registered(at_least):
                 hint = f"; where they are is not known: {self._problem}" if self._problem else ""
                 raise UnreachableError(
                     f"not {at_least} settled workers within {timeout:g} s: start one next to each executor, "
@@ -162,7 +162,7 @@ class Membership:
                 )
             return self._status
 
-    def _is_there(self, at_least: int) -> bool:
+    def _is_registered(self, at_least: int) -> bool:
         return self._status.settled and self._status.joined >= at_least
 
     # --- the thread ------------------------------------------------------------------------------
@@ -188,18 +188,20 @@ class Membership:
                 self._moved.notify_all()
 
     def _round(self, clients: ControlClients[ControlClient]) -> None:
-        self._look_for_workers()
+        self._find_workers()
         registry = self._registry
         # Poll workers that are no longer listed, too: they still need each assignment to forward messages.
         addresses = dict.fromkeys([*self._wanted, *registry.addresses])
         clients.keep(addresses)
-        registry.look(time.monotonic(), self._wanted, clients.each(addresses, self._report))
+        registry.apply_poll(time.monotonic(), self._wanted, clients.each(addresses, self._report))
         registry.decide()
         assignment = registry.in_force
         if assignment is not None:
-            outcomes = clients.each(registry.to_tell(), lambda each: each.update_assignment(assignment))
+            outcomes = clients.each(
+                registry.outdated_workers(), lambda each: each.update_assignment(assignment)
+            )
             for address, outcome in outcomes.items():
-                registry.told(address, outcome if isinstance(outcome, TuplewireError) else None)
+                registry.apply_outcome(address, outcome if isinstance(outcome, TuplewireError) else None)
         for event, about in registry.events:
             logger.log(logging.WARNING if event in _WARNINGS else logging.INFO, event, extra=about)
         registry.events.clear()
@@ -212,7 +214,7 @@ class Membership:
         foreign = self._registry.may_be_foreign(client.address, status.assignment_version)
         return status, client.assignment() if foreign else None
 
-    def _look_for_workers(self) -> None:
+    def _find_workers(self) -> None:
         """Request the workers' addresses; keep the previous ones if that fails."""
         try:
             self._wanted = _named(self._workers() if callable(self._workers) else self._workers)

@@ -1,8 +1,8 @@
 """The registered workers and the assignment of tasks to them, as pure state: no I/O, no clock.
 
 Used by Membership, which passes the answers of a poll (`look`), calls `decide`, sends the assignment to the
-workers in `to_tell`, and reports each outcome (`told`). Owns the members, the current assignment and its
-version. Not thread-safe. Design: docs/design/moves.md.
+workers in `outdated_workers`, and reports each outcome (`apply_outcome`). Owns the members, the current
+assignment and its version. Not thread-safe. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ class Registry:
     # --- answers of a poll -----------------------------------------------------------------------
 
     def may_be_foreign(self, address: str, version: int) -> bool:
-        """Return True if another program may have issued this version; look() then needs its content."""
+        """Return True if another program may have issued this version; apply_poll() needs its content."""
         member = self._members.get(address)
         return version >= max(self.version, 1) and (member is None or version != member.acknowledged)
 
-    def look(
+    def apply_poll(
         self, now: float, wanted: Mapping[str, str], answers: Mapping[str, Report | TuplewireError]
     ) -> None:
         """Apply the answers of a poll. now: in seconds, of any clock.
@@ -127,15 +127,15 @@ class Registry:
         foreign: control_pb2.Assignment | None = None
         for address, answer in answers.items():
             if isinstance(answer, TuplewireError):
-                self._unheard(address, wanted.get(address), str(answer), now)
+                self._apply_silence(address, wanted.get(address), str(answer), now)
                 continue
             status, theirs = answer
-            self._heard(address, wanted.get(address), status, now)
+            self._apply_status(address, wanted.get(address), status, now)
             if theirs is None or theirs.topology != self.topology or theirs in self._issued:
                 continue
             known = self._members.get(address)
-            if not self._take_switch(theirs) and known is not None and known.acknowledged:
-                self._give_way(known, theirs.version)  # the worker had this program's version before
+            if not self._adopt_switch(theirs) and known is not None and known.acknowledged:
+                self._mark_superseded(known, theirs.version)  # the worker had this program's version before
             if theirs.version > self._beyond:
                 foreign = theirs
                 self._beyond = theirs.version
@@ -143,7 +143,7 @@ class Registry:
         if foreign is not None and not self.version:
             self._adopt(foreign, wanted, now)
 
-    def _unheard(self, address: str, name: str | None, problem: str, now: float) -> None:
+    def _apply_silence(self, address: str, name: str | None, problem: str, now: float) -> None:
         member = self._members.get(address)
         if member is None:
             if name is not None:
@@ -172,7 +172,7 @@ class Registry:
             self.events.append(("worker.absent", about))
         self._absent[address] = (name, problem)
 
-    def _heard(
+    def _apply_status(
         self, address: str, name: str | None, status: control_pb2.GetStatusResponse, now: float
     ) -> None:
         member = self._members.get(address)
@@ -214,14 +214,14 @@ class Registry:
                 f"--topology {self.topology}"
             )
         twins = (each for each in self._members.values() if each.status.worker_id == status.worker_id)
-        twin = next((each for each in twins if each.address != address), None)
-        if twin is None:
+        duplicate = next((each for each in twins if each.address != address), None)
+        if duplicate is None:
             return ""
-        if twin.problem or twin.leaving:  # its id is free: it does not answer, or leaves
-            self._forget(twin, "worker.left")
+        if duplicate.problem or duplicate.leaving:  # its id is free: it does not answer, or leaves
+            self._forget(duplicate, "worker.left")
             return ""
         return (
-            f"its id {status.worker_id} is that of the worker at {twin.address}: give each worker a "
+            f"its id {status.worker_id} is that of the worker at {duplicate.address}: give each worker a "
             "--worker-id of its own, and name each once"
         )
 
@@ -250,7 +250,7 @@ class Registry:
             if task in self.tasks
         }
 
-    def _take_switch(self, theirs: control_pb2.Assignment) -> bool:
+    def _adopt_switch(self, theirs: control_pb2.Assignment) -> bool:
         """Take over an assignment that only activates or deactivates the spouts; False for any other.
 
         It may be based on an earlier assignment than the current one, or have the same version as a new one.
@@ -263,7 +263,7 @@ class Registry:
         self._issued.append(theirs)
         return True
 
-    def _give_way(self, member: _Member, version: int) -> None:
+    def _mark_superseded(self, member: _Member, version: int) -> None:
         if not self.superseded:
             self.superseded = (
                 f"another program has given the worker at {member.address} assignment {version}, and is in "
@@ -287,7 +287,7 @@ class Registry:
             held = fill(self.tasks, able, held)
             # Move for balance only if all workers have the current assignment, and not in the same step as
             # tasks of leaving workers.
-            if self._all_know():
+            if self._is_distributed():
                 if not self._moves():
                     self._moved.clear()
                 if held == self._held:
@@ -328,7 +328,7 @@ class Registry:
             tasks[address].append(task)
         return tasks
 
-    def _all_know(self) -> bool:
+    def _is_distributed(self) -> bool:
         """Return True if every worker answers and has the current assignment."""
         return bool(self.version) and all(
             not each.problem and each.acknowledged == self.version == each.status.assignment_version
@@ -339,7 +339,7 @@ class Registry:
         """Return True if a worker has reported a moving task."""
         return any(each.status.moving_tasks for each in self._members.values())
 
-    def to_tell(self) -> list[str]:
+    def outdated_workers(self) -> list[str]:
         """Return the addresses of the workers that have not accepted the current assignment."""
         if self.in_force is None or self.superseded:
             return []
@@ -349,7 +349,7 @@ class Registry:
             if not each.problem and each.acknowledged != self.version
         ]
 
-    def told(self, address: str, outcome: TuplewireError | None) -> None:
+    def apply_outcome(self, address: str, outcome: TuplewireError | None) -> None:
         """Apply the outcome of sending the current assignment to a worker. None: the worker accepted it."""
         member = self._members[address]
         if outcome is None:
@@ -388,7 +388,7 @@ class Registry:
             version=self.version,
             workers=(*workers, *absent),
             unassigned=tuple(task for task in self.tasks if task not in self._held),
-            settled=self._all_know()
+            settled=self._is_distributed()
             and not self._moves()
             and bool(joined)
             and max(counts) - min(counts) <= 1,

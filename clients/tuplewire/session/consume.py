@@ -45,7 +45,7 @@ class Arrived:
 
     epoch: int
     deliveries: tuple[Delivery, ...]
-    asks: bool = False
+    ack_requested: bool = False
     """True if the acknowledgement must be sent immediately."""
     at_ns: int = 0
     """The time of arrival, in nanoseconds since 1970."""
@@ -59,7 +59,7 @@ class Arrived:
         """Yield each delivery separately. Only the last one requires an immediate acknowledgement."""
         last = len(self.deliveries) - 1
         for index, each in enumerate(self.deliveries):
-            yield Arrived(self.epoch, (each,), self.asks and index == last, self.at_ns)
+            yield Arrived(self.epoch, (each,), self.ack_requested and index == last, self.at_ns)
 
     def first(self, messages: int) -> Arrived:
         """Return at most the first `messages` messages."""
@@ -69,7 +69,7 @@ class Arrived:
                 break
             found.append(part)
             messages -= len(part.group)
-        return Arrived(self.epoch, tuple(found), self.asks)
+        return Arrived(self.epoch, tuple(found), self.ack_requested)
 
     def without(self, tasks: Container[int]) -> Arrived:
         """Return the messages of all other tasks."""
@@ -82,16 +82,16 @@ class _Task:
     acknowledged: int
     received: int
     held_bytes: int = 0
-    told: int = 0
+    reported_credit: int = 0
     """The last credit that was reported to the worker."""
     unacknowledged: deque[tuple[int, int]] = field(default_factory=deque)
     rejections: deque[Rejection] = field(default_factory=deque)
     """The rejections that the worker has not answered."""
     rejected: int = 0
     """The number of the last rejection."""
-    rejections_told: int = 0
+    reported_rejections: int = 0
     """The number of the last rejection that was sent over this stream."""
-    waits_for: int = 0
+    awaited_rejection: int = 0
     """The rejection that must be answered before messages are accepted again; 0 if none."""
 
     def reject(self, sequence: int, each: Rejected) -> None:
@@ -108,12 +108,12 @@ class _Task:
     def next_rejections(self) -> tuple[list[Rejection], Rejection | None]:
         """Return the rejections for the next request, and the one that follows them, if any."""
         # Rejections are numbered without gaps, so the difference of two numbers is an index.
-        told = self.rejections_told - self.rejections[0].number + 1 if self.rejections else 0
+        told = self.reported_rejections - self.rejections[0].number + 1 if self.rejections else 0
         start = max(0, told)
         some = list(islice(self.rejections, start, start + _MOST_REJECTIONS + 1))
         later = some.pop() if len(some) > _MOST_REJECTIONS else None
         if some:
-            self.rejections_told = some[-1].number
+            self.reported_rejections = some[-1].number
         return some, later
 
     def forget_rejections(self, number: int) -> None:
@@ -131,7 +131,7 @@ class ConsumeWindow:
 
     def __init__(self, tasks: Iterable[int], prefetch_messages: int, prefetch_bytes: int) -> None:
         self._epoch = 0
-        self._tasks = {task: _Task(0, 0, 0, told=prefetch_messages) for task in tasks}
+        self._tasks = {task: _Task(0, 0, 0, reported_credit=prefetch_messages) for task in tasks}
         self._prefetch_messages = prefetch_messages
         self._prefetch_bytes = prefetch_bytes
         self._moved: dict[int, None] = {}
@@ -156,42 +156,43 @@ class ConsumeWindow:
             self._subscribed.clear()
             # 1. Each worker numbers the messages of a task itself.
             for task in self._tasks:
-                self._start_anew(task, 0)
+                self._restart(task, 0)
         for task, received in starts:
             if (state := self._tasks.get(task)) is None:
                 continue
             said = self._subscribed.get(task, state.received)
             # 2. The subscribe request also reported rejections. If the awaited one was among them, the worker
             # redelivers from there on.
-            if received != said or 0 < state.waits_for <= state.rejections_told:
-                self._start_anew(task, received)
+            if received != said or 0 < state.awaited_rejection <= state.reported_rejections:
+                self._restart(task, received)
             # 3. The answer to a subscribe request is also the answer to its rejections.
             elif state.rejections:
-                state.forget_rejections(state.rejections_told)
+                state.forget_rejections(state.reported_rejections)
                 self._moved[task] = None  # they no longer use up credit
         self._subscribed.clear()
 
-    def _start_anew(self, task: int, received: int) -> _Task:
+    def _restart(self, task: int, received: int) -> _Task:
         before = self._tasks[task]
         if before.held_bytes:
             self._moved[task] = None  # the subscribe request reported less credit than there is now
         told = received + self._prefetch_messages
-        self._tasks[task] = state = _Task(self._epoch, received, received, told=told)
+        self._tasks[task] = state = _Task(self._epoch, received, received, reported_credit=told)
         # The numbers of rejections continue, because the worker applies each number once.
-        state.rejected = state.rejections_told = before.rejected
+        state.rejected = state.reported_rejections = before.rejected
         return state
 
-    def arrived(self, deliveries: Iterable[Delivery], *, asks: bool = False, now_ns: int = 0) -> Arrived:
+    def arrived(
+        self, deliveries: Iterable[Delivery], *, ack_requested: bool = False, now_ns: int = 0
+    ) -> Arrived:
         """Record received messages, and return the new ones.
 
-        1. While a task waits for the answer to a rejection, its messages are ignored.
-        2. After a gap, raise an error.
-        3. Messages that an earlier stream delivered are ignored.
+        1. While a task waits for the answer to a rejection, its messages are ignored. 2. After a gap, raise
+        an error. 3. Messages that an earlier stream delivered are ignored.
 
         Args:
             deliveries: The messages, numbered within each task.
-            asks: True if the worker requests an immediate acknowledgement. It is also sent immediately once
-                half of the prefetch limit is used.
+            ack_requested: True if the worker requests an immediate acknowledgement. It is also sent
+                immediately once half of the prefetch limit is used.
             now_ns: The time in nanoseconds since 1970.
 
         Raises:
@@ -204,7 +205,7 @@ class ConsumeWindow:
             state = self._tasks.get(task)
             if state is None:
                 raise MalformedError(f"messages for task {task} came, which is not subscribed")
-            if state.waits_for:
+            if state.awaited_rejection:
                 # 1. The message was in flight when an earlier one was rejected with `wait`. The worker
                 # redelivers it behind the rejected one.
                 continue
@@ -220,9 +221,9 @@ class ConsumeWindow:
             state.received = last
             state.held_bytes += size
             state.unacknowledged.append((last, size))
-            asks |= last + half_messages >= state.told or state.held_bytes >= half_bytes
+            ack_requested |= last + half_messages >= state.reported_credit or state.held_bytes >= half_bytes
             new.append(fresh)
-        return Arrived(self._epoch, tuple(new), asks, now_ns)
+        return Arrived(self._epoch, tuple(new), ack_requested, now_ns)
 
     def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> bool:
         """Acknowledge messages except the rejected ones; return False if all were outdated (see opened()).
@@ -256,15 +257,15 @@ class ConsumeWindow:
                 # A new epoch: acknowledgements of later messages must not pass the rejected one.
                 state.acknowledge(sequence - 1)
                 self._epoch += 1
-                anew = self._start_anew(task, sequence - 1)
-                anew.rejections, anew.waits_for = state.rejections, state.rejected
-                anew.rejections_told = state.rejections_told
+                anew = self._restart(task, sequence - 1)
+                anew.rejections, anew.awaited_rejection = state.rejections, state.rejected
+                anew.reported_rejections = state.reported_rejections
                 return
         state.acknowledge(first + len(delivery.group) - 1)
 
     def waiting(self) -> set[int]:
         """Return the tasks that wait for an answer. All their local messages will be redelivered."""
-        return {task for task, state in self._tasks.items() if state.waits_for}
+        return {task for task, state in self._tasks.items() if state.awaited_rejection}
 
     def answered(self, answers: Iterable[RejectedTask]) -> None:
         """Apply the worker's answers to rejections."""
@@ -273,8 +274,8 @@ class ConsumeWindow:
             if state is None:
                 continue
             state.forget_rejections(each.number)
-            if 0 < state.waits_for <= each.number:
-                self._start_anew(each.task, each.received)
+            if 0 < state.awaited_rejection <= each.number:
+                self._restart(each.task, each.received)
             self._moved[each.task] = None  # an answered rejection frees credit
 
     @property
@@ -289,26 +290,26 @@ class ConsumeWindow:
 
     def repeat(self) -> None:
         """Make take_moved() return every cursor next time, because the worker has sent a probe."""
-        self._tell_all_rejections()
+        self._resend_rejections()
         self._moved.update(dict.fromkeys(self._tasks))
 
     def all(self) -> list[TaskCursor]:
         """Return every cursor for a subscribe request; take_moved() returns rejections beyond its limit."""
-        self._tell_all_rejections()
+        self._resend_rejections()
         # Clear this first: a cursor with too many rejections is added again.
         self._moved.clear()
         cursors = [self._cursor(task) for task in self._tasks]
         self._subscribed = {cursor.task: cursor.received for cursor in cursors}
         return cursors
 
-    def _tell_all_rejections(self) -> None:
+    def _resend_rejections(self) -> None:
         for state in self._tasks.values():
-            state.rejections_told = 0
+            state.reported_rejections = 0
 
     def _cursor(self, task: int) -> TaskCursor:
         state = self._tasks[task]
         # Unanswered rejections use up credit, which bounds their number.
-        state.told = state.acknowledged + self._prefetch_messages - len(state.rejections)
+        state.reported_credit = state.acknowledged + self._prefetch_messages - len(state.rejections)
         acknowledged, received = state.acknowledged, state.received
         untold, later = state.next_rejections()
         if later is not None:
@@ -321,7 +322,7 @@ class ConsumeWindow:
             task=task,
             acknowledged=acknowledged,
             received=received,
-            credit=state.told,
+            credit=state.reported_credit,
             credit_bytes=room,
             rejections=untold,
         )

@@ -73,7 +73,7 @@ class CreditBook:
         self._max_message_bytes = max_message_bytes
         self._wants_releases = wants_releases
         self._watched: set[int] = set()
-        self._accounts = {task: _Account.of(shares.window(task)) for task in shares.crowded}
+        self._accounts = {task: _Account.of(shares.window(task)) for task in shares.nearly_full_tasks}
         self._changed: dict[int, None] = {}
         self._exhausted = Counter() if exhausted is None else exhausted
         self._used_up: set[int] = set()
@@ -126,7 +126,7 @@ class CreditBook:
         account.received_bytes -= size
         self.received_messages -= count
         self.received_bytes -= size
-        self._take_stock(group.flow, account)
+        self._update_exhausted(group.flow, account)
         # An account that was used by refused messages only would count against MAX_TASKS.
         if not account.received_messages and account.granted_messages == self.initial.messages:
             self._forget(group.flow)
@@ -151,7 +151,7 @@ class CreditBook:
         # Forwarded messages (flow < 0) use the credit that their entry worker granted.
         if flow < 0 or account.has_room:
             return
-        self._take_stock(flow, account)
+        self._update_exhausted(flow, account)
         # The last message may start within the granted bytes and exceed them.
         if (
             account.received_messages > account.granted_messages
@@ -162,7 +162,7 @@ class CreditBook:
                 f"were sent, {account.granted_messages} of {account.granted_bytes} bytes were granted"
             )
 
-    def _take_stock(self, flow: int, account: _Account) -> None:
+    def _update_exhausted(self, flow: int, account: _Account) -> None:
         """Update the record of tasks for which the sender has no credit."""
         if account.has_room:
             self._has_credit(flow)
@@ -220,7 +220,7 @@ class CreditBook:
         self._changed.update(dict.fromkeys(self._watched & self._accounts.keys()))
 
     @property
-    def pressing(self) -> bool:
+    def urgent(self) -> bool:
         """True if the next changes concern a task for which the sender has no credit."""
         return not self._used_up.isdisjoint(self._changed)
 
@@ -234,13 +234,13 @@ class CreditBook:
         """True if every received message was released."""
         return all(each.released_messages >= each.received_messages for each in self._accounts.values())
 
-    def freed(self, task: int) -> bool:
+    def on_space_freed(self, task: int) -> bool:
         """Record that a task's queue has more space; return True if the sender should get a grant."""
         if task in self._accounts:
             self._changed[task] = None
         return task in self._changed
 
-    def widened(self) -> bool:
+    def on_share_increase(self) -> bool:
         """Record that shares may have grown; return True if the sender has no credit for some task."""
         self._changed.update(dict.fromkeys(self._used_up))
         return bool(self._used_up)
@@ -269,7 +269,7 @@ class CreditBook:
         account.granted_messages = max(account.granted_messages, account.released_messages + window.messages)
         account.granted_bytes = max(account.granted_bytes, account.released_bytes + window.size_bytes)
         if flow in self._used_up:
-            self._take_stock(flow, account)
+            self._update_exhausted(flow, account)
         task, forwarded = task_and_forwarded(flow)
         return TaskCredit(
             task=task,

@@ -81,7 +81,7 @@ class DeliveryLog:
     """The sequence of the last message that the consumer has acknowledged."""
     queued_bytes: int = 0
     """Payload bytes of all unacknowledged messages."""
-    unkept: int = 0
+    unretained: int = 0
     """Unacknowledged messages that no upstream process retains (see TaskGroup.retained_upstream)."""
     _waiting: EntryQueue = field(default_factory=EntryQueue)
     _delivered: EntryQueue = field(default_factory=EntryQueue)
@@ -121,7 +121,7 @@ class DeliveryLog:
         self.tail += len(group)
         self.queued_bytes += group.size_bytes
         if not group.retained_upstream:
-            self.unkept += len(group)
+            self.unretained += len(group)
 
     def take(
         self,
@@ -216,7 +216,7 @@ class DeliveryLog:
             done.append(Done(entry.token, len(entry.group), size, entry.group.accepted_micros))
             self.queued_bytes -= size
             if not entry.group.retained_upstream:
-                self.unkept -= len(entry.group)
+                self.unretained -= len(entry.group)
         self.acknowledged = max(self.acknowledged, acknowledged)
         return done
 
@@ -266,7 +266,7 @@ class DeliveryLog:
         left = [(entry.group, entry.token) for entry in self._waiting]
         self._waiting = EntryQueue()
         self.acknowledged = self.received = self.taken = self.tail
-        self.queued_bytes = self.unkept = 0
+        self.queued_bytes = self.unretained = 0
         return left
 
 

@@ -127,7 +127,7 @@ class Departures:
         return list(self._known.values())
 
     @property
-    def passed_on(self) -> frozenset[int]:
+    def for_receiver(self) -> frozenset[int]:
         """The incarnations of workers that had no messages in flight when they shut down."""
         return frozenset(each.incarnation for each in self._known.values() if not each.others)
 

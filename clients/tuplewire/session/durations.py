@@ -60,16 +60,16 @@ class Durations:
 class QueueTimes:
     """The waiting times of a queue's messages, which are numbered without gaps and leave in order."""
 
-    __slots__ = ("_came", "_gone")
+    __slots__ = ("_arrivals", "_removed")
 
     def __init__(self, start: int = 0) -> None:
         """Start empty, after the message number `start`."""
-        self._came: deque[tuple[int, float]] = deque()
-        self._gone = start
+        self._arrivals: deque[tuple[int, float]] = deque()
+        self._removed = start
 
-    def came(self, last: int, now: float) -> None:
+    def arrived(self, last: int, now: float) -> None:
         """Record the arrival of the messages up to the number `last`."""
-        came = self._came
+        came = self._arrivals
         if came and now - came[-1][1] < _ONE_TIME_SECONDS:
             came[-1] = (last, came[-1][1])
         else:
@@ -77,12 +77,12 @@ class QueueTimes:
 
     def left(self, last: int, now: float, into: Durations) -> None:
         """Record that the messages up to the number `last` have left. Each message counts once."""
-        came = self._came
-        while self._gone < last and came:
+        came = self._arrivals
+        while self._removed < last and came:
             until, since = came[0]
             if until <= last:
                 came.popleft()
             else:  # a part of the messages with this time has left
                 until = last
-            into.add(now - since, until - self._gone)
-            self._gone = until
+            into.add(now - since, until - self._removed)
+            self._removed = until

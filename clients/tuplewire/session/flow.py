@@ -1,9 +1,8 @@
 """Flows and frames: the messages of a sender, by task and by frame.
 
 A message is in a flow while it waits for credit, in a frame while it is in flight, and in the flow again if
-it is retained until it is processed. Users: SendWindow and HeldMessages, which own both; the transports write
-OutFrames.
-Not thread-safe.
+it is retained until it is processed. Users: SendWindow and PendingMessages, which own both; the transports
+write OutFrames. Not thread-safe.
 
 Design: docs/design/credit.md.
 """
@@ -57,10 +56,10 @@ class Flow:
 
     route: int
     """See route_of()."""
-    since: int
+    first_frame: int
     """The first frame of this flow. Grants from before the receiver accepted it are for a closed flow with
     the same number, and are ignored."""
-    used: bool = True
+    used_since_sweep: bool = True
     """True if the flow was used since the last call to SendWindow.close_unused()."""
     pending: deque[Entry] = field(default_factory=deque)
     unprocessed: deque[Entry | Settled] = field(default_factory=deque)
@@ -185,7 +184,7 @@ class InFlight:
     sequence: int
     entries: list[Entry]
     closed: Sequence[int] = ()
-    asks: bool = False
+    ack_requested: bool = False
 
     def out(self) -> OutFrame:
         """Return the frame to write. Consecutive groups of one (task, source) are joined to a run."""
@@ -214,4 +213,4 @@ class InFlight:
                 runs.append([group])
                 accepted.append(micros)
             last = group
-        return OutFrame(self.sequence, runs, accepted, messages, size, self.closed, self.asks)
+        return OutFrame(self.sequence, runs, accepted, messages, size, self.closed, self.ack_requested)

@@ -1,8 +1,8 @@
 """The ledger: accepted = acknowledged + dropped{reason} + pending, at all times.
 
-Users: SendWindow (through HeldMessages) and the worker's router each own a Ledger. Clients, metrics and
-`status` read snapshots. Owns the counts except `pending`, which is counted where the messages are.
-Not thread-safe.
+Users: SendWindow (through PendingMessages) and the worker's router each own a Ledger. Clients, metrics and
+`status` read snapshots. Owns the counts except `pending`, which is counted where the messages are. Not
+thread-safe.
 
 Design: docs/design/sessions.md.
 """

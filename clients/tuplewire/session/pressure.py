@@ -46,8 +46,8 @@ class SendingPressure:
     """Updates `outbound` with the state of one send window. The connection driver reports the events.
 
     The counts are correct only if one thread calls the methods. This holds in a worker, which sends on its
-    event loop and is the only reader of the counts. Threads of a program may call look() during I/O, because
-    the counts of a program are not read.
+    event loop and is the only reader of the counts. Threads of a program may call refresh() during I/O,
+    because the counts of a program are not read.
     """
 
     def __init__(
@@ -61,41 +61,41 @@ class SendingPressure:
         self._written: deque[tuple[int, int, float, Example | None]] = deque()
         """The number, messages, first write and example of each frame that is not acknowledged."""
 
-    def look(self, *, connected: bool) -> None:
+    def refresh(self, *, connected: bool) -> None:
         """Update the counts. A disconnected session with messages counts as blocked."""
         without_credit = len(self._window.without_credit)
         if without_credit != self._without_credit:
             self.outbound.without_credit += without_credit - self._without_credit
             self._without_credit = without_credit
-        # While connected, the writer reports blocked times itself: see idles() and writes().
+        # While connected, the writer reports blocked times itself: see on_idle() and writes().
         if connected:
             return
         if self._window.messages:
             self.outbound.held.setdefault(self, self._clock())
         else:
-            self.goes_on()
+            self.on_resume()
 
     def opened(self) -> None:
         """Record that the session is connected again."""
-        self.goes_on()
+        self.on_resume()
         if self._window.acknowledged:
             self.acknowledged()
         else:
             # No frame is acknowledged in this numbering: all frames are written again, maybe renumbered.
             self._written.clear()
 
-    def idles(self) -> None:
+    def on_idle(self) -> None:
         """Record that the driver stops writing, possibly because it waits for acknowledgements."""
-        # Otherwise no message is ready. Flows without credit are counted separately; see look().
+        # Otherwise no message is ready. Flows without credit are counted separately; see refresh().
         if self._window.full:
             self.outbound.held.setdefault(self, self._clock())
 
-    def goes_on(self) -> None:
+    def on_resume(self) -> None:
         """Record that the connection accepts messages again, or that no messages wait for it."""
         self.outbound.held.pop(self, None)
 
-    def writes(self, frame: OutFrame) -> None:
-        """Record that a frame is being written, until goes_on() is called."""
+    def on_write(self, frame: OutFrame) -> None:
+        """Record that a frame is being written, until on_resume() is called."""
         now = self._clock()
         if not self._written or frame.sequence > self._written[-1][0]:  # not the repeated write of a frame
             example = self.outbound.example and self.outbound.example(frame.runs)

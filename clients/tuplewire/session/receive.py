@@ -92,15 +92,15 @@ class ReceiveSession:
         credit.received(groups)
         self.last_sequence = sequence
         for group, error in denied:
-            self._tell_refused(sequence, group, error)
+            self._report_refused(sequence, group, error)
         return groups
 
     def refuse(self, sequence: int, group: TaskGroup, error: RefusedError) -> None:
         """Refuse a group of an accepted frame: it no longer counts, and the next update reports it."""
         self.credit.refused(group)
-        self._tell_refused(sequence, group, error)
+        self._report_refused(sequence, group, error)
 
-    def _tell_refused(self, sequence: int, group: TaskGroup, error: RefusedError) -> None:
+    def _report_refused(self, sequence: int, group: TaskGroup, error: RefusedError) -> None:
         refusal = Refusal(
             sequence=sequence,
             task=group.task,
@@ -146,9 +146,9 @@ class ReceiveSession:
         return bool(self._refusals) and self._refusals[-1].sequence > self._reported
 
     @property
-    def pressing(self) -> bool:
+    def urgent(self) -> bool:
         """True if the update should be sent immediately: it has refusals, or credit for a blocked sender."""
-        return self.has_more or self.credit.pressing
+        return self.has_more or self.credit.urgent
 
     def probe(self, acknowledged: int) -> None:
         """Make the next update contain the full state.

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tuplewire.errors import ProtocolError
-from tuplewire.session.asking import Asking
+from tuplewire.session.ack_requests import AckRequestPolicy
 from tuplewire.session.flow import Entry, Flow, InFlight, OutFrame
-from tuplewire.session.held_messages import HeldMessages
 from tuplewire.session.ledger import DropReason
+from tuplewire.session.pending_messages import PendingMessages
 from tuplewire.session.pieces import by_size, frame_pieces
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, flow_of, task_and_forwarded
@@ -33,7 +33,7 @@ immediate acknowledgement, and up to 64 of them may be unacknowledged."""
 _MAX_ASKED = 2  # requests for an acknowledgement in flight; see docs/design/credit.md
 
 
-class SendWindow(HeldMessages):
+class SendWindow(PendingMessages):
     """The sender's state of one session, which may use several streams in turn. Not thread-safe."""
 
     def __init__(self, settings: SessionSettings) -> None:
@@ -44,7 +44,7 @@ class SendWindow(HeldMessages):
         self._exceptions: dict[int, tuple[int, int]] = {}
         self._closing: dict[int, None] = {}
         self._closed: dict[int, int] = {}
-        self._asking = Asking()
+        self._ack_requests = AckRequestPolicy()
         self.acknowledged = 0
         """The last frame that the receiver has acknowledged."""
         self.receiver_incarnation = 0
@@ -91,7 +91,7 @@ class SendWindow(HeldMessages):
                 flow.pending.append(Entry(piece, token, age, retain or self._retain, accepted))
             if flow.all_released:
                 flow.highest = 0
-            flow.used = True
+            flow.used_since_sweep = True
             messages = len(group)
             flow.held += messages
             flow.highest = max(flow.highest, group.end - 1)
@@ -192,7 +192,7 @@ class SendWindow(HeldMessages):
         for number, flow in self._flows.items():
             for entry in reversed(self._take_unprocessed(flow)):
                 flow.pending.appendleft(entry.redelivered())
-            flow.sent_messages = flow.sent_bytes = flow.processed = flow.released = flow.since = 0
+            flow.sent_messages = flow.sent_bytes = flow.processed = flow.released = flow.first_frame = 0
             self._limit(number, flow)
         self._in_flight.clear()
         self._resend.clear()
@@ -201,16 +201,16 @@ class SendWindow(HeldMessages):
         self._next_sequence = 1
         self.acknowledged = 0
 
-    def next_frame(self, now: float = 0.0, *, pressing: bool = False) -> OutFrame | None:
+    def next_frame(self, now: float = 0.0, *, urgent: bool = False) -> OutFrame | None:
         """Return the next frame: messages with credit, up to a frame's size. None if no frame can be sent.
 
-        `now` is in seconds, from any monotonic clock. `pressing`: a caller waits for the acknowledgement.
+        `now` is in seconds, from any monotonic clock. `urgent`: a caller waits for the acknowledgement.
         """
         if self._resend:  # frames that the receiver lacks, first and with their old numbers
             frame = self._resend.popleft()
             return frame.out()
         # Messages that arrive until an acknowledgement share one large frame; see docs/design/credit.md.
-        if self._enough_on_the_way:
+        if self._enough_in_flight:
             return None
         entries: list[Entry] = []
         room = self._max_frame_bytes
@@ -234,16 +234,18 @@ class SendWindow(HeldMessages):
         # A frame without messages can still report closed flows.
         if not entries and not self._closing:
             return None
-        asks = self._asking.asks(now, pressing=pressing or self._short_of_room(entries))
-        frame = InFlight(self._next_sequence, entries, self._take_closing(), asks)
+        ack_requested = self._ack_requests.is_due(now, urgent=urgent or self._is_short_of_space(entries))
+        frame = InFlight(self._next_sequence, entries, self._take_closing(), ack_requested)
         self._next_sequence += 1
         self._in_flight.append(frame)
         return frame.out()
 
     @property
-    def _enough_on_the_way(self) -> bool:
+    def _enough_in_flight(self) -> bool:
         frames = self._in_flight
-        return len(frames) >= MAX_FRAMES_IN_FLIGHT and sum(each.asks for each in frames) >= _MAX_ASKED
+        return (
+            len(frames) >= MAX_FRAMES_IN_FLIGHT and sum(each.ack_requested for each in frames) >= _MAX_ASKED
+        )
 
     # --- unused flows -----------------------------------------------------------------------
 
@@ -255,8 +257,8 @@ class SendWindow(HeldMessages):
         """
         tasks: list[int] = []
         for number, flow in list(self._flows.items()):
-            if flow.used or flow.pending or not flow.all_released:
-                flow.used = False
+            if flow.used_since_sweep or flow.pending or not flow.all_released:
+                flow.used_since_sweep = False
                 continue
             del self._flows[number]
             self._ready.pop(number, None)
@@ -279,7 +281,7 @@ class SendWindow(HeldMessages):
         closing, self._closing = tuple(self._closing), {}
         for number in closing:
             if number in self._flows:  # used again since it was removed
-                self._flows[number].since = self._next_sequence
+                self._flows[number].first_frame = self._next_sequence
             else:
                 self._closed[number] = self._next_sequence
         return closing
@@ -326,7 +328,7 @@ class SendWindow(HeldMessages):
     @property
     def full(self) -> bool:
         """True if messages wait because the limit of unacknowledged frames is reached."""
-        return bool(self._ready) and self._enough_on_the_way
+        return bool(self._ready) and self._enough_in_flight
 
     def waiting_tasks(self) -> set[int]:
         """Return the tasks with messages that wait to be sent."""
@@ -349,7 +351,7 @@ class SendWindow(HeldMessages):
             if number in self._exceptions:
                 self._exceptions[number] = grant.messages, grant.bytes
             return
-        if sequence < flow.since or number in self._closing:
+        if sequence < flow.first_frame or number in self._closing:
             return  # a grant for the closed flow with this number
         flow.limit_messages = max(flow.limit_messages, grant.messages)
         flow.limit_bytes = max(flow.limit_bytes, grant.bytes)

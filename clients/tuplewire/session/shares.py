@@ -63,18 +63,18 @@ class QueueShares:
     @property
     def smallest(self) -> Share:
         """The smallest current share in any task's queue."""
-        return min(map(self.window, self.crowded), key=attrgetter("messages"), default=self.initial)
+        return min(map(self.window, self.nearly_full_tasks), key=attrgetter("messages"), default=self.initial)
 
     @property
-    def crowded(self) -> list[int]:
+    def nearly_full_tasks(self) -> list[int]:
         """The tasks with smaller shares, because closed sessions left messages in their queues."""
         return list(self._announced)
 
-    def leave(self, task: int, messages: int, size_bytes: int) -> None:
+    def add_orphaned(self, task: int, messages: int, size_bytes: int) -> None:
         """Add the messages that a closed session left in a task's queue."""
         left = self._left.get(task, _NOTHING)
         left = self._left[task] = Share(left.messages + messages, left.size_bytes + size_bytes)
-        if self._is_much(left):
+        if self._is_significant(left):
             self._announced[task] = left
 
     def released(self, task: int, messages: int, size_bytes: int) -> bool:
@@ -88,14 +88,16 @@ class QueueShares:
         announced = self._announced.get(task)
         if announced is None:
             return False
-        if not self._is_much(left):
+        if not self._is_significant(left):
             del self._announced[task]
             return True
         # Announce freed space in steps of a quarter, not at every release.
-        if self._is_much(Share(announced.messages - left.messages, announced.size_bytes - left.size_bytes)):
+        if self._is_significant(
+            Share(announced.messages - left.messages, announced.size_bytes - left.size_bytes)
+        ):
             self._announced[task] = left
             return True
         return False
 
-    def _is_much(self, part: Share) -> bool:
+    def _is_significant(self, part: Share) -> bool:
         return part.messages * 4 >= self.total.messages or part.size_bytes * 4 >= self.total.size_bytes

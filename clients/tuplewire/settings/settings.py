@@ -20,11 +20,11 @@ from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 from tuplewire.errors import ConfigError
-from tuplewire.settings.storm_keys import is_storms
+from tuplewire.settings.storm_keys import is_storm_key
 
 ENVIRONMENT_PREFIX = "TUPLEWIRE_"
 """The prefix of Tuplewire's environment variables."""
-OUR_PREFIX = "tuplewire."
+KEY_PREFIX = "tuplewire."
 """The prefix of Tuplewire's own keys in a configuration."""
 REQUIRED: Any = MISSING
 """The default of a setting that must be given."""
@@ -223,7 +223,7 @@ def setting(
     return field(default=default, metadata=declared, repr=not secret)
 
 
-def storms(key: str, kind: Kind, default: Any, help: str, **more: Any) -> Any:  # noqa: A002
+def storm_setting(key: str, kind: Kind, default: Any, help: str, **more: Any) -> Any:  # noqa: A002
     """Declare a field that has only Storm's key."""
     return setting(kind, default, help, key=key, storm=key, **more)
 
@@ -289,13 +289,13 @@ class Settings:
         """
         known = keys_of(cls)
         read_elsewhere = {*cls.PASSED, *(key for kind in nested_of(cls).values() for key in keys_of(kind))}
-        ours = (*cls.REFUSED, *{key[: key.rindex(".") + 1] for key in known if key.startswith(OUR_PREFIX)})
+        ours = (*cls.REFUSED, *{key[: key.rindex(".") + 1] for key in known if key.startswith(KEY_PREFIX)})
         values: dict[str, Any] = {}
         stands: dict[str, str] = {}
         for key, value in conf.items():
             declared = known.get(key)
             if declared is None:
-                if key in read_elsewhere or is_storms(str(key), value):
+                if key in read_elsewhere or is_storm_key(str(key), value):
                     continue
                 if str(key).startswith(ours):
                     raise unknown(f"setting {key!r}", key, [*known, *read_elsewhere])

@@ -137,7 +137,7 @@ _TRANSPORTS: Mapping[str, str] = {"netty": "grpc", "zmq": "zmq", "local": "local
 _warned: set[str] = set()
 
 
-def is_storms(key: str, value: Any) -> bool:
+def is_storm_key(key: str, value: Any) -> bool:
     """Return True if a key is Storm's and not a setting here.
 
     Logs one warning for each key without an effect. Raises ConfigError for a key with an effect that is not
@@ -159,7 +159,7 @@ def _entry(entries: Mapping[str, str], key: str) -> str | None:
     return next((entries[each] for each in (key, *begins) if each in entries), None)
 
 
-def our_transport(name: str) -> str | None:
+def tuplewire_transport(name: str) -> str | None:
     """Return the transport that replaces a class of Storm's, such as `...messaging.netty.Context`."""
     parts = name.split(".")
     if ".messaging." not in name or not {"storm", "backtype"} & set(parts[:3]):

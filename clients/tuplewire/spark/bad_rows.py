@@ -43,7 +43,7 @@ class BadRows:
     """The number of bad rows."""
     _rows: int = 0
 
-    def sort_out(
+    def check(
         self, tasks: pa.Array, batch: pa.RecordBatch, wrong: Mapping[str, pa.Array] | None = None
     ) -> tuple[pa.Array, pa.RecordBatch, list[bytes]]:
         """Return the tasks and rows that can be sent, and the messages for the task that gets bad rows.

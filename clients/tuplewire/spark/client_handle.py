@@ -21,7 +21,7 @@ from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.addresses import ADDRESS_VARIABLE, resolve_address
 from tuplewire.settings.config import SessionKeywords, SessionSettings, naming_settings
-from tuplewire.spark.shipped import Shipped
+from tuplewire.spark.version_check import VersionChecked
 from tuplewire.subscription import Live, Subscription
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.message import Headers, TaskMessage
@@ -33,7 +33,7 @@ _blocks: WeakValueDictionary[_Key, TaskClient] = WeakValueDictionary()
 """The open blocks. References are weak, so that TaskClient.__del__ detects the lost blocks of a driver."""
 _of_task: dict[_Key, TaskClient] = {}
 """The open blocks of a Spark task, which must stay alive until _check_task() inspects them."""
-_unheard: list[str] = []
+_unreported: list[str] = []
 """The failures that could not be raised where they happened."""
 _lock = threading.RLock()
 
@@ -43,7 +43,7 @@ def _forget() -> None:
     _clients.clear()
     _blocks.clear()
     _of_task.clear()
-    _unheard.clear()
+    _unreported.clear()
     _lock = threading.RLock()
 
 
@@ -75,15 +75,15 @@ class TaskClient(Live):
 
     def __del__(self) -> None:
         """Record messages that a driver did not flush. Any thread may call this, so it must not wait."""
-        if self.forgotten:
-            _unheard.append(self.story())
+        if self.has_unflushed:
+            _unreported.append(self.unflushed_message())
 
     @property
-    def forgotten(self) -> bool:
+    def has_unflushed(self) -> bool:
         """True if messages were sent that no flush() has waited for yet."""
         return self._client is not None and self._unflushed
 
-    def story(self) -> str:
+    def unflushed_message(self) -> str:
         """Return the error text for a block with unflushed messages."""
         who = "a function" if self._attempt is None else f"Spark's task attempt {self._attempt}"
         return (
@@ -151,7 +151,7 @@ class TaskClient(Live):
         self._client = None
 
 
-class ClientHandle(Shipped):
+class ClientHandle(VersionChecked):
     """Describes a client, for the functions of mapInArrow, foreachPartition, foreachBatch and the like.
 
     ::
@@ -224,7 +224,7 @@ class ClientHandle(Shipped):
         context = TaskContext.get()
         attempt = None if context is None else context.taskAttemptId()
         if attempt is None:
-            _raise_unheard()
+            _raise_unreported()
         else:
             _watch_task_ends()
         with _lock:
@@ -258,7 +258,9 @@ class ClientHandle(Shipped):
             _discard(key)
             if abandoned:
                 # Python ignores errors raised while an abandoned generator is closed.
-                _unheard.append(f"a generator was given up before its end, and what it had sent: {failure}")
+                _unreported.append(
+                    f"a generator was given up before its end, and what it had sent: {failure}"
+                )
             raise
         finally:
             tracing.flush()  # does nothing without tracing
@@ -295,28 +297,31 @@ def _watch_task_ends() -> None:
 def _check_task() -> None:
     """Raise UnflushedMessagesError if a Spark task ends with unflushed messages."""
     for block in list(_blocks.values()):
-        if block.forgotten:
-            _unheard.append(block.story())
+        if block.has_unflushed:
+            _unreported.append(block.unflushed_message())
         block.end()
     _blocks.clear()
     _of_task.clear()
-    _raise_unheard()
+    _raise_unreported()
 
 
-def _raise_unheard() -> None:
-    if _unheard:
-        texts = "; ".join(_unheard)
-        _unheard.clear()
+def _raise_unreported() -> None:
+    if _unreported:
+        texts = "; ".join(_unreported)
+        _unreported.clear()
         raise UnflushedMessagesError(texts)
 
 
-def _tell_at_exit() -> None:
+def _report_at_exit() -> None:
     """Print the failures that no later block of a driver has raised."""
-    for text in {*_unheard, *(block.story() for block in list(_blocks.values()) if block.forgotten)}:
+    for text in {
+        *_unreported,
+        *(block.unflushed_message() for block in list(_blocks.values()) if block.has_unflushed),
+    }:
         print(f"tuplewire: {text}", file=sys.stderr)
 
 
-atexit.register(_tell_at_exit)
+atexit.register(_report_at_exit)
 
 
 def _discard(key: _Key) -> None:

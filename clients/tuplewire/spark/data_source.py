@@ -13,7 +13,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.spark.data_source_api import DataSource, DataSourceStreamReader, EarlierStreamReader
 from tuplewire.spark.options import GroupingName, SinkOptions, sink_options, source_options
 from tuplewire.spark.releases import check_stream_options, has_admission_control
-from tuplewire.spark.shipped import Shipped
+from tuplewire.spark.version_check import VersionChecked
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -91,7 +91,7 @@ def _needs(grouping: GroupingName, wanted: dict[str, tuple[str, ...]]) -> str:
     )
 
 
-class TuplewireDataSource(Shipped, DataSource):
+class TuplewireDataSource(VersionChecked, DataSource):
     """`.format("tuplewire")`. Options: tuplewire.spark.options.
 
     Every method raises ConfigError for wrong options or columns, before the query runs.

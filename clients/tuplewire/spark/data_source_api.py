@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.spark.releases import needs
-from tuplewire.spark.shipped import Shipped
+from tuplewire.spark.version_check import VersionChecked
 
 try:
     from pyspark.sql.datasource import (
@@ -61,7 +61,7 @@ except ImportError:  # before 4.2, where only EarlierStreamReader passes a limit
         """A reader that stops at the end that its source had at the start."""
 
 
-class EarlierStreamReader(Shipped, DataSourceStreamReader):
+class EarlierStreamReader(VersionChecked, DataSourceStreamReader):
     """A stream's reader for Spark 4.0 and 4.1, which calls a reader for 4.2.
 
     These releases pass neither the start of a micro-batch nor a limit. A micro-batch starts at the end of the

@@ -16,16 +16,16 @@ import pyarrow as pa
 from tuplewire.errors import SupersededError, TaskNotLocalError, UnknownTaskError
 from tuplewire.session.delivery import Delivery
 from tuplewire.spark.entry_runs import Runs, Span, count, merged
-from tuplewire.spark.offsets import DataLossError, Range, Standing
+from tuplewire.spark.offsets import DataLossError, PreviousOwner, Range
 from tuplewire.spark.options import SourceOptions
-from tuplewire.spark.task_workers import AWAY, POLL_SECONDS, HeldTasks, Patience
+from tuplewire.spark.task_workers import POLL_SECONDS, RETRYABLE_ERRORS, HeldTasks, RetryDeadline
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 
 logger = event_logger(__name__)
 
-_RETRIED = (*AWAY, SupersededError, TaskNotLocalError, UnknownTaskError)
+_RETRIED = (*RETRYABLE_ERRORS, SupersededError, TaskNotLocalError, UnknownTaskError)
 
 
 @dataclass
@@ -77,7 +77,7 @@ class RangeReader:
         self.look: Callable[[list[TaskGroup]], object] | None = None
         """Called with the groups of each batch that is read."""
         self._seen = wanted.after
-        self._patience = Patience(options.timeout)
+        self._retry = RetryDeadline(options.timeout)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield the messages.
@@ -97,7 +97,7 @@ class RangeReader:
                     yield from self._stream(place, tasks)
                 except _RETRIED as error:
                     if not self._has_moved(tasks, place):
-                        self._patience.bear(error)
+                        self._retry.wait_or_raise(error)
                         continue
                     self._seen = merged(self._seen, place.runs.vector(place.position))
                 place = None  # continue at the new worker
@@ -112,8 +112,8 @@ class RangeReader:
     def _has_moved(self, tasks: HeldTasks, place: _Place) -> bool | None:
         """Return True if the task has moved since, perhaps there and back; None if that is unknown yet."""
         try:
-            held = tasks.glance().get(self._wanted.task)
-        except AWAY:
+            held = tasks.poll_once().get(self._wanted.task)
+        except RETRYABLE_ERRORS:
             return None
         return held is None or (held.worker, held.begin) != (place.worker, place.runs.begin)
 
@@ -125,9 +125,9 @@ class RangeReader:
         wanted, end = self._wanted, self._wanted.end
         left = end.messages - self.messages_read
         deadline = time.monotonic() + self._options.timeout
-        former: Standing | None = None
+        former: PreviousOwner | None = None
         while True:
-            held = tasks.look_at([wanted.task]).get(wanted.task)
+            held = tasks.poll_tasks([wanted.task]).get(wanted.task)
             if held is None:
                 self._lost(left, "is in no assignment any more")
                 return None
@@ -144,7 +144,7 @@ class RangeReader:
             if there >= left:
                 break
             if held.worker != end.worker:
-                former = tasks.standing(wanted.task, end.worker, end.address)
+                former = tasks.previous_owner(wanted.task, end.worker, end.address)
             time.sleep(POLL_SECONDS)
         if not spans:
             return None
@@ -165,8 +165,8 @@ class RangeReader:
         )
         with tasks.client(place.address, self._options.timeout) as worker:
             for frame in worker.read(request):
-                self._patience.over()
-                self._pass_over(place, frame[0].first_sequence - 1, tasks)
+                self._retry.reset()
+                self._skip(place, frame[0].first_sequence - 1, tasks)
                 for deliveries in place.take(frame):
                     first = wanted.start + self.messages_read + 1
                     numbered = []
@@ -177,9 +177,9 @@ class RangeReader:
                     if self.look is not None:
                         self.look([each.group for each in numbered])
                     yield read_batch(numbered, headers=self._options.include_headers)
-        self._pass_over(place, place.end, tasks)
+        self._skip(place, place.end, tasks)
 
-    def _pass_over(self, place: _Place, last: int, tasks: HeldTasks) -> None:
+    def _skip(self, place: _Place, last: int, tasks: HeldTasks) -> None:
         """Skip the messages of a place up to a sequence, because the worker no longer has them."""
         if last <= place.position:
             return

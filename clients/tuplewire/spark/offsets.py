@@ -166,7 +166,7 @@ def check_held(start: Offset, held: Mapping[int, Held]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PreviousOwner:
     """The final state of a task at a previous owner, which no longer forwards messages.
 
     dropped: the number of messages dropped at its clean shutdown. gone: it has exited, and no worker knows of
@@ -182,14 +182,14 @@ class Standing:
         return self.gone or self.dropped > 0
 
 
-def lost_with(task: int, offset: TaskOffset, standing: Standing, last_seen: int) -> DataLossError:
+def lost_with(task: int, offset: TaskOffset, previous_owner: PreviousOwner, last_seen: int) -> DataLossError:
     """Return the error for a worker that was lost with messages of a task.
 
     last_seen: the number of messages after the offset at the query's last poll.
     """
-    if standing.dropped:
+    if previous_owner.dropped:
         why = "ended while nobody could take its messages over"
-        much = f"up to {standing.dropped} messages"
+        much = f"up to {previous_owner.dropped} messages"
     else:
         why = "has been restarted, or has died, without a goodbye"
         much = f"{last_seen} messages that the query had not read, and what came after its last look"

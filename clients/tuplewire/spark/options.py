@@ -21,7 +21,7 @@ from tuplewire.settings.config import SessionSettings
 from tuplewire.settings.settings import (
     ANY_TEXT,
     FLAG,
-    OUR_PREFIX,
+    KEY_PREFIX,
     REQUIRED,
     SECONDS,
     Kind,
@@ -314,8 +314,8 @@ def _given(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
         each = known.get(name.lower())
         if each is not None:
             values[each.name] = each.parse(text, f"option {each.key}")
-        elif name.lower().startswith(OUR_PREFIX):
-            setting = name.lower().removeprefix(OUR_PREFIX)
+        elif name.lower().startswith(KEY_PREFIX):
+            setting = name.lower().removeprefix(KEY_PREFIX)
             if setting not in _CLIENT:
                 raise unknown(f"option {name!r}", setting, list(_CLIENT))
             client[setting] = _CLIENT[setting].parse(text, f"option {name}")
@@ -342,6 +342,6 @@ def _listing(kind: type[Settings], purpose: str) -> Iterator[None]:
         known = sorted(settings_of(kind).values(), key=lambda each: each.key)
         lines = "".join(f"\n  {each.key}: {each.kind.allowed}; {each.help}" for each in known)
         more = (
-            f"\n  {OUR_PREFIX}NAME: a setting of the client, such as tls_ca, token_file or max_message_bytes"
+            f"\n  {KEY_PREFIX}NAME: a setting of the client, such as tls_ca, token_file or max_message_bytes"
         )
         raise ConfigError(f"{error}; the options for {purpose} are:{lines}{more}") from error

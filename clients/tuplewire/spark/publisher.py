@@ -17,7 +17,7 @@ from tuplewire.errors import TuplewireError, UnknownRunError, UnreachableError
 from tuplewire.session.departure import TaskContent
 from tuplewire.spark.options import SinkOptions
 from tuplewire.spark.stages import NEEDS_A_SLOT, SinkWorkers
-from tuplewire.spark.task_workers import AWAY, At, Patience
+from tuplewire.spark.task_workers import RETRYABLE_ERRORS, At, RetryDeadline
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.translate import contents_from_wire, contents_to_wire
@@ -58,7 +58,7 @@ class Publisher(SinkWorkers):
 
     def _check(self, at: At, earlier: Mapping[int, TaskContent]) -> Sequence[int]:
         request = pb.CheckRequest(**self._about(at), **self._attempts(at, earlier))
-        return self._patiently(at[0], lambda worker: worker.check(request)).tasks
+        return self._with_retries(at[0], lambda worker: worker.check(request)).tasks
 
     def publish(self) -> int:
         """Publish the epoch; return the number of messages that were not published before.
@@ -81,7 +81,7 @@ class Publisher(SinkWorkers):
         if unknown and published:
             # A worker that knows this run has had another epoch of it. So no earlier run has this epoch.
             for at in unknown:
-                self._patiently(at[0], partial(self._begin_at, at=at))
+                self._with_retries(at[0], partial(self._begin_at, at=at))
         elif unknown:
             earlier = self._begin()
         for at in unknown if earlier else ():  # before any worker publishes its part
@@ -98,7 +98,7 @@ class Publisher(SinkWorkers):
             left: dict[At, pb.ProgressResponse] = {}
             for at in waiting:
                 request = pb.ProgressRequest(**self._about(at))
-                left[at] = self._patiently(at[0], partial(WorkerClient.progress, request=request))
+                left[at] = self._with_retries(at[0], partial(WorkerClient.progress, request=request))
             waiting = [at for at, answer in left.items() if answer.waiting]
             if waiting and time.monotonic() > deadline:
                 tasks = sorted(task for each in left.values() for task in each.waiting_tasks)[:_SHOWN_TASKS]
@@ -120,7 +120,7 @@ class Publisher(SinkWorkers):
 
     def _publish(self, at: At, earlier: Mapping[int, TaskContent]) -> pb.PublishResponse:
         request = pb.PublishRequest(**self._about(at), run=self._run, **self._attempts(at, earlier))
-        return self._patiently(at[0], lambda worker: worker.publish(request))
+        return self._with_retries(at[0], lambda worker: worker.publish(request))
 
     def _begin(self) -> dict[int, TaskContent]:
         """Register this run at all workers; return the content of tasks that got the epoch by an earlier run.
@@ -129,15 +129,15 @@ class Publisher(SinkWorkers):
         worker of that time knows it, or the workers that this worker notified when it shut down.
         """
         asked: dict[At, pb.BeginResponse] = {}
-        patience = Patience(self._timeout)
+        retry = RetryDeadline(self._timeout)
         while True:
             try:
                 self._look_up()
                 for at in {*self._present.items(), *self._chosen} - asked.keys():
                     asked[at] = self._begin_at(self[at[0]], at)
                 break
-            except AWAY as error:
-                self._bear(patience, _unasked(self._epoch, error))
+            except RETRYABLE_ERRORS as error:
+                self._wait_or_raise(retry, _unasked(self._epoch, error))
         former = {
             (each.address, each.worker_id) for answer in asked.values() for each in answer.previous_workers
         }
@@ -148,7 +148,7 @@ class Publisher(SinkWorkers):
             try:
                 with self.client(at[0], _FORMER_SECONDS) as control:
                     answers.append(self._begin_at(control, at))
-            except AWAY:
+            except RETRYABLE_ERRORS:
                 silent = True
         if silent:  # it may have shut down and notified the others only after they were polled
             for at in asked:

@@ -37,8 +37,8 @@ from tuplewire.spark.offsets import (
 )
 from tuplewire.spark.options import SourceOptions, Start
 from tuplewire.spark.row_observer import observed
-from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.task_workers import HeldTasks
+from tuplewire.spark.version_check import VersionChecked
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
 
@@ -60,7 +60,7 @@ class RangePartition(InputPartition):
     others: tuple[str, ...] = ()
 
 
-class RangePartitionReader(Shipped):
+class RangePartitionReader(VersionChecked):
     """The common base of both readers: their options, and the read of a partition in a Spark task."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -86,7 +86,7 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
         """Return a partition for each task with messages."""
         with HeldTasks(self._options) as tasks:
             while True:
-                held = tasks.look()
+                held = tasks.poll_all()
                 for task, each in held.items():
                     if each.consumer:
                         raise SupersededError(
@@ -130,7 +130,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the start of a new query: before all unacknowledged messages, or after them."""
-        held = self._tasks.look()
+        held = self._tasks.poll_all()
         latest = {task for task in held if self._options.starts_at(task) is Start.LATEST}
         if given_up := {task: held[task].tail - held[task].acknowledged for task in sorted(latest)}:
             logger.info("spark.starts_latest", extra={"given_up": given_up})
@@ -145,7 +145,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the current end of the tasks as the end of the query."""
-        self._target = tails(self._tasks.look())
+        self._target = tails(self._tasks.poll_all())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next micro-batch, after waiting a moment for messages.
@@ -165,7 +165,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         deadline = time.monotonic() + _IDLE_SECONDS
         while True:
             wait = 0.0 if self._target is not None else max(0.0, deadline - time.monotonic())
-            held = self._tasks.look(self._quiet, wait)
+            held = self._tasks.poll_all(self._quiet, wait)
             now = time.monotonic()
             begin = stands.of_tasks(held)
             self._check_former(stands, held)
@@ -212,9 +212,9 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             last = self._held.get(task)
             seen = last.tail - offset.sequence if last and last.worker == offset.worker else 0
             if self._options.fail_on_data_loss:
-                standing = self._tasks.standing(task, offset.worker, offset.address)
-                if standing.lost:
-                    raise lost_with(task, offset, standing, max(0, seen))
+                previous_owner = self._tasks.previous_owner(task, offset.worker, offset.address)
+                if previous_owner.lost:
+                    raise lost_with(task, offset, previous_owner, max(0, seen))
             self._followed.add((task, each.worker))
 
     def _check_dropped(self, start: Offset) -> None:
@@ -222,7 +222,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         tasks = self._options.tasks
         dropped = {task for task in start.offsets if task not in tasks} - self._dropped
         if dropped and self._options.fail_on_data_loss:
-            check_dropped(start, self._tasks.look_at(dropped))
+            check_dropped(start, self._tasks.poll_tasks(dropped))
         self._dropped |= dropped
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
@@ -245,7 +245,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         begin, last = map(Offset.from_json, (start, end))
         held = self._held
         if not held.keys() >= last.offsets.keys():  # after a restart, Spark repeats an older plan
-            held = self._tasks.look_at(last.offsets.keys())
+            held = self._tasks.poll_tasks(last.offsets.keys())
         wanted = {task: each.sequence for task, each in changed(begin, last).items()}
         if self._options.fail_on_data_loss:
             check_assigned(wanted, held)

@@ -79,7 +79,7 @@ class RowRouter:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            tasks, rows, bad = self.bad.sort_out(self._tasks(batch), *as_sent(batch))
+            tasks, rows, bad = self.bad.check(self._tasks(batch), *as_sent(batch))
             yield rows.append_column("task", tasks)
             if bad and isinstance(self._options.bad_rows, int):
                 to = pa.array([self._options.bad_rows] * len(bad), pa.int32())

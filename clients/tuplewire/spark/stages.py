@@ -19,7 +19,7 @@ from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
 from tuplewire.settings.config import KIB, SessionSettings
 from tuplewire.spark.options import SinkOptions
-from tuplewire.spark.task_workers import AWAY, At, Patience, TaskWorkers
+from tuplewire.spark.task_workers import RETRYABLE_ERRORS, At, RetryDeadline, TaskWorkers
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
@@ -85,7 +85,7 @@ class SinkWorkers(TaskWorkers):
 
         Raises the reason why the worker is unreachable after the timeout, and WrongTopologyError.
         """
-        self._patiently(self._address, lambda _: self._look_up(tasks))
+        self._with_retries(self._address, lambda _: self._look_up(tasks))
         return self._all.keys() & set(tasks)
 
     def check_known(self, tasks: Collection[int]) -> None:
@@ -93,19 +93,19 @@ class SinkWorkers(TaskWorkers):
         if missing := sorted(set(tasks) - self.known(tasks)):
             raise self._unknown(missing)
 
-    def _patiently(self, address: str, call: Callable[[WorkerClient], _Answer]) -> _Answer:
+    def _with_retries(self, address: str, call: Callable[[WorkerClient], _Answer]) -> _Answer:
         """Return the answer of the worker at an address; repeat the call for the timeout if it is away."""
-        patience = Patience(self._timeout)
+        retry = RetryDeadline(self._timeout)
         while True:
             try:
                 return call(self[address])
-            except AWAY as error:
-                self._bear(patience, error)
+            except RETRYABLE_ERRORS as error:
+                self._wait_or_raise(retry, error)
 
-    def _bear(self, patience: Patience, error: TuplewireError) -> None:
+    def _wait_or_raise(self, retry: RetryDeadline, error: TuplewireError) -> None:
         """Wait a moment; after the timeout, raise."""
         self._all = {}  # the tasks may have moved
-        patience.bear(error)
+        retry.wait_or_raise(error)
 
     def wait_for_room(self, attempt: Callable[..., object]) -> None:
         """Repeat `attempt` until there is free space, as long as the worker answers.
@@ -119,7 +119,7 @@ class SinkWorkers(TaskWorkers):
                 attempt(timeout=min(self._timeout, _LOOK_SECONDS))
             except (BufferFullError, FlushTimeoutError) as error:
                 # Raises UnreachableError if the worker no longer answers; otherwise its queues are full.
-                self._patiently(self.reached, lambda worker: worker.load([0]))
+                self._with_retries(self.reached, lambda worker: worker.load([0]))
                 if warnings.due(self.reached):
                     reason = f"{error}. {NEEDS_A_SLOT}"
                     logger.warning("sink.waiting", extra={"worker": self.reached, "reason": reason})
@@ -221,7 +221,7 @@ class AttemptStage(SinkWorkers):
         """Send the next piece to a worker; to other workers if it has no piece of this attempt and fails."""
         address, worker_id = at
         piece = self._pieces[at]
-        patience, warnings = Patience(self._timeout), LogRate()
+        retry, warnings = RetryDeadline(self._timeout), LogRate()
         backoff = Backoff(_SETTINGS.backoff_initial_seconds, _SETTINGS.backoff_max_seconds, random.random)
         request = pb.StageRequest(
             **self._about(at),
@@ -233,8 +233,8 @@ class AttemptStage(SinkWorkers):
         while True:
             try:
                 waits_for = self[address].stage(request)
-            except (*AWAY, UnknownTaskError) as error:  # its assignment may be older
-                self._bear(patience, error)
+            except (*RETRYABLE_ERRORS, UnknownTaskError) as error:  # its assignment may be older
+                self._wait_or_raise(retry, error)
                 if piece.pieces:  # earlier pieces are staged there, and this one must follow them
                     continue
                 # Nothing is staged there yet: find the workers again from a new assignment.
@@ -246,7 +246,7 @@ class AttemptStage(SinkWorkers):
                     return
                 self._pieces[at] = piece
                 continue
-            patience.over()
+            retry.reset()
             if not waits_for:
                 break
             if warnings.due(worker_id):

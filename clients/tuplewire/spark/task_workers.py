@@ -26,14 +26,14 @@ from tuplewire.errors import (
 )
 from tuplewire.settings.addresses import resolve_addresses
 from tuplewire.spark.entry_runs import Runs
-from tuplewire.spark.offsets import Held, Standing, TaskOffset
+from tuplewire.spark.offsets import Held, PreviousOwner, TaskOffset
 from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.values.task_ids import TaskRanges
 from tuplewire.wire import control_pb2 as pb
 
 At = tuple[str, str]
 """A worker's address and id."""
-AWAY = (UnreachableError, NotReadyError, DrainingError, WrongWorkerError)
+RETRYABLE_ERRORS = (UnreachableError, NotReadyError, DrainingError, WrongWorkerError)
 """Errors to retry: the worker may return soon, or its tasks may move."""
 POLL_SECONDS = 0.05
 _LEAST_CALL_SECONDS = 2.0
@@ -43,14 +43,14 @@ _MOST_OTHERS = 100
 """The maximum number of other workers' addresses to try if the first one is unreachable."""
 
 
-class Patience:
+class RetryDeadline:
     """Tolerates errors for some seconds, counted from the first one."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._since: float | None = None
 
-    def bear(self, error: TuplewireError) -> None:
+    def wait_or_raise(self, error: TuplewireError) -> None:
         """Wait a moment, or raise the error if the time has passed."""
         now = time.monotonic()
         self._since = now if self._since is None else self._since
@@ -58,7 +58,7 @@ class Patience:
             raise error
         time.sleep(random.random() * 0.2)  # noqa: S311 - no secret
 
-    def over(self) -> None:
+    def reset(self) -> None:
         """Reset the time, after a success."""
         self._since = None
 
@@ -161,35 +161,35 @@ class HeldTasks(TaskWorkers):
         self.addresses += tuple(others)
         self._tasks = options.tasks if tasks is None else tasks
 
-    def look(self, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0) -> dict[int, Held]:
+    def poll_all(self, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0) -> dict[int, Held]:
         """Return the state of each task; first wait up to `wait` seconds for messages that are not in `seen`.
 
         Raises UnreachableError, NotReadyError or WrongWorkerError after the timeout, WrongTopologyError, or
         UnknownTaskError for a task that is not in the assignment.
         """
-        tasks, found = self._tasks, self.look_at(self._tasks, seen, wait)
+        tasks, found = self._tasks, self.poll_tasks(self._tasks, seen, wait)
         if not isinstance(tasks, TaskRanges) and (unknown := [task for task in tasks if task not in found]):
             raise self._unknown(unknown)
         return found
 
-    def glance(self) -> dict[int, Held]:
-        """Do the same as look_at() for the tasks, from the newest assignment and without a retry."""
+    def poll_once(self) -> dict[int, Held]:
+        """Do the same as poll_tasks() for the tasks, from the newest assignment and without a retry."""
         self._all = {}
-        return self._look(self._tasks)
+        return self._poll(self._tasks)
 
-    def look_at(
+    def poll_tasks(
         self, tasks: Collection[int] | TaskRanges, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
     ) -> dict[int, Held]:
-        """Return the state of the given tasks that are in the assignment. Raises as look()."""
-        patience = Patience(self._timeout)
+        """Return the state of the given tasks that are in the assignment. Raises as poll_all()."""
+        retry = RetryDeadline(self._timeout)
         while True:
             try:
-                return self._look(tasks, seen, wait)
-            except AWAY as error:
+                return self._poll(tasks, seen, wait)
+            except RETRYABLE_ERRORS as error:
                 self._all = {}  # the tasks may have moved: request a new assignment
-                patience.bear(error)
+                retry.wait_or_raise(error)
 
-    def _look(
+    def _poll(
         self, wanted: Collection[int] | TaskRanges, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
     ) -> dict[int, Held]:
         self._look_up(() if isinstance(wanted, TaskRanges) else wanted)
@@ -267,9 +267,9 @@ class HeldTasks(TaskWorkers):
         """Release the messages up to these offsets on the workers, permanently.
 
         Offsets on workers that no longer own the task are skipped. Raises SupersededError if a task has a
-        consumer, and the errors of look_at().
+        consumer, and the errors of poll_tasks().
         """
-        held = self.look_at(offsets.keys())
+        held = self.poll_tasks(offsets.keys())
         behind = [
             task
             for task, each in held.items()
@@ -279,19 +279,19 @@ class HeldTasks(TaskWorkers):
             ends = {task: offsets[task].sequence for task in tasks}
             self[address].acknowledge(self._topology, worker_id, worker, ends)
 
-    def standing(self, task: int, worker: int, address: str) -> Standing:
+    def previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner:
         """Return the final state of a task's previous owner. worker: its incarnation.
 
         Wait while it forwards messages or is unreachable, for at most the timeout.
         """
         deadline = time.monotonic() + self._timeout
-        while (former := self._standing(task, worker, address)) is None:
+        while (former := self._previous_owner(task, worker, address)) is None:
             if time.monotonic() > deadline:
-                return Standing(gone=True)
+                return PreviousOwner(gone=True)
             time.sleep(POLL_SECONDS)
         return former
 
-    def _standing(self, task: int, worker: int, address: str) -> Standing | None:
+    def _previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner | None:
         """Return the final state; None if it still has to forward messages, or is not known yet."""
         replaced = silent = False
         for where in filter(None, dict.fromkeys((address, *self.addresses, self._address))):
@@ -305,13 +305,13 @@ class HeldTasks(TaskWorkers):
                 silent = silent or where in self._present
                 continue
             if answer.incarnation == worker:
-                return None if task in answer.leaving else Standing()
+                return None if task in answer.leaving else PreviousOwner()
             for each in answer.departed:
-                return Standing(each.dropped)
+                return PreviousOwner(each.dropped)
             replaced = replaced or where == address
         # Lost only if another incarnation answers at its address and no present worker is unreachable: an
         # unreachable worker may know about a clean shutdown.
-        return Standing(gone=True) if replaced and not silent else None
+        return PreviousOwner(gone=True) if replaced and not silent else None
 
 
 def _by_worker(tasks: Iterable[int], held: Mapping[int, Held]) -> dict[tuple[str, str, int], list[int]]:

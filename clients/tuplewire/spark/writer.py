@@ -36,14 +36,14 @@ from tuplewire.errors import (
 from tuplewire.session.pieces import frame_pieces
 from tuplewire.settings.addresses import resolve_addresses
 from tuplewire.spark.data_source_api import DataSourceStreamArrowWriter
-from tuplewire.spark.held_back import held_back
 from tuplewire.spark.options import FAIL, DeliveryGuarantee, SinkOptions
 from tuplewire.spark.publisher import Publisher
+from tuplewire.spark.row_buffer import buffered_until_checked
 from tuplewire.spark.row_observer import attempt
 from tuplewire.spark.row_router import PIECE_BYTES, RowRouter, sliced
-from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.stages import AttemptStage, Placement, SinkWorkers
 from tuplewire.spark.task_workers import At
+from tuplewire.spark.version_check import VersionChecked
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
 from tuplewire.values.batch import TaskMessageBatch
@@ -92,7 +92,7 @@ class Part(WriterCommitMessage):
     run: str = ""
 
 
-class _Sink(Shipped):
+class _Sink(VersionChecked):
     """The common base of both writers. default: the guarantee if the user has not chosen one."""
 
     def __init__(self, options: SinkOptions, default: DeliveryGuarantee) -> None:
@@ -136,7 +136,7 @@ class _Sink(Shipped):
             try:
                 checked = router.checked(batches)
                 if options.bad_rows == FAIL:
-                    checked = held_back(checked)
+                    checked = buffered_until_checked(checked)
                 groups = (group for rows in sliced(checked) for group in router.groups(rows))
                 for piece in (piece for group in groups for piece in frame_pieces(group, PIECE_BYTES)):
                     batch = TaskMessageBatch.from_groups([piece])

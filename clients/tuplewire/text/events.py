@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tuplewire.text.shown import shown_value
+from tuplewire.text.escaping import escape_value
 
 
 class EventLogger(logging.LoggerAdapter[logging.Logger]):
@@ -22,7 +22,7 @@ class EventLogger(logging.LoggerAdapter[logging.Logger]):
             return
         facts = dict(kwargs.pop("extra", None) or {})
         event = str(msg) % args if args else str(msg)
-        text = " ".join([event, *(f"{key}={shown_value(value)}" for key, value in facts.items())])
+        text = " ".join([event, *(f"{key}={escape_value(value)}" for key, value in facts.items())])
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the record names the caller's line
         self.logger.log(level, text, extra={"event": event, **facts}, **kwargs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from tuplewire.text.shown import shown
+from tuplewire.text.escaping import escape_unprintable
 
 _MOST_SHOWN = 80
 """The maximum number of characters in a cell."""
@@ -23,4 +23,4 @@ def _cell(value: object) -> str:
     if isinstance(value, bytes):
         value = value[: 4 * _MOST_SHOWN].decode(errors="backslashreplace")
     text = str(value)
-    return escape(shown(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."))
+    return escape(escape_unprintable(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."))

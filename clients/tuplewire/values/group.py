@@ -312,7 +312,7 @@ class TaskGroup:
         """Return the same messages with this time of acceptance, unless the group has one."""
         return self if self.accepted_micros else replace(self, accepted_micros=micros)
 
-    def passed_on(self, worker: int, after: int = 0) -> TaskGroup:
+    def as_forwarded(self, worker: int, after: int = 0) -> TaskGroup:
         """Return the same messages as forwarded once more; `worker` becomes the entry worker if none is set.
 
         `after` is the route (see route_of()) of earlier messages of the same entry worker. The new route is

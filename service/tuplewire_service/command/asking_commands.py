@@ -14,7 +14,7 @@ from typing import Any
 
 from tuplewire.errors import NotReadyError, TuplewireError
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
-from tuplewire.text.shown import shown
+from tuplewire.text.escaping import escape_unprintable
 from tuplewire_service.command.parsers import (
     Handler,
     add_access,
@@ -109,7 +109,7 @@ def _assign(arguments: argparse.Namespace) -> int:
         changed = client.update_assignment(assignment_to_wire(assignment), force=arguments.force)
     word = "is" if changed else "was already"
     story = f"assignment {assignment.version} of {assignment.topology} {word} in force at {client.address}"
-    print(shown(story))
+    print(escape_unprintable(story))
     return EXIT_OK
 
 
@@ -131,7 +131,7 @@ def _switch(arguments: argparse.Namespace, *, active: bool) -> int:
         raise NotReadyError(f"the worker at {client.address} has no assignment yet; assign tasks first")
     state = "active" if active else "inactive"
     if assignment.inactive is not active:  # it is in this state already
-        print(shown(f"{assignment.topology} was {state} already"))
+        print(escape_unprintable(f"{assignment.topology} was {state} already"))
         return EXIT_OK
     assignment.version += 1  # workers apply only newer versions
     assignment.inactive = not active
@@ -140,13 +140,17 @@ def _switch(arguments: argparse.Namespace, *, active: bool) -> int:
         told = all_.each((w.address for w in assignment.workers), lambda e: e.update_assignment(assignment))
     failures = {address: error for address, error in told.items() if isinstance(error, TuplewireError)}
     for address, error in failures.items():
-        print(shown(f"{address}: {error}"), file=sys.stderr)
-    print(shown(f"{assignment.topology} is {state} on {len(told) - len(failures)} of {len(told)} workers"))
+        print(escape_unprintable(f"{address}: {error}"), file=sys.stderr)
+    print(
+        escape_unprintable(
+            f"{assignment.topology} is {state} on {len(told) - len(failures)} of {len(told)} workers"
+        )
+    )
     return EXIT_FAILED if failures else EXIT_OK
 
 
 def _drain(arguments: argparse.Namespace) -> int:
     with control_of(arguments) as client:
         started = client.drain(arguments.deadline)
-    print(shown(f"{client.address} {'is draining' if started else 'was draining already'}"))
+    print(escape_unprintable(f"{client.address} {'is draining' if started else 'was draining already'}"))
     return EXIT_OK

@@ -15,7 +15,7 @@ from typing import Any
 
 import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.text.shown import shown
+from tuplewire.text.escaping import escape_unprintable
 from tuplewire_service.command.asking_commands import add_asking_commands
 from tuplewire_service.command.dead_letter_command import add_dead_letter_command
 from tuplewire_service.command.looking_commands import add_looking_commands
@@ -106,7 +106,7 @@ def _write_no_more() -> None:
 
 def _fail(arguments: Sequence[str], message: str, code: int) -> int:
     command = f"tuplewire {arguments[0]}" if arguments and not arguments[0].startswith("-") else "tuplewire"
-    print(shown(f"{command}: {message}", keep=_LINE_END), file=sys.stderr)
+    print(escape_unprintable(f"{command}: {message}", keep=_LINE_END), file=sys.stderr)
     return code
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import compress
 from typing import TextIO
 
-from tuplewire.text.shown import shown
+from tuplewire.text.escaping import escape_unprintable
 from tuplewire_service.command.terminal import write_table, write_text
 from tuplewire_service.command.viewer.cluster_rows import TABLES, ClusterRows
 from tuplewire_service.command.viewer.columns import NOT_KNOWN, Row, in_order
@@ -16,7 +16,7 @@ from tuplewire_service.command.viewer.columns import NOT_KNOWN, Row, in_order
 
 def write_tables(stream: TextIO, cluster: ClusterRows, most: int, wanted: str = "") -> None:
     """Write sentences about blocking tasks, and the first `most` rows of each table that have `wanted`."""
-    write_text(stream, "".join(f"{shown(sentence)}\n" for sentence in cluster.blocking))
+    write_text(stream, "".join(f"{escape_unprintable(sentence)}\n" for sentence in cluster.blocking))
     for name in TABLES:
         found: list[Row] = in_order(getattr(cluster, name), wanted)
         if not found:

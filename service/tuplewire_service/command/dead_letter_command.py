@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings.config import MIB
-from tuplewire.text.shown import shown
+from tuplewire.text.escaping import escape_unprintable
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import encoded_of
 from tuplewire_service.command.message_commands import add_way, address_of, client_of
@@ -69,7 +69,9 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
         act = _write_json if printed else _ACTIONS[arguments.action]
         act(box, letters)
     if missing:
-        print(f"there is no dead letter {', '.join(map(shown, sorted(missing)))}", file=sys.stderr)
+        print(
+            f"there is no dead letter {', '.join(map(escape_unprintable, sorted(missing)))}", file=sys.stderr
+        )
         return EXIT_FAILED
     return EXIT_OK
 
@@ -191,7 +193,7 @@ def _show(_: _Box, letters: Sequence[DeadMessage]) -> None:
         payload = each.message.payload
         more = f" ... ({len(payload)} bytes)" if len(payload) > _SHOWN_BYTES else ""
         lines.append(f"payload  {payload[:_SHOWN_BYTES].decode(errors='backslashreplace')}{more}")
-        write_text(sys.stdout, "\n".join([*map(shown, lines), "", ""]))
+        write_text(sys.stdout, "\n".join([*map(escape_unprintable, lines), "", ""]))
 
 
 def _replay(box: _Box, letters: Sequence[DeadMessage]) -> None:

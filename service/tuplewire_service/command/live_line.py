@@ -12,7 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tuplewire.text.shown import shown
+from tuplewire.text.escaping import escape_unprintable
 
 _REFRESHED_PER_SECOND = 4
 _BAR_WIDTH = 16
@@ -46,7 +46,7 @@ class LiveLine:
 
     def show(self, text: str, share: float | None = None) -> None:
         """Change the text, and draw the line if it is hidden. `share` is the completed share, 0 to 1."""
-        self._text, self._share = shown(text), share
+        self._text, self._share = escape_unprintable(text), share
         self._live.start()
 
     def end(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.settings.settings import Kind, within
-from tuplewire.text.shown import shown
+from tuplewire.text.escaping import escape_unprintable
 from tuplewire_service.command.asking_commands import add_asking
 from tuplewire_service.command.messages import Decoding
 from tuplewire_service.command.parsers import (
@@ -134,7 +134,11 @@ def _tap(arguments: argparse.Namespace) -> int:
             with closing(tapped):  # ends the tap at the worker
                 for number, response in enumerate(tapped):
                     if not number:  # the first response: the tap is open
-                        print(f"tapping at {shown(worker_id)}; Ctrl-C ends it", file=sys.stderr, flush=True)
+                        print(
+                            f"tapping at {escape_unprintable(worker_id)}; Ctrl-C ends it",
+                            file=sys.stderr,
+                            flush=True,
+                        )
                     passed = response.passed
                     for message in response.messages[:left]:
                         count += 1

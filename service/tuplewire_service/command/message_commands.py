@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 from tuplewire.errors import FlushTimeoutError, UnreachableError
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
-from tuplewire.text.shown import shown
+from tuplewire.text.escaping import escape_unprintable
 from tuplewire_service.command.messages import MessageFormat, payloads_in, read_messages, writer_of_messages
 from tuplewire_service.command.parsers import (
     Handler,
@@ -129,7 +129,7 @@ def _wait_ready(control: ControlClient, timeout: float) -> None:
     except UnreachableError as error:
         if timeout <= patience:
             raise
-        print(f"{shown(str(error))}; waiting for it ...", file=sys.stderr)
+        print(f"{escape_unprintable(str(error))}; waiting for it ...", file=sys.stderr)
         control.wait_ready(timeout - patience)
 
 

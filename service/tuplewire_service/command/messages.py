@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, BinaryIO, TypedDict
 
 from tuplewire.errors import ConfigError, InvalidTaskError, MalformedError
-from tuplewire.text.shown import shown
+from tuplewire.text.escaping import escape_unprintable
 from tuplewire.values.group import check_task
 from tuplewire.values.message import TaskMessage
 
@@ -159,4 +159,6 @@ def _as_value(value: bytes) -> str | dict[str, str]:
 
 
 def _shown(payload: bytes, encoding: str) -> bytes:
-    return shown(payload.decode(errors="backslashreplace")).encode(encoding, errors="backslashreplace")
+    return escape_unprintable(payload.decode(errors="backslashreplace")).encode(
+        encoding, errors="backslashreplace"
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.settings import SECONDS, Kind, Settings, count, settings_of, within
-from tuplewire.text.shown import shown
+from tuplewire.text.escaping import escape_unprintable
 from tuplewire.values.task_ids import TASKS
 from tuplewire_service.config.stop import EXIT_USAGE
 
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
             self._intermixed = False
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: {shown(message)}; see {self.prog} --help\n")
+        self.exit(EXIT_USAGE, f"{self.prog}: {escape_unprintable(message)}; see {self.prog} --help\n")
 
 
 def of_kind(kind: Kind) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.text.shown import shown
+from tuplewire.text.escaping import escape_unprintable
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.rates import state_name
 
@@ -50,7 +50,7 @@ def _field(message: Message, field: Any) -> Any:
 
 def status_as_text(status: pb.GetStatusResponse) -> str:
     """Return the lines about the worker itself; the tables of cluster_tables.py have the rest."""
-    return "\n".join(map(shown, _lines(status)))
+    return "\n".join(map(escape_unprintable, _lines(status)))
 
 
 def _lines(status: pb.GetStatusResponse) -> Iterator[str]:

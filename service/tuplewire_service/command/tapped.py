@@ -11,7 +11,7 @@ from typing import Any
 
 from tuplewire.errors import MalformedError
 from tuplewire.packing.packing import FAULTS, read_array_size, read_items, read_value
-from tuplewire.text.shown import shown, shown_value
+from tuplewire.text.escaping import escape_unprintable, escape_value
 from tuplewire.values.headers import decode_headers
 from tuplewire.values.message import TaskMessage
 from tuplewire.wire import control_pb2 as pb
@@ -43,7 +43,7 @@ def tapped_as_text(message: pb.TappedMessage, decoding: Decoding) -> str:
         facts["redelivered"] = "yes"
     facts.update(_key_and_headers(message))
     facts["bytes"] = message.size_bytes
-    told = " ".join(f"{name}={shown_value(value)}" for name, value in facts.items())
+    told = " ".join(f"{name}={escape_value(value)}" for name, value in facts.items())
     return f"{instant}.{micros // 1000:03d}Z {told} | {_payload(message, decoding)}"
 
 
@@ -71,11 +71,11 @@ def _payload(message: pb.TappedMessage, decoding: Decoding) -> str:
     if decoding is not Decoding.TEXT and whole:
         try:
             if decoding is Decoding.TUPLE:
-                return shown(_tuple(payload))
-            return shown(json.dumps(json.loads(payload), ensure_ascii=False))
+                return escape_unprintable(_tuple(payload))
+            return escape_unprintable(json.dumps(json.loads(payload), ensure_ascii=False))
         except (*FAULTS, RecursionError, TypeError):
-            return f"(no {decoding}) {shown(_text(payload))}"
-    return shown(_text(payload)) + ("" if whole else " ...")
+            return f"(no {decoding}) {escape_unprintable(_text(payload))}"
+    return escape_unprintable(_text(payload)) + ("" if whole else " ...")
 
 
 def _tuple(payload: bytes) -> str:

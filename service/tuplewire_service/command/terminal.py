@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from tuplewire.text.shown import shown
+from tuplewire.text.escaping import escape_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,7 +82,7 @@ def counted(
 
 def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Write columns with escaped cells, the first one left-aligned and the others right-aligned."""
-    lines = [[shown(cell) for cell in row] for row in (header, *rows)]
+    lines = [[escape_unprintable(cell) for cell in row] for row in (header, *rows)]
     console = console_of(stream)
     if console is None:
         _write_plain(stream, lines)

@@ -16,8 +16,8 @@ from typing import Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings.config import SessionSettings
-from tuplewire.settings.settings import ENVIRONMENT_PREFIX, OUR_PREFIX, keys_of, settings_of, twice, unknown
-from tuplewire.settings.storm_keys import is_storms
+from tuplewire.settings.settings import ENVIRONMENT_PREFIX, KEY_PREFIX, keys_of, settings_of, twice, unknown
+from tuplewire.settings.storm_keys import is_storm_key
 from tuplewire.variables import OF_PROGRAMS, refuse_misspelled
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
@@ -103,7 +103,7 @@ def _take_file(file: Path, values: dict[str, Any], origins: dict[str, str]) -> N
     stands: dict[str, str] = {}
     for key, value in _flat(tables):
         if key not in known:
-            if is_storms(key, value):
+            if is_storm_key(key, value):
                 continue
             raise unknown(f"key {key!r} in {file}", key, known)
         declared, origin = known[key], f"{key} in {file}"
@@ -143,7 +143,7 @@ def settings_in(conf: Mapping[str, Any], *, of_processes: bool = True) -> dict[s
         if key in of_sessions or (key == TRANSPORT_KEY and not of_processes):
             continue
         if each is None:
-            if key.startswith(OUR_PREFIX if of_processes else WORKER_PREFIX):
+            if key.startswith(KEY_PREFIX if of_processes else WORKER_PREFIX):
                 raise unknown(f"setting {key!r}", key, [*known, *of_sessions])
         elif value is not None:
             twice(stands, each.name, key)

@@ -27,7 +27,7 @@ from tuplewire.settings.settings import (
     text,
     within,
 )
-from tuplewire.settings.storm_keys import our_transport
+from tuplewire.settings.storm_keys import tuplewire_transport
 from tuplewire.tracing.tracing_settings import TracingSettings
 from tuplewire.values.task_ids import TASKS
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -79,7 +79,7 @@ SOCKET_PATH = Kind("PATH", "an absolute path", str, _socket_path)
 
 def _transport(name: str) -> str:
     """Check a transport's name. The error for a class of Storm's names the replacement."""
-    ours = our_transport(name)
+    ours = tuplewire_transport(name)
     if ours is not None:
         raise ConfigError(f"{name!r} is a class of Storm's: write {ours!r} in place of it")
     return str(_CHOICE.read(name))

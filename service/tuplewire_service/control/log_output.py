@@ -18,9 +18,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tuplewire.errors import MalformedError
+from tuplewire.text.escaping import escape_unprintable
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
-from tuplewire.text.shown import shown
 from tuplewire_service.metrics.families import counters
 
 logger = event_logger(__name__)
@@ -52,8 +52,8 @@ class EventFormatter(logging.Formatter):
             facts = {key: value for key, value in vars(record).items() if key not in _STANDARD}
             parts = {**head, "logger": record.name, **facts, **({"error": trace} if trace else {})}
             return json.dumps(parts, default=str)  # ASCII, for any encoding and terminal
-        line = f"{moment} {record.levelname:7} {shown(record.getMessage())}"
-        return f"{line}\n{shown(trace, keep=_LINE_END)}" if trace else line
+        line = f"{moment} {record.levelname:7} {escape_unprintable(record.getMessage())}"
+        return f"{line}\n{escape_unprintable(trace, keep=_LINE_END)}" if trace else line
 
 
 class _Recent(logging.Handler):

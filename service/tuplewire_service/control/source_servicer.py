@@ -92,7 +92,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
             if not found:
                 return
             position, number = found[-1].last, number + 1
-            yield frame_of(number, found, asks=False)
+            yield frame_of(number, found, ack_requested=False)
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.AcknowledgeResponse:
         """Release the messages that a reader has processed."""

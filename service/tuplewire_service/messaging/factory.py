@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.settings.settings import OUR_PREFIX, unknown
-from tuplewire.settings.storm_keys import our_transport
+from tuplewire.settings.settings import KEY_PREFIX, unknown
+from tuplewire.settings.storm_keys import tuplewire_transport
 from tuplewire_service.messaging.base import IContext
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TRANSPORT_KEY = "storm.messaging.transport"
 DEFAULT_TRANSPORT = "grpc"
 ENTRY_POINT_GROUP = "tuplewire.transports"
-_ROOMS = tuple(f"{OUR_PREFIX}{room}." for room in ("transport", "session"))
+_ROOMS = tuple(f"{KEY_PREFIX}{room}." for room in ("transport", "session"))
 """Prefixes of settings that every transport accepts."""
 
 
@@ -43,9 +43,9 @@ class TransportFactory:
         prepared one. Raises ConfigError for an unknown name, and for a key under `tuplewire.` of no installed
         transport. The transport checks its own keys.
         """
-        others = [key for key in conf if str(key).startswith(OUR_PREFIX) and not key.startswith(_ROOMS)]
+        others = [key for key in conf if str(key).startswith(KEY_PREFIX) and not key.startswith(_ROOMS)]
         if others:  # listing the installed transports is slow
-            rooms = (*_ROOMS, *(f"{OUR_PREFIX}{name}." for name in TransportFactory.known()))
+            rooms = (*_ROOMS, *(f"{KEY_PREFIX}{name}." for name in TransportFactory.known()))
             for key in others:
                 if not key.startswith(rooms):
                     raise unknown(f"setting {key!r}", key, [f"{room}*" for room in rooms])
@@ -90,7 +90,7 @@ def _installed() -> Iterable[EntryPoint]:
 
 def _find(name: str) -> Any:
     # Configurations of Storm name a Java class here, which Python cannot import.
-    ours = our_transport(name)
+    ours = tuplewire_transport(name)
     if ours is not None:
         raise ConfigError(f"{TRANSPORT_KEY}={name!r} is a class of Storm's: write {ours!r} in place of it")
     for point in _installed():

@@ -294,11 +294,11 @@ class Leases:
         session.away = True
         del self._sharing[session.key]
         for task, messages, size_bytes in session.state.credit.outstanding():
-            self.shares.leave(task, messages, size_bytes)
+            self.shares.add_orphaned(task, messages, size_bytes)
         self.shares.shared_by(len(self._sharing))
         # A sender that has used up its credit may get no other release.
         for other in self._sharing.values():
-            if other.state.credit.widened():
+            if other.state.credit.on_share_increase():
                 other.wake()
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
@@ -310,5 +310,5 @@ class Leases:
         """Give the other senders credit for released messages of a sender that is away."""
         if self.shares.released(task, messages, size_bytes):
             for session in self._sharing.values():
-                if session.state.credit.freed(task):
+                if session.state.credit.on_space_freed(task):
                     session.wake()

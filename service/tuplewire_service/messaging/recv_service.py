@@ -16,7 +16,7 @@ from typing import Any
 from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.stream import Silence, StreamBroken
 from tuplewire.errors import DrainingError, MalformedError, PayloadTooLargeError, RefusedError, TuplewireError
-from tuplewire.session.asking import Asking
+from tuplewire.session.ack_requests import AckRequestPolicy
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.settings.config import PROTOCOL_VERSION, SessionSettings
@@ -178,14 +178,14 @@ class RecvStream:
                 self._silence.heard()
                 await _take_progress(self.subscription, request.progress)
                 # Progress ends the pause between small frames, so that a reply is not delayed.
-                self._pacer.press()
+                self._pacer.release_next()
             elif kind == "goodbye":
                 return
             else:
                 raise MalformedError(f"a request of kind {kind} within a stream")
 
     async def _write(self) -> None:
-        sequence, asking = 0, Asking()
+        sequence, ack_requests = 0, AckRequestPolicy()
         wire, subscription, wake = self.wire, self.subscription, self.wake
         while not self._closing:
             wake.clear()
@@ -196,15 +196,15 @@ class RecvStream:
                 await wire.write(pb.RecvResponse(rejected=pb.Rejected(tasks=answers)).SerializeToString())
             if deliveries := subscription.take(self.settings.max_frame_bytes):
                 # Senders that retain messages until they are processed wait for the acknowledgement.
-                pressing = subscription.crowded or any(each.group.retained_upstream for each in deliveries)
-                asks = asking.asks(self._clock(), pressing=pressing)
+                urgent = subscription.crowded or any(each.group.retained_upstream for each in deliveries)
+                ack_requested = ack_requests.is_due(self._clock(), urgent=urgent)
                 for part in _fitting(deliveries, self.limit):
                     sequence += 1
-                    data = frame_of(sequence, part, asks=asks)
+                    data = frame_of(sequence, part, ack_requested=ack_requested)
                     await wire.write(data)
                 # Messages that arrive during the pause share a frame; see docs/design/credit.md (pacing).
                 if wait := self._pacer.wrote(time.monotonic(), len(data)):
-                    await self._pacer.gather(wait)
+                    await self._pacer.linger(wait)
                 continue
             # Only after the last delivery, so that the consumer gets everything that was taken.
             if (error := subscription.ended) is not None:
@@ -287,7 +287,7 @@ def _fitting(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]
         yield from _fitting(part, limit)
 
 
-def frame_of(sequence: int, deliveries: list[Delivery], *, asks: bool) -> bytes:
+def frame_of(sequence: int, deliveries: list[Delivery], *, ack_requested: bool) -> bytes:
     """Encode deliveries; adjacent ones with the same (task, source) and time become one group."""
     runs: list[list[TaskGroup]] = []
     firsts: list[int] = []
@@ -302,4 +302,4 @@ def frame_of(sequence: int, deliveries: list[Delivery], *, asks: bool) -> bytes:
             firsts.append(delivery.first_sequence)
             accepted.append(group.accepted_micros)
         last = group
-    return encode_frame(sequence, runs, firsts, accepted_micros=accepted, ack_immediately=asks)
+    return encode_frame(sequence, runs, firsts, accepted_micros=accepted, ack_immediately=ack_requested)

@@ -142,7 +142,7 @@ class SendService(StreamService):
             # 2. No hello arrives in time, or too many newer streams are silent too; see PendingHandshakes.
             # 3. The peer closes its side before the hello. This is not an error.
             # 4. The hello is refused; see _open().
-            # For a stream that carries a session, see _carry().
+            # For a stream that carries a session, see _serve_stream().
             access = wire.admit()
             with access.standing(stream.end):
                 hello = await self._hello(wire)
@@ -160,7 +160,7 @@ class SendService(StreamService):
                 self._worker_is(session, connected=True)
                 self._streams.add(stream)
                 await wire.write(self._welcome(session, hello).SerializeToString())
-                await self._carry(session, stream)
+                await self._serve_stream(session, stream)
         except TuplewireError as error:
             await self._refuse(wire, error, farewell=session is not None)
         finally:
@@ -253,7 +253,7 @@ class SendService(StreamService):
             )
         )
 
-    async def _carry(self, session: Session, stream: SendStream) -> None:
+    async def _serve_stream(self, session: Session, stream: SendStream) -> None:
         """Read to the end, and write until all messages are sent."""
         # The ways in which a stream ends:
         # 1. The sender says goodbye, or closes its side: the last acknowledgement is written.
@@ -299,7 +299,7 @@ class SendService(StreamService):
                 self._frame(session, request)
                 # Other frames share an acknowledgement; see docs/design/credit.md (acknowledgements on
                 # request).
-                stream.frames.add(at_once=request.ack_immediately or session.state.pressing)
+                stream.frames.add(at_once=request.ack_immediately or session.state.urgent)
                 continue
             kind = request.WhichOneof("kind")
             if kind == "goodbye":
@@ -353,7 +353,7 @@ class SendService(StreamService):
         while not finished:
             await stream.wake.wait()
             stream.wake.clear()
-            stream.frames.told()
+            stream.frames.mark_sent()
             # Checked before the update is taken, so that the last round includes everything that was read.
             finished = stream.finished.is_set() and not self._lingers(session, stream)
             notices, stream.notices = stream.notices, {}

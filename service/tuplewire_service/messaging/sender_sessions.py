@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from tuplewire.connection.stream import Gathering
+from tuplewire.connection.stream import BatchedEvent
 from tuplewire.errors import TuplewireError
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import Intake
@@ -23,7 +23,7 @@ class SendStream:
         """Messages to write besides acknowledgements: only the latest of each kind and part, as a peer may
         never read.
         """
-        self.frames = Gathering(self.wake, asyncio.get_running_loop())
+        self.frames = BatchedEvent(self.wake, asyncio.get_running_loop())
         """Accepted frames without an acknowledgement, gathered unless the sender requests one."""
         self.task = asyncio.current_task()
         self.waiting: asyncio.Task[Any] | None = None
@@ -70,7 +70,8 @@ class SendStream:
         """End the stream with an error, after a last acknowledgement; only the first error counts."""
         if self.ending is None:
             self.ending = error
-            # Without a read, the task may be writing, which must not be cancelled; _carry() raises the error.
+            # Without a read, the task may be writing, which must not be cancelled; _serve_stream() raises the
+            # error.
             if self.waiting is not None:
                 self.waiting.cancel()
 

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from typing import Any, ClassVar, Generic, TypeVar
 
 from tuplewire.connection.loop import EventLoopThread, messaging_loop
-from tuplewire.connection.resumable import Identity
+from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.sending_end import SendingEnd
-from tuplewire.connection.stream import Dial
+from tuplewire.connection.stream import StreamOpener
 from tuplewire.errors import ClosedError
 from tuplewire.session.departure import Departure
 from tuplewire.session.send_events import SendEvents
@@ -250,7 +250,7 @@ class StreamedClient(IClientConnection):
 
 
 class StreamedContext(IContext):
-    """Binds and connects; a transport implements _dial(), and sets `server`.
+    """Binds and connects; a transport implements _stream_opener(), and sets `server`.
 
     Do not use it on the messaging loop: bind(), close() and term() wait for that loop. Direct users may pass
     settings instead of calling prepare().
@@ -276,7 +276,7 @@ class StreamedContext(IContext):
         return messaging_loop()
 
     @abstractmethod
-    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
+    def _stream_opener(self, topology_id: str, host: str, port: int) -> StreamOpener:
         """Return a function that opens streams to a worker; an IPv6 host has brackets."""
 
     def bind(
@@ -300,8 +300,10 @@ class StreamedContext(IContext):
             settings.incarnation,
             worker=bool(settings.worker_id),
         )
-        dial = self._dial(topology_id, host, port)
-        end = SendingEnd(f"{host}:{port}", identity, settings.session, self.thread, dial, receiver_id, events)
+        open_stream = self._stream_opener(topology_id, host, port)
+        end = SendingEnd(
+            f"{host}:{port}", identity, settings.session, self.thread, open_stream, receiver_id, events
+        )
         return self._keep(StreamedClient(end))
 
     def _keep(self, made: _Connection) -> _Connection:

@@ -131,7 +131,7 @@ class DataPlane:
         if self._assignment_source is not None:
             watches.append(("assignment file", self._assignment_source.watch()))
         if self._state is not None:
-            watches.append(("state file", self._state.keep(lambda: self.worker.router.unkept_messages)))
+            watches.append(("state file", self._state.keep(lambda: self.worker.router.unretained_messages)))
         self._watches = [watched(asyncio.create_task(watch, name=name)) for name, watch in watches]
 
     def assign(self, assignment: Assignment) -> None:

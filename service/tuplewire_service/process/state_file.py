@@ -22,7 +22,7 @@ logger = event_logger(__name__)
 _WRITE_SECONDS = 1.0
 _MOST_MESSAGES = 1 << 53  # the largest integer that a metric represents exactly
 _MOST_BYTES = 4096
-_KEYS = {"worker_id": str, "incarnation": int, "ended": bool, "unkept_messages": int}
+_KEYS = {"worker_id": str, "incarnation": int, "ended": bool, "unretained_messages": int}
 
 
 class StateFile:
@@ -57,17 +57,17 @@ class StateFile:
             extra = {"path": str(self._path), "reason": f"it is that of worker {state['worker_id']!r}"}
             logger.warning("state_file.not_used", extra=extra)
             return 0
-        lost: int = 0 if state["ended"] else state["unkept_messages"]
+        lost: int = 0 if state["ended"] else state["unretained_messages"]
         if lost:
             reason = "at most so many messages have died with the process before this one"
             about = {"messages": lost, "incarnation": state["incarnation"], "reason": reason}
             logger.warning("worker.died", extra=about)
         return lost
 
-    async def keep(self, unkept: Callable[[], int]) -> None:
-        """Update the file until cancelled. `unkept` counts the messages that no other process has."""
+    async def keep(self, unretained: Callable[[], int]) -> None:
+        """Update the file until cancelled. `unretained` counts the messages that no other process has."""
         while True:
-            if (messages := unkept()) != self._written:
+            if (messages := unretained()) != self._written:
                 await asyncio.to_thread(self._write, messages)
             await asyncio.sleep(_WRITE_SECONDS)
 
@@ -80,7 +80,7 @@ class StateFile:
             "worker_id": self._worker_id,
             "incarnation": self._incarnation,
             "ended": ended,
-            "unkept_messages": messages,
+            "unretained_messages": messages,
         }
         with self._writing:
             if self._ended:  # a late write by keep(), which must not replace the final state
@@ -109,6 +109,6 @@ def _load(path: Path) -> dict[str, Any]:
     for key, kind in _KEYS.items():
         if type(state.get(key)) is not kind:
             raise ValueError(f"{key} is {state.get(key)!r}")
-    if not 0 <= state["unkept_messages"] <= _MOST_MESSAGES:
-        raise ValueError(f"unkept_messages is {state['unkept_messages']}")
+    if not 0 <= state["unretained_messages"] <= _MOST_MESSAGES:
+        raise ValueError(f"unretained_messages is {state['unretained_messages']}")
     return state

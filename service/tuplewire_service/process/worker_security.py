@@ -16,7 +16,7 @@ import grpc
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from tuplewire.connection.dialling import Dialler
+from tuplewire.connection.channels import ChannelFactory
 from tuplewire.identity.files import AUTHORIZATION, WatchedFiles, read_tokens
 from tuplewire.text.events import event_logger
 from tuplewire_service.config.worker_config import WorkerConfig
@@ -51,7 +51,7 @@ class Security(Collector):
             tokens=self._watched(config.token_file, read_tokens),
             read_rules=self._watched(config.permissions_file, read_rules),
         )
-        self.dialler = Dialler(
+        self.channel_factory = ChannelFactory(
             credentials,
             tls=None if certificates is None else lambda: certificates.get().tls,
             worker_names=None if certificates is None else self.guard.worker_names,
@@ -73,7 +73,11 @@ class Security(Collector):
         """Return the settings of the programs' transport, with the services that it adds to Messaging."""
         tls = self._certificates.server_credentials() if self._certificates else None
         return GrpcWiring(
-            services=services, tls=tls, admit=self.admit, dialler=self.dialler, socket_mode=socket_mode
+            services=services,
+            tls=tls,
+            admit=self.admit,
+            channel_factory=self.channel_factory,
+            socket_mode=socket_mode,
         )
 
     def admit(self, context: Context) -> Access:

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from tuplewire.connection.dialling import TlsMaterial, load_pair, names_in, read_tls
+from tuplewire.connection.channels import TlsMaterial, load_pair, names_in, read_tls
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.identity.files import WatchedFiles

@@ -240,11 +240,11 @@ class FaultProxy:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)  # here: a task that is cancelled immediately never starts
-        task = self._loop.create_task(self._carry(reader, writer), name="proxy connection")
+        task = self._loop.create_task(self._serve_stream(reader, writer), name="proxy connection")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await self._connect()
         except BaseException as error:

@@ -140,9 +140,9 @@ class Connections:
         return connection is not None and connection.connected
 
     @property
-    def unkept_messages(self) -> int:
+    def unretained_messages(self) -> int:
         """Messages that neither the receiver nor their sender is known to have."""
-        return sum(each.window.unkept() for each in (*self._connections.values(), *self._leaving))
+        return sum(each.window.count_unretained() for each in (*self._connections.values(), *self._leaving))
 
     @property
     def pending_messages(self) -> int:
@@ -230,7 +230,7 @@ class Connections:
                 window.receiver_ended()
                 # The departed worker accounts for its messages, so they do not count as possibly lost.
                 window.receiver_answers = True
-                connection.buffer.tell()
+                connection.buffer.run_callbacks()
 
     def abort(self) -> None:
         """Close everything immediately. Do not call this on the event loop."""

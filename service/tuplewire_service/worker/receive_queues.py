@@ -197,7 +197,7 @@ class ReceiveQueues:
         if self.observer is not None:
             self.observer.queued(group, queue.log)
         self._touched.add(group.task)
-        queue.times.came(queue.log.tail, time.monotonic())
+        queue.times.arrived(queue.log.tail, time.monotonic())
         queue.wake_readers()
         if queue.consumer is not None:
             queue.consumer.mark(queue)
@@ -220,9 +220,9 @@ class ReceiveQueues:
         return sum(queue.log.queued_messages for queue in self._with_messages())
 
     @property
-    def unkept_messages(self) -> int:
+    def unretained_messages(self) -> int:
         """Number of pending messages that no other process stores."""
-        return sum(queue.log.unkept for queue in self._with_messages())
+        return sum(queue.log.unretained for queue in self._with_messages())
 
     def _with_messages(self) -> Iterator[Queue]:
         """Yield all queues with messages, and perhaps others; cheap if most of 10,000 tasks are idle."""

@@ -159,7 +159,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._moves.lose(lost)
         kept = (former | successors).union(each.peer for each in self.table.others) - lost
         self.connections.refresh(needed, kept, lost)
-        self.connections.receivers_ended(self.departures.passed_on)
+        self.connections.receivers_ended(self.departures.for_receiver)
         self._renew_ended()
 
     def _renew_ended(self) -> None:
@@ -369,10 +369,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return chain(self._transfer.held_groups(), self._moves.held_groups(), self.rejections.held_groups())
 
     @property
-    def unkept_messages(self) -> int:
+    def unretained_messages(self) -> int:
         """Number of held messages that are not known to be stored by another process."""
         waiting = sum(len(group) for group in self._waiting() if not group.retained_upstream)
-        return self.queues.unkept_messages + waiting + self.connections.unkept_messages
+        return self.queues.unretained_messages + waiting + self.connections.unretained_messages
 
     @property
     def moving_tasks(self) -> int:
@@ -393,7 +393,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """End consumers and connections. Queued and unpublished messages count as dropped{shutdown}."""
         self._closing = True
         self.queues.end_consumers(DrainingError("the worker is draining; connect again later"))
-        others = sum(map(len, self._waiting())) + self.connections.unkept_messages
+        others = sum(map(len, self._waiting())) + self.connections.unretained_messages
         dropped = Counter(self.queues.waiting()) + Counter(unpublished)
         self.departures.add(Departure(self.consumers.incarnation, dropped, others, sinks, self.successors))
         self._ledger.accepted += sum(unpublished.values())

@@ -143,4 +143,4 @@ def _passed_on(groups: Iterable[TaskGroup], worker: int, connection: SendingEnd)
         if group.task not in routes:
             workers = (entry_worker(group.forwarded) or worker,)
             routes[group.task] = connection.window.route_before(group.task, workers, group.entry_sequence)
-        yield group.passed_on(worker, routes[group.task] or 0)
+        yield group.as_forwarded(worker, routes[group.task] or 0)

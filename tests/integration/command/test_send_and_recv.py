@@ -16,7 +16,7 @@ from helpers.worker_process import run_command
 
 import tuplewire
 from tuplewire.errors import ConfigError
-from tuplewire.processes.own_worker import LocalWorkerProcess
+from tuplewire.processes.local_worker_process import LocalWorkerProcess
 from tuplewire_service.command.messages import MessageFormat, read_messages
 
 _SECONDS = 60.0

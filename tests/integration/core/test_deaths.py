@@ -51,7 +51,7 @@ class Hops:
         """Return the number of messages that would be lost with a worker, according to its state file."""
         state = json.loads(self.state_file(name).read_text(encoding="utf-8"))
         assert not state["ended"]
-        return int(state["unkept_messages"])
+        return int(state["unretained_messages"])
 
     def restart(self) -> None:
         """Start `far` again, and wait until `near` has a session with it."""

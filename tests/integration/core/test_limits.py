@@ -35,7 +35,7 @@ from helpers.topology import TOPOLOGY, collect, metric, numbered, numbers
 from helpers.traffic import Feeder, Reader, deliver
 
 from tuplewire import Client, Credentials
-from tuplewire.connection.dialling import read_tls
+from tuplewire.connection.channels import read_tls
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcWiring
 from tuplewire_service.security.certificates import Certificates

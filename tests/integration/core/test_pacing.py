@@ -18,7 +18,7 @@ import pytest
 from tuplewire import Client
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.pacer import BURST_FRAMES
-from tuplewire.session.asking import QUICK_SECONDS
+from tuplewire.session.ack_requests import QUICK_SECONDS
 from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode, groups_of

@@ -68,7 +68,7 @@ def test_where_others_go_on_a_death_is_told(mortal: RestartableWorker, tmp_path:
         sender.flush(20)
         assert sender.ledger().acknowledged == 1
         assert status(mortal.endpoint).rejected_waiting == 1
-        eventually(lambda: json.loads(state.read_text(encoding="utf-8"))["unkept_messages"] == 1)
+        eventually(lambda: json.loads(state.read_text(encoding="utf-8"))["unretained_messages"] == 1)
         mortal.kill()
         mortal.start()
         mortal.wait_ready()

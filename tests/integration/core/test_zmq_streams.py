@@ -24,7 +24,7 @@ from tuplewire_service.messaging.server_stream import ServerStream
 from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, FrameKind
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.messaging.zmq.zmq_sockets import Sockets
-from tuplewire_service.messaging.zmq.zmq_stream import dial_zmq
+from tuplewire_service.messaging.zmq.zmq_stream import zmq_stream_opener
 from tuplewire_service.testing.fault_proxy import FaultProxy
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled
 
@@ -78,13 +78,15 @@ def test_any_high_water_mark_will_do(recorder: Recorder, hwm: int) -> None:
 def test_a_write_waits_for_room(stand_in: StandIn, sockets: Sockets) -> None:
     """A message beyond the other side's window is not written until the window grows."""
     thread = messaging_loop()
-    dial = dial_zmq(sockets, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000))
+    open_stream = zmq_stream_opener(
+        sockets, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000)
+    )
 
     def data() -> list[bytes]:
         return [frame.body for frame in stand_in.heard if frame.kind is FrameKind.DATA]
 
     async def write() -> None:
-        async with dial("Send") as stream:
+        async with open_stream("Send") as stream:
             for number in range(5):
                 await stream.write(b"%d" % number)
             await stream.done_writing()
@@ -127,12 +129,14 @@ def test_a_stream_dies_with_its_connection(recorder: Recorder) -> None:
 def test_a_stream_that_was_cut_is_broken(stand_in: StandIn, sockets: Sockets) -> None:
     """Received data is read first; then reads and writes fail, and end() returns the reason."""
     thread = messaging_loop()
-    dial = dial_zmq(sockets, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000))
+    open_stream = zmq_stream_opener(
+        sockets, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000)
+    )
     stand_in.put(FrameKind.GRANT)
     stand_in.put(FrameKind.DATA, b"last")
 
     async def use() -> str:
-        async with dial("Send") as stream:
+        async with open_stream("Send") as stream:
             await stream.write(b"x")
             assert await stream.read() == b"last"
             closing = thread.loop.run_in_executor(None, stand_in.close)
@@ -157,7 +161,9 @@ def test_the_last_messages_of_a_server_that_closes_arrive(sockets: Sockets) -> N
 
     async def read(endpoint: str, asked: threading.Event) -> list[bytes]:
         got: list[bytes] = []
-        async with dial_zmq(sockets, endpoint, endpoint, ZmqSettings().stream_window)("Last") as stream:
+        async with zmq_stream_opener(sockets, endpoint, endpoint, ZmqSettings().stream_window)(
+            "Last"
+        ) as stream:
             await stream.write(b"end")
             asked.set()
             with contextlib.suppress(StreamBroken):

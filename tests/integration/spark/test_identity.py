@@ -111,7 +111,7 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
                 write(near.address, groups, 0.3)
             options = source_options({**own, "timeout": "0.3"})
             with pytest.raises(WrongWorkerError), HeldTasks(options) as tasks:
-                tasks.look()
+                tasks.poll_all()
             with pytest.raises(WrongWorkerError):
                 list(
                     RangeReader(

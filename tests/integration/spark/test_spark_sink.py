@@ -30,7 +30,7 @@ from tuplewire.errors import (
     WrongTopologyError,
 )
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire.spark import held_back, publisher
+from tuplewire.spark import publisher, row_buffer
 from tuplewire.spark.bad_rows import BadRowsError
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.writer import Part, TuplewireBatchWriter, TuplewireStreamWriter
@@ -124,7 +124,7 @@ def test_a_bad_row_fails_the_write(
 
     Spark must not retry: the attempt ends without an error, and the driver raises it.
     """
-    monkeypatch.setattr(held_back, "_MEMORY_BYTES", memory)
+    monkeypatch.setattr(row_buffer, "_MEMORY_BYTES", memory)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
     task = workers.near_task()
     writer = TuplewireBatchWriter(sink_options(options(workers, deliveryGuarantee=guarantee)))
@@ -156,7 +156,7 @@ def test_rows_that_wait_for_the_last_one_arrive(workers: Pair, monkeypatch: pyte
     task = workers.near_task()
     writer = TuplewireBatchWriter(sink_options(options(workers)))
     for number, memory in enumerate((1, 8_000_000)):
-        monkeypatch.setattr(held_back, "_MEMORY_BYTES", memory)
+        monkeypatch.setattr(row_buffer, "_MEMORY_BYTES", memory)
         begin_attempt(0, 45 + number)
         keyed = rows(task, range(5, 9)).append_column("key", pa.array(list("abcd")))
         assert writer.write(iter([rows(task, range(5)), keyed])).failure is None
@@ -171,7 +171,7 @@ def test_rows_that_wait_for_the_last_one_arrive(workers: Pair, monkeypatch: pyte
 
 def test_a_directory_of_spark_that_is_full_is_named(workers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """If Spark's local directory cannot be written, the error names the setting to change."""
-    monkeypatch.setattr(held_back, "_MEMORY_BYTES", 1)
+    monkeypatch.setattr(row_buffer, "_MEMORY_BYTES", 1)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/nowhere")
     begin_attempt(0, 48)
     writer = TuplewireBatchWriter(sink_options(options(workers)))

@@ -176,7 +176,7 @@ def test_local_transport_between_processes() -> None:
     [
         ({"tuplewire.session.max_block_seconds": "1"}, "max_block_seconds must be a time in seconds"),
         ({"tuplewire.transport.receive_bytes": 0}, "receive_bytes must be a number of bytes from 1"),
-        ({"tuplewire.grpc.dialler": "mine"}, "unknown setting 'tuplewire.grpc.dialler'"),
+        ({"tuplewire.grpc.channel_factory": "mine"}, "unknown setting 'tuplewire.grpc.channel_factory'"),
     ],
 )
 def test_wrong_settings_start_no_process(conf: dict[str, Any], problem: str) -> None:

@@ -57,7 +57,7 @@ def runs(draw: st.DrawFn) -> list[list[TaskGroup]]:
         ]
         if redelivered:
             groups = [group.as_redelivered() for group in groups]
-        result.append([group.passed_on(worker) if worker else group for group in groups])
+        result.append([group.as_forwarded(worker) if worker else group for group in groups])
     return result
 
 
@@ -136,12 +136,12 @@ def test_varint(value: int) -> None:
 @given(uint64, runs(), st.sampled_from(["", "at once"]))
 def test_encoded_frame_is_a_send_request(sequence: int, groups: list[list[TaskGroup]], at_once: str) -> None:
     """The generated code reads exactly the frame that it would have written."""
-    asks = bool(at_once)
-    data = encode_frame(sequence, groups, ack_immediately=asks)
+    ack_requested = bool(at_once)
+    data = encode_frame(sequence, groups, ack_immediately=ack_requested)
     wanted = frame_of(sequence, groups)
-    wanted.ack_immediately = asks
+    wanted.ack_immediately = ack_requested
     assert pb.SendRequest.FromString(data) == pb.SendRequest(frame=wanted)
-    assert decode(pb.SendRequest, data).ack_immediately is asks  # type: ignore[union-attr]
+    assert decode(pb.SendRequest, data).ack_immediately is ack_requested  # type: ignore[union-attr]
 
 
 @EXAMPLES

@@ -90,7 +90,7 @@ def test_one_of_two_flows_to_a_task_is_closed() -> None:
     """A direct and a forwarded flow of the same task are closed independently."""
     sending = Sending()
     direct = TaskGroup.of(1, [b"a"])
-    forwarded = TaskGroup.of(1, [b"b"]).at(1, 0).passed_on(7)
+    forwarded = TaskGroup.of(1, [b"b"]).at(1, 0).as_forwarded(7)
     sending.offer_groups(direct)
     sending.offer_groups(forwarded)
     frames = sending.frames()
@@ -110,7 +110,7 @@ def test_forwarded_messages_go_first_to_task_0_too() -> None:
     """Forwarded messages to task 0 are sent before its direct messages."""
     sending = Sending(opened=False)
     sending.offer_groups(TaskGroup.of(0, [b"d"]))
-    sending.offer_groups(TaskGroup.of(0, [b"f"]).at(1, 0).passed_on(7))
+    sending.offer_groups(TaskGroup.of(0, [b"f"]).at(1, 0).as_forwarded(7))
     sending.open()
     assert contents(sending.frames())[0][1][0] == (0, b"f")
     sending.offer(5)
@@ -118,7 +118,7 @@ def test_forwarded_messages_go_first_to_task_0_too() -> None:
     assert [run[0] for run in contents(sending.frames())[0][1]] == [5, 0]
     left = Sending(opened=False)
     left.offer_groups(TaskGroup.of(0, [b"d"]))
-    left.offer_groups(TaskGroup.of(0, [b"f"]).at(1, 0).passed_on(7))
+    left.offer_groups(TaskGroup.of(0, [b"f"]).at(1, 0).as_forwarded(7))
     left.open()
     left.frames()
     left.open(incarnation=8)
@@ -142,11 +142,11 @@ def test_a_frame_that_is_exactly_full() -> None:
     assert len(log.take(10, PLENTY, wire_bytes(group))) == 1
 
 
-def test_unkept_messages_are_counted_down() -> None:
+def test_unretained_messages_are_counted_down() -> None:
     """An acknowledged message cannot be lost and no longer counts as unkept."""
     log = DeliveryLog()
     log.append(TaskGroup.of(1, [b"a", b"b"]), None)
-    assert log.unkept == 2
+    assert log.unretained == 2
     log.take(10, PLENTY, PLENTY)
     log.progress(2, 2)
-    assert log.unkept == 0
+    assert log.unretained == 0

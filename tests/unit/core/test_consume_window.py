@@ -158,19 +158,19 @@ def test_what_the_worker_asks_for_is_told_at_once() -> None:
     """A batch requests an immediate update if the worker did, or if half of the known credit is used."""
     window = opened(1)
     group = TaskGroup.of(1, [b"x"])
-    asked = [window.arrived([Delivery(1, group)], asks=True).asks]
-    asked += [arrive(window, number, "x").asks for number in range(2, 7)]
+    asked = [window.arrived([Delivery(1, group)], ack_requested=True).ack_requested]
+    asked += [arrive(window, number, "x").ack_requested for number in range(2, 7)]
     assert asked == [True, False, False, False, True, True]
     for sequence in range(1, 7):
         window.acknowledge(Arrived(1, (Delivery(sequence, group),)))
     window.take_moved()
-    assert not arrive(window, 7, "x").asks
+    assert not arrive(window, 7, "x").ack_requested
 
 
 def test_half_of_the_bytes_are_told_of_at_once() -> None:
     """Credit in bytes counts like credit in messages."""
     window = opened(1, size_bytes=4)
-    assert [arrive(window, number, "x").asks for number in range(1, 4)] == [False, True, True]
+    assert [arrive(window, number, "x").ack_requested for number in range(1, 4)] == [False, True, True]
 
 
 def test_what_subscribing_says_is_not_said_again() -> None:

@@ -206,9 +206,9 @@ def test_larger_shares_are_told_to_a_sender_without_credit() -> None:
     """Only a sender without credit waits for a larger share."""
     granted = book()
     granted.received([group(1, 1)])
-    assert not granted.widened()
+    assert not granted.on_share_increase()
     granted.received([group(1, 7)])
-    assert granted.widened()
+    assert granted.on_share_increase()
     assert [each.task for each in granted.take_changes()] == [1]
 
 

@@ -7,8 +7,8 @@ import logging
 import pytest
 from helpers.logged import logged
 
+from tuplewire.text.escaping import escape_unprintable, escape_value
 from tuplewire.text.events import event_logger
-from tuplewire.text.shown import shown, shown_value
 
 logger = event_logger("tuplewire.test_events")
 
@@ -68,10 +68,10 @@ def test_a_trace_comes_along(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_a_value_is_on_one_line(value: object, text: str) -> None:
     """A value is quoted if it would be ambiguous, escaped, and limited in length."""
-    assert shown_value(value) == text
+    assert escape_value(value) == text
 
 
 def test_text_from_elsewhere_is_escaped() -> None:
     """Control characters are escaped; letters of any language are unchanged."""
-    assert shown("\u65e5\u672c \x07\x9b\n\t\udc80") == "\u65e5\u672c \\x07\\x9b\\n\\t\\udc80"
-    assert shown("a\tb\n", keep="\n\t") == "a\tb\n"
+    assert escape_unprintable("\u65e5\u672c \x07\x9b\n\t\udc80") == "\u65e5\u672c \\x07\\x9b\\n\\t\\udc80"
+    assert escape_unprintable("a\tb\n", keep="\n\t") == "a\tb\n"

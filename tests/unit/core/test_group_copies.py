@@ -38,8 +38,8 @@ HEADERS = {"header_lengths", "header_data", "size_bytes"}
         (lambda group: group.as_new(), WORKER_FIELDS),
         (lambda group: group.at(20, 30), {"entry_sequence", "retained_upstream"}),
         (lambda group: group.accepted(30), set()),
-        (lambda group: group.passed_on(2), {"forwarded", "flow"}),
-        (lambda group: group.passed_on(2).out_of_queue(0), {"forwarded", "flow"}),
+        (lambda group: group.as_forwarded(2), {"forwarded", "flow"}),
+        (lambda group: group.as_forwarded(2).out_of_queue(0), {"forwarded", "flow"}),
         (lambda group: group.slice(0, 1), set()),
         (lambda group: again(group, 1), HEADERS),
         (lambda group: dead_letter(group, 99, 1, "bad", 0), {"task", "flow", *HEADERS}),
@@ -66,13 +66,13 @@ def test_a_time_of_acceptance_is_set_once() -> None:
 
 def test_new_messages_have_nothing_that_a_worker_sets() -> None:
     """A relay that reads messages and sends them again counts as their original sender."""
-    again = FULL.passed_on(2).as_new()
+    again = FULL.as_forwarded(2).as_new()
     assert (again.forwarded, again.entry_sequence, again.retained_upstream) == (0, 0, False)
 
 
 def test_what_leaves_a_queue_has_its_route() -> None:
     """Leaving a queue resets the number of hops; new messages get their entry worker."""
-    forwarded = FULL.passed_on(2)
+    forwarded = FULL.as_forwarded(2)
     assert forwarded.unqueued_hops
     left = forwarded.out_of_queue(0)
     assert (left.unqueued_hops, left.flow) == (0, forwarded.flow)

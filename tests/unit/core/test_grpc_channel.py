@@ -11,23 +11,23 @@ import grpc
 import grpc.aio
 import pytest
 
-from tuplewire.connection.dialling import Dialler
-from tuplewire.connection.grpc_channel import ERROR_KEY, dial_grpc
-from tuplewire.connection.stream import Dial, StreamBroken
+from tuplewire.connection.channels import ChannelFactory
+from tuplewire.connection.grpc_channel import ERROR_KEY, grpc_stream_opener
+from tuplewire.connection.stream import StreamBroken, StreamOpener
 from tuplewire.errors import DrainingError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
 
 
 @asynccontextmanager
-async def dialled(answers: Any) -> AsyncIterator[Dial]:
+async def dialled(answers: Any) -> AsyncIterator[StreamOpener]:
     """Serve Send streams by `answers`, and dial them."""
     server = grpc.aio.server()
     handler: Any = grpc.stream_stream_rpc_method_handler(answers)
     server.add_registered_method_handlers("tuplewire.v1.Messaging", {"Send": handler})
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    yield dial_grpc(f"127.0.0.1:{port}", SessionSettings(), Dialler(Credentials()))
+    yield grpc_stream_opener(f"127.0.0.1:{port}", SessionSettings(), ChannelFactory(Credentials()))
     await server.stop(None)
 
 
@@ -39,9 +39,9 @@ async def test_a_stream_whose_write_has_failed_is_ended_in_grpc_too() -> None:
             yield b"not read"
         await context.abort(grpc.StatusCode.UNAVAILABLE, "over")
 
-    async with dialled(answers) as dial:
+    async with dialled(answers) as open_stream:
         for _ in range(20):
-            async with dial("Send") as stream:
+            async with open_stream("Send") as stream:
                 with contextlib.suppress(StreamBroken):
                     while True:
                         await stream.write(b"asked")
@@ -56,9 +56,9 @@ async def test_a_failed_write_loses_nothing_that_has_arrived() -> None:
         context.set_trailing_metadata(((ERROR_KEY, "DRAINING"),))
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is draining")
 
-    async with dialled(answers) as dial:
+    async with dialled(answers) as open_stream:
         for _ in range(20):
-            async with dial("Send") as stream:
+            async with open_stream("Send") as stream:
                 with contextlib.suppress(StreamBroken):
                     while True:
                         await stream.write(b"asked")

@@ -149,8 +149,8 @@ def test_groups_with_and_without_stay_apart() -> None:
     for same in (
         headed.as_redelivered(),
         headed.at(5, 6),
-        headed.passed_on(7),
-        headed.passed_on(7).out_of_queue(0),
+        headed.as_forwarded(7),
+        headed.as_forwarded(7).out_of_queue(0),
     ):
         assert same.encoded_headers() == headed.encoded_headers()
         assert same.size_bytes == headed.size_bytes

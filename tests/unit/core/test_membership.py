@@ -58,7 +58,7 @@ def test_workers_that_are_there_share_the_tasks() -> None:
     assert all(each.assignment == kept.in_force for each in world.workers.values())
     assert happened(kept) == ["worker.registered"] * 3 + ["assignment.issued"]
     assert world.round(kept) is None
-    assert not kept.to_tell()
+    assert not kept.outdated_workers()
 
 
 def test_nothing_is_assigned_before_enough_workers_are_there() -> None:
@@ -195,7 +195,7 @@ def test_an_assignment_that_did_not_arrive_is_told_again() -> None:
     world, kept = world_of(2), registry()
     world.round(kept, lost=frozenset(["10.0.0.2:6700"]))
     assert world.workers["10.0.0.2:6700"].assignment is None
-    assert kept.to_tell() == ["10.0.0.2:6700"]
+    assert kept.outdated_workers() == ["10.0.0.2:6700"]
     world.settle(kept)
     assert kept.version == 1
     assert world.workers["10.0.0.2:6700"].assignment == kept.in_force
@@ -251,11 +251,11 @@ def test_a_switch_and_a_new_version_at_the_same_time() -> None:
     world.add(3)
     answers = {address: each.report(address, kept) for address, each in world.workers.items()}
     world.workers["10.0.0.1:6700"].assignment = switched
-    kept.look(world.now, world.wanted, answers)
+    kept.apply_poll(world.now, world.wanted, answers)
     kept.decide()
     assert kept.in_force.version == 2
-    for address in kept.to_tell():
-        kept.told(address, world.workers[address].take(kept.in_force))
+    for address in kept.outdated_workers():
+        kept.apply_outcome(address, world.workers[address].take(kept.in_force))
     world.settle(kept)
     assert not kept.superseded
     assert all(each.assignment == kept.in_force for each in world.workers.values())
@@ -270,7 +270,7 @@ def test_the_older_of_two_drivers_gives_way() -> None:
     world.add(3)
     assert world.round(first) is None
     assert "let one program at a time" in first.superseded
-    assert not first.to_tell()
+    assert not first.outdated_workers()
     world.settle(second)
     assert counts(second) == {"w1": 4, "w2": 4, "w3": 4}
     assert not second.superseded
@@ -281,11 +281,11 @@ def test_a_driver_that_is_taking_over_goes_beyond_a_rival() -> None:
     world, kept = world_of(1), registry()
     worker = world.workers["10.0.0.1:6700"]
     answers = {"10.0.0.1:6700": worker.report("10.0.0.1:6700", kept)}
-    kept.look(0.0, world.wanted, answers)
+    kept.apply_poll(0.0, world.wanted, answers)
     kept.decide()
     worker.assignment = control_pb2.Assignment(version=1, topology=TOPOLOGY)
     assert kept.in_force is not None
-    kept.told("10.0.0.1:6700", worker.take(kept.in_force))
+    kept.apply_outcome("10.0.0.1:6700", worker.take(kept.in_force))
     world.settle(kept)
     assert kept.version == 2
     assert worker.assignment == kept.in_force
@@ -328,13 +328,13 @@ def test_a_refusal_is_shown_and_logged_once() -> None:
     """The worker stays registered, and the assignment is sent again."""
     world, kept = world_of(1), registry()
     address = "10.0.0.1:6700"
-    kept.look(0.0, world.wanted, {address: world.workers[address].report(address, kept)})
+    kept.apply_poll(0.0, world.wanted, {address: world.workers[address].report(address, kept)})
     kept.decide()
     for _ in range(3):
-        kept.told("10.0.0.1:6700", ProtocolError("no"))
+        kept.apply_outcome("10.0.0.1:6700", ProtocolError("no"))
     assert happened(kept).count("assignment.refused") == 1
     assert kept.status().workers[0].problem == "no"
-    assert kept.to_tell() == ["10.0.0.1:6700"]
+    assert kept.outdated_workers() == ["10.0.0.1:6700"]
 
 
 def test_peers_with_a_transport_of_their_own() -> None:

@@ -67,7 +67,7 @@ def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OT
     """Return messages from an entry sequence on, after they were forwarded `passed_on` times."""
     group = TaskGroup.of(TASK, [b"x"] * count).at(first, 0)
     for _ in range(passed_on):
-        group = group.passed_on(worker)
+        group = group.as_forwarded(worker)
     return group
 
 
@@ -162,10 +162,10 @@ def test_our_own_come_around_too() -> None:
     back = messages(1, passed_on=1, worker=OWN)
     went(moves, back, other)
     moves.turn(TASK, PEER, cast("SendingEnd", other))
-    other.send(back.passed_on(OWN))
+    other.send(back.as_forwarded(OWN))
     assert held(moves, messages(3), PROGRAM)
     assert follows(moves, messages(2, passed_on=1, worker=OWN), WORKER, other)
-    other.consume(back.passed_on(OWN), 1)
+    other.consume(back.as_forwarded(OWN), 1)
     route.consume(messages(1), 2)
     assert free(moves) == [3]
 
@@ -185,8 +185,8 @@ def test_later_messages_take_the_route_of_earlier_ones() -> None:
     route.send(earlier)
     behind = route.window.route_before(TASK, (OTHER,), 2)
     assert behind == route_of(earlier.forwarded)
-    assert later.passed_on(OTHER, behind).flow == earlier.flow
-    assert messages(2, passed_on=4).passed_on(OTHER, behind).flow == messages(2, passed_on=5).flow
+    assert later.as_forwarded(OTHER, behind).flow == earlier.flow
+    assert messages(2, passed_on=4).as_forwarded(OTHER, behind).flow == messages(2, passed_on=5).flow
 
 
 def test_a_move_is_over_when_everything_on_its_ways_is_done_with() -> None:

@@ -83,10 +83,10 @@ def test_what_nobody_else_has() -> None:
     window = SendWindow(SessionSettings())
     reopen(window, 7)
     plain = TaskGroup.of(1, [b"x"] * 2)
-    for group in (plain, plain.at(1, 0, retained_upstream=True), plain.at(3, 0).passed_on(9)):
+    for group in (plain, plain.at(1, 0, retained_upstream=True), plain.at(3, 0).as_forwarded(9)):
         assert window.offer([group], "token", retain=group.retained_upstream)
-    assert window.unkept() == 4
+    assert window.count_unretained() == 4
     assert window.next_frame() is not None
-    assert window.unkept() == 4
+    assert window.count_unretained() == 4
     window.update(ack_of(1, [], []))
-    assert (window.unkept(), window.messages) == (0, 2)
+    assert (window.count_unretained(), window.messages) == (0, 2)

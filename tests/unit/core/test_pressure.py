@@ -62,11 +62,11 @@ def test_tasks_without_credit_are_counted_over_all_connections() -> None:
     windows[0].without_credit = {1: None, 2: None}
     windows[1].without_credit = {3: None}
     for each in sessions:
-        each.look(connected=True)
-        each.look(connected=True)
+        each.refresh(connected=True)
+        each.refresh(connected=True)
     assert outbound.without_credit == 3
     windows[0].without_credit = {}
-    sessions[0].look(connected=True)
+    sessions[0].refresh(connected=True)
     assert outbound.without_credit == 1
 
 
@@ -77,7 +77,7 @@ def test_what_is_blocked_by_a_connection_that_takes_nothing() -> None:
     window.without_credit = {1: None}
     window.messages = 1
     assert session.blocked_tasks() == {1}
-    session.look(connected=False)
+    session.refresh(connected=False)
     Clock.now += 2 * HELD_SECONDS
     assert session.blocked_tasks() == {1, 2, 3}
     session.opened()
@@ -96,7 +96,7 @@ def test_a_connection_is_held_up_after_a_moment(monkeypatch: pytest.MonkeyPatch)
 
     def idles(session: SendingPressure, now: float) -> None:
         monkeypatch.setattr(Clock, "now", now)
-        session.idles()
+        session.on_idle()
 
     nothing = outbound.held_since
     assert nothing is None
@@ -109,7 +109,7 @@ def test_a_connection_is_held_up_after_a_moment(monkeypatch: pytest.MonkeyPatch)
     assert not blocked(first, 1.0 + HELD_SECONDS)
     assert blocked(first, 1.0 + 1.5 * HELD_SECONDS)
     assert not blocked(second, 1.0 + 1.5 * HELD_SECONDS)
-    first.goes_on()
+    first.on_resume()
     assert not blocked(first, 100.0)
     idles(first, 4.0)
     assert outbound.held_since == 2.0
@@ -122,7 +122,7 @@ def test_frames_take_from_first_writing_to_acknowledgement(monkeypatch: pytest.M
     session = session_of(window, outbound)
     for sequence, messages, now in ((1, 100, 0.0), (2, 1, 1.0), (1, 100, 2.0)):
         monkeypatch.setattr(Clock, "now", now)
-        session.writes(OutFrame(sequence, [], [], messages, 0))
+        session.on_write(OutFrame(sequence, [], [], messages, 0))
     monkeypatch.setattr(Clock, "now", 2.4)
     for window.acknowledged, counted in ((1, 100), (2, 101)):
         session.acknowledged()
@@ -137,7 +137,7 @@ def test_a_driver_that_stops_at_a_full_window_is_held_up(*, full: bool) -> None:
     outbound, window = OutboundPressure(), Window()
     session = session_of(window, outbound)
     window.full = full
-    session.idles()
+    session.on_idle()
     assert (session in outbound.held) == full
-    session.goes_on()
+    session.on_resume()
     assert not outbound.held

@@ -240,12 +240,12 @@ def test_a_sender_waits_for_refusals_and_for_room() -> None:
     state = session(messages=2)
     seen = []
     state.accept(1, [group()])
-    seen.append(state.pressing)
+    seen.append(state.urgent)
     state.refuse(1, group(), UnknownTaskError("no such task"))
-    seen.append(state.pressing)
+    seen.append(state.urgent)
     state.update()
     state.accept(2, [group(count=2)])
-    seen.append(state.pressing)
+    seen.append(state.urgent)
     state.credit.released(1, 2, 2)
-    seen.append(state.pressing)
+    seen.append(state.urgent)
     assert seen == [False, True, False, True]

@@ -127,7 +127,7 @@ async def test_what_a_worker_passed_on_as_it_left_is_released(
     ended: list[object] = []
     monkeypatch.setattr(router.connections, "receivers_ended", ended.append)
     router.refresh()
-    assert ended == [router.departures.passed_on]
+    assert ended == [router.departures.for_receiver]
 
 
 @pytest.mark.parametrize(("queued", "passed_on"), [(0, 0), (1, 0), (0, 1)])

@@ -122,8 +122,8 @@ def test_the_last_message_of_each_entry_worker_that_is_not_released() -> None:
     """The last unreleased entry is tracked per entry worker, regardless of the route."""
     sending = Sending()
     group = TaskGroup.of(1, [b"a", b"b"])
-    sending.offer_groups(group.at(5, 0).passed_on(7), group.at(9, 0).passed_on(7).passed_on(8))
+    sending.offer_groups(group.at(5, 0).as_forwarded(7), group.at(9, 0).as_forwarded(7).as_forwarded(8))
     sending.offer_groups(group.at(3, 0))
     assert sending.window.unreleased() == {(1, 7): 10, (1, 0): 4}
-    sending.offer_groups(group.at(1, 0).passed_on(7).passed_on(8).passed_on(9))
+    sending.offer_groups(group.at(1, 0).as_forwarded(7).as_forwarded(8).as_forwarded(9))
     assert sending.window.unreleased() == {(1, 7): 10, (1, 0): 4}

@@ -140,7 +140,7 @@ def test_a_frame_says_when_its_messages_were_accepted() -> None:
 def test_messages_that_are_passed_on_keep_their_time() -> None:
     """Forwarded messages retain the time at which the first worker accepted them."""
     sending = Sending()
-    group = TaskGroup.of(1, [b"x", b"y"]).at(1, 1_000_000).passed_on(9).as_redelivered().slice(1, 2)
+    group = TaskGroup.of(1, [b"x", b"y"]).at(1, 1_000_000).as_forwarded(9).as_redelivered().slice(1, 2)
     sending.window.offer([group], now_micros=9_000_000)
     (frame,) = sending.frames()
     assert frame.accepted_micros == [1_000_000]

@@ -9,8 +9,8 @@ import pytest
 from helpers.acks import credit_of
 from helpers.sending import PLENTY, Sending, contents, payloads
 
-from tuplewire.session.held_messages import OldestTask
 from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.session.pending_messages import OldestTask
 from tuplewire.settings.config import Overflow
 from tuplewire.values.group import TaskGroup
 

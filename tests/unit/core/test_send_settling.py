@@ -182,9 +182,9 @@ def test_refusals_of_what_was_passed_on_leave_the_rest_alone() -> None:
     """Direct and forwarded messages to one task are refused separately."""
     sending = Sending()
     group = TaskGroup.of(1, [b"x"])
-    sending.window.offer([group, group.passed_on(7)])
+    sending.window.offer([group, group.as_forwarded(7)])
     sending.frames()
-    forwarded = route_of(group.passed_on(7).forwarded)
+    forwarded = route_of(group.as_forwarded(7).forwarded)
     settled = sending.update(1, refusals=(refusal_of(1, 1, 1, "TOO_MANY_HOPS", "", forwarded=forwarded),))
     assert [each.dropped for each in settled] == [DropReason.REFUSED, None]
 

@@ -15,7 +15,7 @@ import pytest
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
-from tuplewire.settings.settings import ANY_TEXT, OUR_PREFIX, Setting, Settings, keys_of, settings_of
+from tuplewire.settings.settings import ANY_TEXT, KEY_PREFIX, Setting, Settings, keys_of, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions, sink_options, source_options
 from tuplewire_service.config.config_sources import load, to_toml
 from tuplewire_service.config.worker_config import WorkerConfig
@@ -191,7 +191,7 @@ def test_an_error_says_what_is_allowed(kind: type[Settings], each: Setting) -> N
 def test_an_unknown_key_is_refused(kind: type[Settings], each: Setting) -> None:
     """A misspelled key is an error that suggests the correct key."""
     wrong = each.key + "x"
-    if wrong.startswith((OUR_PREFIX, *kind.REFUSED)):
+    if wrong.startswith((KEY_PREFIX, *kind.REFUSED)):
         with pytest.raises(ConfigError, match=rf"unknown setting '{wrong}'; did you mean .*{each.key}"):
             kind.from_conf({wrong: 1})
     with pytest.raises(ConfigError, match=rf"unknown setting '{each.name}x'; did you mean .*{each.name}"):

@@ -14,8 +14,8 @@ from tuplewire_service.process.state_file import StateFile
 def test_absurd_numbers_are_not_used(tmp_path: Path, number: object) -> None:
     """Invalid counts are ignored, because metrics would report them permanently."""
     file = tmp_path / "state.json"
-    state = {"worker_id": "w", "incarnation": 1, "ended": False, "unkept_messages": number}
+    state = {"worker_id": "w", "incarnation": 1, "ended": False, "unretained_messages": number}
     file.write_text(json.dumps(state), encoding="utf-8")
     assert StateFile(file, "w", 2).predecessor_lost == 0
-    file.write_text(json.dumps(state | {"unkept_messages": 7}), encoding="utf-8")
+    file.write_text(json.dumps(state | {"unretained_messages": 7}), encoding="utf-8")
     assert StateFile(file, "w", 2).predecessor_lost == 7

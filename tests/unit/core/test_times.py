@@ -60,8 +60,8 @@ def test_clocks_that_differ_make_no_negative_time() -> None:
 def test_messages_of_a_queue_wait_from_arrival_to_first_delivery() -> None:
     """A delivery may split an arrival, and redelivered messages are not counted again."""
     times, into = QueueTimes(), Durations()
-    times.came(10, 0.0)
-    times.came(12, 3.0)
+    times.arrived(10, 0.0)
+    times.arrived(12, 3.0)
     times.left(4, 0.5, into)
     assert buckets(into) == {0.5: 4}
     times.left(4, 9.0, into)  # a consumer that reconnected
@@ -73,8 +73,8 @@ def test_a_queue_keeps_few_times() -> None:
     """Arrivals within a millisecond share a time, so the error is at most a millisecond."""
     times, into = QueueTimes(), Durations()
     for number in range(10_000):
-        times.came(number + 1, number / 10_000)
-    assert len(times._came) <= 1000
+        times.arrived(number + 1, number / 10_000)
+    assert len(times._arrivals) <= 1000
     times.left(10_000, 2.0, into)
     assert sum(into.counts) == 10_000
     assert into.seconds == pytest.approx(10_000 * 1.5, abs=10_000 * 0.001)
@@ -83,7 +83,7 @@ def test_a_queue_keeps_few_times() -> None:
 def test_a_queue_that_begins_late_counts_its_own() -> None:
     """Messages numbered before the start of the queue are not counted."""
     times, into = QueueTimes(10), Durations()
-    times.came(12, 7.0)
+    times.arrived(12, 7.0)
     times.left(12, 7.0, into)
     assert buckets(into) == {0.001: 2}
 

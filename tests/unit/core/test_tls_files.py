@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from helpers.certificates import Authority, Issued
 from helpers.secured import files_of
 
-from tuplewire.connection.dialling import read_tls
+from tuplewire.connection.channels import read_tls
 from tuplewire.errors import ConfigError
 from tuplewire_service.security.certificates import read_identity
 

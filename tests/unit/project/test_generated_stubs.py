@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tuplewire.connection import grpc_channel
-from tuplewire.connection.dialling import Dialler
-from tuplewire.connection.grpc_channel import dial_grpc
+from tuplewire.connection.channels import ChannelFactory
+from tuplewire.connection.grpc_channel import grpc_stream_opener
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import TuplewireError
 from tuplewire.identity.credentials import Credentials
@@ -90,8 +90,8 @@ def test_streams_use_the_stub(monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"127.0.0.1:{context.bind('topology', 0).port}"
 
     async def ended(method: str, *requests: bytes) -> TuplewireError:
-        dial = dial_grpc(address, SessionSettings(), Dialler(Credentials()))
-        async with dial(method) as stream:
+        open_stream = grpc_stream_opener(address, SessionSettings(), ChannelFactory(Credentials()))
+        async with open_stream(method) as stream:
             with contextlib.suppress(StreamBroken):
                 for request in requests:
                     await stream.write(request)

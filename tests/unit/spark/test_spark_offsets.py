@@ -15,8 +15,8 @@ from tuplewire.spark.offsets import (
     DataLossError,
     Held,
     Offset,
+    PreviousOwner,
     Range,
-    Standing,
     TaskOffset,
     changed,
     check_assigned,
@@ -266,13 +266,13 @@ def test_vectors_stay_short() -> None:
 def test_loss_is_told_with_how_much() -> None:
     """The error contains the worker, the number of lost messages and the fix."""
     offset = TaskOffset(WORKER, 9, "w:1")
-    died = lost_with(3, offset, Standing(gone=True), 7)
+    died = lost_with(3, offset, PreviousOwner(gone=True), 7)
     assert "task 3 was at a worker (w:1) that has been restarted" in str(died)
     assert "7 messages that the query had not read" in str(died)
-    dropped = lost_with(3, offset, Standing(5), 7)
+    dropped = lost_with(3, offset, PreviousOwner(5), 7)
     assert "up to 5 messages" in str(dropped)
     assert all("w:1" in str(each) and "failOnDataLoss=false" in str(each) for each in (died, dropped))
-    assert not Standing().lost
+    assert not PreviousOwner().lost
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tuplewire.settings.settings import (
     count,
     nested,
     setting,
-    storms,
+    storm_setting,
 )
 from tuplewire_topology.authoring.user_metrics import MOST_SERIES
 
@@ -56,34 +56,36 @@ class TopologySettings(Settings):
     PASSED = (*LAUNCHER_KEYS, *_WORKER_KEYS)
 
     session: SessionSettings = nested(SessionSettings)
-    workers: int = storms("topology.workers", count(), 1, "number of workers that share the tasks")
-    receive_queue_tuples: int = storms(
+    workers: int = storm_setting("topology.workers", count(), 1, "number of workers that share the tasks")
+    receive_queue_tuples: int = storm_setting(
         "topology.executor.receive.buffer.size",
         count(),
         32_768,
         "capacity of an executor's receive queue",
     )
-    max_spout_pending: int = storms(
+    max_spout_pending: int = storm_setting(
         "topology.max.spout.pending",
         count(0),
         0,
         "maximum number of a spout task's pending tuples with a message id; 0: no limit",
     )
-    tick_seconds: float = storms(TICK_KEY, SECONDS_OR_ZERO, 0.0, "interval of a bolt's tick tuples; 0: none")
-    spout_wait_seconds: float = storms(
+    tick_seconds: float = storm_setting(
+        TICK_KEY, SECONDS_OR_ZERO, 0.0, "interval of a bolt's tick tuples; 0: none"
+    )
+    spout_wait_seconds: float = storm_setting(
         "topology.sleep.spout.wait.strategy.time.ms",
         SECONDS_OR_ZERO,
         0.001,
         "wait before the next call of a spout that emitted nothing",
     )
-    always_serialize: bool = storms(
+    always_serialize: bool = storm_setting(
         "topology.testing.always.try.serialize",
         FLAG,
         False,
         "also serialize tuples within a worker, so that a test finds values that cannot be serialized, or "
         "that change after emit",
     )
-    size_metrics: bool = storms(
+    size_metrics: bool = storm_setting(
         "topology.serialized.message.size.metrics",
         FLAG,
         False,
@@ -95,26 +97,26 @@ class TopologySettings(Settings):
         "maximum number of series of user metrics that a process exports; others are omitted, and counted",
         key="topology.user.metrics.series",
     )
-    message_timeout_seconds: float = storms(
+    message_timeout_seconds: float = storm_setting(
         "topology.message.timeout.secs",
         SECONDS_OR_ZERO,
         30.0,
         "time after which a spout's tuple fails, if acker tasks track it; 0: no limit",
     )
-    acker_executors: int | None = storms(
+    acker_executors: int | None = storm_setting(
         "topology.acker.executors",
         count(0),
         None,
         "number of tasks that track tuples if a topology runs in several processes (default: one for each "
         "worker); 0: tuples are not tracked",
     )
-    heartbeat_seconds: float = storms(
+    heartbeat_seconds: float = storm_setting(
         "worker.heartbeat.frequency.secs",
         SECONDS,
         1.0,
         "interval at which a worker checks its executors and sends a heartbeat",
     )
-    task_timeout_seconds: float = storms(
+    task_timeout_seconds: float = storm_setting(
         "nimbus.task.timeout.secs",
         SECONDS,
         30.0,

@@ -23,7 +23,7 @@ from tuplewire.settings.settings import (
     keys_of,
     setting,
     several,
-    storms,
+    storm_setting,
     text,
 )
 
@@ -67,40 +67,42 @@ class LaunchSettings(Settings):
     REFUSED = ("storm.cluster.", "supervisor.", "worker.")
     PASSED = ("worker.heartbeat.frequency.secs", *keys_of(SessionSettings))
 
-    mode: ClusterMode = storms(
+    mode: ClusterMode = storm_setting(
         "storm.cluster.mode",
         choice(ClusterMode),
         ClusterMode.LOCAL,
         "run workers in this process (local), or each in its own process (distributed)",
     )
-    ports: tuple[int, ...] = storms(
+    ports: tuple[int, ...] = storm_setting(
         "supervisor.slots.ports",
         _PORTS,
         (),
         "port of each worker, in order; 0: any free port (default: 0 for all)",
     )
-    options: tuple[str, ...] = storms(
+    options: tuple[str, ...] = storm_setting(
         "worker.childopts",
         _OPTIONS,
         (),
         "options of the Python interpreter (in Storm: of the JVM); %ID% (the port), %WORKER-ID% and "
         "%TOPOLOGY-ID% are replaced",
     )
-    topology_options: tuple[str, ...] = storms(
+    topology_options: tuple[str, ...] = storm_setting(
         "topology.worker.childopts", _OPTIONS, (), "additional interpreter options, for one topology"
     )
-    environment: Mapping[str, str] = storms(
+    environment: Mapping[str, str] = storm_setting(
         "topology.environment",
         _VARIABLES,
         {},
         "environment variables of workers, in addition to the variables of this process",
         secret=True,
     )
-    as_user: bool = storms(
+    as_user: bool = storm_setting(
         "supervisor.run.worker.as.user", FLAG, False, "run workers as another user; requires root"
     )
-    user: str | None = storms("topology.submitter.user", text(), None, "name of the user to run workers as")
-    log_dir: str | None = storms(
+    user: str | None = storm_setting(
+        "topology.submitter.user", text(), None, "name of the user to run workers as"
+    )
+    log_dir: str | None = storm_setting(
         "storm.log.dir",
         text(),
         None,
@@ -112,10 +114,10 @@ class LaunchSettings(Settings):
         "maximum number of restarts of a failed worker, at growing intervals",
         key="supervisor.worker.restarts",
     )
-    start_seconds: float = storms(
+    start_seconds: float = storm_setting(
         "supervisor.worker.start.timeout.secs", SECONDS, 60.0, "time limit for the start of a worker"
     )
-    stop_seconds: float = storms(
+    stop_seconds: float = storm_setting(
         "supervisor.worker.shutdown.sleep.secs", SECONDS, 10.0, "time limit for a worker to drain and exit"
     )
 

@@ -18,7 +18,7 @@ from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.settings.config import Overflow
-from tuplewire.spark.shipped import Shipped
+from tuplewire.spark.version_check import VersionChecked
 from tuplewire.wire import control_pb2
 from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.component import DeadLetter
@@ -47,7 +47,7 @@ _WAIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Submitted(Shipped):
+class Submitted(VersionChecked):
     """A topology in the form that Spark sends to the PySpark tasks. mapInArrow calls it in each task.
 
     run: names this run, so that workers do not take two runs for restarts of each other. n_members: the

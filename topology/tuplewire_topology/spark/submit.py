@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import TopologyError
 from tuplewire.settings.config import SessionSettings
-from tuplewire.settings.settings import OUR_PREFIX, keys_of, unknown
+from tuplewire.settings.settings import KEY_PREFIX, keys_of, unknown
 from tuplewire.spark.releases import check_topology_session, is_remote
 from tuplewire.spark.slots import check_slots
 from tuplewire.text.events import event_logger
@@ -64,7 +64,7 @@ def submit_topology(
     conf = dict(conf or {})
     settings = TopologySettings.from_conf(conf)
     for key in conf:  # on Spark, messages use sidecars, so only the settings of sessions apply
-        if key.startswith(OUR_PREFIX) and not key.startswith(SessionSettings.PREFIX):
+        if key.startswith(KEY_PREFIX) and not key.startswith(SessionSettings.PREFIX):
             raise unknown(f"setting {key!r} of a topology on Spark", key, keys_of(SessionSettings))
     full = with_ackers(topology, settings.ackers)
     members = len(shares_of(full, settings.workers))

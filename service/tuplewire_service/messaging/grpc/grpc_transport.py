@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from tuplewire.connection.dialling import Dialler
-from tuplewire.connection.grpc_channel import ERROR_KEY, GrpcStream, dial_grpc, server_options
-from tuplewire.connection.stream import Dial, StreamBroken
+from tuplewire.connection.channels import ChannelFactory
+from tuplewire.connection.grpc_channel import ERROR_KEY, GrpcStream, grpc_stream_opener, server_options
+from tuplewire.connection.stream import StreamBroken, StreamOpener
 from tuplewire.errors import (
     ConfigError,
     DrainingError,
@@ -129,14 +129,14 @@ class GrpcWiring:
         services: gRPC handlers to serve on the same server.
         tls: The server credentials of every TCP address.
         admit: Returns the rights of each stream's caller.
-        dialler: Creates the channels to other workers.
+        channel_factory: Creates the channels to other workers.
         socket_mode: The file mode of Unix sockets; None: as the process's umask sets it.
     """
 
     services: Sequence[grpc.GenericRpcHandler] = ()
     tls: grpc.ServerCredentials | None = None
     admit: Admit | None = None
-    dialler: Dialler = field(default_factory=lambda: Dialler(Credentials()))
+    channel_factory: ChannelFactory = field(default_factory=lambda: ChannelFactory(Credentials()))
     socket_mode: int | None = None
 
 
@@ -221,6 +221,6 @@ class GrpcContext(StreamedContext):
         super().__init__(settings)
         self.wiring = wiring or GrpcWiring()
 
-    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
+    def _stream_opener(self, topology_id: str, host: str, port: int) -> StreamOpener:
         del topology_id  # the hello contains it
-        return dial_grpc(f"{host}:{port}", self.settings.session, self.wiring.dialler)
+        return grpc_stream_opener(f"{host}:{port}", self.settings.session, self.wiring.channel_factory)

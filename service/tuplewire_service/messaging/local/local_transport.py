@@ -18,10 +18,10 @@ from tuplewire.connection.memory_stream import (
     MEMORY,
     MemoryClientStream,
     MemoryStream,
-    dial_memory,
     memory_servers,
+    memory_stream_opener,
 )
-from tuplewire.connection.stream import Dial, StreamBroken
+from tuplewire.connection.stream import StreamBroken, StreamOpener
 from tuplewire.errors import BindError, TuplewireError, UnreachableError
 from tuplewire_service.messaging.server_stream import EVERYTHING, OWN_PROGRAM, IAccess, ServerStream
 from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
@@ -40,7 +40,7 @@ class _LocalServerStream(MemoryStream, ServerStream):
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
         # In memory, the client receives the exception itself, without a code.
-        self.break_off(error)
+        self.disconnect(error)
         raise StreamBroken from error
 
 
@@ -67,12 +67,12 @@ class LocalServer(StreamedServer["LocalContext"]):
         """Return the connecting side of a new stream."""
         near, far = MemoryClientStream(), _LocalServerStream(self.addresses[0], self._context.access)
         near.join(far)
-        task = watched(asyncio.create_task(self._carry(method, far), name=f"local {method}"))
+        task = watched(asyncio.create_task(self._serve_stream(method, far), name=f"local {method}"))
         self._streams[task] = far
         task.add_done_callback(self._streams.pop)
         return near
 
-    async def _carry(self, method: str, stream: _LocalServerStream) -> None:
+    async def _serve_stream(self, method: str, stream: _LocalServerStream) -> None:
         # The ways in which a stream ends:
         # 1. The handler returns: the client reads the end.
         # 2. The handler refuses the stream: refuse() has broken it off with the error.
@@ -88,7 +88,7 @@ class LocalServer(StreamedServer["LocalContext"]):
             await asyncio.wait(self._streams, timeout=grace)
         for task, stream in list(self._streams.items()):
             # First the reason, because a cancelled handler reports none.
-            stream.break_off(UnreachableError(f"{MEMORY}{self.port} was closed"))
+            stream.disconnect(UnreachableError(f"{MEMORY}{self.port} was closed"))
             task.cancel()
 
 
@@ -99,9 +99,9 @@ class LocalContext(StreamedContext):
     access: ClassVar[IAccess] = EVERYTHING
     """The rights of the callers of its servers."""
 
-    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
+    def _stream_opener(self, topology_id: str, host: str, port: int) -> StreamOpener:
         del host  # there is only this process
-        return dial_memory(topology_id, port)
+        return memory_stream_opener(topology_id, port)
 
 
 class OwnProgramContext(LocalContext):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tuplewire.errors import BindError, ConfigError
 from tuplewire.settings.config import MIB
-from tuplewire.settings.settings import SECONDS_OR_ZERO, choice, count, storms
+from tuplewire.settings.settings import SECONDS_OR_ZERO, choice, count, storm_setting
 from tuplewire_service.messaging.claimed_socket import claimed_socket
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.frames import Allowance
@@ -33,20 +33,20 @@ class ZmqSettings(TransportSettings):
 
     REFUSED = (*TransportSettings.REFUSED, "tuplewire.zmq.")  # every key of this transport is a key of Storm
 
-    threads: int = storms("zmq.threads", count(), 1, "number of ZeroMQ's I/O threads")
-    linger_seconds: float = storms(
+    threads: int = storm_setting("zmq.threads", count(), 1, "number of ZeroMQ's I/O threads")
+    linger_seconds: float = storm_setting(
         "zmq.linger.millis",
         SECONDS_OR_ZERO,
         5.0,
         "maximum time to send the last written data after a close",
     )
-    hwm: int = storms(
+    hwm: int = storm_setting(
         "zmq.hwm",
         count(0),
         1000,
         "maximum number of unread messages of a stream in flight; 0: only the limit in bytes applies",
     )
-    cluster_mode: str = storms(
+    cluster_mode: str = storm_setting(
         "storm.cluster.mode",
         choice(["local", "distributed"]),
         "distributed",

@@ -16,7 +16,7 @@ from typing import NoReturn
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
+from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken, StreamOpener
 from tuplewire.errors import MalformedError, ProtocolError, TuplewireError, UnreachableError
 from tuplewire_service.messaging.server_stream import MAX_DETAIL_LENGTH, ServerStream, code_of
 from tuplewire_service.messaging.zmq.frames import (
@@ -54,7 +54,7 @@ class ZmqStream(MessageStream):
         self._arrived: deque[bytes] = deque()
         self._done = False
         self._why: TuplewireError | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._room = asyncio.Event()
 
     async def write(self, data: bytes) -> None:
@@ -73,8 +73,8 @@ class ZmqStream(MessageStream):
                 return None
             if self._why is not None:
                 raise StreamBroken from self._why
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         data = self._arrived.popleft()
         self._flow.on_read(len(data))
         if self._flow.due and self._why is None:
@@ -91,19 +91,19 @@ class ZmqStream(MessageStream):
                 raise MalformedError("a message came after the end of its stream")
             self._flow.on_arrival(len(frame.body))
             self._arrived.append(frame.body)
-            self._news.set()
+            self._changed.set()
         elif frame.kind is FrameKind.DONE:
             self._done = True
-            self._news.set()
+            self._changed.set()
         elif frame.kind is not FrameKind.GRANT:
             raise MalformedError(f"a frame of kind {frame.kind.name} within a stream")
 
-    def break_off(self, why: TuplewireError) -> None:
+    def disconnect(self, why: TuplewireError) -> None:
         """Mark the stream as ended; only the first reason counts."""
         # A lost connection follows most other ends, and must not replace their reason.
         if self._why is None:
             self._why = why
-        self._news.set()
+        self._changed.set()
         self._room.set()
 
     def greet(self) -> None:
@@ -116,7 +116,7 @@ class ZmqStream(MessageStream):
         try:
             self._send(encode(kind, self._flow.tell(), body))
         except zmq.ZMQError as error:
-            self.break_off(UnreachableError(f"the connection is gone: {error}"))
+            self.disconnect(UnreachableError(f"the connection is gone: {error}"))
             raise StreamBroken from error
 
 
@@ -149,10 +149,10 @@ class ZmqServerStream(ZmqStream, ServerStream):
         # If the stream was ended before, the peer has the first reason, or is disconnected.
         with contextlib.suppress(StreamBroken):
             self._put(kind, body)
-        self.break_off(UnreachableError("the stream was ended on this side"))
+        self.disconnect(UnreachableError("the stream was ended on this side"))
 
 
-def dial_zmq(sockets: Sockets, endpoint: str, address: str, window: Allowance) -> Dial:
+def zmq_stream_opener(sockets: Sockets, endpoint: str, address: str, window: Allowance) -> StreamOpener:
     """Return a function that opens streams to an endpoint. `address` is its name in errors."""
 
     @asynccontextmanager
@@ -208,11 +208,11 @@ class _ZmqClientStream(ZmqStream, ClientStream):
         try:
             frame = decode([part.bytes for part in parts])
             if frame.kind is FrameKind.REFUSED:
-                self.break_off(decode_refusal(frame.body))
+                self.disconnect(decode_refusal(frame.body))
             else:
                 self.take(frame)
         except MalformedError as error:
-            self.break_off(ProtocolError(f"{self._address} does not answer as a Tuplewire worker: {error}"))
+            self.disconnect(ProtocolError(f"{self._address} does not answer as a Tuplewire worker: {error}"))
         self._answered.set()
 
     def _take_event(self, parts: list[zmq.Frame]) -> None:
@@ -221,10 +221,10 @@ class _ZmqClientStream(ZmqStream, ClientStream):
             self._connected.set()
         elif event in _LOST:
             self._pump.drain()  # the last messages, above all the reason for the end
-            self.break_off(UnreachableError(f"{self._address}: {_LOST[event]}"))
+            self.disconnect(UnreachableError(f"{self._address}: {_LOST[event]}"))
 
-    def break_off(self, why: TuplewireError) -> None:
-        super().break_off(why)
+    def disconnect(self, why: TuplewireError) -> None:
+        super().disconnect(why)
         self._connected.set()
         self._answered.set()
 
@@ -233,12 +233,12 @@ class _ZmqClientStream(ZmqStream, ClientStream):
 
     async def end(self) -> TuplewireError:
         ended = UnreachableError(f"{self._address}: the stream ended")
-        self.break_off(ended)
+        self.disconnect(ended)
         return self._why or ended
 
     def close(self) -> None:
         """Close the connection, which ends the stream for the other side."""
-        self.break_off(UnreachableError(f"{self._address}: the stream was closed on this side"))
+        self.disconnect(UnreachableError(f"{self._address}: the stream was closed on this side"))
         self._watch.close()
         self._pump.close()
         self._socket.disable_monitor()

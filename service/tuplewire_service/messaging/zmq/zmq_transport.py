@@ -17,7 +17,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from tuplewire.connection.loop import watched
-from tuplewire.connection.stream import Dial, StreamBroken
+from tuplewire.connection.stream import StreamBroken, StreamOpener
 from tuplewire.errors import (
     BindError,
     DrainingError,
@@ -38,7 +38,7 @@ from tuplewire_service.messaging.zmq.zmq_settings import (
     tcp_endpoint,
 )
 from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
-from tuplewire_service.messaging.zmq.zmq_stream import NO_HANDSHAKE, ZmqServerStream, dial_zmq
+from tuplewire_service.messaging.zmq.zmq_stream import NO_HANDSHAKE, ZmqServerStream, zmq_stream_opener
 
 _MAX_STREAMS = 20_000
 """Maximum number of open streams of one server."""
@@ -139,7 +139,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         stream = self._stream(connection, f"zmq:{address}")
         stream.opened(frame.allowance)
         self._streams[connection] = stream
-        task = self._thread.loop.create_task(self._carry(connection, stream, serve), name="zmq stream")
+        task = self._thread.loop.create_task(self._serve_stream(connection, stream, serve), name="zmq stream")
         self._tasks.add(watched(task))
         task.add_done_callback(self._tasks.discard)
 
@@ -149,7 +149,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
 
         return ZmqServerStream(send, self._settings.stream_window, peer)
 
-    async def _carry(self, connection: bytes, stream: ZmqServerStream, serve: Serve) -> None:
+    async def _serve_stream(self, connection: bytes, stream: ZmqServerStream, serve: Serve) -> None:
         try:
             # The ways in which a stream ends:
             # 1. The handler returns: the peer receives DONE.
@@ -165,12 +165,12 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             stream.reject(RefusedError("the receiver has a defect; its log says which"))
             raise
         finally:
-            stream.break_off(UnreachableError("the stream was ended on this side"))
+            stream.disconnect(UnreachableError("the stream was ended on this side"))
             del self._streams[connection]
             self._over.add(connection)
 
     def _turn_away(self, connection: bytes, stream: ZmqServerStream | None, error: TuplewireError) -> None:
-        # An open stream is broken off, so its handler ends as in case 3 of _carry().
+        # An open stream is broken off, so its handler ends as in case 3 of _serve_stream().
         stream = stream or self._stream(connection, "a stranger")
         self._refused_streams[code_of(error)] += 1
         log_refusal(stream.peer, error)
@@ -279,12 +279,12 @@ class ZmqContext(StreamedContext):
         """The sockets, with the settings of prepare()."""
         return Sockets(self.settings)
 
-    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
+    def _stream_opener(self, topology_id: str, host: str, port: int) -> StreamOpener:
         del topology_id  # the hello contains it
         settings = self.settings
         local = settings.cluster_mode == "local"
         endpoint = ipc_endpoint(port) if local else tcp_endpoint(host, port)
-        return dial_zmq(self.sockets, endpoint, f"{host}:{port}", settings.stream_window)
+        return zmq_stream_opener(self.sockets, endpoint, f"{host}:{port}", settings.stream_window)
 
     def term(self) -> None:
         super().term()

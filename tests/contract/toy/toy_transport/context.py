@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from toy_transport.stream import DONE, ToyClientStream, ToyServerStream
-from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
+from tuplewire.connection.stream import ClientStream, StreamBroken, StreamOpener
 from tuplewire.errors import BindError, UnreachableError
 from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
 
@@ -54,7 +54,7 @@ class ToyContext(StreamedContext):
 
     server = ToyServer
 
-    def _dial(self, topology_id: str, host: str, port: int) -> Dial:
+    def _stream_opener(self, topology_id: str, host: str, port: int) -> StreamOpener:
         del topology_id  # the hello contains it
 
         @asynccontextmanager

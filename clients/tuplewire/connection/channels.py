@@ -46,7 +46,7 @@ class TlsMaterial:
     context: ssl.SSLContext = field(repr=False)
 
 
-class Dialler:
+class ChannelFactory:
     """Opens channels for credentials; None: the environment's. Thread-safe.
 
     A file that cannot be used raises ConfigError at the first use. Later, the previous contents stay valid.

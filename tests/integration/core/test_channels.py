@@ -13,8 +13,8 @@ import pytest
 from helpers.certificates import Authority, Issued
 from helpers.secured import files_of
 
+from tuplewire.connection.channels import ChannelFactory
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.dialling import Dialler
 from tuplewire.errors import UnreachableError
 from tuplewire.wire import control_pb2
 from tuplewire.wire.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
@@ -134,4 +134,4 @@ def test_nobody_there_is_unreachable(tmp_path: Path, address: str) -> None:
     ):
         control.status()
     with pytest.raises(UnreachableError, match="no TLS connection"):
-        asyncio.run(Dialler(program).channel(address, ()))
+        asyncio.run(ChannelFactory(program).channel(address, ()))

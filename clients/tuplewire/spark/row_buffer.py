@@ -22,7 +22,7 @@ _SPARKS_DIRECTORIES = "SPARK_LOCAL_DIRS"
 """The variable with spark.local.dir for Spark's Python processes; directories are separated by commas."""
 
 
-def held_back(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def buffered_until_checked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the same batches, but only after the last one has arrived without an error.
 
     Batches over a bound on memory wait in an unnamed temporary file; they must have one schema. Raises

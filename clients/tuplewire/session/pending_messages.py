@@ -1,8 +1,7 @@
 """Pending messages of a sender, their bounds, their ledger, and the policy `drop_oldest`.
 
-Pure state without I/O and clock. SendWindow (send.py) inherits from HeldMessages; the send buffer and the
-worker's connections query it. Owns every accepted message until it is settled.
-Not thread-safe.
+Pure state without I/O and clock. SendWindow (send.py) inherits from PendingMessages; the send buffer and the
+worker's connections query it. Owns every accepted message until it is settled. Not thread-safe.
 
 Design: docs/design/sessions.md; docs/design/credit.md for `drop_oldest`.
 """
@@ -68,7 +67,7 @@ class OldestTask:
                 self._known.discard(task)
 
 
-class HeldMessages:
+class PendingMessages:
     """The pending messages of a session, by flow and by frame, and their ledger. Not thread-safe.
 
     The settings bound their messages and bytes, in total and per task. A batch above a bound is accepted if
@@ -112,7 +111,7 @@ class HeldMessages:
     def _account(self, entry: Entry, dropped: DropReason | None) -> Settled:
         group = entry.group
         count, size = len(group), group.size_bytes
-        self._let_go(entry, count, size)
+        self._release(entry, count, size)
         if dropped is None:
             self._ledger.acknowledged += count
         else:
@@ -120,7 +119,7 @@ class HeldMessages:
         self.settled.append(Settled(entry.token, group.task, count, size, dropped))
         return self.settled[-1]
 
-    def _let_go(self, entry: Entry, messages: int, size_bytes: int) -> None:
+    def _release(self, entry: Entry, messages: int, size_bytes: int) -> None:
         """Subtract an entry from the counts."""
         flow = self._flows[entry.group.flow]
         self.messages -= messages
@@ -132,7 +131,7 @@ class HeldMessages:
             self._written -= messages
             self._written_bytes -= size_bytes
 
-    def unkept(self) -> int:
+    def count_unretained(self) -> int:
         """Return the number of pending messages that are not known to be stored by another process."""
         waiting = (entry.group for flow in self._flows.values() for entry in flow.pending)
         on_the_way = (entry.group for frame in self._in_flight for entry in frame.entries)
@@ -231,7 +230,7 @@ class HeldMessages:
         left: list[tuple[TaskGroup, Any]] = []
         for entry in self._remove_all():
             group = entry.group
-            self._let_go(entry, len(group), group.size_bytes)
+            self._release(entry, len(group), group.size_bytes)
             self._ledger.accepted -= len(group)
             left.append((group if entry.age else group.as_redelivered(), entry.token))
         # Messages of one entry worker may be in several flows.
@@ -306,10 +305,10 @@ class HeldMessages:
         return not (
             excess(self.messages + more_messages, messages, settings.max_pending_messages)
             or excess(self.size_bytes + more_bytes, size, settings.max_pending_bytes)
-            or self._crowded(groups, more_to)
+            or self._is_nearly_full(groups, more_to)
         )
 
-    def _short_of_room(self, entries: Iterable[Entry]) -> bool:
+    def _is_short_of_space(self, entries: Iterable[Entry]) -> bool:
         """Return True if half of a bound or a flow's credit is used, and no acknowledgement is requested."""
         settings, flows = self._settings, self._flows
         short = (
@@ -319,9 +318,9 @@ class HeldMessages:
             or any(flows[each.group.flow].held * 2 >= settings.max_pending_task_messages for each in entries)
         )
         # With a request in flight, an acknowledgement that frees space will follow anyway.
-        return short and not any(frame.asks for frame in self._in_flight)
+        return short and not any(frame.ack_requested for frame in self._in_flight)
 
-    def _crowded(self, groups: Iterable[TaskGroup], more_to: Mapping[int, int]) -> dict[int, int]:
+    def _is_nearly_full(self, groups: Iterable[TaskGroup], more_to: Mapping[int, int]) -> dict[int, int]:
         """Return the flows whose bound would be exceeded, with the number of messages that may remain."""
         limit = self._settings.max_pending_task_messages
         offered: dict[int, int] = {}
@@ -343,7 +342,7 @@ class HeldMessages:
         messages, size = sum(map(len, groups)), sum(group.size_bytes for group in groups)
         most = self.messages - excess(self.messages, messages, settings.max_pending_messages)
         most_bytes = self.size_bytes - excess(self.size_bytes, size, settings.max_pending_bytes)
-        crowded = self._crowded(groups, {})
+        crowded = self._is_nearly_full(groups, {})
         # Check all bounds before anything is dropped: a failed offer must not cost messages.
         if self._written > most or self._written_bytes > most_bytes:
             return False

@@ -13,32 +13,32 @@ from collections import deque
 QUICK_FRAMES = 4
 """The last of this many frames within QUICK_SECONDS requests an acknowledgement."""
 QUICK_SECONDS = 0.002
-MOST_UNASKED = 32
+MAX_UNREQUESTED = 32
 """Every 32nd frame in a row requests an acknowledgement. Two requests may be open, so at most 64 frames are
 in flight."""
 
 
-class Asking:
+class AckRequestPolicy:
     """Decides for one stream of frames. Not thread-safe."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=QUICK_FRAMES - 1)
-        self._unasked = 0
+        self._unrequested = 0
 
-    def asks(self, now: float, *, pressing: bool = False) -> bool:
+    def is_due(self, now: float, *, urgent: bool = False) -> bool:
         """Return True if the next frame must request an acknowledgement. Call this once for each frame.
 
         Args:
             now: The time in seconds, from any monotonic clock.
-            pressing: True if a caller waits for this acknowledgement.
+            urgent: True if a caller waits for this acknowledgement.
         """
         times = self._times
         quick = len(times) == QUICK_FRAMES - 1 and now - times[0] <= QUICK_SECONDS
         times.append(now)
-        self._unasked += 1
-        if not (pressing or quick or self._unasked >= MOST_UNASKED):
+        self._unrequested += 1
+        if not (urgent or quick or self._unrequested >= MAX_UNREQUESTED):
             return False
         # A new series starts. Otherwise each later frame within the same 2 ms would request one, too.
         times.clear()
-        self._unasked = 0
+        self._unrequested = 0
         return True

@@ -88,7 +88,7 @@ def check(driver: Mapping[str, str], executor: Mapping[str, str]) -> None:
             )
 
 
-class Shipped:
+class VersionChecked:
     """A base class for objects that the driver pickles: unpickling in an executor checks the versions first.
 
     The subclass's module is imported only after the check, so that the error names a missing library.
@@ -96,14 +96,14 @@ class Shipped:
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind = type(self)
-        _settle_in()
+        _prepare_executor()
         return _arrived, (versions(), kind.__module__, kind.__qualname__), self.__getstate__()
 
 
 def _arrived(driver: Mapping[str, str], module: str, name: str) -> Any:
     check(driver, versions())
     kind = getattr(import_module(module), name)
-    _settle_in()
+    _prepare_executor()
     return object.__new__(kind)  # pickle then sets its state
 
 
@@ -113,7 +113,7 @@ _modules = 0
 """The number of modules at the last gc.freeze()."""
 
 
-def _settle_in() -> None:
+def _prepare_executor() -> None:
     """In a reused Python process of Spark, keep freed buffers, and exclude imported objects from collection.
 
     Spark collects garbage after each task. With the modules of a sink, this takes 23 ms, three times as long

@@ -15,7 +15,7 @@ import pytest
 from helpers.interpreters import make_interpreter
 
 from tuplewire.spark import ClientHandle
-from tuplewire.spark.shipped import REQUIRED, VersionMismatchError, check, versions
+from tuplewire.spark.version_check import REQUIRED, VersionMismatchError, check, versions
 from tuplewire_topology import Spout, TopologyBuilder
 from tuplewire_topology.spark.member import Submitted
 from tuplewire_topology.spark.rows import Output
@@ -100,7 +100,7 @@ def test_a_folder_of_the_same_name_is_no_library(tmp_path: Path) -> None:
     """A folder google/protobuf from Spark's jars on the path does not count as the library."""
     python = make_interpreter(tmp_path / "without", without=["google"])
     (tmp_path / "jar" / "google" / "protobuf").mkdir(parents=True)
-    code = "from tuplewire.spark.shipped import versions; print(versions()['protobuf'])"
+    code = "from tuplewire.spark.version_check import versions; print(versions()['protobuf'])"
     path = f"{Path(__file__).parents[3] / 'clients'}:{tmp_path / 'jar'}"
     shown = subprocess.run([python, "-c", code], capture_output=True, check=True, env={"PYTHONPATH": path})
     assert shown.stdout.decode() == "none (google.protobuf is a folder of something else)\n"

@@ -2,62 +2,62 @@
 
 from __future__ import annotations
 
-from tuplewire.connection.handover import SMALL_BYTES, HandOver, batches_of
+from tuplewire.connection.submission_queue import SMALL_BYTES, SubmissionQueue, batches_of
 from tuplewire.values.group import TaskGroup
 
 MESSAGE_LIMIT = 1 << 20
 
 
-def handed_over() -> HandOver:
+def handed_over() -> SubmissionQueue:
     """Return a queue with a single message, a batch of three for two tasks, and another single message."""
-    handed = HandOver()
-    handed.entries.append((7, 1, b"a"))
-    handed.add([TaskGroup.of(7, [b"b", b"cc"], 1), TaskGroup.of(8, [b"d"])])
-    handed.entries.append((7, 1, b"e"))
-    return handed
+    submitted = SubmissionQueue()
+    submitted.entries.append((7, 1, b"a"))
+    submitted.add([TaskGroup.of(7, [b"b", b"cc"], 1), TaskGroup.of(8, [b"d"])])
+    submitted.entries.append((7, 1, b"e"))
+    return submitted
 
 
 def test_counts_are_of_everything_once() -> None:
     """Repeated counts include each entry once; later entries are included in the next count."""
-    handed = handed_over()
+    submitted = handed_over()
     for _ in range(2):
-        handed.count()
-        assert (handed.messages, handed.size_bytes, handed.of_flow) == (5, 6, {7: 4, 8: 1})
-    assert handed.pending == 5
-    assert len(handed.entries) + handed.beyond_entries == 5
-    handed.entries.append((9, None, b"f"))
-    handed.count()
-    assert (handed.messages, handed.of_flow[9]) == (6, 1)
+        submitted.count()
+        assert (submitted.messages, submitted.size_bytes, submitted.of_flow) == (5, 6, {7: 4, 8: 1})
+    assert submitted.pending == 5
+    assert len(submitted.entries) + submitted.extra_messages == 5
+    submitted.entries.append((9, None, b"f"))
+    submitted.count()
+    assert (submitted.messages, submitted.of_flow[9]) == (6, 1)
 
 
 def test_forgotten_entries_leave_what_came_meanwhile() -> None:
     """The loop forgets only the entries that it has counted."""
-    handed = handed_over()
-    handed.count()
-    handed.start_count()
-    handed.forget(2)
-    assert (handed.messages, handed.pending, handed.beyond_entries) == (0, 1, 0)
-    handed.count()
-    assert (handed.messages, handed.size_bytes, handed.of_flow) == (1, 1, {7: 1})
+    submitted = handed_over()
+    submitted.count()
+    submitted.start_count()
+    submitted.forget(2)
+    assert (submitted.messages, submitted.pending, submitted.extra_messages) == (0, 1, 0)
+    submitted.count()
+    assert (submitted.messages, submitted.size_bytes, submitted.of_flow) == (1, 1, {7: 1})
 
 
 def test_room_is_for_entries_beside_those_counted() -> None:
     """Free space is the minimum of free messages, free bytes and the task's limit, plus counted entries."""
-    handed = handed_over()
-    handed.count()
-    handed.make_room(100, 50 * SMALL_BYTES, 20, MESSAGE_LIMIT)
-    assert (handed.room, handed.room_elsewhere, handed.small_bytes) == (23, 53, SMALL_BYTES)
-    handed.make_room(10, 50 * SMALL_BYTES, 20, 100)
-    assert (handed.room, handed.room_elsewhere, handed.small_bytes) == (13, 13, 100)
+    submitted = handed_over()
+    submitted.count()
+    submitted.make_room(100, 50 * SMALL_BYTES, 20, MESSAGE_LIMIT)
+    assert (submitted.room, submitted.room_elsewhere, submitted.small_bytes) == (23, 53, SMALL_BYTES)
+    submitted.make_room(10, 50 * SMALL_BYTES, 20, 100)
+    assert (submitted.room, submitted.room_elsewhere, submitted.small_bytes) == (13, 13, 100)
 
 
 def test_nobody_appends_beside_a_batch_that_is_not_counted() -> None:
     """After an uncounted batch of any size, the next caller must count before it appends."""
-    handed = HandOver()
-    handed.make_room(100, 100 * SMALL_BYTES, 100, MESSAGE_LIMIT)
-    assert handed.room == 100
-    handed.add([TaskGroup.of(7, [b"x"] * 100)])
-    assert handed.room == handed.room_elsewhere == 0
+    submitted = SubmissionQueue()
+    submitted.make_room(100, 100 * SMALL_BYTES, 100, MESSAGE_LIMIT)
+    assert submitted.room == 100
+    submitted.add([TaskGroup.of(7, [b"x"] * 100)])
+    assert submitted.room == submitted.room_elsewhere == 0
 
 
 def test_messages_alone_become_columns() -> None:

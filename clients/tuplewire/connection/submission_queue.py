@@ -48,7 +48,7 @@ class Offer:
     accepted: bool | None = None
 
 
-class HandOver:
+class SubmissionQueue:
     """The submitted batches and single messages in order, and the number that may be appended without a lock.
 
     1. With fewer entries than `room`, any thread may append a small single message to any task.
@@ -66,13 +66,13 @@ class HandOver:
         """With fewer entries than this, a small message to any task fits."""
         self.room_elsewhere = 0
         """With fewer entries than this, a small message fits if its task is below its limit."""
-        self.beyond_entries = 0
+        self.extra_messages = 0
         """A lower bound for the number of messages minus the number of entries."""
         self.small_bytes = 0
         """The largest payload of a small message."""
-        self.look = 0
+        self.drain_pass = 0
         """The number of passes that the loop has started. A pass includes all entries appended before it."""
-        self.told = -1
+        self.notified_pass = -1
         """The value of `look` at the last notification of the loop; if equal, no other one is needed."""
         self.start_count()
 
@@ -92,7 +92,7 @@ class HandOver:
                     messages += len(group)
                     size += group.size_bytes
                     of_flow[group.flow] = of_flow.get(group.flow, 0) + len(group)
-                self.beyond_entries += messages - 1
+                self.extra_messages += messages - 1
             else:
                 task, _, payload = entry
                 messages, size = 1, len(payload)
@@ -119,7 +119,7 @@ class HandOver:
 
     def forget(self, entries: int) -> None:
         """Remove the oldest entries. The window counts them now, and the published room excludes them."""
-        self.beyond_entries = 0
+        self.extra_messages = 0
         del self.entries[:entries]
 
     @property
@@ -154,7 +154,7 @@ def _groups_of(singles: Sequence[Single]) -> list[TaskGroup]:
 _TASK, _SOURCE, _PAYLOAD = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
-class HandOverCondition(threading.Condition):
+class CallerCondition(threading.Condition):
     """A condition with a lock that the caller still holds after an interrupt.
 
     1. In threading.Condition, an interrupt may end a wait without the lock: acquire the lock again.

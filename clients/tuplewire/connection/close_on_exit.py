@@ -30,7 +30,7 @@ _open: weakref.WeakSet[SendingEnd] = weakref.WeakSet()
 _closing: set[Future[None]] = set()
 
 
-def owe_goodbye(client: object, sender: SendingEnd) -> None:
+def close_on_exit(client: object, sender: SendingEnd) -> None:
     """Close a sender if its client is dropped, or the program exits, without close()."""
     _open.add(sender)
     # Not at exit: _program_ends() closes all remaining senders together.

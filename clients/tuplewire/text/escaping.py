@@ -8,7 +8,7 @@ from typing import Any
 _MOST_SHOWN = 2000
 
 
-def shown(text: str, keep: str = "") -> str:
+def escape_unprintable(text: str, keep: str = "") -> str:
     r"""Return a string with all unprintable characters escaped: ESC becomes \x1b.
 
     The characters in `keep`, such as a newline, are not escaped.
@@ -21,12 +21,12 @@ def shown(text: str, keep: str = "") -> str:
     )
 
 
-def shown_value(value: Any) -> str:
+def escape_value(value: Any) -> str:
     """Return a value for a `key=value` field: on one line, quoted if necessary, long values shortened."""
     text = str(value)
     if len(text) > _MOST_SHOWN:
         half = _MOST_SHOWN // 2
         text = f"{text[:half]} ... {text[-half:]}"
     if not text or not text.isprintable() or any(each in ' "=\\' for each in text):
-        return shown(json.dumps(text, ensure_ascii=False))
+        return escape_unprintable(json.dumps(text, ensure_ascii=False))
     return text

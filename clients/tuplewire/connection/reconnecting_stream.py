@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from google.protobuf.message import DecodeError, Message
 
 from tuplewire.connection.loop import watched
-from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
+from tuplewire.connection.stream import ClientStream, StreamBroken, StreamOpener
 from tuplewire.errors import ProtocolError, RefusedError, TuplewireError, UnreachableError
 from tuplewire.session.retry import Backoff
 from tuplewire.settings.config import SessionSettings
@@ -56,7 +56,7 @@ class Identity:
     worker: bool = False
 
 
-class Resumable(ABC):
+class ReconnectingStream(ABC):
     """Keeps one stream open until the session ends. Call only from the event loop."""
 
     method: ClassVar[str]
@@ -67,10 +67,10 @@ class Resumable(ABC):
         identity: Identity,
         settings: SessionSettings,
         loop: asyncio.AbstractEventLoop,
-        dial: Dial,
+        open_stream: StreamOpener,
         receiver_id: str,
     ) -> None:
-        """Describe a session; dial opens its streams.
+        """Describe a session; open_stream opens its streams.
 
         receiver_id: the worker to reach; empty: any worker that answers at the address.
         """
@@ -80,7 +80,7 @@ class Resumable(ABC):
         self.connected = False
         self._settings = settings
         self._loop = loop
-        self._dial = dial
+        self._open_stream = open_stream
         self.over = False
         """True if no further stream must be opened."""
         self._admitted = False
@@ -111,7 +111,7 @@ class Resumable(ABC):
         return data
 
     @abstractmethod
-    def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
+    def _background_tasks(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
         """Return the coroutines that run while the stream is read, such as the writer."""
 
     @abstractmethod
@@ -132,19 +132,19 @@ class Resumable(ABC):
         """Start to connect."""
         name = f"{self.method.lower()} at {self.address}"
         self._task = watched(self._loop.create_task(self._run(), name=name))
-        self._out_of_reach_from_now()
+        self._mark_unreachable()
 
-    def _out_of_reach_from_now(self) -> None:
+    def _mark_unreachable(self) -> None:
         """Log a warning in one second, unless a stream is open by then."""
         if self._alarm is None and not self.over:
-            self._alarm = self._loop.call_later(_QUIET_SECONDS, self._say_out_of_reach)
+            self._alarm = self._loop.call_later(_QUIET_SECONDS, self._log_unreachable)
 
-    def _say_out_of_reach(self) -> None:
+    def _log_unreachable(self) -> None:
         if self._log_rate.due("unreachable"):
             reason = f"{self._last_problem}; trying again"
             logger.warning("worker.unreachable", extra={"peer": self.address, "reason": reason})
 
-    def _in_reach(self) -> None:
+    def _mark_reachable(self) -> None:
         """Cancel the warning: there is a connection, or none is needed."""
         if self._alarm is not None:
             self._alarm.cancel()
@@ -152,7 +152,7 @@ class Resumable(ABC):
 
     async def suspend(self) -> None:
         """Close the stream, at the end or for a fork; see tuplewire.connection.loop."""
-        self._in_reach()
+        self._mark_reachable()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -178,15 +178,15 @@ class Resumable(ABC):
             except TuplewireError as error:
                 self._lost(error)
                 # 1. A finished session needs no further stream, and the error has no effect on it.
-                if self._wanted and not self._may_try_again(error):
-                    self._in_reach()
+                if self._wanted and not self._is_retryable(error):
+                    self._mark_reachable()
                     self._failed(_without_frames(error))
                     return
                 # 2. Warn only after a second, because the connection may return sooner.
-                self._out_of_reach_from_now()
+                self._mark_unreachable()
             except Exception as error:
                 # 3. Callers that wait get an error. Without it, they would wait indefinitely.
-                self._in_reach()
+                self._mark_reachable()
                 self._failed(TuplewireError(f"the connection to {self.address} has a defect: {error!r}"))
                 raise
             finally:
@@ -194,7 +194,7 @@ class Resumable(ABC):
             if self._wanted:
                 await asyncio.sleep(backoff.next())
 
-    def _may_try_again(self, error: TuplewireError) -> bool:
+    def _is_retryable(self, error: TuplewireError) -> bool:
         # Refused credentials are final only before the first admission; see CREDENTIALS.
         if isinstance(error, RefusedError):
             return error.code not in FATAL or (error.code in CREDENTIALS and self._admitted)
@@ -202,29 +202,29 @@ class Resumable(ABC):
 
     async def _stream(self, backoff: Backoff) -> None:
         """Run one stream until it ends; always raise the error that ended it."""
-        async with self._dial(self.method) as stream:
+        async with self._open_stream(self.method) as stream:
             with contextlib.suppress(StreamBroken):  # stream.end() returns the reason
                 try:
                     await self._open(stream)
                     backoff.succeeded()
                     self._admitted = True
-                    self._in_reach()
-                    await self._carry(stream)
+                    self._mark_reachable()
+                    await self._run_stream(stream)
                 except DecodeError as error:
                     raise ProtocolError(
                         f"{self.address} does not answer as a Tuplewire worker: {error}"
                     ) from error
             raise await stream.end()
 
-    async def _carry(self, stream: ClientStream) -> None:
-        beside = [self._loop.create_task(each) for each in self._beside(stream)]
+    async def _run_stream(self, stream: ClientStream) -> None:
+        background = [self._loop.create_task(each) for each in self._background_tasks(stream)]
         try:
             await self._read(stream)
         finally:
-            for task in beside:
+            for task in background:
                 task.cancel()
             # With return_exceptions, only a cancellation of this task is raised here, not the tasks' own.
-            ended = await asyncio.gather(*beside, return_exceptions=True)
+            ended = await asyncio.gather(*background, return_exceptions=True)
             for error in ended:
                 if error is not None and not isinstance(error, StreamBroken | asyncio.CancelledError):
                     raise error
