@@ -122,7 +122,7 @@ deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages 
 
 # Tests of `make test` that prove what production needs, too: who may talk, workers that find each other, metrics.
 PRODUCTION := $(addprefix tests/integration/core/test_,tls.py permissions.py other_users.py open_ports.py channels.py membership.py \
-	worker_admin.py worker_times.py membership_program.py standing_server.py) tests/integration/spark/test_tokens.py \
+	worker_admin.py worker_times.py membership_program.py restarting_server.py) tests/integration/spark/test_tokens.py \
 	tests/integration/topology/test_program_rolls.py \
 	$(addprefix tests/unit/,project/test_layers.py project/test_metrics_page.py project/test_docs.py core/test_series.py \
 	core/test_security_settings.py spark/test_spark_kubernetes.py topology/test_storm_keys.py) \
@@ -210,7 +210,7 @@ endef
 	$(call compat_environment,.venv-locked,$(LOCKED))
 
 # A server of gRPC lives on, or is followed, whatever is said to it.
-SERVERS := tests/integration/core/test_standing_server.py tests/integration/core/test_hostile_input.py::test_method_that_is_no_text
+SERVERS := tests/integration/core/test_restarting_server.py tests/integration/core/test_hostile_input.py::test_method_that_is_no_text
 
 .PHONY: compat compat-install
 compat: compat-install ## Test values, session and wire with the oldest protobuf and grpcio allowed, and the image's

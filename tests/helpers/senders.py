@@ -6,14 +6,14 @@ from __future__ import annotations
 class Program:
     """A program or another worker that sends messages; it counts released messages.
 
-    wants_releases: True if it waits until its messages are processed.
+    needs_release_acks: True if it waits until its messages are processed.
     """
 
     source, sender_id = "program", "p"
 
-    def __init__(self, worker_number: int = 0, *, wants_releases: bool = True) -> None:
+    def __init__(self, worker_number: int = 0, *, needs_release_acks: bool = True) -> None:
         self.worker_number = worker_number
-        self.wants_releases = wants_releases
+        self.needs_release_acks = needs_release_acks
         self.released = 0
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:

@@ -94,12 +94,12 @@ class Worker:
         self.incarnation = incarnation
         self.shares = QueueShares(window, Share(1, 1))
         self.left: dict[int, Share] = {}
-        self.exhausted: Counter[int] = Counter()
+        self.tasks_without_credit: Counter[int] = Counter()
         credit = CreditBook(
             self.shares,
             max_message_bytes=SETTINGS.max_message_bytes,
-            wants_releases=processed,
-            exhausted=self.exhausted,
+            needs_release_acks=processed,
+            exhausted=self.tasks_without_credit,
         )
         self.session = ReceiveSession(1, credit)
         self.logs = {task: DeliveryLog() for task in TASKS}

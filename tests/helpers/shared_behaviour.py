@@ -13,18 +13,18 @@ from tuplewire.values.message import SHUTDOWN, SHUTDOWN_TASK, TaskMessage
 from tuplewire_service.messaging.base import (
     BLOCK,
     NO_BLOCK,
+    AcceptedPeers,
     IConnectionCallback,
-    Intake,
     IServerConnection,
     ReceivedBatch,
 )
-from tuplewire_service.testing.scenery import (
+from tuplewire_service.testing.harness import (
     HOST,
     RECEIVE_MESSAGES,
     TOPOLOGY,
     UNKNOWN_TASK,
     Recorder,
-    Scenery,
+    TransportHarness,
     assert_ledger,
     eventually,
     is_ready,
@@ -35,7 +35,7 @@ TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 """A header value in the format of W3C Trace Context."""
 
 
-class SharedBehaviour(Scenery):
+class SharedBehaviour(TransportHarness):
     """Tests that run on each of Tuplewire's transports. A new transport has this code in common with them."""
 
     def test_an_iterable_of_messages(self) -> None:
@@ -171,13 +171,13 @@ class SharedBehaviour(Scenery):
             for client in (program, worker):
                 client.send(1, b"before")
                 eventually(is_settled(client))
-            server.stop_intake(Intake.WORKERS)
+            server.restrict_intake(AcceptedPeers.WORKERS)
             program.send(2, b"program")
             worker.send(3, b"worker")
             eventually(is_settled(worker), timeout=20)
             assert recorder.payloads(2) == []
             assert program.statistics().ledger.pending == 1
-            server.stop_intake(Intake.ALL)
+            server.restrict_intake(AcceptedPeers.ALL)
             eventually(is_settled(program), timeout=20)
             assert [recorder.payloads(task) for task in (2, 3)] == [[b"program"], [b"worker"]]
             assert len(recorder.payloads(1)) == 2

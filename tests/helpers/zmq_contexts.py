@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.zmq.zmq_transport import ZmqServerConnection
-from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, eventually
+from tuplewire_service.testing.harness import HOST, TOPOLOGY, Recorder, eventually
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 from helpers.program import Threads, serve
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
-from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder
+from tuplewire_service.testing.harness import HOST, TOPOLOGY, Recorder
 
 
 def server(pipe: Connection, mode: str = "distributed", directory: str | None = None) -> None:

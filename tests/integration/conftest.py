@@ -12,7 +12,7 @@ from helpers.alarms import OnAlarm, handle_alarm
 from helpers.topology import Pair, pair_of_workers
 from helpers.worker_process import Running, running
 
-from tuplewire_service.testing.scenery import Recorder
+from tuplewire_service.testing.harness import Recorder
 
 
 @pytest.fixture(scope="module", params=["grpc", "zmq"])

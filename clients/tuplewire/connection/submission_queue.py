@@ -73,7 +73,7 @@ class SubmissionQueue:
         self.drain_pass = 0
         """The number of passes that the loop has started. A pass includes all entries appended before it."""
         self.notified_pass = -1
-        """The value of `look` at the last notification of the loop; if equal, no other one is needed."""
+        """The value of `drain_pass` at the last notification of the loop. If equal, no other is needed."""
         self.start_count()
 
     def start_count(self) -> None:

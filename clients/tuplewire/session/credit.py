@@ -55,7 +55,7 @@ class CreditBook:
         shares: QueueShares,
         *,
         max_message_bytes: int,
-        wants_releases: bool,
+        needs_release_acks: bool,
         exhausted: Counter[int] | None = None,
     ) -> None:
         """Start with a window for every task.
@@ -63,15 +63,15 @@ class CreditBook:
         Args:
             shares: Returns the window at every grant, so the window may change during the session.
             max_message_bytes: The maximum payload, by which a sender may exceed its credit in bytes.
-            wants_releases: True to send a grant at every release, for ack mode `processed`. Otherwise a grant
-                is sent once a quarter of the window is free, or once everything is released.
+            needs_release_acks: True to send a grant at every release, for ack mode `processed`. Otherwise a
+                grant is sent once a quarter of the window is free, or once everything is released.
             exhausted: Counts the sessions without credit for each task; has no tasks with 0 sessions.
         """
         self.initial = shares.initial
         """The window of every task that has no grant yet."""
         self._shares = shares
         self._max_message_bytes = max_message_bytes
-        self._wants_releases = wants_releases
+        self._needs_release_acks = needs_release_acks
         self._watched: set[int] = set()
         self._accounts = {task: _Account.of(shares.window(task)) for task in shares.nearly_full_tasks}
         self._changed: dict[int, None] = {}
@@ -197,7 +197,7 @@ class CreditBook:
         window = self._shares.window(flow)
         if (
             # 1. Forwarded messages (flow < 0) are part of a move, which waits for their release.
-            not self._wants_releases
+            not self._needs_release_acks
             and flow >= 0
             and flow not in self._watched
             # 2. An upstream worker's window may be smaller than this quarter, and its senders would wait.

@@ -15,7 +15,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError
 from tuplewire_service.command.status_report import status_as_json
 from tuplewire_service.command.viewer.cluster_rows import cluster_rows
-from tuplewire_service.command.viewer.rates import Look
+from tuplewire_service.command.viewer.rates import WorkerSample
 from tuplewire_service.control.control_messages import MOST_CLIENTS
 
 _BETWEEN_SECONDS = 1.0
@@ -51,7 +51,7 @@ def _contents(client: ControlClient) -> dict[str, bytes]:
     contents = {name: content for name, content in client.debug().items() if _NAME.fullmatch(name)}
     time.sleep(max(0.0, began + _BETWEEN_SECONDS - time.monotonic()))  # for rates
     now = client.status(MOST_CLIENTS)
-    rows = cluster_rows([Look(now.worker_id, client.address, now, before)])
+    rows = cluster_rows([WorkerSample(now.worker_id, client.address, now, before)])
     contents["status.json"] = _as_json(status_as_json(now))
     contents["live.json"] = _as_json(dataclasses.asdict(rows))
     return contents

@@ -16,9 +16,9 @@ from typing import Any
 import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.text.escaping import escape_unprintable
-from tuplewire_service.command.asking_commands import add_asking_commands
+from tuplewire_service.command.control_commands import add_control_commands
 from tuplewire_service.command.dead_letter_command import add_dead_letter_command
-from tuplewire_service.command.looking_commands import add_looking_commands
+from tuplewire_service.command.inspection_commands import add_inspection_commands
 from tuplewire_service.command.membership_command import add_membership_command
 from tuplewire_service.command.message_commands import add_message_commands
 from tuplewire_service.command.offsets_command import add_offsets_command
@@ -127,11 +127,11 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         commands.add_parser("run", help="run a job on local workers and PySpark")
     add_message_commands(commands)
     add_dead_letter_command(commands)
-    add_asking_commands(commands)
+    add_control_commands(commands)
     add_offsets_command(commands)
     add_membership_command(commands)
     add_top_command(commands)
-    add_looking_commands(commands)
+    add_inspection_commands(commands)
     parser = add_command(commands, _completion, "print a script for shell completion of this command", "bash")
     parser.description = (
         'Print a script for shell completion. For bash, put eval "$(tuplewire completion bash)" into '

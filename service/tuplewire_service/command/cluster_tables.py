@@ -1,6 +1,6 @@
 """The tables of `tuplewire top` and `tuplewire status`, as text.
 
-Used by top_command.py and asking_commands.py. Owns no state. Thread-safe. Design: docs/design/status.md.
+Used by top_command.py and control_commands.py. Owns no state. Thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The formats of messages in files, pipes and terminals, for `tuplewire send` and `tuplewire recv`.
 
-Used by message_commands.py, looking_commands.py, tapped.py and dead_letter_command.py. Owns no state.
+Used by message_commands.py, inspection_commands.py, tapped.py and dead_letter_command.py. Owns no state.
 Thread-safe. Reference: docs/reference/command.md.
 """
 
@@ -48,7 +48,7 @@ def payloads_in(file: BinaryIO, form: MessageFormat) -> Iterator[bytes]:
     return _prefixed(file) if form is MessageFormat.PREFIXED else (line.removesuffix(b"\n") for line in file)
 
 
-class Beside(TypedDict, total=False):
+class MessageMetadata(TypedDict, total=False):
     """The optional parts of a message, as keyword arguments of `send`."""
 
     key: bytes
@@ -57,20 +57,20 @@ class Beside(TypedDict, total=False):
 
 def read_messages(
     payloads: Iterable[bytes], form: MessageFormat, task: int | None
-) -> Iterator[tuple[int, bytes, Beside]]:
+) -> Iterator[tuple[int, bytes, MessageMetadata]]:
     """Yield the task, the payload, and the key and headers of each message.
 
     `task` is for messages that name no task. Raises ConfigError, with the number of the message, if a message
     is invalid or has no task.
     """
     for number, line in enumerate(payloads, 1):
-        to, payload, beside = (
-            _from_json(line, number) if form is MessageFormat.JSON else (None, line, Beside())
+        to, payload, metadata = (
+            _from_json(line, number) if form is MessageFormat.JSON else (None, line, MessageMetadata())
         )
         to = task if to is None else to
         if to is None:
             raise ConfigError(f"message {number} names no task: give TASK, or write JSON lines with `task`")
-        yield to, payload, beside
+        yield to, payload, metadata
 
 
 def _prefixed(file: BinaryIO) -> Iterator[bytes]:
@@ -84,23 +84,23 @@ def _prefixed(file: BinaryIO) -> Iterator[bytes]:
         yield payload
 
 
-def _from_json(line: bytes, number: int) -> tuple[int | None, bytes, Beside]:
+def _from_json(line: bytes, number: int) -> tuple[int | None, bytes, MessageMetadata]:
     try:
         fields = json.loads(line)
         task = check_task(fields["task"]) if "task" in fields else None
         payload = _bytes_of(fields) if "base64" in fields else _bytes_of(fields["message"])
-        beside = Beside()
+        metadata = MessageMetadata()
         if fields.get("key") is not None:
-            beside["key"] = _bytes_of(fields["key"])
+            metadata["key"] = _bytes_of(fields["key"])
         if fields.get("headers"):
-            beside["headers"] = list(map(_header_of, fields["headers"]))
+            metadata["headers"] = list(map(_header_of, fields["headers"]))
     except (ValueError, TypeError, KeyError, AttributeError, InvalidTaskError) as error:
         raise ConfigError(
             f'message {number} is not of the form {{"task": 42, "message": "text", "key": "k", "headers": '
             f'[["name", "value"]]}}, where {{"base64": ...}} stands for bytes and "base64" for "message": '
             f"{line[:80]!r}"
         ) from error
-    return task, payload, beside
+    return task, payload, metadata
 
 
 def _bytes_of(value: Any) -> bytes:

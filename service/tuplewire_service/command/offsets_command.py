@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, NotReadyError
-from tuplewire_service.command.asking_commands import add_asking
+from tuplewire_service.command.control_commands import add_asking
 from tuplewire_service.command.parsers import control_of, credentials_of, task_list
 from tuplewire_service.command.terminal import write_table
 from tuplewire_service.config.stop import EXIT_OK

@@ -1,7 +1,6 @@
 """A worker's status as text and as JSON.
 
-Used by asking_commands.py, bundle.py and demos. Owns no state. Thread-safe.
-Design: docs/design/status.md.
+Used by control_commands.py, bundle.py and demos. Owns no state. Thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tapped messages as text and as JSON. All their content is untrusted, so text is escaped.
 
-Used by looking_commands.py. Owns no state. Thread-safe. Design: docs/design/traces.md.
+Used by inspection_commands.py. Owns no state. Thread-safe. Design: docs/design/traces.md.
 """
 
 from __future__ import annotations

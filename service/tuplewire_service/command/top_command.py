@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings.addresses import resolve_address
-from tuplewire_service.command.asking_commands import add_asking
+from tuplewire_service.command.control_commands import add_asking
 from tuplewire_service.command.parsers import credentials_of, positive_seconds
 from tuplewire_service.command.terminal import console_of
 from tuplewire_service.config.stop import EXIT_OK
@@ -64,7 +64,7 @@ def _top(arguments: argparse.Namespace) -> int:
     from tuplewire.connection.control_client import ControlClient
     from tuplewire_service.command.cluster_tables import write_tables
     from tuplewire_service.command.status_report import MOST_LINES
-    from tuplewire_service.command.viewer.cluster_looks import ClusterLooks
+    from tuplewire_service.command.viewer.cluster_poller import ClusterPoller
     from tuplewire_service.command.viewer.cluster_rows import cluster_rows
 
     first = resolve_address(arguments.address)
@@ -72,16 +72,16 @@ def _top(arguments: argparse.Namespace) -> int:
     if arguments.web:
         from tuplewire_service.command.viewer.live_page import MOST_ROWS, LivePage
 
-        with ClusterLooks(first, connect, MOST_ROWS) as looks:
-            looks.look()
-            with LivePage(looks.look, arguments.port, arguments.interval) as page:
+        with ClusterPoller(first, connect, MOST_ROWS) as poller:
+            poller.poll()
+            with LivePage(poller.poll, arguments.port, arguments.interval) as page:
                 print(f"open {page.url} in a browser on this machine; Ctrl-C ends it", flush=True)
                 threading.Event().wait()
-    with ClusterLooks(first, connect) as looks, console.screen() if console else nullcontext():
-        looks.look()
+    with ClusterPoller(first, connect) as poller, console.screen() if console else nullcontext():
+        poller.poll()
         while True:
             time.sleep(arguments.interval)
-            rows = cluster_rows(looks.look())
+            rows = cluster_rows(poller.poll())
             if arguments.json:
                 print(json.dumps(dataclasses.asdict(rows)), flush=True)
             elif console is None:

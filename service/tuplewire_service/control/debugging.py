@@ -95,7 +95,7 @@ def _lanes(worker: Worker) -> dict[str, Any]:
         "waits_for": worker.waits_for,
         "moving_tasks": router.moving_tasks,
         "blocked": [{"task": task, "worker": where} for task, where in router.connections.blocked()],
-        "exhausted_tasks": sorted(worker.servers.exhausted()),
+        "exhausted_tasks": sorted(worker.servers.tasks_without_credit()),
         "waiting": router.queues.waiting(),
         "unreleased": [
             {"worker": peer[0], "messages": sum(of_entries.values())}

@@ -12,7 +12,7 @@ from tuplewire.values.group import check_task
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.control.control_messages import distinct
 from tuplewire_service.messaging.server_stream import IAccess
-from tuplewire_service.worker.taps import MOST_BYTES, MOST_PER_SECOND, Wanted
+from tuplewire_service.worker.taps import MOST_BYTES, MOST_PER_SECOND, TapFilter
 from tuplewire_service.worker.worker import Worker
 
 logger = event_logger(__name__)
@@ -21,14 +21,14 @@ _TOGETHER_SECONDS = 0.05
 """Messages within this time are sent in one response, which limits the wakeups of a reader."""
 _MOST_SHOWN = 20
 """Maximum number of tasks in a log entry."""
-_DEFAULTS = Wanted(frozenset())
+_DEFAULTS = TapFilter(frozenset())
 
 
-def wanted_of(request: pb.TapRequest) -> Wanted:
+def filter_of(request: pb.TapRequest) -> TapFilter:
     """Read a reader's request. Raises MalformedError or InvalidTaskError."""
     if not 0 <= request.sample <= 1:  # also False for NaN
         raise MalformedError(f"a tap's sample is a share, 0 to 1, not {request.sample}")
-    return Wanted(
+    return TapFilter(
         frozenset(map(check_task, distinct(request.tasks, "tasks"))),
         request.sample or _DEFAULTS.sample,
         min(request.max_per_second or _DEFAULTS.per_second, MOST_PER_SECOND),
@@ -64,7 +64,7 @@ class TapService:
         Raises PermissionDeniedError, also if the right is withdrawn later, ResourceLimitError if there are
         too many taps, and DrainingError.
         """
-        wanted = wanted_of(request)
+        wanted = filter_of(request)
         access.tap(self._worker.settings.topology, wanted.tasks)
         woken = asyncio.Event()
         taps = self._worker.router.taps

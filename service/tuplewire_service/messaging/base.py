@@ -28,7 +28,7 @@ BLOCK, NO_BLOCK = 0, 1
 """The flags of IServerConnection.recv."""
 
 
-class Intake(enum.IntEnum):
+class AcceptedPeers(enum.IntEnum):
     """The peers from which a server accepts messages, in ascending order; a level includes lower ones."""
 
     # A drain narrows the intake from the last level to the first; see docs/design/drain.md.
@@ -75,7 +75,7 @@ class InboundSession(Protocol):
         """The number that identifies the sender in forwarded messages; 0: a program."""
 
     @property
-    def wants_releases(self) -> bool:
+    def needs_release_acks(self) -> bool:
         """True if the sender waits for each release: a sender in the mode `processed`, or a worker.
 
         Its messages are retained until their consumer has acknowledged them.
@@ -142,10 +142,10 @@ class IConnectionCallback(ABC):
         """The current assignment version, for senders that connect; 0: none."""
         return 0
 
-    def worker_is(self, number: int, *, connected: bool) -> None:  # noqa: B027 - not all need know
+    def on_worker_connection(self, number: int, *, connected: bool) -> None:  # noqa: B027 - not all need know
         """Record that the worker with this number connected, or disconnected without notice."""
 
-    def workers_left(self, departures: Sequence[Departure]) -> None:  # noqa: B027 - not all need know
+    def on_workers_departed(self, departures: Sequence[Departure]) -> None:  # noqa: B027 - not all need know
         """Record the workers that shut down cleanly, and the state that they reported."""
 
 
@@ -183,7 +183,7 @@ class IServerConnection(IConnection):
         """Every address that is bound, in the transport's own notation."""
 
     @abstractmethod
-    def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
+    def restrict_intake(self, intake: AcceptedPeers = AcceptedPeers.NOBODY) -> None:
         """Accept messages only from these peers, and acknowledge accepted ones; other senders keep the rest.
 
         No message from other peers arrives after it returns. A later call may accept more senders again.

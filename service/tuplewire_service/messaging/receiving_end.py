@@ -70,19 +70,19 @@ class Session:
         processed = hello.ack_mode == pb.ACK_MODE_PROCESSED
         self.ack_mode = pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED
         # A worker forwards messages that are forwarded again only during a move, which waits for releases.
-        self.wants_releases = processed or worker
+        self.needs_release_acks = processed or worker
         limit = leases.settings.session.max_message_bytes
         credit = CreditBook(
-            leases.shares, max_message_bytes=limit, wants_releases=processed, exhausted=exhausted
+            leases.shares, max_message_bytes=limit, needs_release_acks=processed, exhausted=exhausted
         )
         self.state = ReceiveSession(hello.incarnation, credit)
-        self.away = False
+        self.inactive = False
         """True if the sender has no share of the queues, because it was disconnected for too long."""
         self.address = ""
         """The sender's address, as the transport reports it; empty: in this process."""
         self.since = 0.0
         """Loop time of the last connect or disconnect."""
-        self.lapse: asyncio.TimerHandle | None = None
+        self.lease_timer: asyncio.TimerHandle | None = None
         """Ends the share of a disconnected sender, and later its session."""
         self.stream: SendStream | None = None
         self.departed_before = 0
@@ -114,7 +114,7 @@ class Session:
             seconds=now - self.since,
             messages=credit.received_messages,
             bytes=credit.received_bytes,
-            window_messages=0 if self.away else window,
+            window_messages=0 if self.inactive else window,
             outstanding_messages=credit.received_messages - credit.released_messages,
             outstanding_bytes=credit.received_bytes - credit.released_bytes,
             exhausted_tasks=credit.exhausted_tasks,
@@ -142,8 +142,8 @@ class Session:
         if self.state.credit.released(flow, messages, size_bytes):
             self.wake()
         # Forwarded messages (flow < 0) have no share of the queue: their credit is at the entry worker.
-        if self.away and flow >= 0:
-            self._leases.left_released(flow, messages, size_bytes)
+        if self.inactive and flow >= 0:
+            self._leases.release_orphaned(flow, messages, size_bytes)
 
     def end(self) -> None:
         """Mark the session as not resumable."""
@@ -160,12 +160,12 @@ class _Inbound:
     Every queued message refers to one, so it is small, and drops its reference to an ended session.
     """
 
-    __slots__ = ("_came_by", "end", "sender_id", "wants_releases", "worker_number")
+    __slots__ = ("_came_by", "end", "needs_release_acks", "sender_id", "worker_number")
 
     def __init__(self, end: Session, came_by: int) -> None:
         self.end: Session | Leases = end
         self.sender_id = end.sender_id
-        self.worker_number, self.wants_releases = end.worker_number, end.wants_releases
+        self.worker_number, self.needs_release_acks = end.worker_number, end.needs_release_acks
         self._came_by = came_by
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
@@ -240,14 +240,14 @@ class Leases:
     def connected(self, session: Session) -> None:
         """Give a connected sender its share, or return a lost one."""
         session.since = asyncio.get_running_loop().time()
-        if session.lapse is not None:
-            session.lapse.cancel()
-            session.lapse = None
-        if session.away:
+        if session.lease_timer is not None:
+            session.lease_timer.cancel()
+            session.lease_timer = None
+        if session.inactive:
             # Its queued messages count against its own share again.
             for task, messages, size_bytes in session.state.credit.outstanding():
                 self.shares.released(task, messages, size_bytes)
-            session.away = False
+            session.inactive = False
             self._share(session)
 
     def disconnected(self, session: Session) -> bool:
@@ -256,27 +256,27 @@ class Leases:
             return False
         # To the end, because add() forgets the first disconnected session.
         self._sessions[session.key] = self._sessions.pop(session.key)
-        lapse = partial(self._lapse, session)
+        end_share = partial(self._end_share, session)
         loop = asyncio.get_running_loop()
         session.since = loop.time()
-        session.lapse = loop.call_later(SHARE_SECONDS, lapse)
+        session.lease_timer = loop.call_later(SHARE_SECONDS, end_share)
         return True
 
-    def _lapse(self, session: Session) -> None:
+    def _end_share(self, session: Session) -> None:
         self._take_share(session)
         # The session stays resumable without a share; see docs/design/credit.md (leases of senders).
         forget = partial(self.forget, session.key)
-        session.lapse = asyncio.get_running_loop().call_later(self.settings.resume_seconds, forget)
+        session.lease_timer = asyncio.get_running_loop().call_later(self.settings.resume_seconds, forget)
 
     def forget(self, key: SessionKey) -> None:
         """End a sender's session, if any: after a goodbye, a restart, or the timeout."""
         session = self._sessions.pop(key, None)
         if session is None:
             return
-        if session.lapse is not None:
-            session.lapse.cancel()
+        if session.lease_timer is not None:
+            session.lease_timer.cancel()
         session.end()
-        if not session.away:
+        if not session.inactive:
             self._take_share(session)
         if session.worker_number:  # a worker that starts over has another session immediately
             asyncio.get_running_loop().call_soon(self._miss, session.source)
@@ -291,7 +291,7 @@ class Leases:
         self.shares.shared_by(len(self._sharing))
 
     def _take_share(self, session: Session) -> None:
-        session.away = True
+        session.inactive = True
         del self._sharing[session.key]
         for task, messages, size_bytes in session.state.credit.outstanding():
             self.shares.add_orphaned(task, messages, size_bytes)
@@ -304,9 +304,9 @@ class Leases:
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
         """Release messages of an ended session. Thread-safe."""
         if flow >= 0 and not self.outside(self.release, flow, messages, size_bytes):
-            self.left_released(flow, messages, size_bytes)
+            self.release_orphaned(flow, messages, size_bytes)
 
-    def left_released(self, task: int, messages: int, size_bytes: int) -> None:
+    def release_orphaned(self, task: int, messages: int, size_bytes: int) -> None:
         """Give the other senders credit for released messages of a sender that is away."""
         if self.shares.released(task, messages, size_bytes):
             for session in self._sharing.values():

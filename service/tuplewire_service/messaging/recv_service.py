@@ -196,7 +196,7 @@ class RecvStream:
                 await wire.write(pb.RecvResponse(rejected=pb.Rejected(tasks=answers)).SerializeToString())
             if deliveries := subscription.take(self.settings.max_frame_bytes):
                 # Senders that retain messages until they are processed wait for the acknowledgement.
-                urgent = subscription.crowded or any(each.group.retained_upstream for each in deliveries)
+                urgent = subscription.nearly_full or any(each.group.retained_upstream for each in deliveries)
                 ack_requested = ack_requests.is_due(self._clock(), urgent=urgent)
                 for part in _fitting(deliveries, self.limit):
                     sequence += 1

@@ -28,7 +28,7 @@ from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import departure_from_wire, departure_to_wire
-from tuplewire_service.messaging.base import Intake
+from tuplewire_service.messaging.base import AcceptedPeers
 from tuplewire_service.messaging.receiving_end import Leases, Session
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.sender_sessions import SendStream
@@ -58,8 +58,8 @@ class SendService(StreamService):
     def __post_init__(self) -> None:
         self.opened = asyncio.Event()
         """Set once a callback accepts messages; until then, senders keep them."""
-        self.intake = Intake.ALL
-        self.exhausted: Counter[int] = Counter()
+        self.intake = AcceptedPeers.ALL
+        self.tasks_without_credit: Counter[int] = Counter()
         self._ending = False
         self.leases: Leases = Leases(self.settings, self.reception.forget)
         self._epoch = 0
@@ -84,7 +84,7 @@ class SendService(StreamService):
         for stream in self._streams:
             stream.notify(pb.SendResponse(backpressure=status))
 
-    def tell_departures(self, departures: Sequence[Departure]) -> None:
+    def announce_departures(self, departures: Sequence[Departure]) -> None:
         """Notify every worker before the next acknowledgement, or when it reconnects."""
         for each in departures:
             self._departed += 1
@@ -93,11 +93,11 @@ class SendService(StreamService):
             for stream in self._streams:
                 # Programs do not forward messages, so they need no notice; see docs/design/moves.md (workers
                 # that drain).
-                if stream.intake is not Intake.ALL:
+                if stream.intake is not AcceptedPeers.ALL:
                     notice = pb.SendResponse(departures=pb.Departures(departures=[told]))
                     stream.notify(notice, self._departed)
 
-    async def drain(self, intake: Intake) -> None:
+    async def drain(self, intake: AcceptedPeers) -> None:
         """Accept new messages only from these peers, and acknowledge accepted messages.
 
         Senders end the streams: they stop writing, and read until the last acknowledgement. If this side
@@ -148,7 +148,7 @@ class SendService(StreamService):
                 hello = await self._hello(wire)
                 if hello is None:
                     return
-                intake = _intake_of(hello, access)
+                intake = _peer_kind_of(hello, access)
                 session = self._open(hello, intake, access)
                 stream.intake = intake
                 # The newest stream carries the session; an older one may be broken without notice.
@@ -157,7 +157,7 @@ class SendService(StreamService):
                 session.stream = stream
                 session.address = wire.peer
                 self.leases.connected(session)
-                self._worker_is(session, connected=True)
+                self._on_worker_connection(session, connected=True)
                 self._streams.add(stream)
                 await wire.write(self._welcome(session, hello).SerializeToString())
                 await self._serve_stream(session, stream)
@@ -170,11 +170,11 @@ class SendService(StreamService):
             if session is not None and session.stream is stream:
                 session.stream = None
                 if self.leases.disconnected(session):
-                    self._worker_is(session, connected=False)
+                    self._on_worker_connection(session, connected=False)
 
-    def _worker_is(self, session: Session, *, connected: bool) -> None:
+    def _on_worker_connection(self, session: Session, *, connected: bool) -> None:
         if session.worker_number:
-            self.reception.callback.worker_is(session.worker_number, connected=connected)
+            self.reception.callback.on_worker_connection(session.worker_number, connected=connected)
 
     async def _hello(self, wire: ServerStream) -> pb.Hello | None:
         request = await self.silent.first(wire.read_request, "hello")
@@ -184,7 +184,7 @@ class SendService(StreamService):
             raise MalformedError("the first request of a Send stream must be a hello")
         return request.hello
 
-    def _open(self, hello: pb.Hello, intake: Intake, access: IAccess) -> Session:
+    def _open(self, hello: pb.Hello, intake: AcceptedPeers, access: IAccess) -> Session:
         self._check_peer("sender", hello)
         access.open_session(hello.topology, worker=hello.kind == pb.PEER_KIND_WORKER)
         check_id("sender_id", hello.sender_id)
@@ -192,7 +192,7 @@ class SendService(StreamService):
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
         # Only programs have to wait: without an assignment, a worker queues the messages of other workers.
         # See docs/design/moves.md (order during a move).
-        if intake is Intake.ALL and (error := self.reception.callback.not_ready) is not None:
+        if intake is AcceptedPeers.ALL and (error := self.reception.callback.not_ready) is not None:
             raise error
         if intake > self.intake:
             raise DrainingError("the worker is draining; connect again later, or to another one")
@@ -210,7 +210,7 @@ class SendService(StreamService):
                     )
                 )
             # The previous process of the sender is lost.
-            self._worker_is(session, connected=False)
+            self._on_worker_connection(session, connected=False)
             session = None
         if session is None or session.epoch != hello.receiver_incarnation:
             # A new session, or the sender remembers another one: it starts over.
@@ -219,7 +219,7 @@ class SendService(StreamService):
             self.leases.forget((access.owner, hello.sender_id))
             # The clock makes it unique across restarts of this worker.
             self._epoch = max(self._epoch + 1, time.time_ns())
-            session = Session(hello, access, self._epoch, self.leases, self.exhausted)
+            session = Session(hello, access, self._epoch, self.leases, self.tasks_without_credit)
             session.departed_before = self._departed
             self.leases.add(session)
         # The rights of each stream are checked again, because tokens and rules may have changed.
@@ -307,7 +307,7 @@ class SendService(StreamService):
                 # too early.
                 if session.worker_number and request.goodbye.departures:
                     departures = [departure_from_wire(each) for each in request.goodbye.departures]
-                    self.reception.callback.workers_left(departures)
+                    self.reception.callback.on_workers_departed(departures)
                 # A newer incarnation may have replaced the session.
                 if self.leases.get(session.key) is session:
                     self.leases.forget(session.key)
@@ -372,16 +372,16 @@ class SendService(StreamService):
         """Return True if a sender that stopped writing because of a drain still waits for releases."""
         if self._ending or stream.ending is not None or stream.intake <= self.intake:
             return False
-        return session.wants_releases and not session.state.credit.idle
+        return session.needs_release_acks and not session.state.credit.idle
 
 
-def _intake_of(hello: pb.Hello, access: IAccess) -> Intake:
+def _peer_kind_of(hello: pb.Hello, access: IAccess) -> AcceptedPeers:
     """Return the lowest level that accepts a sender."""
     if access.is_own_program:
-        return Intake.NOBODY  # it is never dismissed: the drain waits for its messages
+        return AcceptedPeers.NOBODY  # it is never dismissed: the drain waits for its messages
     if hello.kind != pb.PEER_KIND_WORKER:
-        return Intake.ALL
-    return Intake.LEAVING_WORKERS if hello.draining else Intake.WORKERS
+        return AcceptedPeers.ALL
+    return AcceptedPeers.LEAVING_WORKERS if hello.draining else AcceptedPeers.WORKERS
 
 
 def _load_report(loads: Sequence[tuple[int, float]]) -> pb.LoadReport:

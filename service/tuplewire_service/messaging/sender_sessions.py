@@ -9,7 +9,7 @@ from typing import Any
 from tuplewire.connection.stream import BatchedEvent
 from tuplewire.errors import TuplewireError
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.messaging.base import Intake
+from tuplewire_service.messaging.base import AcceptedPeers
 from tuplewire_service.messaging.server_stream import ServerStream
 
 
@@ -29,7 +29,7 @@ class SendStream:
         self.waiting: asyncio.Task[Any] | None = None
         """The task while it may be cancelled. A write must not be cancelled; see finish_writing()."""
         self.ending: TuplewireError | None = None
-        self.intake = Intake.ALL
+        self.intake = AcceptedPeers.ALL
         """The lowest intake level that accepts this stream."""
         self.dismissed = False
         """True if the sender was notified of a drain."""

@@ -28,13 +28,13 @@ from tuplewire.values.message import TaskMessage
 from tuplewire.wire.control_pb2 import GetStatusResponse, SessionStatus
 from tuplewire_service.messaging.base import (
     BLOCK,
+    AcceptedPeers,
     ClientStatistics,
     ConnectionStatus,
     IClientConnection,
     IConnection,
     IConnectionCallback,
     IContext,
-    Intake,
     IServerConnection,
 )
 from tuplewire_service.messaging.reception import Reception
@@ -129,9 +129,9 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         self._check_open()
         self._thread.call(lambda: self._send.send_backpressure(worker_id, congested, relieved))
 
-    def tell_departures(self, departures: Sequence[Departure]) -> None:
+    def announce_departures(self, departures: Sequence[Departure]) -> None:
         """Notify all connected workers about workers that shut down cleanly, before the next release."""
-        self._thread.call(lambda: self._send.tell_departures(departures))
+        self._thread.call(lambda: self._send.announce_departures(departures))
 
     def statistics(self) -> GetStatusResponse:
         status = GetStatusResponse()
@@ -151,19 +151,19 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         return self._send.leases.sessions()
 
     @property
-    def exhausted(self) -> Collection[int]:
+    def tasks_without_credit(self) -> Collection[int]:
         """The tasks for which a sender has used up its window, the longest first. For metrics.
 
         Call only from the event loop.
         """
-        return self._send.exhausted.keys()
+        return self._send.tasks_without_credit.keys()
 
-    def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
+    def restrict_intake(self, intake: AcceptedPeers = AcceptedPeers.NOBODY) -> None:
         """See IServerConnection. Ends Send streams; consumers continue."""
-        self._thread.run(self.stop_intake_async(intake))
+        self._thread.run(self.restrict_intake_async(intake))
 
-    async def stop_intake_async(self, intake: Intake) -> None:
-        """Do the same as stop_intake() on the event loop."""
+    async def restrict_intake_async(self, intake: AcceptedPeers) -> None:
+        """Do the same as restrict_intake() on the event loop."""
         await self._send.drain(intake)
 
     def close(self, timeout: float = 10.0) -> None:
@@ -180,7 +180,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
             self._recv.draining = True
         # Acknowledge first, then end the streams: a lost acknowledgement would cause a resend.
         async with asyncio.timeout(timeout):
-            await self._send.drain(Intake.NOBODY)
+            await self._send.drain(AcceptedPeers.NOBODY)
             await self._send.end()
         await self._stop(_LAST_CALLS_SECONDS)
 

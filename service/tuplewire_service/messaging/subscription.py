@@ -47,7 +47,7 @@ class ISubscription(ABC):
 
     ended: RefusedError | None = None
     """The reason for the end (superseded, the task moved, a drain); None while it is active."""
-    crowded: bool = False
+    nearly_full: bool = False
     """True if the last delivery came from a queue with little free space."""
 
     @property

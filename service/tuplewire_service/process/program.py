@@ -187,10 +187,10 @@ class Host:
         """Return the number of messages that the worker has dropped."""
         return sum(self.ledger().dropped.values())
 
-    def bury(self, letter: TaskGroup, tries: int, reason: str) -> bool:
+    def emit_dead_letter(self, letter: TaskGroup, tries: int, reason: str) -> bool:
         """Send one message to the dead-letter task; return False if there is none, or no space."""
         rejections = self._worker.router.rejections
         if not rejections.has_room:
             return False
-        self._loop.loop.call_soon_threadsafe(rejections.bury, letter, tries, reason)
+        self._loop.loop.call_soon_threadsafe(rejections.emit_dead_letter, letter, tries, reason)
         return True

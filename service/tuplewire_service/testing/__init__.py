@@ -2,6 +2,6 @@
 
 from tuplewire_service.testing.conformance import TransportConformance
 from tuplewire_service.testing.fault_proxy import FaultProxy
-from tuplewire_service.testing.scenery import eventually
+from tuplewire_service.testing.harness import eventually
 
 __all__ = ["FaultProxy", "TransportConformance", "eventually"]

@@ -27,12 +27,12 @@ from tuplewire_service.messaging.base import (
     IConnectionCallback,
     ReceivedBatch,
 )
-from tuplewire_service.testing.scenery import (
+from tuplewire_service.testing.harness import (
     HOST,
     RECEIVE_MESSAGES,
     TOPOLOGY,
     Recorder,
-    Scenery,
+    TransportHarness,
     assert_ledger,
     eventually,
     is_ready,
@@ -41,7 +41,7 @@ from tuplewire_service.testing.scenery import (
 )
 
 
-class TransportConformance(Scenery):
+class TransportConformance(TransportHarness):
     """The tests that every transport must pass. Inherit from it, and define make_context()."""
 
     # --- messages ------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class TransportConformance(Scenery):
             client.abort()
             assert_ledger(client, 1, closed=1)
 
-    def test_after_stop_intake_messages_stay_with_the_sender(self) -> None:
+    def test_after_restrict_intake_messages_stay_with_the_sender(self) -> None:
         """Accepted messages are acknowledged. Later ones wait at the sender for the next server."""
         first, second = Recorder(), Recorder()
         with self.context() as context:
@@ -175,7 +175,7 @@ class TransportConformance(Scenery):
             client = context.connect(TOPOLOGY, HOST, server.port)
             client.send(1, b"taken")
             eventually(lambda: first.payloads(1) == [b"taken"])
-            server.stop_intake()
+            server.restrict_intake()
             eventually(is_settled(client))
             client.send(1, b"kept")
             server.close()

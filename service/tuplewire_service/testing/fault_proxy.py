@@ -81,10 +81,10 @@ class Line:
         """
         held: _Held = asyncio.Queue(_HELD_CHUNKS)
         async with asyncio.TaskGroup() as both:
-            both.create_task(_take_in(reader, held))
-            both.create_task(self._pass_on(direction, held, writer))
+            both.create_task(_receive(reader, held))
+            both.create_task(self._forward(direction, held, writer))
 
-    async def _pass_on(self, direction: Direction, held: _Held, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, direction: Direction, held: _Held, writer: asyncio.StreamWriter) -> None:
         rest: bytes | None = b""
         while True:
             if not rest:
@@ -123,7 +123,7 @@ class Line:
                 await self._changed.wait()
 
 
-async def _take_in(reader: asyncio.StreamReader, held: _Held) -> None:
+async def _receive(reader: asyncio.StreamReader, held: _Held) -> None:
     data: bytes | None = b"-"
     while data:
         try:

@@ -49,7 +49,7 @@ class _Route:
     lost: bool = False
 
 
-class Trail:
+class RouteHistory:
     """The last destinations of one entry worker's messages: a connection, or None for the local queue."""
 
     def __init__(self, connection: SendingEnd | None) -> None:
@@ -80,7 +80,7 @@ class Move:
     routes: list[_Route] = field(default_factory=list)
     waiting: dict[int, list[HeldGroup]] = field(default_factory=dict)
     first: SendingEnd | None = None
-    trails: dict[int, Trail] = field(default_factory=dict)
+    histories: dict[int, RouteHistory] = field(default_factory=dict)
     """The known destinations of messages, by entry worker."""
     own_follow: bool = False
     """True if messages of this worker's programs that do not wait must follow earlier messages too."""
@@ -88,9 +88,9 @@ class Move:
     def must_wait(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Return True if earlier messages of the same entry worker are still on an old route.
 
-        1. An old route is lost: all messages wait until its messages are returned.
-        2. Messages from another worker never wait for a route; they follow on it, see earlier().
-        3. Messages of this worker's programs wait until the receivers have released the earlier ones.
+        1. An old route is lost: all messages wait until its messages are returned. 2. Messages from another
+        worker never wait for a route; they follow on it, see route_of_predecessors(). 3. Messages of this
+        worker's programs wait until the receivers have released the earlier ones.
         """
         # 1. Returned messages are older and have not arrived yet.
         if any(route.lost for route in self.routes):
@@ -101,14 +101,14 @@ class Move:
         # 3. All earlier messages have lower entry sequences, so no two messages wait for each other.
         return any(_is_behind(group, route.connection, self.own, self.own) for route in self.routes)
 
-    def holds(self, group: TaskGroup, inbound: InboundSession) -> bool:
+    def must_hold(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Return True if messages must wait, see must_wait(), or if earlier ones are waiting."""
         waiting = self.waiting.get(entered_at(group, inbound, self.own))
         if waiting and waiting[0][0].entry_sequence < group.entry_sequence:
             return True
         return self.must_wait(group, inbound)
 
-    def earlier(self, group: TaskGroup, inbound: InboundSession) -> SendingEnd | None:
+    def route_of_predecessors(self, group: TaskGroup, inbound: InboundSession) -> SendingEnd | None:
         """Return the connection on which messages from another worker must follow earlier ones, or None.
 
         Messages from the same queue therefore stay together, and no message waits for another.
@@ -122,24 +122,24 @@ class Move:
             return None
         worker = entered_at(group, inbound, self.own)
         # 2. Each step of a trail is later than the one before, so a message that follows arrives.
-        went_to = self.trails.setdefault(worker, Trail(self.first)).before(group.entry_sequence)
+        went_to = self.histories.setdefault(worker, RouteHistory(self.first)).before(group.entry_sequence)
         for route in self.routes:
             if route.connection is went_to and not route.lost:
                 return went_to if _is_behind(group, route.connection, worker, self.own) else None
         return None
 
-    def went(self, group: TaskGroup, inbound: InboundSession, connection: SendingEnd | None) -> None:
+    def record_route(self, group: TaskGroup, inbound: InboundSession, connection: SendingEnd | None) -> None:
         """Record the destination of messages; None is the local queue."""
-        trail = self.trails.setdefault(entered_at(group, inbound, self.own), Trail(self.first))
-        trail.add(group.entry_sequence, group.end - 1, connection)
+        history = self.histories.setdefault(entered_at(group, inbound, self.own), RouteHistory(self.first))
+        history.add(group.entry_sequence, group.end - 1, connection)
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Hold messages until let_go() returns them."""
+        """Hold messages until release_ready() returns them."""
         waiting = self.waiting.setdefault(entered_at(group, inbound, self.own), [])
         # Returned messages may be older than held ones.
         insort(waiting, (group, inbound), key=lambda held: held[0].entry_sequence)
 
-    def let_go(self) -> Iterator[HeldGroup]:
+    def release_ready(self) -> Iterator[HeldGroup]:
         """Remove and yield messages that no longer need to wait, in order for each entry worker."""
         for worker, waiting in list(self.waiting.items()):
             free = 0
@@ -160,7 +160,7 @@ class Moves:
         own: int,
         incarnation: int = 0,
         connection: Callable[[Peer], SendingEnd | None] = lambda _: None,
-        has_left: Callable[[int], bool] = lambda _: True,
+        is_drained: Callable[[int], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without moves.
@@ -169,13 +169,13 @@ class Moves:
             own: This worker's number as an entry worker.
             incarnation: This worker's incarnation.
             connection: Returns the connection to a worker.
-            has_left: Returns True if the local queue of a moving task is empty. Until then, new messages
+            is_drained: Returns True if the local queue of a moving task is empty. Until then, new messages
                 follow through it without waiting.
             clock: Returns the time in seconds.
         """
         self._own = own
         self._connection = connection
-        self._has_left = has_left
+        self._is_drained = is_drained
         self._clock = clock
         self.successors = Successors(own, incarnation)
         self._moves: dict[int, Move] = {}
@@ -194,7 +194,7 @@ class Moves:
         """Record the previous connection of a task whose messages now take another route."""
         move = self.begin(task)
         # Before the first move, all messages used this connection.
-        if not (move.routes or move.trails):
+        if not (move.routes or move.histories):
             move.first = connection
         move.routes.append(_Route(peer, connection))
 
@@ -207,10 +207,10 @@ class Moves:
         for task in self.among(tasks):
             move = self._moves[task]
             owner = owner_of.get(task)
-            if owner is not None and self._has_left(task):
+            if owner is not None and self._is_drained(task):
                 move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
 
-    def way(
+    def destination_of(
         self, group: TaskGroup, inbound: InboundSession, owner: Peer | None
     ) -> tuple[Move | None, SendingEnd | None]:
         """Return the task's move, if any, and the connection on which messages must follow earlier ones.
@@ -236,12 +236,12 @@ class Moves:
                 return self._moves[group.task], connection
         # 2. and 3. Without a move, all messages of the task take one route, in order.
         move = self._moves.get(group.task)
-        return move, move.earlier(group, inbound) if move is not None else None
+        return move, move.route_of_predecessors(group, inbound) if move is not None else None
 
     def keep(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Hold messages that must wait for earlier ones on an old route; return False if none must wait."""
         move = self._moves.get(group.task)
-        if move is None or not move.holds(group, inbound):
+        if move is None or not move.must_hold(group, inbound):
             return False
         move.hold(group, inbound)
         return True
@@ -271,13 +271,13 @@ class Moves:
         held_groups: list[HeldGroup] = []
         for task in self.among(tasks):
             move = self._moves[task]
-            held_groups += move.let_go()
+            held_groups += move.release_ready()
             # The connection of a lost route looks empty before its messages return.
             move.routes = [
                 each for each in move.routes if each.lost or not each.connection.window.all_released(task)
             ]
             # Until the local queue is empty, later messages must still follow through it.
-            if not (move.routes or move.waiting) and self._has_left(task):
+            if not (move.routes or move.waiting) and self._is_drained(task):
                 del self._moves[task]
         return held_groups
 
@@ -331,7 +331,7 @@ class LostWorkers:
     def __bool__(self) -> bool:
         return bool(self._numbers)
 
-    def worker_is(self, number: int, *, connected: bool) -> None:
+    def on_worker_connection(self, number: int, *, connected: bool) -> None:
         """See IConnectionCallback."""
         # Removed first, so that a worker that is lost again becomes the newest entry.
         self._numbers.pop(number, None)

@@ -68,7 +68,7 @@ class Publications:
 
     sender_id = "sink"
     worker_number = 0
-    wants_releases = False
+    needs_release_acks = False
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class Publications:
                 self._count(line, last, staged, 1)
                 taken.append(chosen)
             else:
-                # choose(), release() and look_again() make the task ready again.
+                # choose(), release() and retry_full_tasks() make the task ready again.
                 del self._ready[task]
         return taken
 
@@ -285,7 +285,7 @@ class Publications:
             line.waiting.appendleft((staged, last))
             self._count(line, last, staged, -1)
 
-    def look_again(self) -> bool:
+    def retry_full_tasks(self) -> bool:
         """Check every task again, because its owner may have changed. Return True if messages wait."""
         self._ready = {task: None for task, line in self._lines.items() if line.waiting}
         return bool(self._ready)

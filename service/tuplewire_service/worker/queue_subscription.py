@@ -24,7 +24,7 @@ from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.receive_queues import TURN_GROUPS, ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
 
-_CROWDED = 0.25
+_NEARLY_FULL = 0.25
 """Queue load from which consumers are urged to acknowledge, because a sender will soon wait for credit."""
 
 
@@ -93,7 +93,7 @@ class QueueSubscription(ISubscription):
         3. Messages remain after a delivery: the task goes to the end of the line.
         """
         deliveries: list[Delivery] = []
-        self.crowded = False
+        self.nearly_full = False
         lost = self._consumers.lost_workers
         # A resent copy of a lost worker's message may have arrived earlier.
         doubtful = lost.had if lost else None
@@ -112,7 +112,7 @@ class QueueSubscription(ISubscription):
                 continue
             self._queues.taken(queue, taken)
             deliveries += taken
-            self.crowded |= self._queues.load(task) >= _CROWDED
+            self.nearly_full |= self._queues.load(task) >= _NEARLY_FULL
             # 3. One task must not fill all frames.
             if queue.log.waiting:
                 self._ready[task] = None

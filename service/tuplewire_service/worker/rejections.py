@@ -41,12 +41,12 @@ _COPY_BYTES = 512
 class GrownMessage:
     """The inbound session of a message that grew here. Releases to its sender use the original size."""
 
-    __slots__ = ("_grown_bytes", "_inbound", "origin", "sender_id", "wants_releases", "worker_number")
+    __slots__ = ("_grown_bytes", "_inbound", "needs_release_acks", "origin", "sender_id", "worker_number")
 
     def __init__(self, inbound: InboundSession, grown_bytes: int) -> None:
         self.sender_id = inbound.sender_id
         self.worker_number = inbound.worker_number
-        self.wants_releases = inbound.wants_releases
+        self.needs_release_acks = inbound.needs_release_acks
         self._inbound = inbound
         self._grown_bytes = grown_bytes
         # A message may grow with each rejection.
@@ -110,7 +110,7 @@ class Rejections:
 
     sender_id = "rejected"
     worker_number = 0
-    wants_releases = False
+    needs_release_acks = False
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class Rejections:
         task = self._settings.dead_letter_task
         return task is not None and not self.is_full(task)
 
-    def bury(self, group: TaskGroup, count: int, reason: str) -> None:
+    def emit_dead_letter(self, group: TaskGroup, count: int, reason: str) -> None:
         """Send a message to the dead-letter task after `count` attempts.
 
         Without space for it, the message counts as dropped{rejected}.
@@ -272,7 +272,7 @@ class Rejections:
         for room in list(self._rooms.values()):
             room.give_back(task)
 
-    def hurry(self) -> None:
+    def send_immediately(self) -> None:
         """Stop waiting for delays and space, because the worker drains."""
         self.hurried = True
         for copy in self._waiting:
@@ -305,7 +305,7 @@ class Rejections:
         now = time.monotonic()
         for settles, run in groupby(self.take_due(now, _TURN_COPIES), attrgetter("settles")):
             self._send(list(run), settles, now)
-        self.look_at_held()
+        self.retry_held()
         if self._waiting:
             self.wake(self._waiting[0].due)
 
@@ -320,7 +320,7 @@ class Rejections:
         queue.held_until = 0.0
         return False
 
-    def look_at_held(self) -> None:
+    def retry_held(self) -> None:
         """Have consumers check queues that were blocked."""
         held, self._held = self._held, {}
         for queue in held.values():

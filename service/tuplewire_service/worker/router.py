@@ -87,7 +87,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             settled=self._settled,
             released=self._released,
             lost=partial(asyncio.get_running_loop().call_soon, self.refresh),
-            departed=self.workers_left,
+            departed=self.on_workers_departed,
             departures=self.departures.known,
             assignment_version=lambda: self.table.version,
             draining=draining,
@@ -149,7 +149,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if self._closing:
             return
         # Departures come first: afterwards, the messages of a departed worker count as released.
-        self._moves.successors.learn(self.departures, self.connections.unreleased())
+        self._moves.successors.refresh(self.departures, self.connections.unreleased())
         assigned = {worker.peer for worker in self.table.workers}
         successors = self._moves.successors.peers
         needed = self.table.to_connect(successors, everyone=self._draining() and self.leaves_messages)
@@ -235,13 +235,13 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 continue
             # 2. Contradictory assignments could forward a message in a cycle.
             if group.unqueued_hops > MAX_UNQUEUED_HOPS and group.task not in self.queues:
-                batch.refuse(group, self.table.circling(group.task))
+                batch.refuse(group, self.table.loop_error(group.task))
                 continue
             if not inbound.worker_number:
                 if not (self.holder_known(group.task) or group.task in self._moves):  # 3.
                     batch.refuse(group, self.table.not_here(group.task))
                     continue
-                retained = inbound.wants_releases
+                retained = inbound.needs_release_acks
                 group = self._entry_sequences.place(  # noqa: PLW2901
                     group, now_micros, retained_upstream=retained
                 )
@@ -256,7 +256,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self._ledger.accepted += len(group)
         self._transfer.drain()
         if self.taps:
-            self.taps.look(batch, self.place_of)
+            self.taps.offer(batch, self.place_of)
 
     def _open_early(self, task: int) -> None:
         """Accept a task of this worker before the assignment that names it arrives."""
@@ -280,7 +280,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if self.observer is not None:
             inbound = self.observer.forwarded(group, inbound, self.place_of)
         owner = self.table.owner_of.get(group.task)
-        moving, way = self._moves.way(group, inbound, None if owner is None else owner.peer)
+        moving, way = self._moves.destination_of(group, inbound, None if owner is None else owner.peer)
         if way is not None:
             self._transfer.follow(way, group, inbound)
         elif group.task in self.queues or self.queues.is_leaving(group.task):
@@ -291,7 +291,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         else:
             return False
         if moving is not None:
-            moving.went(group, inbound, way)
+            moving.record_route(group, inbound, way)
         return True
 
     def place_of(self, task: int) -> str:
@@ -345,13 +345,13 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 )
         return self.consumers.subscribe(request, wake)
 
-    def worker_is(self, number: int, *, connected: bool) -> None:
-        self.consumers.lost_workers.worker_is(number, connected=connected)
+    def on_worker_connection(self, number: int, *, connected: bool) -> None:
+        self.consumers.lost_workers.on_worker_connection(number, connected=connected)
 
-    def workers_left(self, departures: Sequence[Departure]) -> None:
+    def on_workers_departed(self, departures: Sequence[Departure]) -> None:
         heard = self.departures.hear(departures)
         self._on_departures(departures, heard)
-        self._moves.successors.hear(heard, self.connections.unreleased())
+        self._moves.successors.add_departures(heard, self.connections.unreleased())
         self.refresh()
         self._end_moves()
 
@@ -382,7 +382,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     @property
     def successors(self) -> Mapping[OfEntry, Successor]:
         """The workers that hold messages this worker forwarded and no consumer has processed."""
-        return self._moves.successors.left(self.connections.unreleased())
+        return self._moves.successors.snapshot_at_shutdown(self.connections.unreleased())
 
     @property
     def leaves_messages(self) -> bool:

@@ -36,7 +36,7 @@ class RoutingTable:
 
     def __init__(self, worker_id: str) -> None:
         self.assignment: Assignment | None = None
-        self.misnamed = ""
+        self.id_mismatch = ""
         """The reason that the assignment does not apply to this worker, or an empty string."""
         self.workers: Sequence[AssignedWorker] = ()
         """All workers of the assignment, including this one."""
@@ -91,7 +91,7 @@ class RoutingTable:
                 f"worker {self._worker_id} has no assignment yet: push one (tuplewire assign), "
                 "configure an assignment file, or start it with --tasks where it is alone"
             )
-        return NotReadyError(self.misnamed) if self.misnamed else None
+        return NotReadyError(self.id_mismatch) if self.id_mismatch else None
 
     def not_here(self, task: int) -> RefusedError:
         """Return the error for a caller that expects a task on this worker."""
@@ -112,7 +112,7 @@ class RoutingTable:
             owner.address,
         )
 
-    def circling(self, task: int) -> RefusedError:
+    def loop_error(self, task: int) -> RefusedError:
         """Return the error for messages that workers forward in a cycle."""
         owner = self.owner_of.get(task)
         where = f"{owner.worker_id} at {owner.address}" if owner is not None else "nobody"
@@ -139,7 +139,7 @@ def with_port(address: str, port: int) -> str:
     return address if ":" in address and not address.endswith("]") else f"{address}:{port}"
 
 
-def misnamed(assignment: Assignment, worker_id: str, own: Sequence[Place]) -> str:
+def id_mismatch(assignment: Assignment, worker_id: str, own: Sequence[Place]) -> str:
     """Return the reason that an assignment does not apply to this worker, with the fix; empty if it applies.
 
     A foreign address alone proves nothing: it may be a proxy or another name of this host. An own address

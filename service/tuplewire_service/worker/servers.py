@@ -16,7 +16,7 @@ from typing import Any
 from tuplewire.errors import ConfigError
 from tuplewire.session.departure import Departure
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.messaging.base import IConnectionCallback, IContext, Intake
+from tuplewire_service.messaging.base import AcceptedPeers, IConnectionCallback, IContext
 from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
 
 _CLOSE_SECONDS = 10.0
@@ -73,23 +73,23 @@ class Servers:
         self.bound.append(server)
         return list(server.addresses)
 
-    async def stop_intake(self, intake: Intake) -> None:
+    async def restrict_intake(self, intake: AcceptedPeers) -> None:
         """See IServerConnection, for all servers."""
         for server in self.bound:
-            await server.stop_intake_async(intake)
+            await server.restrict_intake_async(intake)
 
-    def tell_departures(self, departures: Sequence[Departure]) -> None:
+    def announce_departures(self, departures: Sequence[Departure]) -> None:
         """See StreamedServer."""
         for server in self.bound:
-            server.tell_departures(departures)
+            server.announce_departures(departures)
 
-    def exhausted(self) -> set[int]:
+    def tasks_without_credit(self) -> set[int]:
         """Return the tasks for which a sender has used up its window."""
-        return {task for each in self.bound for task in each.exhausted}
+        return {task for each in self.bound for task in each.tasks_without_credit}
 
-    def longest_exhausted(self) -> list[int]:
+    def longest_without_credit(self) -> list[int]:
         """Return, for each server, the task that has been exhausted longest."""
-        return [next(iter(each.exhausted)) for each in self.bound if each.exhausted]
+        return [next(iter(each.tasks_without_credit)) for each in self.bound if each.tasks_without_credit]
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the addresses, and the summed counts, to a worker's status."""

@@ -48,11 +48,14 @@ class Sinks:
             settings.staging_memory_bytes, settings.staging_disk_bytes, settings.staging_seconds
         )
         self.publications = Publications(
-            settings.receive_queue_messages, settings.receive_queue_bytes, router.holder_known, self._go_on
+            settings.receive_queue_messages,
+            settings.receive_queue_bytes,
+            router.holder_known,
+            self._start_pump,
         )
         self._log_rate = LogRate()
         self._asked: dict[tuple[Sink, int], float] = {}
-        self._former: dict[Peer, tuple[AssignedWorker, float]] = {}
+        self._previous_owners: dict[Peer, tuple[AssignedWorker, float]] = {}
         self._pumping: asyncio.Task[None] | None = None
 
     @property
@@ -130,17 +133,20 @@ class Sinks:
         self.check(sink, epoch, names, {})
         self.staging.keep_only(sink, epoch, {each.attempt for each in names})
         lately = time.monotonic() - _FORMER_SECONDS
-        self._former = {peer: each for peer, each in self._former.items() if each[1] > lately}
-        return self.publications.begin(sink, epoch, run), [worker for worker, _ in self._former.values()]
+        self._previous_owners = {
+            peer: each for peer, each in self._previous_owners.items() if each[1] > lately
+        }
+        workers = [worker for worker, _ in self._previous_owners.values()]
+        return self.publications.begin(sink, epoch, run), workers
 
     def assigned(self, before: Assignment | None, now: Assignment) -> None:
         """Record that an assignment has replaced another one."""
         # Previous workers may still drain, and know published epochs; begin() returns them.
         for each in before.workers if before is not None else ():
-            self._former[each.peer] = each, time.monotonic()
+            self._previous_owners[each.peer] = each, time.monotonic()
         for each in now.workers:
-            self._former.pop(each.peer, None)
-        self.look()
+            self._previous_owners.pop(each.peer, None)
+        self.resume()
 
     async def publish(
         self,
@@ -170,7 +176,7 @@ class Sinks:
             chosen, omitted = self.publications.choose(sink, epoch, attempts, stages, run, published)
             for staged in omitted:
                 self.staging.free(staged)
-            self._go_on()
+            self._start_pump()
         # The publishing task gets one turn, so that a small epoch is complete in the response.
         return chosen, (await self._answer(sink, epoch, 0.0))[0]
 
@@ -197,14 +203,14 @@ class Sinks:
             self._asked.pop((sink, epoch), None)
         return found
 
-    def look(self) -> None:
+    def resume(self) -> None:
         """Expire old epochs and resume publishing. Called periodically and after a new assignment."""
         now = time.monotonic()
         self._asked = {key: asked for key, asked in self._asked.items() if asked > now - _ASKS_AGAIN_SECONDS}
         for (_, name), epoch in self.staging.expire(now):
             logger.warning("staging.expired", extra={"sink": name, "epoch": epoch})
-        if self.publications.look_again():
-            self._go_on()
+        if self.publications.retry_full_tasks():
+            self._start_pump()
 
     def status(self) -> pb.SinkStatus:
         """Return the used space and the waiting messages."""
@@ -216,7 +222,7 @@ class Sinks:
             waits=staging.waits,
         )
 
-    def _go_on(self) -> None:
+    def _start_pump(self) -> None:
         if self._pumping is None:
             self._pumping = watched(asyncio.create_task(self._pump(), name="publish"))
 

@@ -204,7 +204,7 @@ class Staging:
         if room is Room.NONE:
             self.waits += 1
             state.waits_since = now if state.waits_since is None else state.waits_since
-            self._check_hope(sink, state, stage, (size, len(groups)))
+            self._check_feasible(sink, state, stage, (size, len(groups)))
             return room, stage
         state.waits_since = None
         # 6. A piece in the file counts as staged once a thread has written it; see written().
@@ -357,7 +357,7 @@ class Staging:
                 if stage is not latest[stage.partition] and stage.touched < now - IDLE_SECONDS:
                     self._drop(state.stages.pop(attempt))
 
-    def _check_hope(self, sink: Sink, state: _OpenEpoch, stage: Stage, piece: tuple[int, int]) -> None:
+    def _check_feasible(self, sink: Sink, state: _OpenEpoch, stage: Stage, piece: tuple[int, int]) -> None:
         """Raise an error if no action of others can make space for a piece (size and groups).
 
         EpochTooLargeError, or ResourceLimitError if others can continue without this attempt.

@@ -28,7 +28,7 @@ class Successors:
     def __len__(self) -> int:
         return len(self._known)
 
-    def hear(
+    def add_departures(
         self, heard: Iterable[Departure], unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
     ) -> None:
         """Add departed workers, including workers to which others had forwarded messages of this worker.
@@ -40,7 +40,7 @@ class Successors:
             for key in ours.intersection(departure.successors):
                 self._known[key] = departure.successors[key]
 
-    def learn(
+    def refresh(
         self, departures: Departures, unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
     ) -> None:
         """Add departed workers; call this before their messages count as released.
@@ -48,7 +48,7 @@ class Successors:
         For `unreleased`, see Connections.unreleased().
         """
         for each in unreleased:
-            self.hear(departures.of([each[1]]), [each])
+            self.add_departures(departures.of([each[1]]), [each])
         for key in list(self._known):
             # A successor may have departed, too: its messages are processed, or at its own successor.
             while found := departures.of([self._known[key].incarnation]):
@@ -70,7 +70,9 @@ class Successors:
         """Remove and return the destination of the next message; None: the owner of the task."""
         return self._known.pop((task, entry_worker), None)
 
-    def left(self, unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]) -> dict[OfEntry, Successor]:
+    def snapshot_at_shutdown(
+        self, unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
+    ) -> dict[OfEntry, Successor]:
         """Return the workers that hold unreleased messages of this worker, for its departure notice."""
         last: dict[OfEntry, int] = {}
         found = dict(self._known)

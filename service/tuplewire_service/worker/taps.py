@@ -32,7 +32,7 @@ _MOST_TAKEN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TapFilter:
     """The messages that a reader requests.
 
     Attributes:
@@ -55,7 +55,7 @@ class Tap:
     of its tasks; `omitted` counts sampled messages beyond its rate or limits.
     """
 
-    def __init__(self, wanted: Wanted, wake: Callable[[], None]) -> None:
+    def __init__(self, wanted: TapFilter, wake: Callable[[], None]) -> None:
         """Open a tap. `wake` is called when take() has messages."""
         self.wanted = wanted
         self.passed = self.omitted = self.shown = 0
@@ -68,7 +68,7 @@ class Tap:
         self._waiting: deque[pb.TappedMessage] = deque()
         self._waiting_bytes = 0
 
-    def look(self, group: TaskGroup, batch: ReceivedBatch, place: str) -> None:
+    def offer(self, group: TaskGroup, batch: ReceivedBatch, place: str) -> None:
         """Copy the sampled messages of a group."""
         count = len(group)
         self.passed += count
@@ -156,7 +156,7 @@ class Taps:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def begin(self, wanted: Wanted, wake: Callable[[], None]) -> Tap:
+    def begin(self, wanted: TapFilter, wake: Callable[[], None]) -> Tap:
         """Open a tap. Raises ResourceLimitError if there are too many."""
         if len(self._open) >= MOST_TAPS:
             raise ResourceLimitError(f"{MOST_TAPS} taps are open at this worker already: end one of them")
@@ -171,7 +171,7 @@ class Taps:
         self._ended.shown += tap.shown
         self._ended.omitted += tap.omitted
 
-    def look(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
+    def offer(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
         """Copy a routed batch to the taps, except for refused messages.
 
         Guarantee: it raises nothing. The batch is accepted even if a tap fails.
@@ -183,7 +183,7 @@ class Taps:
             try:
                 for group in groups:
                     if not tasks or group.task in tasks:
-                        tap.look(group, batch, place_of(group.task))
+                        tap.offer(group, batch, place_of(group.task))
             except Exception:
                 logger.exception("tap.failed")
                 self._open.remove(tap)

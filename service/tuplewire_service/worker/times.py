@@ -89,7 +89,7 @@ class TimeShares:
 
 
 class Blocking:
-    """Seconds that each task has blocked others, by task and place, sampled by look().
+    """Seconds that each task has blocked others, by task and place, sampled by add().
 
     At most `limit` pairs have a separate number. They keep it until keep() forgets them, so a pair never
     changes between its own number and the common one.
@@ -100,7 +100,7 @@ class Blocking:
         self._seconds: dict[tuple[str, str], float] = {}
         self._gone: Callable[[int, str], bool] = lambda _task, _where: False
 
-    def look(self, blocked: Iterable[tuple[int, str]], elapsed: float) -> None:
+    def add(self, blocked: Iterable[tuple[int, str]], elapsed: float) -> None:
         """Add the seconds since the last sample to each task and place that blocks now.
 
         Removed tasks and places are not counted, because no later call would forget them.
@@ -199,7 +199,7 @@ class Timekeeper:
     def waited(self, began: float, ended: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.on_wait."""
         pressure = self._router.pressure
-        here = {self._router.place_of(task) == LOCAL for task in self._servers.longest_exhausted()}
+        here = {self._router.place_of(task) == LOCAL for task in self._servers.longest_without_credit()}
         # Programs also send messages for tasks of other workers through this one.
         there = False in here or pressure.without_credit > 0
         since = pressure.held_since
@@ -209,12 +209,12 @@ class Timekeeper:
         """Forget the blocking times of tasks and workers outside the assignment."""
         self._blocking.keep(assignment.owner_of, {LOCAL, *(each.worker_id for each in assignment.workers)})
 
-    async def look_around(self) -> None:
+    async def sample(self) -> None:
         """Sample the delay of the loop and the blocking tasks four times a second."""
         while True:
             now = self._clock()
-            blocked = {(task, self._router.place_of(task)) for task in self._servers.exhausted()}
-            self._blocking.look(blocked.union(self._router.connections.blocked()), now - self._looked)
+            blocked = {(task, self._router.place_of(task)) for task in self._servers.tasks_without_credit()}
+            self._blocking.add(blocked.union(self._router.connections.blocked()), now - self._looked)
             self._looked = now
             if now - self._marks[-1].seconds >= _SPAN_SECONDS:
                 self._marks.append(self._totals(now))

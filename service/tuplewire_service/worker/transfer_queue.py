@@ -111,7 +111,7 @@ class TransferQueue:
             return groups
         try:
             # The receiver may otherwise delay a release that the sender waits for.
-            if inbound.wants_releases:
+            if inbound.needs_release_acks:
                 connection.receipts.watch([group.task for group in groups])
             for kept, run in groupby(groups, attrgetter("retained_upstream")):
                 some = list(run)

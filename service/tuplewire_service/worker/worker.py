@@ -23,11 +23,11 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.messaging.base import IContext, Intake
+from tuplewire_service.messaging.base import AcceptedPeers, IContext
 from tuplewire_service.messaging.streamed_transport import StreamedContext
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.routing_table import LOCAL, misnamed, places
+from tuplewire_service.worker.routing_table import LOCAL, id_mismatch, places
 from tuplewire_service.worker.servers import Servers, streamed
 from tuplewire_service.worker.sinks import Sinks
 from tuplewire_service.worker.times import Timekeeper
@@ -128,7 +128,7 @@ class Worker:
         self.congested: frozenset[int] = frozenset()
         """Congested tasks; see congested()."""
         self._advertise = advertise
-        self._intake = Intake.ALL
+        self._intake = AcceptedPeers.ALL
         self._changing_intake = asyncio.Lock()
         self._tickers: list[asyncio.Task[None]] = []
         tracing = active()
@@ -146,19 +146,19 @@ class Worker:
     async def start(self, port: int, peers_port: int = 0) -> None:
         """Bind the port, and the port of a separate transport for peers. Raises BindError."""
         await self.servers.start(port, peers_port, self.router)
-        self._look_at_name()
+        self._check_worker_id()
         self._tickers = [
             watched(asyncio.create_task(self._tick(), name="tick")),
-            watched(asyncio.create_task(self.times.look_around(), name="sample times")),
+            watched(asyncio.create_task(self.times.sample(), name="sample times")),
         ]
 
     async def _tick(self) -> None:
         while True:
             self._check_ready()
-            await self._let_in()
+            await self._update_intake()
             self._report_load()
             self.router.refresh()
-            self.sinks.look()
+            self.sinks.resume()
             self.router.activity.set()
             # React faster during the start and the drain.
             await asyncio.sleep(_TICK_SECONDS if self.state is WorkerState.READY else _TICK_SECONDS / 20)
@@ -166,34 +166,34 @@ class Worker:
     def _check_ready(self) -> None:
         if self.state is WorkerState.STARTING and not self.not_ready_reason:
             self._enter(WorkerState.READY)
-        elif self.state is WorkerState.READY and self.router.table.misnamed:
+        elif self.state is WorkerState.READY and self.router.table.id_mismatch:
             # A later assignment may no longer name this worker.
             self._enter(WorkerState.STARTING)
 
-    def _look_at_name(self) -> None:
+    def _check_worker_id(self) -> None:
         """Check that the assignment names this worker at its addresses."""
         if self.assignment is None:
             return
         servers = self.servers
         own = [*places(servers.addresses, self._advertise), *places(servers.peer_addresses)]
-        reason = misnamed(self.assignment, self.settings.worker_id, own)
-        if reason and reason != self.router.table.misnamed:
+        reason = id_mismatch(self.assignment, self.settings.worker_id, own)
+        if reason and reason != self.router.table.id_mismatch:
             logger.error("worker.id_mismatch", extra={"reason": reason})
-        self.router.table.misnamed = reason
+        self.router.table.id_mismatch = reason
 
-    async def _let_in(self) -> None:
+    async def _update_intake(self) -> None:
         """Accept messages of programs only while the assignment names this worker; senders retain them."""
         async with self._changing_intake:
             # A drain sets the intake without this method.
-            intake = Intake.WORKERS if self.router.table.misnamed else Intake.ALL
+            intake = AcceptedPeers.WORKERS if self.router.table.id_mismatch else AcceptedPeers.ALL
             if intake is not self._intake and self.state in {WorkerState.STARTING, WorkerState.READY}:
                 self._intake = intake
-                await self.servers.stop_intake(intake)
+                await self.servers.restrict_intake(intake)
 
     def _departed(self, departures: Sequence[Departure], new: Sequence[Departure]) -> None:
         for each in departures:
             self.sinks.publications.learn(each.sinks)
-        self.servers.tell_departures(new)
+        self.servers.announce_departures(new)
 
     def _enter(self, state: WorkerState) -> None:
         self.state = state
@@ -230,7 +230,7 @@ class Worker:
         deadline = now + deadline_seconds
         moves_deadline = now + deadline_seconds / 2
         router = self.router
-        router.rejections.hurry()
+        router.rejections.send_immediately()
         self._enter(WorkerState.DRAINING)
         router.refresh()  # connections to all workers, for the departure notice, open during the drain
 
@@ -249,16 +249,16 @@ class Worker:
             self.waits_for = "programs to end their streams"
             # 1. Held messages may depend on messages that other workers still have to forward.
             async with self._changing_intake:
-                await self.servers.stop_intake(Intake.WORKERS)
+                await self.servers.restrict_intake(AcceptedPeers.WORKERS)
             self.waits_for = "messages on their way to other workers"
             await router.activity.until(lambda: not passing(), moves_deadline)
             # 2. The messages of another draining worker would be lost with it.
             self.waits_for = "messages that are held, and other workers to end their streams"
-            await self.servers.stop_intake(Intake.LEAVING_WORKERS)
+            await self.servers.restrict_intake(AcceptedPeers.LEAVING_WORKERS)
             await router.activity.until(finished, deadline)
             if not stays_open():
                 # 3. Messages that arrive after the last wait would be acknowledged, then dropped.
-                await self.servers.stop_intake(Intake.NOBODY)
+                await self.servers.restrict_intake(AcceptedPeers.NOBODY)
                 # Wait for messages that were received before the intake stopped.
                 await router.activity.until(finished, deadline)
             # 4. A restarted worker does not know the move, so it must end here.
@@ -309,7 +309,7 @@ class Worker:
         if changed:
             self.times.assigned(assignment)
             self.sinks.assigned(before, assignment)
-            self._look_at_name()
+            self._check_worker_id()
             self._check_ready()
         return changed
 

@@ -54,7 +54,7 @@ class _Forwarded:
     def __init__(self, inbound: InboundSession, group: TaskGroup, to: str, contexts: _Contexts) -> None:
         self.sender_id = inbound.sender_id
         self.worker_number = inbound.worker_number
-        self.wants_releases = inbound.wants_releases
+        self.needs_release_acks = inbound.needs_release_acks
         self.release = inbound.release
         self.to = to
         self.contexts = contexts

@@ -27,7 +27,7 @@ from tuplewire.errors import BindError, BufferFullError, FlushTimeoutError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.command.viewer.live_page import PAGE, LivePage
-from tuplewire_service.command.viewer.rates import Look
+from tuplewire_service.command.viewer.rates import WorkerSample
 
 SLOW_TASK = 3
 
@@ -137,10 +137,10 @@ def test_all_who_look_share_one_look() -> None:
     """Each interval polls the workers once, regardless of the number of open browsers."""
     looks = 0
 
-    def look() -> list[Look]:
+    def look() -> list[WorkerSample]:
         nonlocal looks
         looks += 1
-        return [Look("w", "127.0.0.1:1", GetStatusResponse(worker_id="w", topology="t"))]
+        return [WorkerSample("w", "127.0.0.1:1", GetStatusResponse(worker_id="w", topology="t"))]
 
     with LivePage(look, 0, interval=3600.0) as page:
         found = [page_data(page.url) for _ in range(3)]

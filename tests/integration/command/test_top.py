@@ -19,7 +19,7 @@ from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import BufferFullError, FlushTimeoutError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire_service.command.viewer.cluster_looks import ClusterLooks
+from tuplewire_service.command.viewer.cluster_poller import ClusterPoller
 from tuplewire_service.command.viewer.cluster_rows import cluster_rows
 
 SLOW_TASK = 12
@@ -118,21 +118,21 @@ def test_a_worker_that_is_gone_is_told(cluster: Cluster) -> None:
     with WorkerProcesses(2, "default", drain_seconds=0.1) as workers:
         workers.assign({0: [1], 1: [2]})
         near, far = workers.endpoints
-        with ClusterLooks(near.address, ControlClient) as looks:
-            assert [each.worker for each in looks.look()] == ["worker-0", "worker-1"]
+        with ClusterPoller(near.address, ControlClient) as looks:
+            assert [each.worker for each in looks.poll()] == ["worker-0", "worker-1"]
             with ControlClient(far.address) as control:
                 control.drain(0.1)
             gone = eventually(
                 lambda: [
                     each.worker
-                    for each in cluster_rows(looks.look()).workers
+                    for each in cluster_rows(looks.poll()).workers
                     if each.state == "no answer" and each.problem
                 ],
                 60,
                 "one is gone",
             )
             assert gone == ["worker-1"]
-            assert [each.worker for each in cluster_rows(looks.look()).tasks] == ["worker-0"]
+            assert [each.worker for each in cluster_rows(looks.poll()).tasks] == ["worker-0"]
     nobody = run_command("top", near.address, "--once", "--timeout=2")
     assert nobody.returncode == 1
     assert near.address in nobody.stderr

@@ -17,7 +17,7 @@ from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.streamed_transport import StreamedServer
 from tuplewire_service.testing import eventually
-from tuplewire_service.testing.scenery import TOPOLOGY, Recorder
+from tuplewire_service.testing.harness import TOPOLOGY, Recorder
 
 SENDERS = 50
 WINDOW = 1000

@@ -20,7 +20,7 @@ from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.testing import eventually
-from tuplewire_service.testing.scenery import Recorder, is_settled
+from tuplewire_service.testing.harness import Recorder, is_settled
 
 
 @pytest.fixture(scope="module")

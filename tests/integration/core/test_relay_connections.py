@@ -13,12 +13,12 @@ from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.base import ConnectionStatus, IContext
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.streamed_transport import StreamedClient, StreamedContext
-from tuplewire_service.testing.scenery import (
+from tuplewire_service.testing.harness import (
     HOST,
     TOPOLOGY,
     UNKNOWN_TASK,
     Recorder,
-    Scenery,
+    TransportHarness,
     assert_ledger,
     eventually,
 )
@@ -43,7 +43,7 @@ def taken_back(client: StreamedClient, timeout: float) -> list[tuple[TaskGroup, 
     return client.end.thread.run(client.end.take_back(timeout))
 
 
-class TestRelayConnections(Scenery):
+class TestRelayConnections(TransportHarness):
     """Tests on the local transport: all transports share these connections."""
 
     def make_context(self) -> IContext:

@@ -26,7 +26,7 @@ from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.messaging.zmq.zmq_sockets import Sockets
 from tuplewire_service.messaging.zmq.zmq_stream import zmq_stream_opener
 from tuplewire_service.testing.fault_proxy import FaultProxy
-from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled
+from tuplewire_service.testing.harness import HOST, TOPOLOGY, Recorder, is_ready, is_settled
 
 LAST_MESSAGES = 5
 CLOSED_TIMES = 50

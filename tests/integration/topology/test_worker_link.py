@@ -105,7 +105,7 @@ def waiting(
 
         sending = threading.Thread(target=send)
         sending.start()
-        eventually(here.worker.servers.exhausted, SECONDS)
+        eventually(here.worker.servers.tasks_without_credit, SECONDS)
         yield here, taker, sending
         while sending.is_alive():
             taker.finish()
@@ -128,7 +128,7 @@ def test_a_sender_waits_for_a_task_that_stands_still(
     """A sender waits while the queue of a stalled task is full; then all messages arrive in order."""
     here, taker, sending = waiting
     eventually(lambda: logged(caplog, "executors.blocked"), SECONDS)
-    assert (here.link.pending, here.worker.servers.exhausted()) == (64, {1})
+    assert (here.link.pending, here.worker.servers.tasks_without_credit()) == (64, {1})
     assert logged(caplog, "executors.blocked")[0]["tasks"] == [1]
     while len(taker.came) < 200:
         taker.finish()
@@ -145,7 +145,7 @@ def test_others_do_not_wait(waiting: tuple[Hosted, Taker, threading.Thread]) -> 
     for _ in range(100):
         here.link.send([TaskGroup.of(4, [b"fate"])])
     eventually(lambda: len(fates.came) == 100, SECONDS, "acknowledged although the spout has not read them")
-    eventually(lambda: here.worker.servers.exhausted() == {1}, SECONDS)
+    eventually(lambda: here.worker.servers.tasks_without_credit() == {1}, SECONDS)
 
 
 def test_a_link_that_closes_ends_the_wait(topology: Topology) -> None:
@@ -163,7 +163,7 @@ def test_a_link_that_closes_ends_the_wait(topology: Topology) -> None:
 
         sending = threading.Thread(target=send)
         sending.start()
-        eventually(here.worker.servers.exhausted, SECONDS)
+        eventually(here.worker.servers.tasks_without_credit, SECONDS)
         here.link.abort()
         sending.join(SECONDS)
         assert len(raised) == 1

@@ -49,7 +49,7 @@ class Sender:
 
     sender_id = "client"
     worker_number = 0
-    wants_releases = True
+    needs_release_acks = True
 
     def __init__(self) -> None:
         self.messages: Counter[int] = Counter()
@@ -106,7 +106,7 @@ class Scene:
             else:
                 self.ledger.dropped[copy.settles] += 1
             self._put(copy.group, self.shell)
-        self.shell.look_at_held()
+        self.shell.retry_held()
 
     def take(self) -> None:
         """Write like a worker: answers first."""

@@ -96,7 +96,7 @@ class Session(SessionMachine):
         assert waiting - window._ready.keys() <= window.without_credit.keys() <= no_credit
         accounts = self.worker.session.credit._accounts
         used_up = {task for task, each in accounts.items() if each.received_messages and not each.has_room}
-        assert self.worker.exhausted == dict.fromkeys(used_up, 1)
+        assert self.worker.tasks_without_credit == dict.fromkeys(used_up, 1)
 
     @invariant()
     def bounded(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.cluster_rows import TABLES, cluster_rows
 from tuplewire_service.command.viewer.columns import in_order, number_of, size_of
-from tuplewire_service.command.viewer.rates import Look
+from tuplewire_service.command.viewer.rates import WorkerSample
 
 
 def worker(
@@ -53,9 +53,9 @@ def task(number: int, received: int, acknowledged: int, begin: int = 0) -> pb.Ta
     )
 
 
-def look(now: pb.GetStatusResponse, before: pb.GetStatusResponse | None = None) -> Look:
+def look(now: pb.GetStatusResponse, before: pb.GetStatusResponse | None = None) -> WorkerSample:
     """Return a sample."""
-    return Look(now.worker_id, "host:1", now, before)
+    return WorkerSample(now.worker_id, "host:1", now, before)
 
 
 def test_rates_are_over_the_workers_own_time() -> None:
@@ -123,7 +123,7 @@ def test_the_culprit_is_named_with_those_it_holds_up() -> None:
 
 def test_who_does_not_answer_is_told_with_the_reason() -> None:
     """An unreachable worker is shown with the reason, and other workers are not affected."""
-    rows = cluster_rows([Look("a", "host:1", None, None, "nobody is there"), look(worker("b"))])
+    rows = cluster_rows([WorkerSample("a", "host:1", None, None, "nobody is there"), look(worker("b"))])
     assert [(each.worker, each.state, each.problem) for each in rows.workers] == [
         ("a", "no answer", "nobody is there"),
         ("b", "ready", ""),

@@ -8,7 +8,7 @@ import pytest
 
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.cluster_rows import ClusterRows, cluster_rows
-from tuplewire_service.command.viewer.rates import Interval, Look
+from tuplewire_service.command.viewer.rates import Interval, WorkerSample
 
 
 class Did(NamedTuple):
@@ -57,7 +57,7 @@ def test_an_input_that_nobody_knows() -> None:
         told = status("a", after=after, words=Did(5, 0.1), count=Did(100, 9.9, queued=90))
         told.components[1].inputs.add(component="gone", stream="default", grouping="shuffle")
         looks.append(told)
-    rows = cluster_rows([Look("a", "", looks[1], looks[0])])
+    rows = cluster_rows([WorkerSample("a", "", looks[1], looks[0])])
     assert {each.component for each in rows.components} == {"words", "count"}
 
 
@@ -66,13 +66,15 @@ def looked(words: Did, count: Did) -> ClusterRows:
     quick = Did(5, 0.1)
     return cluster_rows(
         [
-            Look(
+            WorkerSample(
                 "a",
                 "",
                 status("a", after=True, words=words, count=quick),
                 status("a", after=False, words=words, count=quick),
             ),
-            Look("b", "", status("b", after=True, count=count), status("b", after=False, count=count)),
+            WorkerSample(
+                "b", "", status("b", after=True, count=count), status("b", after=False, count=count)
+            ),
         ]
     )
 
@@ -120,7 +122,7 @@ def test_who_is_held_up_itself_is_not_the_culprit() -> None:
     now.tasks.add(task=2, subscribed=True)
     now.blocking.add(task="2", where="local", seconds=9, recent_seconds=5)
     now.recent.seconds = 5
-    rows = cluster_rows([Look("a", "", now, before)])
+    rows = cluster_rows([WorkerSample("a", "", now, before)])
     assert (rows.components[1].blocking, rows.components[1].slow, rows.blocking) == (1.0, False, [])
 
 
@@ -130,7 +132,7 @@ def test_a_task_has_the_name_of_its_component() -> None:
     now.tasks.add(task=2, subscribed=True)
     now.blocking.add(task="2", where="local", seconds=9, recent_seconds=5)
     now.recent.seconds = 5
-    rows = cluster_rows([Look("a", "", now, status("a", after=False, count=Did()))])
+    rows = cluster_rows([WorkerSample("a", "", now, status("a", after=False, count=Did()))])
     assert rows.tasks[0].component == "count"
     assert (rows.components[1].blocking, rows.components[1].slow) == (1.0, True)
     assert rows.blocking[0].startswith("task 2 of count at a holds up senders at a, for 100%")
@@ -139,8 +141,10 @@ def test_a_task_has_the_name_of_its_component() -> None:
 def test_an_executor_that_came_meanwhile_counts_from_nothing() -> None:
     """A new executor counts from zero, and a single sample has no rates."""
     now = status("a", after=True, count=Did(20, busy=9.0))
-    assert cluster_rows([Look("a", "", now, status("a", after=False))]).executors[0].executed_rate == 102
-    alone = cluster_rows([Look("a", "", now)])
+    assert (
+        cluster_rows([WorkerSample("a", "", now, status("a", after=False))]).executors[0].executed_rate == 102
+    )
+    alone = cluster_rows([WorkerSample("a", "", now)])
     assert (alone.executors[0].executed_rate, alone.edges[0].rate, alone.components[0].busy) == (
         None,
         None,

@@ -19,7 +19,7 @@ def test_old_refusals_are_forgotten() -> None:
     """A session remembers only the refusals of the most recent frames."""
     window = Share(100, 1000)
     state = ReceiveSession(
-        1, CreditBook(QueueShares(window, Share(1, 1)), max_message_bytes=10, wants_releases=True)
+        1, CreditBook(QueueShares(window, Share(1, 1)), max_message_bytes=10, needs_release_acks=True)
     )
     for number in range(1, 71):
         group = TaskGroup.of(1, [b"x"])

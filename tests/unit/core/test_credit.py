@@ -18,11 +18,13 @@ WINDOW = Share(8, 80)
 
 
 def book(
-    window: Share = WINDOW, *, wants_releases: bool = True, exhausted: Counter[int] | None = None
+    window: Share = WINDOW, *, needs_release_acks: bool = True, exhausted: Counter[int] | None = None
 ) -> CreditBook:
     """Return a credit book for messages of at most 10 bytes."""
     shares = QueueShares(window, Share(1, 1))
-    return CreditBook(shares, max_message_bytes=10, wants_releases=wants_releases, exhausted=exhausted)
+    return CreditBook(
+        shares, max_message_bytes=10, needs_release_acks=needs_release_acks, exhausted=exhausted
+    )
 
 
 def group(task: int, count: int, size: int = 10) -> TaskGroup:
@@ -115,7 +117,7 @@ def test_changes_are_told_once() -> None:
 def test_grants_never_fall() -> None:
     """A smaller window does not revoke granted credit."""
     shares = QueueShares(WINDOW, Share(1, 1))
-    granted = CreditBook(shares, max_message_bytes=10, wants_releases=True)
+    granted = CreditBook(shares, max_message_bytes=10, needs_release_acks=True)
     granted.received([group(1, 8)])
     shares.shared_by(4)
     granted.released(1, 3, 30)
@@ -126,7 +128,7 @@ def test_grants_never_fall() -> None:
 
 def test_small_releases_are_saved_up() -> None:
     """A sender that does not wait for releases is notified when a quarter of the window is free."""
-    granted = book(wants_releases=False)
+    granted = book(needs_release_acks=False)
     granted.received([group(1, 8, size=1)])
     assert not granted.released(1, 1, 1)
     assert granted.take_changes() == []
@@ -136,7 +138,7 @@ def test_small_releases_are_saved_up() -> None:
 
 def test_freed_bytes_are_told_as_freed_messages_are() -> None:
     """A quarter of the window in bytes triggers a grant, like a quarter of the messages."""
-    granted = book(Share(1000, 80), wants_releases=False)
+    granted = book(Share(1000, 80), needs_release_acks=False)
     granted.received([group(1, 2)])
     assert not granted.released(1, 1, 10)
     assert granted.released(1, 1, 10)
@@ -145,7 +147,7 @@ def test_freed_bytes_are_told_as_freed_messages_are() -> None:
 @pytest.mark.parametrize("window", [Share(1, 1), Share(3, 10), Share(8, 80), Share(1000, 10)])
 def test_a_sender_without_credit_hears_of_the_release_of_everything(window: Share) -> None:
     """With any window size, a sender without credit is granted more when all messages are released."""
-    granted = book(window, wants_releases=False)
+    granted = book(window, needs_release_acks=False)
     sent = 0
     while sent < window.messages and sent * 10 < window.size_bytes:
         granted.received([group(1, 1)])
@@ -169,7 +171,7 @@ def test_tasks_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_end_of_a_backlog_is_told() -> None:
     """A release that empties the backlog is always reported, because the sender may wait for it."""
-    granted = book(Share(1000, 1000), wants_releases=False)
+    granted = book(Share(1000, 1000), needs_release_acks=False)
     granted.received([group(1, 2, size=1)])
     assert not granted.released(1, 1, 1)
     assert granted.released(1, 1, 1)
@@ -214,7 +216,7 @@ def test_larger_shares_are_told_to_a_sender_without_credit() -> None:
 
 def test_task_0_is_a_task_like_any_other() -> None:
     """Task 0 has the same credit rules as other tasks, and grants are batched."""
-    granted = book(wants_releases=False)
+    granted = book(needs_release_acks=False)
     granted.received([group(0, 4)])
     assert not granted.released(0, 1, 10)
     with pytest.raises(CreditExceededError):
@@ -242,7 +244,7 @@ def test_forwarded_messages_need_no_credit() -> None:
 
 def test_watched_releases_are_granted_at_once() -> None:
     """A watched release is granted immediately, even in a large window."""
-    granted = book(Share(1000, 100_000), wants_releases=False)
+    granted = book(Share(1000, 100_000), needs_release_acks=False)
     granted.received([group(1, 3), group(2, 3)])
     granted.watch_releases([1])
     granted.take_changes()

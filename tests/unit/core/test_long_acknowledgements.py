@@ -293,7 +293,7 @@ async def test_copies_that_are_due_together_are_sent_in_slices() -> None:
     queue = delivered(*[b"x"] * MESSAGES)
     for number in range(1, MESSAGES + 1):
         shell.reject(queue, rejection_of(number, number, 3600, "", wait=False))
-    shell.hurry()
+    shell.send_immediately()
     async with asyncio.timeout(20):
         await all_sent.wait()
     shell.close()

@@ -30,7 +30,7 @@ class From:
 
     worker_number: int
     sender_id: str = ""
-    wants_releases: bool = True
+    needs_release_acks: bool = True
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """Ignore the release."""
@@ -73,7 +73,7 @@ def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OT
 
 def moving(*routes: Route, left: bool = True) -> Moves:
     """Return the moves of a task with these previous owners. left: the task has left the local queue."""
-    moves = Moves(OWN, has_left=lambda _: left)
+    moves = Moves(OWN, is_drained=lambda _: left)
     for route in routes:
         moves.turn(TASK, PEER, cast("SendingEnd", route))
     return moves
@@ -87,15 +87,15 @@ def held(moves: Moves, group: TaskGroup, inbound: From) -> bool:
 def follows(moves: Moves, group: TaskGroup, inbound: From, route: Route) -> bool:
     """Return True if messages must follow earlier ones by this route."""
     move = moves._moves[TASK]
-    assert not move.holds(group, cast("InboundSession", inbound))
-    return move.earlier(group, cast("InboundSession", inbound)) is cast("Any", route)
+    assert not move.must_hold(group, cast("InboundSession", inbound))
+    return move.route_of_predecessors(group, cast("InboundSession", inbound)) is cast("Any", route)
 
 
 def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
     """Record the route of messages from another worker."""
     move = moves._moves[TASK]
     assert move is not None
-    move.went(group, cast("InboundSession", WORKER), cast("SendingEnd | None", route))
+    move.record_route(group, cast("InboundSession", WORKER), cast("SendingEnd | None", route))
 
 
 def free(moves: Moves) -> list[int]:
@@ -222,7 +222,7 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     moves._moves[TASK].hold(messages(2), WORKER)
     moves.lose({PEER})
     route.window.take_back()
-    assert moves._moves[TASK].holds(messages(3), WORKER)
+    assert moves._moves[TASK].must_hold(messages(3), WORKER)
     assert moves.done(moves.among()) == []
     moves.give_up(cast("SendingEnd", route), [])
     assert [group.entry_sequence for group, _ in moves.done(moves.among())] == [2]
@@ -303,12 +303,12 @@ def test_a_message_follows_earlier_ones_to_a_successor(*, entered: int, in_fligh
     owner, routes = ("o", "o:1"), {("o", "o:1"): route, ("s", "s:1"): other}
     moves = Moves(OWN, connection=cast("Any", routes.get))
     departure = Departure(3, successors={(TASK, entered): Successor("s", "s:1", 5)})
-    moves.successors.hear([departure], [(PEER, 3, {(TASK, entered): 1})])
+    moves.successors.add_departures([departure], [(PEER, 3, {(TASK, entered): 1})])
     assert len(moves.successors) == 1
     if in_flight:
         route.send(messages(1) if entered == OWN else messages(1, passed_on=1))
     inbound = cast("InboundSession", PROGRAM if entered == OWN else WORKER)
-    move, way = moves.way(messages(2), inbound, owner)
+    move, way = moves.destination_of(messages(2), inbound, owner)
     assert (move is None, way) == (in_flight, None if in_flight else other)
 
 
@@ -338,7 +338,7 @@ def test_few_lost_workers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("tuplewire_service.worker.moves._MOST_LOST", 2)
     lost = LostWorkers()
     for number in (1, 2, 3):
-        lost.worker_is(number, connected=False)
+        lost.on_worker_connection(number, connected=False)
     inbound = [cast("InboundSession", From(number)) for number in (1, 2, 3)]
     assert [lost.had(messages(1), each) for each in inbound] == [False, True, True]
 
@@ -360,9 +360,9 @@ def test_a_task_that_comes_back_to_a_former_owner(owner: str | None, *, left: bo
 def test_what_a_lost_worker_had_accepted() -> None:
     """Messages from a lost worker, or forwarded by it, are recognized, and no other messages."""
     lost = LostWorkers()
-    lost.worker_is(OTHER, connected=True)
+    lost.on_worker_connection(OTHER, connected=True)
     assert not lost.had(messages(1), WORKER)
-    lost.worker_is(OTHER, connected=False)
+    lost.on_worker_connection(OTHER, connected=False)
     assert lost.had(messages(1), WORKER)
     assert lost.had(messages(1, passed_on=1), From(300))
     assert not lost.had(messages(1), PROGRAM)

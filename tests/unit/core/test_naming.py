@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.routing_table import misnamed, places
+from tuplewire_service.worker.routing_table import id_mismatch, places
 
 
 def _reason(worker_id: str, bound: str, *workers: tuple[str, str], advertise: str = "") -> str:
     assignment = Assignment(1, "t", tuple(AssignedWorker(*each, ()) for each in workers))
-    return misnamed(assignment, worker_id, places([bound, "unix:///run/w.sock"], advertise))
+    return id_mismatch(assignment, worker_id, places([bound, "unix:///run/w.sock"], advertise))
 
 
 @pytest.mark.parametrize(

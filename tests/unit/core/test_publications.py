@@ -130,11 +130,11 @@ def test_what_nobody_holds_waits() -> None:
     assert publish(state, sink("s"), 1, *parts) == [parts[0]]
     assert state.waiting(sink("s"), 1) == (2, [2])
     tasks.add(2)
-    assert state.look_again()
+    assert state.retry_full_tasks()
     chosen = state.take(0)
     state.put_back(chosen)
     assert state.waiting(sink("s"), 1) == (2, [2])
-    assert state.look_again()
+    assert state.retry_full_tasks()
     assert taken(state) == parts[1:]
 
 

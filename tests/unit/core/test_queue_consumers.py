@@ -149,8 +149,8 @@ def test_every_queue_on_hold_goes_on() -> None:
         consumer.progress(task, 0, rejection_of(1, 1, seconds, "", wait=True))
     assert consumer.take() == []
     assert len(asked) >= 2
-    rejections.hurry()
-    rejections.look_at_held()
+    rejections.send_immediately()
+    rejections.retry_held()
     assert sorted(task for task, _, _ in consumer.take()) == [1, 2]
 
 

@@ -68,7 +68,7 @@ def test_a_new_session_starts_with_what_room_there_is() -> None:
     """A new session is notified about full queues, and about space in them as soon as there is any."""
     made = shares()
     made.add_orphaned(7, 100, 10)
-    book = CreditBook(made, max_message_bytes=10, wants_releases=False)
+    book = CreditBook(made, max_message_bytes=10, needs_release_acks=False)
     assert book.initial == TOTAL
     assert book.all() == [credit_of(7, 0, 0, 0)]
     assert made.released(7, 100, 10)
@@ -78,7 +78,7 @@ def test_a_new_session_starts_with_what_room_there_is() -> None:
 
 def test_what_a_session_leaves() -> None:
     """Unreleased messages are outstanding when a session closes; fully released tasks are not."""
-    book = CreditBook(shares(), max_message_bytes=10, wants_releases=False)
+    book = CreditBook(shares(), max_message_bytes=10, needs_release_acks=False)
     book.received([TaskGroup.of(1, [b"a"] * 5), TaskGroup.of(2, [b"b"] * 3)])
     book.released(1, 2, 2)
     book.released(2, 3, 3)

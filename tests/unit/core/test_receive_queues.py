@@ -102,6 +102,6 @@ def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
     assert queues.leave(queues.assign([2]))
     queues._queues[2].held_until = 0.0
     woken.clear()
-    consumers.rejections.look_at_held()
+    consumers.rejections.retry_held()
     assert len(woken) == 1
     assert len(subscription.take(1000)) == 1

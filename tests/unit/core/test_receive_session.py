@@ -20,12 +20,14 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire.translate import code_name
 
 
-def session(*, messages: int = 8, wants_releases: bool = True) -> ReceiveSession:
+def session(*, messages: int = 8, needs_release_acks: bool = True) -> ReceiveSession:
     """Return a session that grants this number of messages per task."""
     window = Share(messages, 1000)
     return ReceiveSession(
         1,
-        CreditBook(QueueShares(window, Share(1, 1)), max_message_bytes=10, wants_releases=wants_releases),
+        CreditBook(
+            QueueShares(window, Share(1, 1)), max_message_bytes=10, needs_release_acks=needs_release_acks
+        ),
     )
 
 

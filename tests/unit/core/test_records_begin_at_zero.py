@@ -16,7 +16,7 @@ import tuplewire_service.worker
 from tuplewire.settings.settings import Settings
 from tuplewire.values import group
 
-OTHERWISE = {"Wanted": {"sample": 1.0, "per_second": 100, "max_bytes": 4096}}
+OTHERWISE = {"TapFilter": {"sample": 1.0, "per_second": 100, "max_bytes": 4096}}
 """The defaults of a tap."""
 
 

@@ -78,9 +78,9 @@ def test_a_dead_letter_without_a_place(task: int | None, most: int) -> None:
     messages = RejectionsWithoutTimers(dead_letter_task=task, most=most)
     group = TaskGroup.of(1, [b"x"])
     assert messages.has_room is (task is not None)
-    messages.bury(group, 1, "no")
+    messages.emit_dead_letter(group, 1, "no")
     assert not messages.has_room
-    messages.bury(group, 1, "no")
+    messages.emit_dead_letter(group, 1, "no")
     assert messages.waiting == (task is not None)
 
 
@@ -100,7 +100,7 @@ async def buried(dead_letter_task: int | None, *, holder_known: bool) -> tuple[L
     settings = WorkerSettings(worker_id="w", topology="t", reject_limit=1, dead_letter_task=dead_letter_task)
     rejections = Rejections(settings, ledger, sent.append, lambda _: holder_known)
     room = rejections.has_room
-    rejections.bury(TaskGroup.of(1, [b"x"]), 1, "no")
+    rejections.emit_dead_letter(TaskGroup.of(1, [b"x"]), 1, "no")
     await asyncio.sleep(0.05)
     due = rejections._waiting[0].due if rejections.waiting else 0.0
     rejections.close()
@@ -120,7 +120,7 @@ def test_all_copies_are_due_at_once_when_the_worker_drains() -> None:
     messages, queue = RejectionsWithoutTimers(), delivered(b"a", b"b", b"c")
     for number, after in ((1, 300.0), (2, 100.0), (3, 200.0)):
         reject(messages, queue, number, after)
-    messages.hurry()
+    messages.send_immediately()
     assert [list(copy.group.payloads()) for copy in messages.take_due(0.0, 10)] == [[b"a"], [b"b"], [b"c"]]
 
 
@@ -173,7 +173,7 @@ async def test_the_earliest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None
         looks.append(loop.time())
         looked.set()
 
-    monkeypatch.setattr(rejections, "look_at_held", look)
+    monkeypatch.setattr(rejections, "retry_held", look)
     began = loop.time()
     for seconds in (0.2, 60.0, 0.02, 0.2):
         rejections.wake(began + seconds)

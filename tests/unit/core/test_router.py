@@ -29,13 +29,13 @@ async def test_a_message_is_compared_with_those_in_flight_to_its_owner(
 ) -> None:
     """The router passes the owner of each task to its moves, whether local or remote."""
     asked: dict[int, Any] = {}
-    way = router._moves.way
+    way = router._moves.destination_of
 
     def recorded(group: TaskGroup, inbound: Any, owner: Any) -> Any:
         asked[group.task] = owner
         return way(group, inbound, owner)
 
-    monkeypatch.setattr(router._moves, "way", recorded)
+    monkeypatch.setattr(router._moves, "destination_of", recorded)
     router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in (0, 1)], Program()))
     assert asked == {0: HERE.peer, 1: THERE.peer}
 
@@ -53,7 +53,7 @@ async def test_what_is_done_with_is_timed(router: Router) -> None:
 async def test_an_assignment_that_means_another_worker_makes_nothing_ready(router: Router) -> None:
     """The reason and the fix are reported to consumers."""
     assert router.not_ready is None
-    router.table.misnamed = "start with --worker-id other"
+    router.table.id_mismatch = "start with --worker-id other"
     assert "start with --worker-id other" in str(router.not_ready)
 
 
@@ -143,7 +143,7 @@ async def test_taps_see_what_is_routed(router: Router) -> None:
     seen: list[Any] = []
 
     class Taps(list[int]):
-        def look(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
+        def offer(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
             seen.append([(group.task, place_of(group.task)) for group in batch.groups])
 
     router.taps = Taps([1])  # type: ignore[assignment]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parametrize("router", [ASSIGNMENT], indirect=True)
 
 
 class _Program:
-    source, sender_id, worker_number, wants_releases = "client", "c", 0, False
+    source, sender_id, worker_number, needs_release_acks = "client", "c", 0, False
 
     def __init__(self) -> None:
         self.released: list[int] = []

@@ -68,7 +68,7 @@ async def test_news_of_workers_that_have_left_is_acted_on(
     monkeypatch.setattr(router, "_on_departures", lambda *reported: done.append(reported))
     monkeypatch.setattr(router, "refresh", lambda: done.append("refreshed"))
     monkeypatch.setattr(router, "_end_moves", lambda tasks=None: done.append(tasks))
-    router.workers_left([Departure(7)])
+    router.on_workers_departed([Departure(7)])
     assert done == [([Departure(7)], [Departure(7)]), "refreshed", None]
     assert 7 in router.departures
 
@@ -161,7 +161,7 @@ async def test_messages_are_doubted_only_while_a_worker_is_lost(router: Router) 
     """While a worker is lost, messages it forwarded may be redelivered through another worker."""
     seen = []
     for connected in (True, False, True):
-        router.worker_is(5, connected=connected)
+        router.on_worker_connection(5, connected=connected)
         seen.append(bool(router.consumers.lost_workers))
     assert seen == [False, True, False]
 

@@ -46,7 +46,7 @@ def test_the_next_message_goes_to_the_last_successor_once(
 ) -> None:
     """A connection to the successor is needed; without one, the message goes to the owner."""
     successors = Successors(OWN_NUMBER, OWN)
-    successors.learn(known(*departures), unreleased(A))
+    successors.refresh(known(*departures), unreleased(A))
     assert successors.peers == ({(found.worker_id, found.address)} if found else set())
     assert len(successors) == len(successors.peers)
     assert [successors.take(*ENTRY) for _ in range(2)] == [found, None]
@@ -55,17 +55,17 @@ def test_the_next_message_goes_to_the_last_successor_once(
 def test_a_chain_may_be_learned_step_by_step() -> None:
     """A forwarded to B and stopped; later B forwarded to C."""
     successors = Successors(OWN_NUMBER, OWN)
-    successors.learn(known(left(A, B)), unreleased(A))
-    successors.learn(known(left(B, C)), [])
+    successors.refresh(known(left(A, B)), unreleased(A))
+    successors.refresh(known(left(B, C)), [])
     assert successors.take(*ENTRY) == C
 
 
 def test_a_departure_that_was_just_received() -> None:
     """A departure counts if a message of the same entry worker is unreleased anywhere."""
     successors = Successors(OWN_NUMBER, OWN)
-    successors.hear([left(B, C)], unreleased(A))
+    successors.add_departures([left(B, C)], unreleased(A))
     assert successors.take(*ENTRY) == C
-    successors.hear([left(B, C)], [])
+    successors.add_departures([left(B, C)], [])
     assert successors.take(*ENTRY) is None
 
 
@@ -77,4 +77,4 @@ def test_what_this_worker_leaves_itself() -> None:
         (("b", "b:1"), B.incarnation, {(TASK, PROGRAM): 7}),
         (("c", "c:1"), C.incarnation, {(TASK, PROGRAM): 6}),
     ]
-    assert successors.left(connections) == {ENTRY: B}
+    assert successors.snapshot_at_shutdown(connections) == {ENTRY: B}

@@ -158,8 +158,8 @@ def test_a_process_that_slept_for_days_is_bounded() -> None:
 def test_blocking_adds_up_by_task_and_place() -> None:
     """Each sample adds the time since the previous one to the blocking tasks."""
     blocking = Blocking(10)
-    blocking.look([(1, "local"), (2, "w2")], 0.1)
-    blocking.look([(1, "local")], 0.4)
+    blocking.add([(1, "local"), (2, "w2")], 0.1)
+    blocking.add([(1, "local")], 0.4)
     assert blocking.seconds() == {("1", "local"): pytest.approx(0.5), ("2", "w2"): pytest.approx(0.1)}
 
 
@@ -167,7 +167,7 @@ def test_blocking_is_bounded_and_keeps_its_series() -> None:
     """The first pairs keep separate series, and later pairs share one."""
     blocking = Blocking(2)
     for tasks in pairwise(range(100)):
-        blocking.look([(task, "local") for task in tasks], 1.0)
+        blocking.add([(task, "local") for task in tasks], 1.0)
     seconds = blocking.seconds()
     assert set(seconds) == {("0", "local"), ("1", "local"), ("other", "other")}
     assert sum(seconds.values()) == pytest.approx(2 * 99)
@@ -179,10 +179,10 @@ def test_blocking_forgets_what_is_gone() -> None:
     The shared series is retained.
     """
     blocking = Blocking(3)
-    blocking.look([(1, "local"), (2, "local"), (1, "w2"), (3, "local")], 1.0)
+    blocking.add([(1, "local"), (2, "local"), (1, "w2"), (3, "local")], 1.0)
     blocking.keep({1, 4}, {"local"})
     assert set(blocking.seconds()) == {("1", "local"), ("other", "other")}
-    blocking.look([(1, "local"), (4, "local"), (2, "local"), (4, "w2")], 1.0)
+    blocking.add([(1, "local"), (4, "local"), (2, "local"), (4, "w2")], 1.0)
     assert blocking.seconds() == {("1", "local"): 2.0, ("4", "local"): 1.0, ("other", "other"): 1.0}
 
 
@@ -200,7 +200,7 @@ def test_the_last_seconds_are_told_apart() -> None:
 
 async def test_the_mark_of_the_last_seconds_advances() -> None:
     """After two spans, the mark is between one and two spans old."""
-    servers = SimpleNamespace(exhausted=set)
+    servers = SimpleNamespace(tasks_without_credit=set)
     router = SimpleNamespace(
         ledger=lambda: Ledger().snapshot(0), connections=SimpleNamespace(blocked=tuple), place_of=str
     )
@@ -209,7 +209,7 @@ async def test_the_mark_of_the_last_seconds_advances() -> None:
     now = 0.0
     times._clock = lambda: start + now
     for now, age in ((4.9, 4.9), (5.0, 5.0), (9.9, 9.9), (10.0, 5.0), (14.9, 9.9), (15.0, 5.0)):
-        looking = asyncio.create_task(times.look_around())
+        looking = asyncio.create_task(times.sample())
         await asyncio.sleep(0)
         looking.cancel()
         assert start + now - times._marks[0].seconds == pytest.approx(age)

@@ -61,20 +61,20 @@ def test_an_older_allowance_changes_nothing() -> None:
 def test_reading_makes_room() -> None:
     """An allowance is due after a quarter of the window is read, and contains the new total."""
     in_flight = ZmqInFlight(Allowance(8, 1000))
-    assert in_flight.tell() == Allowance(8, 1000)
+    assert in_flight.next_allowance() == Allowance(8, 1000)
     for _ in range(2):
         assert not in_flight.due
         in_flight.on_arrival(10)
         in_flight.on_read(10)
     assert in_flight.due
-    assert in_flight.tell() == Allowance(10, 1020)
+    assert in_flight.next_allowance() == Allowance(10, 1020)
     assert not in_flight.due
 
 
 def test_bytes_alone_make_news_due() -> None:
     """Reading one large message makes an allowance due."""
     in_flight = ZmqInFlight(Allowance(1000, 1000))
-    in_flight.tell()
+    in_flight.next_allowance()
     in_flight.on_arrival(250)
     in_flight.on_read(250)
     assert in_flight.due
@@ -84,7 +84,7 @@ def test_bytes_alone_make_news_due() -> None:
 def test_more_than_was_allowed_is_an_error(sizes: list[int]) -> None:
     """Exceeding the allowance in messages or bytes is an error."""
     in_flight = ZmqInFlight(Allowance(2, 1000))
-    in_flight.tell()
+    in_flight.next_allowance()
     for size in sizes[:-1]:
         in_flight.on_arrival(size)
     with pytest.raises(MalformedError, match="allowed"):

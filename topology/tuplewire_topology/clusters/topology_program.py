@@ -178,7 +178,7 @@ class TopologyProgram(Program):
                 conf=self._conf,
                 link=Link.to(self._host, self._topology, self._conf),
                 emitted=None if self._captured is None else self._captured.add,
-                dead_letter=self._bury,
+                dead_letter=self._emit_dead_letter,
                 state_file=None if self._state_file is None else Path(self._state_file),
                 port=self._port,
             )
@@ -198,7 +198,7 @@ class TopologyProgram(Program):
             logger.warning("assignment.tasks_missing", extra={"tasks": sorted(missing)})
         self._missing = missing
 
-    def _bury(self, letter: DeadLetter) -> bool:
+    def _emit_dead_letter(self, letter: DeadLetter) -> bool:
         """Send a dropped tuple to the worker's dead-letter task; return False if this is not possible.
 
         Called on executors' threads.
@@ -211,7 +211,7 @@ class TopologyProgram(Program):
             return False  # the error that made it a dead letter is logged
         source = letter.tuple.source_task  # negative for ticks
         group = TaskGroup.of(letter.error.task, [payload], source if source >= 0 else None)
-        return self._host.bury(group, letter.tries, letter.reason)
+        return self._host.emit_dead_letter(group, letter.tries, letter.reason)
 
     # --- calls ------------------------------------------------------------------------------------------
 

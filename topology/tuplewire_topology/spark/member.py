@@ -212,7 +212,7 @@ class _TopologyMember:
         if session["overflow"] is Overflow.FAIL:
             session["overflow"] = Overflow.BLOCK  # executors wait for free space, as in every runtime
         if self._submitted.has_rows:
-            conf[ROWS_KEY] = (rows, self._failed_rows, self._bury)
+            conf[ROWS_KEY] = (rows, self._failed_rows, self._emit_dead_letter)
         topology = self._submitted.topology
         self._worker = ExecutorWorker(
             topology,
@@ -225,7 +225,7 @@ class _TopologyMember:
                 spouts=topology.spout_tasks,
             ),
             error=self._failed_rows.add_error,
-            dead_letter=self._bury,
+            dead_letter=self._emit_dead_letter,
             emitted=self._put_out,
         )
         self._worker.start()
@@ -235,7 +235,7 @@ class _TopologyMember:
         if wanted:
             self._inbox.put_runs(wanted)
 
-    def _bury(self, letter: DeadLetter) -> bool:
+    def _emit_dead_letter(self, letter: DeadLetter) -> bool:
         """Add a dead letter to the output, waiting for free space. Runs in an executor's thread.
 
         Returns False for a tuple that could not be sent: it has failed, and its spout may emit it again.

@@ -96,8 +96,8 @@ class Rows(Spout):
                 "a Rows spout runs on Spark alone: give run_topology the DataFrame, as rows=..., "
                 "or build the topology with another spout"
             )
-        self.batches, self.failed_rows, self.bury = conf[ROWS_KEY]
-        self.buries = TopologySettings.from_conf(conf).error_policy is ErrorPolicy.DEAD_LETTER
+        self.batches, self.failed_rows, self.emit_dead_letter = conf[ROWS_KEY]
+        self.emits_dead_letters = TopologySettings.from_conf(conf).error_policy is ErrorPolicy.DEAD_LETTER
         self.source = context.topology.source(context.task, DEFAULT_STREAM)
         self.rows: Iterator[tuple[Any, ...]] = iter(())
         self.ended = False
@@ -141,8 +141,8 @@ class Rows(Spout):
             return
         del self.failures[message_id]
         values = self.on_the_way.pop(message_id)
-        if self.buries:
-            self.bury(row_letter(Tuple(values, self.source), self.attempts))
+        if self.emits_dead_letters:
+            self.emit_dead_letter(row_letter(Tuple(values, self.source), self.attempts))
         shown = map(reprlib.repr, values)
         row = ", ".join(f"{name}={value}" for name, value in zip(self.outputs, shown, strict=True))
         self.failed_rows.rows += 1

@@ -23,7 +23,7 @@ from tuplewire_service.command.viewer.columns import (
     time_of,
     yes_of,
 )
-from tuplewire_service.command.viewer.rates import Interval, Look, state_name
+from tuplewire_service.command.viewer.rates import Interval, WorkerSample, state_name
 from tuplewire_service.command.viewer.topology_rows import (
     BUSY,
     HELD_UP,
@@ -199,17 +199,17 @@ class _Hold:
 _Holds = Mapping[tuple[str, str], _Hold]  # by the worker that owns the task, and the task
 
 
-def cluster_rows(looks: Iterable[Look]) -> ClusterRows:
+def cluster_rows(samples: Iterable[WorkerSample]) -> ClusterRows:
     """Return the rows of a cluster."""
-    looks = list(looks)
-    holds = _holds(each.now for each in looks if each.now is not None)
-    known = [(each.now, Interval(each.before, each.now)) for each in looks if each.now is not None]
+    samples = list(samples)
+    holds = _holds(each.now for each in samples if each.now is not None)
+    known = [(each.now, Interval(each.before, each.now)) for each in samples if each.now is not None]
     rows = ClusterRows(edges=edge_rows(known))
     for now, over in known:
         rows.executors.extend(executor_rows(now, over))
     shares = {int(task): hold.share for (_, task), hold in holds.items() if task.isdecimal()}
     rows.components.extend(component_rows(known, rows.executors, shares))
-    for each in looks:
+    for each in samples:
         if each.now is None:
             rows.workers.append(
                 WorkerRow(worker=each.worker, state="no answer", address=each.address, problem=each.problem)
@@ -227,15 +227,15 @@ def cluster_rows(looks: Iterable[Look]) -> ClusterRows:
     return rows
 
 
-def _worker(look: Look, now: pb.GetStatusResponse, over: Interval) -> WorkerRow:
+def _worker(sample: WorkerSample, now: pb.GetStatusResponse, over: Interval) -> WorkerRow:
     shares = over.shares(now)
     held = {each: share for each, share in shares.items() if each.startswith(_HELD_UP) and share > 0}
     before = over.before.ledger
     return WorkerRow(
         worker=now.worker_id,
-        address=look.address,
+        address=sample.address,
         state=state_name(now.state),
-        problem=look.problem or now.not_ready_reason,
+        problem=sample.problem or now.not_ready_reason,
         version=now.version,
         assignment_version=now.assignment_version,
         memory_bytes=now.resident_bytes,

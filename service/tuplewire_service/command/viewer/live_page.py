@@ -26,7 +26,7 @@ from typing import Any
 from tuplewire.errors import TuplewireError
 from tuplewire_service.command.viewer.cluster_rows import TABLES, cluster_rows
 from tuplewire_service.command.viewer.columns import in_order
-from tuplewire_service.command.viewer.rates import Look
+from tuplewire_service.command.viewer.rates import WorkerSample
 from tuplewire_service.metrics.http_server import HttpAnswer, HttpServer
 
 PAGE = Path(__file__).with_name("live_page.html")
@@ -39,18 +39,18 @@ class LivePage(AbstractContextManager["LivePage"]):
     `url` is the link to the page. It contains a token, which the server requires for data of the cluster.
     """
 
-    def __init__(self, look: Callable[[], Sequence[Look]], port: int, interval: float) -> None:
+    def __init__(self, poll: Callable[[], Sequence[WorkerSample]], port: int, interval: float) -> None:
         """Listen. Raise BindError if the port is in use. The port 0 selects a free one.
 
-        `look` returns the state of each worker, and is called from one thread at a time: once in `interval`
+        `poll` returns the state of each worker, and is called from one thread at a time: once in `interval`
         seconds, regardless of the number of browsers.
         """
-        self._look = look
+        self._poll = poll
         self._interval = interval
         self._token = secrets.token_urlsafe(16)
         self._lock = threading.Lock()
         self._json = b""
-        self._looked_at = float("-inf")
+        self._polled_at = float("-inf")
         pages = {"/": lambda _: _html(), "/live.json": self._live}
         self._server = HttpServer(f"127.0.0.1:{port}", pages, "the page", "choose another --port")
         # Browsers send no fragment (#), so the token is not part of a request's path.
@@ -72,24 +72,24 @@ class LivePage(AbstractContextManager["LivePage"]):
         """Return the data of the page. Raise TuplewireError if the first worker has never answered."""
         with self._lock:
             # 0.9: a browser may poll a little early, and must not get old data.
-            if time.monotonic() - self._looked_at > 0.9 * self._interval:
+            if time.monotonic() - self._polled_at > 0.9 * self._interval:
                 self._json = json.dumps(
-                    {"pace": self._interval, **_contents(self._look())}, default=_fields
+                    {"pace": self._interval, **_contents(self._poll())}, default=_fields
                 ).encode()
-                self._looked_at = time.monotonic()
+                self._polled_at = time.monotonic()
             return self._json
 
 
-def _contents(looks: Sequence[Look]) -> dict[str, Any]:
+def _contents(samples: Sequence[WorkerSample]) -> dict[str, Any]:
     """Return the data of the page: the most important rows of each kind."""
-    rows = cluster_rows(looks)
-    answered = [each.now for each in looks if each.now is not None]
+    rows = cluster_rows(samples)
+    answered = [each.now for each in samples if each.now is not None]
     dropped = Counter[str]()
     for each in answered:
         dropped.update(each.ledger.dropped)
     return {
         "topology": answered[0].topology if answered else "",
-        "worker": looks[0].worker,
+        "worker": samples[0].worker,
         "ledger": {
             "accepted": sum(each.ledger.accepted for each in answered),
             "acknowledged": sum(each.ledger.acknowledged for each in answered),

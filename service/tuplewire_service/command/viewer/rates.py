@@ -13,7 +13,7 @@ def state_name(state: pb.WorkerState) -> str:
 
 
 @dataclass(slots=True)
-class Look:
+class WorkerSample:
     """A worker with its current and its previous status, or the problem if it did not answer."""
 
     worker: str

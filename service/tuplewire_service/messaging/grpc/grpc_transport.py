@@ -38,7 +38,7 @@ from tuplewire.settings.addresses import join_host_port, split_host_port
 from tuplewire.settings.settings import Kind, setting, several
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire.wire.messaging_pb2_grpc import add_MessagingServicer_to_server
-from tuplewire_service.messaging.grpc.standing_server import StandingServer
+from tuplewire_service.messaging.grpc.restarting_server import RestartingServer
 from tuplewire_service.messaging.server_stream import (
     EVERYTHING,
     HELLO_SECONDS,
@@ -159,7 +159,7 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
         settings, wiring = self._context.settings, self._context.wiring
         session = settings.session
         backoff = Backoff(session.backoff_initial_seconds, session.backoff_max_seconds, random.random)
-        self._server = StandingServer(self._new_server, wiring.tls, backoff, wiring.socket_mode)
+        self._server = RestartingServer(self._new_server, wiring.tls, backoff, wiring.socket_mode)
         await self._server.start([f"{settings.host}:{self.port}", *settings.listen])
         self.addresses = self._server.addresses
         return int(self.addresses[0].rpartition(":")[2])

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from tuplewire.errors import MalformedError, RefusedError, refused
 
 _HEADER = struct.Struct("!BQQ")
-_TOLD_PARTS = 4
+_GRANT_PARTS = 4
 """An allowance update is sent once it is at least this fraction (1/4) of the window."""
 
 
@@ -105,7 +105,7 @@ class ZmqInFlight:
     def __init__(self, window: Allowance) -> None:
         """Start a stream. `window` is the amount of unread messages that the other side may send."""
         self._window = window
-        self._sent = self._allowed = self._arrived = self._read = self._told = NOTHING
+        self._sent = self._allowed = self._arrived = self._read = self._granted = NOTHING
 
     @property
     def open(self) -> bool:
@@ -124,8 +124,10 @@ class ZmqInFlight:
     def on_arrival(self, size_bytes: int) -> None:
         """Count a message of the other side. Raises MalformedError if it exceeds the allowance."""
         # The peer knows only the allowance that was sent last, which may be below the current one.
-        if not self._arrived.below(self._told):
-            raise MalformedError(f"more was sent than the {self._told.messages} messages that were allowed")
+        if not self._arrived.below(self._granted):
+            raise MalformedError(
+                f"more was sent than the {self._granted.messages} messages that were allowed"
+            )
         self._arrived = self._arrived.plus(1, size_bytes)
 
     def on_read(self, size_bytes: int) -> None:
@@ -135,10 +137,10 @@ class ZmqInFlight:
     @property
     def due(self) -> bool:
         """True if the allowance has grown enough to send it to the other side."""
-        counts = zip(self._read, self._window, self._told, strict=True)
-        return any(read + window - told >= window / _TOLD_PARTS for read, window, told in counts)
+        counts = zip(self._read, self._window, self._granted, strict=True)
+        return any(read + window - told >= window / _GRANT_PARTS for read, window, told in counts)
 
-    def tell(self) -> Allowance:
+    def next_allowance(self) -> Allowance:
         """Return the current allowance of the other side, and record it as sent."""
-        self._told = self._read.plus(*self._window)
-        return self._told
+        self._granted = self._read.plus(*self._window)
+        return self._granted

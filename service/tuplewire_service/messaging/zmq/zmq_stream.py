@@ -114,7 +114,7 @@ class ZmqStream(MessageStream):
         if self._why is not None:
             raise StreamBroken from self._why
         try:
-            self._send(encode(kind, self._flow.tell(), body))
+            self._send(encode(kind, self._flow.next_allowance(), body))
         except zmq.ZMQError as error:
             self.disconnect(UnreachableError(f"the connection is gone: {error}"))
             raise StreamBroken from error

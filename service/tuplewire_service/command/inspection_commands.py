@@ -14,7 +14,7 @@ from typing import Any
 
 from tuplewire.settings.settings import Kind, within
 from tuplewire.text.escaping import escape_unprintable
-from tuplewire_service.command.asking_commands import add_asking
+from tuplewire_service.command.control_commands import add_asking
 from tuplewire_service.command.messages import Decoding
 from tuplewire_service.command.parsers import (
     control_of,
@@ -29,7 +29,7 @@ from tuplewire_service.config.stop import EXIT_OK
 _SHARE = Kind("SHARE", "a share, more than 0 and at most 1", float, within(math.ulp(0.0), 1.0), float)
 
 
-def add_looking_commands(commands: Any) -> None:
+def add_inspection_commands(commands: Any) -> None:
     """Add the commands that inspect a running worker."""
     parser = add_asking(
         commands,

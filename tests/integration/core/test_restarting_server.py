@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from tuplewire.session.retry import Backoff
-from tuplewire_service.messaging.grpc.standing_server import StandingServer
+from tuplewire_service.messaging.grpc.restarting_server import RestartingServer
 from tuplewire_service.testing import eventually
 
 ECHO = "/test/Echo"
@@ -79,10 +79,10 @@ async def _said_to(address: str) -> bytes:
 
 
 @asynccontextmanager
-async def _served(path: Path) -> AsyncIterator[tuple[StandingServer, str]]:
+async def _served(path: Path) -> AsyncIterator[tuple[RestartingServer, str]]:
     """Run a server at a port and a socket; yield it with its address. Its main loop must end afterwards."""
     async with asyncio.timeout(30):
-        server = StandingServer(_make, None, Backoff(0.01, 0.1, lambda: 1.0), 0o610)
+        server = RestartingServer(_make, None, Backoff(0.01, 0.1, lambda: 1.0), 0o610)
         await server.start(["127.0.0.1:0", f"unix://{path}"])
         try:
             yield server, server.addresses[0]

@@ -34,7 +34,7 @@ _LOOKS, _LOOK_SECONDS = 100, 0.01
 
 
 @dataclass(eq=False)
-class StandingServer:
+class RestartingServer:
     """A sequence of servers at the same addresses. Call only from the event loop.
 
     Attributes:
@@ -108,12 +108,12 @@ class StandingServer:
         logger.error("server.ended", extra={"addresses": self.addresses, "reason": reason})
         for task in _called(_SHUTDOWN):  # it fails with the same error, which is already logged
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        for coroutine in (self._see_off(server), self._start_again()):
+        for coroutine in (self._watch(server), self._start_again()):
             task = asyncio.get_running_loop().create_task(coroutine)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _see_off(self, server: grpc.aio.Server) -> None:
+    async def _watch(self, server: grpc.aio.Server) -> None:
         """Keep a failed server until its last stream has finished."""
         await server.stop(_AS_LONG_AS_IT_TAKES)
         self._servers.remove(server)

@@ -27,7 +27,7 @@ from tuplewire_service.command.terminal import console_of, write_text
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 
 
-def add_asking_commands(commands: Any) -> None:
+def add_control_commands(commands: Any) -> None:
     """Add the commands that send requests to a running worker."""
     parser = add_asking(commands, _status, "show a worker's state, ledger, tasks and connections", "")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
@@ -78,7 +78,7 @@ def _status(arguments: argparse.Namespace) -> int:
     from tuplewire_service.command.cluster_tables import write_tables
     from tuplewire_service.command.status_report import MOST_LINES, status_as_json, status_as_text
     from tuplewire_service.command.viewer.cluster_rows import cluster_rows
-    from tuplewire_service.command.viewer.rates import Look
+    from tuplewire_service.command.viewer.rates import WorkerSample
     from tuplewire_service.control.control_messages import MOST_CLIENTS
 
     every, before = arguments.watch, None
@@ -91,7 +91,7 @@ def _status(arguments: argparse.Namespace) -> int:
                 if every and (console := console_of(sys.stdout)):
                     console.clear()
                 write_text(sys.stdout, f"{status_as_text(status)}\n")
-                rows = cluster_rows([Look(status.worker_id, client.address, status, before)])
+                rows = cluster_rows([WorkerSample(status.worker_id, client.address, status, before)])
                 write_tables(sys.stdout, rows, MOST_LINES)
             sys.stdout.flush()
             if every is None:

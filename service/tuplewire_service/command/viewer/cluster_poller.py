@@ -8,11 +8,11 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
 from tuplewire.errors import TuplewireError
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.viewer.rates import Look
+from tuplewire_service.command.viewer.rates import WorkerSample
 from tuplewire_service.control.control_messages import MOST_CLIENTS
 
 
-class ClusterLooks(ControlClients[ControlClient]):
+class ClusterPoller(ControlClients[ControlClient]):
     """The clients of a cluster's workers, and their last two statuses. Not thread-safe."""
 
     def __init__(
@@ -28,10 +28,10 @@ class ClusterLooks(ControlClients[ControlClient]):
         super().__init__(connect)
         self._max_tasks = max_tasks
         self._version = 0
-        self._first = Look("", first)
+        self._first = WorkerSample("", first)
         self._workers = [self._first]
 
-    def look(self) -> list[Look]:
+    def poll(self) -> list[WorkerSample]:
         """Request the status of every worker, and return the workers. The next call changes them.
 
         Raises TuplewireError while the first worker has never answered, as only it has the other addresses.
@@ -41,7 +41,7 @@ class ClusterLooks(ControlClients[ControlClient]):
             self._ask(self._take(newer))
         return self._workers
 
-    def _ask(self, workers: Iterable[Look]) -> None:
+    def _ask(self, workers: Iterable[WorkerSample]) -> None:
         asked = {each.address: each for each in workers}
         answers = self.each(asked, lambda client: client.status(MOST_CLIENTS, self._max_tasks))
         for address, answer in answers.items():
@@ -65,7 +65,7 @@ class ClusterLooks(ControlClients[ControlClient]):
         except TuplewireError:
             return None  # the next poll tries again
 
-    def _take(self, assignment: pb.Assignment) -> list[Look]:
+    def _take(self, assignment: pb.Assignment) -> list[WorkerSample]:
         """Apply an assignment to the list of workers; return the new ones. The first worker always stays."""
         self._version = assignment.version
         wanted = {each.worker_id: each.address for each in assignment.workers}
@@ -74,6 +74,10 @@ class ClusterLooks(ControlClients[ControlClient]):
         ]
         self.keep(each.address for each in self._workers)
         known = {each.worker for each in self._workers}
-        new = [Look(worker_id, address) for worker_id, address in wanted.items() if worker_id not in known]
+        new = [
+            WorkerSample(worker_id, address)
+            for worker_id, address in wanted.items()
+            if worker_id not in known
+        ]
         self._workers += new
         return new

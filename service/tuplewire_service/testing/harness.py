@@ -128,7 +128,7 @@ def eventually(condition: Callable[[], _Value], timeout: float = 30.0, what: str
     return value
 
 
-class Scenery(ABC):
+class TransportHarness(ABC):
     """Opens and closes the contexts and connections of a test, for the transport under test."""
 
     @abstractmethod
