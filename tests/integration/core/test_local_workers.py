@@ -14,7 +14,7 @@ from tuplewire.processes.child import LaunchError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.wire import control_pb2
-from tuplewire_topology.spark.nearest import RunToken, _host_of, nearest_worker
+from tuplewire_topology.spark.worker_lookup import RunToken, _host_of, nearest_worker
 
 
 def test_local_workers_start_get_ready_and_end() -> None:
@@ -72,7 +72,7 @@ def test_the_last_words_of_a_worker_that_spark_starts(monkeypatch: pytest.Monkey
     elsewhere = "192.0.2.1"  # reserved for documentation; no machine uses it
     with (
         pytest.raises(LaunchError, match=r"ended with code \d+\nthe last lines of .*\n(.*\n)*.*192\.0\.2\.1"),
-        RunToken().kept() as file,
+        RunToken().as_file() as file,
         nearest_worker(None, elsewhere, "t", 30, file),
     ):
         pass

@@ -425,8 +425,8 @@ def test_a_stuck_executor_of_another_process_is_named(tmp_path: Path) -> None:
         "nimbus.task.timeout.secs": 0.5,
     }
     with running(topology_of([words.SLOW]), **conf) as topology:
-        (stuck,) = eventually(lambda: [each for each in topology.beats() if each.stuck], SECONDS)
-        assert (stuck.component, stuck.doing) == ("split", "execute")
+        (stuck,) = eventually(lambda: [each for each in topology.heartbeats() if each.stuck], SECONDS)
+        assert (stuck.component, stuck.activity) == ("split", "execute")
         gate.touch()
-        eventually(lambda: not any(each.stuck for each in topology.beats()), SECONDS)
+        eventually(lambda: not any(each.stuck for each in topology.heartbeats()), SECONDS)
         assert counts_of(topology.finish(SECONDS)) == {words.SLOW: 1}

@@ -25,7 +25,7 @@ from tuplewire_topology import (
     TopologyBuilder,
     Tuple,
 )
-from tuplewire_topology.coordination.mail import Mail, MailKind, Post
+from tuplewire_topology.coordination.control_channel import ControlChannel, ControlKind, ControlMessage
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.serial.serializer import TupleSerializer
@@ -261,7 +261,7 @@ def test_mail_waits_for_an_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A submitting program receives its control messages, even if Spark starts its tasks late."""
     task, recv = 5, Client.recv
     failures: list[TuplewireError] = []
-    came: list[Mail] = []
+    came: list[ControlMessage] = []
     attempts: list[int] = []
 
     def counted(client: Client, *arguments: Any) -> Any:
@@ -272,10 +272,10 @@ def test_mail_waits_for_an_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     with WorkerProcesses(1, "mail") as local:
         (worker,) = local.endpoints
         client = Client(worker.address, topology="mail", connect_seconds=0.2)
-        with Post(client, "run", task, came.append, failures.append, waits=True) as post:
+        with ControlChannel(client, "run", task, came.append, failures.append, waits=True) as post:
             eventually(lambda: len(attempts) > 2 or failures, SECONDS)  # two attempts have failed
             local.assign({0: [task]})
-            post.send(task, Mail("run", 1, 0, MailKind.BEGUN, (task, 1)))
+            post.send(task, ControlMessage("run", 1, 0, ControlKind.BEGUN, (task, 1)))
             eventually(lambda: came or failures, SECONDS)
-    assert [mail.kind for mail in came] == [MailKind.BEGUN]
+    assert [mail.kind for mail in came] == [ControlKind.BEGUN]
     assert failures == []

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire_topology.acking.acker import AckerTracker, News, keys_of
+from tuplewire_topology.acking.acker import AckerTracker, TupleUpdates, keys_of
 from tuplewire_topology.acking.acker_tasks import Fate, Trees, with_ackers
 from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.description import Component, ComponentKind, GroupingType, Input, Topology
@@ -71,7 +71,7 @@ class World:
         for column in columns:
             self.queues[column.task] += column.tuples
             self.count(column.tuples[0].message_id, 1)
-        for column in self.followers[task].tell(News(task, began, columns, lost, acked, failed)):
+        for column in self.followers[task].report(TupleUpdates(task, began, columns, lost, acked, failed)):
             self.told.setdefault((task, column.task), deque()).extend(column.tuples)
 
     def count(self, message_id: MessageId, change: int) -> None:

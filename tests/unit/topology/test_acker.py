@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuplewire_topology.acking.acker import Acker, News, Root
+from tuplewire_topology.acking.acker import Acker, Root, TupleUpdates
 from tuplewire_topology.authoring.tuples import (
     ACK_STREAM,
     AddressedTuples,
@@ -39,7 +39,7 @@ class Told:
         """Report a task's updates to the acker; each of `copies` is a tuple with this root alone."""
         column = AddressedTuples(9, [Tuple([], SOURCE, (root,)) for root in copies])
         task = began[0][0] if began else 9
-        self.acker.tell(News(task, [key for _, key in began], [column], [], acked, failed))
+        self.acker.report(TupleUpdates(task, [key for _, key in began], [column], [], acked, failed))
 
 
 def test_a_tree_is_over_when_its_last_copy_is() -> None:

@@ -21,8 +21,8 @@ from tuplewire_service.testing import eventually
 from tuplewire_topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.heartbeat import ExecutorBeat
-from tuplewire_topology.running.statistics import CallWatch, Doing, Pulse
+from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
+from tuplewire_topology.running.statistics import CallWatch, ExecutorActivity, Pulse
 
 SECONDS = 30.0
 
@@ -44,21 +44,21 @@ def test_a_call_is_timed_from_look_to_look() -> None:
     watch = CallWatch(pulse)
     seen = []
     for doing, calls in (
-        (Doing.WAITING, 0),
-        (Doing.EXECUTE, 1),
-        (Doing.EXECUTE, 1),
-        (Doing.EXECUTE, 1),
-        (Doing.EXECUTE, 5),
-        (Doing.EXECUTE, 5),
-        (Doing.SENDING, 5),
-        (Doing.SENDING, 5),
-        (Doing.WAITING, 5),
-        (Doing.ACK, 6),
-        (Doing.ACK, 6),
+        (ExecutorActivity.WAITING, 0),
+        (ExecutorActivity.EXECUTE, 1),
+        (ExecutorActivity.EXECUTE, 1),
+        (ExecutorActivity.EXECUTE, 1),
+        (ExecutorActivity.EXECUTE, 5),
+        (ExecutorActivity.EXECUTE, 5),
+        (ExecutorActivity.SENDING, 5),
+        (ExecutorActivity.SENDING, 5),
+        (ExecutorActivity.WAITING, 5),
+        (ExecutorActivity.ACK, 6),
+        (ExecutorActivity.ACK, 6),
     ):
         clock.now += 1
-        pulse.doing, pulse.calls = doing, calls
-        seen.append(watch.look())
+        pulse.activity, pulse.calls = doing, calls
+        seen.append(watch.call_seconds())
     assert seen == [0, 0, 1, 2, 0, 1, 0, 0, 0, 0, 1]
 
 
@@ -93,9 +93,9 @@ def running(topology: Topology, **settings: Any) -> Iterator[ExecutorWorker]:
         worker.close()
 
 
-def beat_of(worker: ExecutorWorker, component: str) -> ExecutorBeat:
+def beat_of(worker: ExecutorWorker, component: str) -> ExecutorHeartbeat:
     """Return the last heartbeat of a component's executor."""
-    return next(beat for beat in worker.beats if beat.component == component)
+    return next(beat for beat in worker.heartbeats if beat.component == component)
 
 
 @pytest.fixture
@@ -108,15 +108,15 @@ def test_executors_beat(feeder: FeederSpout) -> None:
     """A heartbeat shows whether a loop runs, and the task and duration of a user call."""
     go = threading.Event()
     with running(fed(feeder, lambda _: go.wait(SECONDS))) as worker:
-        eventually(lambda: beat_of(worker, "b").doing == "waiting", SECONDS)
+        eventually(lambda: beat_of(worker, "b").activity == "waiting", SECONDS)
         feeder.feed([1])
         eventually(lambda: beat_of(worker, "b").call_seconds > 0.2, SECONDS)
         beat = beat_of(worker, "b")
-        assert (beat.task, beat.doing, beat.stuck) == (1, "execute", False)
+        assert (beat.task, beat.activity, beat.stuck) == (1, "execute", False)
         assert beat.turned_seconds >= beat.call_seconds
         eventually(lambda: beat_of(worker, "s").call_seconds < beat.call_seconds, SECONDS)
         go.set()
-        eventually(lambda: beat_of(worker, "b").doing == "waiting", SECONDS)
+        eventually(lambda: beat_of(worker, "b").activity == "waiting", SECONDS)
         assert beat_of(worker, "b").call_seconds == 0
 
 
@@ -139,7 +139,7 @@ def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCapture
         go.set()
         eventually(lambda: not worker.not_ready, SECONDS)
     (record,) = logged(caplog, "executor.stuck")
-    assert (record["component"], record["task"], record["doing"]) == ("b", 1, "execute")
+    assert (record["component"], record["task"], record["activity"]) == ("b", 1, "execute")
     assert record["seconds"] >= 1
     assert "never_ending_lookup" in record["stack"]
     assert len(logged(caplog, "executor.recovered")) == 1
@@ -210,7 +210,7 @@ def test_the_state_file(feeder: FeederSpout, tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [file]
     assert list(tmp_path.iterdir()) == [], "a worker that has ended well leaves no file"
     assert worker.not_ready == "stopped"
-    assert {each.doing for each in worker.beats} == {"ended"}
+    assert {each.activity for each in worker.heartbeats} == {"ended"}
 
 
 def test_a_file_that_cannot_be_written(

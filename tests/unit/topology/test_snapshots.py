@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tuplewire_topology.authoring.user_metrics import UserSample
-from tuplewire_topology.running.heartbeat import ExecutorBeat
+from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.receive_queue import QueueStatistics
 from tuplewire_topology.running.statistics import Counts, ExecutorStatistics, Latency
@@ -39,5 +39,5 @@ def test_reports_and_statistics_travel() -> None:
     ]
     statistics = replace(statistics, metrics=samples, omitted=2, received_bytes={"a": 9})
     assert from_values(ExecutorStatistics, to_values(statistics)) == statistics
-    beat = ExecutorBeat("b", range(3, 5), 4, "execute", 1.5, 2.5, stuck=True)
-    assert from_values(ExecutorBeat, to_values(beat)) == beat
+    beat = ExecutorHeartbeat("b", range(3, 5), 4, "execute", 1.5, 2.5, stuck=True)
+    assert from_values(ExecutorHeartbeat, to_values(beat)) == beat

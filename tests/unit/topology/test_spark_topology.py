@@ -19,35 +19,35 @@ from tuplewire_topology import BasicBolt, Spout, Topology, TopologyBuilder
 from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.authoring.tuples import Stream, Tuple, TupleSource
+from tuplewire_topology.coordination.control_channel import ControlInbox, ControlKind, ControlMessage
 from tuplewire_topology.coordination.coordinator import (
     SILENCE_SECONDS,
     Coordinator,
     Order,
     TaskUnresponsiveError,
 )
-from tuplewire_topology.coordination.mail import Mail, Mailbox, MailKind
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.serial.snapshots import to_values
 from tuplewire_topology.spark import rows
-from tuplewire_topology.spark.letters import as_output
+from tuplewire_topology.spark.dead_letter_rows import as_output
 from tuplewire_topology.spark.member import Submitted
-from tuplewire_topology.spark.nearest import RunToken
 from tuplewire_topology.spark.plan import SUBMITTER_TASK, Joined, Place, Plan
 from tuplewire_topology.spark.rows import ROWS_KEY, FailedRows, Output, Rows, failure_in, failure_text
 from tuplewire_topology.spark.submit import submit_topology
+from tuplewire_topology.spark.worker_lookup import RunToken
 
 RUN = "0123456789abcdef"
 
 
-def mail(rank: int, kind: MailKind, *values: object) -> Mail:
+def mail(rank: int, kind: ControlKind, *values: object) -> ControlMessage:
     """Return a control message of the run."""
-    return Mail(RUN, 7, rank, kind, values)
+    return ControlMessage(RUN, 7, rank, kind, values)
 
 
-def report(rank: int, wave: int, sent: int = 0, taken: int = 0, *, at_rest: bool = True) -> Mail:
+def report(rank: int, wave: int, sent: int = 0, taken: int = 0, *, at_rest: bool = True) -> ControlMessage:
     """Return a PySpark task's report for a wave."""
-    return mail(rank, MailKind.REPORT, wave, to_values(ProcessReport(at_rest, sent, taken)), 10, 20, 1)
+    return mail(rank, ControlKind.REPORT, wave, to_values(ProcessReport(at_rest, sent, taken)), 10, 20, 1)
 
 
 class Conversation:
@@ -57,12 +57,14 @@ class Conversation:
         self.now = 0.0
         self.coordinator = Coordinator(2, self.now, [["count", "other"], ["ranking"]])
 
-    def tell(self, *mails: Mail) -> list[Order]:
+    def tell(self, *mails: ControlMessage) -> list[Order]:
         """Deliver control messages, and return the orders after a second."""
         for each in mails:
             self.coordinator.take(each, self.now)
         self.now += 1.0
-        return [order for order in self.coordinator.orders(self.now) if order.kind is not MailKind.PROGRESS]
+        return [
+            order for order in self.coordinator.orders(self.now) if order.kind is not ControlKind.PROGRESS
+        ]
 
     def wave(self, number: int) -> list[Order]:
         """Let both tasks report that they are at rest."""
@@ -89,20 +91,23 @@ def test_an_unknown_setting_is_not_submitted(key: str, problem: str) -> None:
 def test_from_the_opening_to_the_end() -> None:
     """Spouts start when all tasks are ready; at the end, the last ticks are sent level by level."""
     talk = Conversation()
-    assert talk.tell(mail(0, MailKind.READY)) == []
-    assert talk.tell(mail(1, MailKind.READY)) == [Order(MailKind.ACTIVATE), Order(MailKind.ASK, (1,))]
+    assert talk.tell(mail(0, ControlKind.READY)) == []
+    assert talk.tell(mail(1, ControlKind.READY)) == [
+        Order(ControlKind.ACTIVATE),
+        Order(ControlKind.ASK, (1,)),
+    ]
     assert talk.tell(report(0, 1)) == []
-    assert talk.tell(report(1, 1, at_rest=False)) == [Order(MailKind.ASK, (2,))]
-    assert talk.wave(2) == [Order(MailKind.ASK, (3,))]
-    assert talk.wave(3) == [Order(MailKind.TICK, ("count", "other")), Order(MailKind.ASK, (1,))]
-    assert talk.tell(report(0, 1, sent=3), report(1, 1)) == [Order(MailKind.ASK, (2,))]
-    assert talk.tell(report(0, 2, sent=3), report(1, 2)) == [Order(MailKind.ASK, (3,))]
+    assert talk.tell(report(1, 1, at_rest=False)) == [Order(ControlKind.ASK, (2,))]
+    assert talk.wave(2) == [Order(ControlKind.ASK, (3,))]
+    assert talk.wave(3) == [Order(ControlKind.TICK, ("count", "other")), Order(ControlKind.ASK, (1,))]
+    assert talk.tell(report(0, 1, sent=3), report(1, 1)) == [Order(ControlKind.ASK, (2,))]
+    assert talk.tell(report(0, 2, sent=3), report(1, 2)) == [Order(ControlKind.ASK, (3,))]
     for wave in (3, 4):
         assert talk.coordinator.over is False
         orders = talk.tell(report(0, wave, sent=3), report(1, wave, taken=3))
-    assert orders == [Order(MailKind.TICK, ("ranking",)), Order(MailKind.ASK, (1,))]
-    assert talk.wave(1) == [Order(MailKind.ASK, (2,))]
-    assert talk.wave(2) == [Order(MailKind.CLOSE)]
+    assert orders == [Order(ControlKind.TICK, ("ranking",)), Order(ControlKind.ASK, (1,))]
+    assert talk.wave(1) == [Order(ControlKind.ASK, (2,))]
+    assert talk.wave(2) == [Order(ControlKind.CLOSE)]
     assert talk.coordinator.over
     assert talk.tell() == []
 
@@ -110,36 +115,39 @@ def test_from_the_opening_to_the_end() -> None:
 def test_stop_drains() -> None:
     """A stop deactivates the spouts once, and waits for tuples in flight."""
     talk = Conversation()
-    talk.tell(mail(0, MailKind.READY), mail(1, MailKind.READY))
-    assert talk.tell(mail(-1, MailKind.STOP, True)) == [Order(MailKind.DEACTIVATE, (True,))]
-    assert talk.tell(report(0, 1, sent=5), report(1, 1, taken=4)) == [Order(MailKind.ASK, (2,))]
-    assert talk.tell(report(0, 2, sent=5), report(1, 2, taken=5)) == [Order(MailKind.ASK, (3,))]
-    assert talk.tell(report(0, 3, sent=5), report(1, 3, taken=5))[0].kind is MailKind.TICK
+    talk.tell(mail(0, ControlKind.READY), mail(1, ControlKind.READY))
+    assert talk.tell(mail(-1, ControlKind.STOP, True)) == [Order(ControlKind.DEACTIVATE, (True,))]
+    assert talk.tell(report(0, 1, sent=5), report(1, 1, taken=4)) == [Order(ControlKind.ASK, (2,))]
+    assert talk.tell(report(0, 2, sent=5), report(1, 2, taken=5)) == [Order(ControlKind.ASK, (3,))]
+    assert talk.tell(report(0, 3, sent=5), report(1, 3, taken=5))[0].kind is ControlKind.TICK
 
 
 def test_an_inactive_topology_is_not_over() -> None:
     """While spouts are deactivated, no reports are requested; a stop still ends the topology."""
     talk = Conversation()
-    talk.tell(mail(0, MailKind.READY), mail(1, MailKind.READY))
-    assert talk.tell(mail(-1, MailKind.SWITCH, False)) == [Order(MailKind.DEACTIVATE, (True,))]
+    talk.tell(mail(0, ControlKind.READY), mail(1, ControlKind.READY))
+    assert talk.tell(mail(-1, ControlKind.SWITCH, False)) == [Order(ControlKind.DEACTIVATE, (True,))]
     assert talk.wave(1) == []
     assert talk.coordinator.wait_seconds(talk.now) > 0
     for _ in range(200):  # seconds, longer than the silence limit of a PySpark task
         assert talk.tell() == []
-    assert talk.tell(mail(-1, MailKind.SWITCH, True)) == [Order(MailKind.ACTIVATE), Order(MailKind.ASK, (2,))]
-    assert talk.tell(mail(-1, MailKind.SWITCH, False)) == [Order(MailKind.DEACTIVATE, (True,))]
+    assert talk.tell(mail(-1, ControlKind.SWITCH, True)) == [
+        Order(ControlKind.ACTIVATE),
+        Order(ControlKind.ASK, (2,)),
+    ]
+    assert talk.tell(mail(-1, ControlKind.SWITCH, False)) == [Order(ControlKind.DEACTIVATE, (True,))]
     assert talk.wave(2) == []
-    stopped = talk.tell(mail(-1, MailKind.STOP, True))
-    assert [order.kind for order in stopped] == [MailKind.DEACTIVATE, MailKind.TICK, MailKind.ASK]
+    stopped = talk.tell(mail(-1, ControlKind.STOP, True))
+    assert [order.kind for order in stopped] == [ControlKind.DEACTIVATE, ControlKind.TICK, ControlKind.ASK]
 
 
 def test_stop_before_the_opening() -> None:
     """A stop before all tasks are ready activates no spouts."""
     talk = Conversation()
-    assert talk.tell(mail(-1, MailKind.STOP, False), mail(0, MailKind.READY)) == []
-    assert talk.tell(mail(1, MailKind.READY)) == [
-        Order(MailKind.DEACTIVATE, (False,)),
-        Order(MailKind.ASK, (1,)),
+    assert talk.tell(mail(-1, ControlKind.STOP, False), mail(0, ControlKind.READY)) == []
+    assert talk.tell(mail(1, ControlKind.READY)) == [
+        Order(ControlKind.DEACTIVATE, (False,)),
+        Order(ControlKind.ASK, (1,)),
     ]
 
 
@@ -147,17 +155,17 @@ def test_failure_aborts() -> None:
     """A reported failure aborts the topology, even before all tasks are ready."""
     talk = Conversation()
     failed = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure("it", "Traceback"))
-    assert talk.tell(mail(1, MailKind.REPORT, 0, to_values(failed), 0, 0, 0)) == [Order(MailKind.ABORT)]
-    assert talk.tell(mail(0, MailKind.READY)) == []
+    assert talk.tell(mail(1, ControlKind.REPORT, 0, to_values(failed), 0, 0, 0)) == [Order(ControlKind.ABORT)]
+    assert talk.tell(mail(0, ControlKind.READY)) == []
 
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_silence_is_an_error(opened: bool) -> None:  # noqa: FBT001 - the two cases
     """An unresponsive PySpark task is named, whether it was ready or not."""
     talk = Conversation()
-    talk.tell(mail(0, MailKind.READY))
+    talk.tell(mail(0, ControlKind.READY))
     if opened:
-        talk.tell(mail(1, MailKind.READY))
+        talk.tell(mail(1, ControlKind.READY))
         talk.tell(report(0, 1))
     talk.now += SILENCE_SECONDS
     with pytest.raises(TaskUnresponsiveError, match=r"^PySpark task 1 has not answered for 120 s"):
@@ -342,7 +350,7 @@ def test_the_token_of_a_run_is_not_shown() -> None:
     assert secret not in repr(submitted)
     assert pickle.loads(pickle.dumps(submitted)).token.secret == secret  # noqa: S301 - our own
     assert secret != RunToken().secret
-    with submitted.token.kept() as file:
+    with submitted.token.as_file() as file:
         assert file.read_text() == f"run {secret}\n"
         assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert not file.parent.exists()
@@ -354,10 +362,10 @@ def test_the_token_of_a_run_is_not_shown() -> None:
 def test_mail_travels() -> None:
     """A control message survives a round trip, and other bytes are an error."""
     sent = report(1, 3)
-    assert Mail.from_bytes(sent.to_bytes()).to_bytes() == sent.to_bytes()
+    assert ControlMessage.from_bytes(sent.to_bytes()).to_bytes() == sent.to_bytes()
     for payload in (b"", b"\xff", b"\x94\x01\x02\x03\x04", sent.to_bytes()[:9]):
         with pytest.raises(MalformedError, match="no mail of a topology"):
-            Mail.from_bytes(payload)
+            ControlMessage.from_bytes(payload)
 
 
 def run_of(n_tuples: int) -> Emitted:
@@ -368,7 +376,7 @@ def run_of(n_tuples: int) -> Emitted:
 
 def test_output_waits_for_its_reader() -> None:
     """A bolt waits if the mailbox is full, until its rows are taken or discarded."""
-    inbox = Mailbox(most_rows=2)
+    inbox = ControlInbox(most_rows=2)
     inbox.put_runs([run_of(2)])
     entered, left = threading.Event(), threading.Event()
 
@@ -393,7 +401,7 @@ def test_output_waits_for_its_reader() -> None:
 
 def test_no_more_mail() -> None:
     """A waiting reader gets the error of a closed mailbox."""
-    inbox = Mailbox()
+    inbox = ControlInbox()
     inbox.fail(UnreachableError("gone"))
     with pytest.raises(UnreachableError, match="gone"):
         inbox.take(60)

@@ -116,7 +116,7 @@ async def test_off_means_no_observer() -> None:
 
     worker = ExecutorWorker(words())
     assert not worker.transfer.traced
-    assert worker._surroundings.tracing is None
+    assert worker._executor_context.tracing is None
 
 
 def test_a_send_has_a_span_with_its_error_and_a_refused_try_send_has_none(

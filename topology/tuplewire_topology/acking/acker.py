@@ -44,7 +44,7 @@ class _Tree:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class TupleUpdates:
     """The changes of one task since its previous report.
 
     `began` are the keys returned by begin(), and `columns` the tuples for each task. `lost` tuples are not
@@ -85,24 +85,24 @@ class Acker:
     def derive(self, runs: Sequence[Emitted]) -> None:
         """Prepare tuples that a bolt emitted, before they are sent. Does nothing here."""
 
-    def tell(self, news: News) -> list[AddressedTuples]:
+    def report(self, updates: TupleUpdates) -> list[AddressedTuples]:
         """Report changes, before the columns are sent. Return further tuples to send: none here.
 
         Roots of finished trees are ignored.
         """
-        tuples = chain(news.lost, *(column.tuples for column in news.columns))
+        tuples = chain(updates.lost, *(column.tuples for column in updates.columns))
         copies = Counter(_flat(map(_message_id, tuples)))
-        failed = [*news.failed, *(message.message_id for message in news.lost)]
-        if not (news.began or copies or news.acked or failed):
+        failed = [*updates.failed, *(message.message_id for message in updates.lost)]
+        if not (updates.began or copies or updates.acked or failed):
             return []
         finished: dict[int, list[tuple[Any, bool]]] = {}
         # Counted in C, without the lock. Design: docs/design/acking.md (tuples in sequence).
-        acked_copies, failed_copies = Counter(_flat(news.acked)), Counter(_flat(failed))
+        acked_copies, failed_copies = Counter(_flat(updates.acked)), Counter(_flat(failed))
         with self._lock:
             trees = self._trees
             touched: dict[Root, None] = {}
-            for key in news.began:
-                root = news.task, key
+            for key in updates.began:
+                root = updates.task, key
                 trees.setdefault(root, _Tree())  # a message id that is still pending shares its tree
                 touched[root] = None  # a tree without subscribers ends below
             for root, count in copies.items():
@@ -190,18 +190,18 @@ class AckerTracker:
                     roots = dict.fromkeys((acker, pair[:_KEY]) for acker, pair in message.message_id)
                     message.message_id = tuple((acker, root + number) for acker, root in roots)
 
-    def tell(self, news: News) -> list[AddressedTuples]:
+    def report(self, updates: TupleUpdates) -> list[AddressedTuples]:
         """Return reports for acker tasks. Failures precede edges, which may end the tree. See Acker."""
         edges: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        for root in news.began:
+        for root in updates.began:
             edges[self._acker_of(root)][root] = 0  # so that a tree without subscribers ends
-        for column in news.columns:
+        for column in updates.columns:
             ids = [message.message_id for message in column.tuples if message.message_id]
             _add(edges, ids, factor_of(column.task))
-        _add(edges, news.acked, self._own_factor)
-        _add(edges, news.failed, self._own_factor)
+        _add(edges, updates.acked, self._own_factor)
+        _add(edges, updates.failed, self._own_factor)
         fails: defaultdict[int, dict[int, None]] = defaultdict(dict)
-        for message_id in (*news.failed, *(message.message_id for message in news.lost)):
+        for message_id in (*updates.failed, *(message.message_id for message in updates.lost)):
             for acker, pair in message_id:
                 fails[acker][ID.unpack(pair)[0]] = None
         told = []

@@ -42,7 +42,7 @@ from tuplewire_topology.clusters.running_topology import (
 )
 from tuplewire_topology.clusters.worker_process import WorkerProcess
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
-from tuplewire_topology.running.heartbeat import ExecutorBeat
+from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.idle import ProcessReport
 
 
@@ -162,10 +162,10 @@ class DistributedTopology(RunningTopology):
         with self._changed() as assignment:
             assignment.inactive = not active
 
-    def _obey(self, coordinator: Coordinator, _: int, rank: int, order: Order) -> ProcessReport | None:
+    def _apply_order(self, coordinator: Coordinator, _: int, rank: int, order: Order) -> ProcessReport | None:
         if self.restarts and coordinator.exact:
             coordinator.forget_counts()
-        return self._workers[rank].obey(order)
+        return self._workers[rank].apply_order(order)
 
     def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
         """See RunningTopology. Only the tuples of `collect` are recorded."""
@@ -202,7 +202,7 @@ class DistributedTopology(RunningTopology):
         executors = [each for worker in self._workers for each in worker.statistics()[0]]
         return TopologyStatus(self.name, state, executors)
 
-    def beats(self) -> list[ExecutorBeat]:
+    def heartbeats(self) -> list[ExecutorHeartbeat]:
         """Return the activity of every executor at its worker's last heartbeat."""
         return [each for worker in self._workers for each in worker.statistics()[1]]
 

@@ -35,7 +35,7 @@ from tuplewire_topology.clusters.running_topology import (
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_reports import metric_families
 from tuplewire_topology.running.executor import Executor
-from tuplewire_topology.running.heartbeat import ExecutorBeat
+from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.idle import ProcessReport
 from tuplewire_topology.running.timer import SimulatedTimer
 
@@ -134,7 +134,7 @@ class LocalTopology(RunningTopology):
     def _tell(self, column: AddressedTuples) -> None:
         worker = self._worker_of[column.task]
         try:
-            worker.transfer.tell(column)
+            worker.transfer.send_outcomes(column)
         except ClosedError:
             if not worker.dead:  # a killed worker loses outcomes, as a crashed one does
                 raise
@@ -147,7 +147,7 @@ class LocalTopology(RunningTopology):
             for worker in self._workers:
                 worker.switch(active=active)
 
-    def _obey(self, _: Coordinator, changes: int, rank: int, order: Order) -> ProcessReport | None:
+    def _apply_order(self, _: Coordinator, changes: int, rank: int, order: Order) -> ProcessReport | None:
         worker = self._workers[rank]
         if worker.dead:
             report: ProcessReport | None = ProcessReport(at_rest=True, sent=0, taken=0)
@@ -180,13 +180,13 @@ class LocalTopology(RunningTopology):
         """Return the ledger of each worker, in messages; empty for a single worker."""
         return {hosted.peer[0]: hosted.ledger() for hosted, _ in self._hosted()}
 
-    def beats(self) -> list[ExecutorBeat]:
+    def heartbeats(self) -> list[ExecutorHeartbeat]:
         """Return the activity of every executor at its worker's last heartbeat."""
-        return [beat for worker in self._living() for beat in worker.beats]
+        return [beat for worker in self._living() for beat in worker.heartbeats]
 
     def metrics(self) -> list[pb.MetricFamily]:
         """Return the metrics of all executors, for a ProgramCollector in a registry of prometheus_client."""
-        return metric_families(self.status().executors, self.beats())
+        return metric_families(self.status().executors, self.heartbeats())
 
     def close(self, timeout: float = KILL_SECONDS) -> None:
         """Deactivate the topology, wait up to `timeout` seconds until it has finished, and end all workers.

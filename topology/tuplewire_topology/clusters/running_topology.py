@@ -15,14 +15,14 @@ from typing import Any
 from tuplewire.errors import TopologyError
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.clusters.capture import Captured
+from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
-from tuplewire_topology.coordination.mail import MailKind
 from tuplewire_topology.running.idle import ProcessReport
 from tuplewire_topology.running.statistics import ExecutorStatistics
 
 WAIT_SECONDS = 60.0
 KILL_SECONDS = 10.0
-_TO_WORKERS = frozenset({MailKind.ASK, MailKind.TICK})
+_TO_WORKERS = frozenset({ControlKind.ASK, ControlKind.TICK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,9 @@ class RunningTopology(ABC):
         self._conf = conf
 
     @abstractmethod
-    def _obey(self, coordinator: Coordinator, changes: int, rank: int, order: Order) -> ProcessReport | None:
+    def _apply_order(
+        self, coordinator: Coordinator, changes: int, rank: int, order: Order
+    ) -> ProcessReport | None:
         """Execute an order in a worker. `changes`: the changes of workers that the wait is a part of."""
 
     def _unfinished(self) -> str:
@@ -72,7 +74,7 @@ class RunningTopology(ABC):
         while True:
             for order in coordinator.orders(time.monotonic()):
                 for rank in range(self.n_workers) if order.kind in _TO_WORKERS else ():
-                    report = self._obey(coordinator, changes, rank, order)
+                    report = self._apply_order(coordinator, changes, rank, order)
                     if report is not None:
                         coordinator.take_report(rank, order.values[0], report, time.monotonic())
             if coordinator.over:

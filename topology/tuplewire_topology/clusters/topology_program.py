@@ -26,9 +26,9 @@ from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.clusters.reference import load_topology
+from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Order
 from tuplewire_topology.coordination.executor_reports import component_statuses, metric_families
-from tuplewire_topology.coordination.mail import MailKind
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure
 from tuplewire_topology.running.link import Link
@@ -124,7 +124,7 @@ class TopologyProgram(Program):
     def metrics(self) -> list[pb.MetricFamily]:
         """Return the metrics of the executors; empty before the first assignment."""
         executors = self._executors
-        return [] if executors is None else metric_families(executors.statistics(), executors.beats)
+        return [] if executors is None else metric_families(executors.statistics(), executors.heartbeats)
 
     def close(self, timeout: float) -> bool:
         """End the executors; log, and return False, if one does not end within `timeout` seconds."""
@@ -240,14 +240,14 @@ class TopologyProgram(Program):
             case CallKind.STATISTICS:
                 if (executors := self._executors) is None:
                     return [[], []]
-                return to_values([executors.statistics(), executors.beats])
+                return to_values([executors.statistics(), executors.heartbeats])
             case CallKind.ROWS:
                 (first,) = values
                 if first and self._captured is not None:
                     self._parts = _parts(self._captured)
                 return next(self._parts, None)
-            case MailKind.ASK | MailKind.TICK if (executors := self._step()) is not None:
-                return to_values(Order(MailKind(kind), tuple(values)).execute(executors))
+            case ControlKind.ASK | ControlKind.TICK if (executors := self._step()) is not None:
+                return to_values(Order(ControlKind(kind), tuple(values)).execute(executors))
             case _:
                 raise MalformedError(f"{kind!r} is unknown, or not possible before the first assignment")
         return None

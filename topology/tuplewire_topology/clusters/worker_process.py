@@ -26,10 +26,10 @@ from tuplewire.wire import control_pb2
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.clusters.launch_settings import LaunchSettings
 from tuplewire_topology.clusters.topology_program import CallKind
+from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Order
-from tuplewire_topology.coordination.mail import MailKind
 from tuplewire_topology.coordination.termination import ProcessFailedError
-from tuplewire_topology.running.heartbeat import ExecutorBeat
+from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.statistics import ExecutorStatistics
 from tuplewire_topology.serial.snapshots import from_values
@@ -129,12 +129,13 @@ class WorkerProcess:
         if self._assignment is not None:
             self._client.update_assignment(self._assignment)
         # The answer comes once the tasks are open.
-        self._call(MailKind.ASK, 0, seconds=self._settings.start_seconds + _ANSWER_SECONDS)
+        self._call(ControlKind.ASK, 0, seconds=self._settings.start_seconds + _ANSWER_SECONDS)
 
     def follow(self, assignment: control_pb2.Assignment) -> None:
         """Send an assignment; a process that is being restarted gets it afterwards."""
         self._assignment = assignment
-        with contextlib.suppress(UnreachableError, ClosedError):  # obey() raises the failure, if it is final
+        # apply_order() raises the failure, if it is final.
+        with contextlib.suppress(UnreachableError, ClosedError):
             self._client.update_assignment(assignment)
 
     def assignment(self) -> control_pb2.Assignment | None:
@@ -161,7 +162,7 @@ class WorkerProcess:
             raise self._failure
         return value
 
-    def obey(self, order: Order) -> ProcessReport | None:
+    def apply_order(self, order: Order) -> ProcessReport | None:
         """Send an order, and return the report of the process if the order requests it.
 
         A process that is being restarted is not at rest. Raises the failure of one that is not restarted.
@@ -171,7 +172,7 @@ class WorkerProcess:
         except (UnreachableError, ClosedError, ProcessFailedError):
             self.check()
             report = None
-        if order.kind is not MailKind.ASK:
+        if order.kind is not ControlKind.ASK:
             return None
         if report is None:
             return ProcessReport(at_rest=False, sent=0, taken=0)
@@ -184,12 +185,12 @@ class WorkerProcess:
         if self._given_up is not None:
             raise self._given_up
 
-    def statistics(self) -> tuple[list[ExecutorStatistics], list[ExecutorBeat]]:
+    def statistics(self) -> tuple[list[ExecutorStatistics], list[ExecutorHeartbeat]]:
         """Return snapshots of its executors, and their activity at the last heartbeat."""
         statistics, beats = self._call(CallKind.STATISTICS)
         return (
             [from_values(ExecutorStatistics, each) for each in statistics],
-            [from_values(ExecutorBeat, each) for each in beats],
+            [from_values(ExecutorHeartbeat, each) for each in beats],
         )
 
     def ledger(self) -> LedgerSnapshot:

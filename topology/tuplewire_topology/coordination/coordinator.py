@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuplewire.errors import TuplewireError
-from tuplewire_topology.coordination.mail import Mail, MailKind
+from tuplewire_topology.coordination.control_channel import ControlKind, ControlMessage
 from tuplewire_topology.coordination.termination import Termination
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import ProcessReport
@@ -34,17 +34,17 @@ class TaskUnresponsiveError(TuplewireError):
 class Order:
     """A control message for all workers or, if its kind is PROGRESS, for the submitter."""
 
-    kind: MailKind
+    kind: ControlKind
     values: tuple[Any, ...] = ()
 
     def execute(self, worker: ExecutorWorker) -> ProcessReport | None:
         """Execute the order in a worker of this process. Raises its failure if a report is requested."""
         match self.kind:
-            case MailKind.ACTIVATE | MailKind.DEACTIVATE:
-                worker.switch(active=self.kind is MailKind.ACTIVATE)
-            case MailKind.TICK:
+            case ControlKind.ACTIVATE | ControlKind.DEACTIVATE:
+                worker.switch(active=self.kind is ControlKind.ACTIVATE)
+            case ControlKind.TICK:
                 worker.tick(self.values)
-            case MailKind.ASK:
+            case ControlKind.ASK:
                 (wave,) = self.values
                 report = worker.report(anew=wave == 1)
                 worker.check()
@@ -100,21 +100,21 @@ class Coordinator:
     def _asking(self) -> Termination:
         return Termination(self._ranks, exact=self.exact)
 
-    def take(self, mail: Mail, now: float) -> None:
+    def take(self, mail: ControlMessage, now: float) -> None:
         """Apply a control message that was sent to the coordinator."""
         match mail.kind:
-            case MailKind.READY:
+            case ControlKind.READY:
                 self._opening.discard(mail.rank)
                 self._heard = now
-            case MailKind.REPORT:
+            case ControlKind.REPORT:
                 wave, report, *counts = mail.values
                 self._counts[mail.rank] = (counts[0], counts[1], counts[2])
                 self.take_report(mail.rank, wave, from_values(ProcessReport, report), now)
-            case MailKind.STOP:
+            case ControlKind.STOP:
                 (output_wanted,) = mail.values
                 self._stop = bool(output_wanted) and self._stop is not False  # unwanted output stays unwanted
                 self._pause = _FIRST_PAUSE_SECONDS  # the end may be near
-            case MailKind.SWITCH:
+            case ControlKind.SWITCH:
                 (self._active,) = mail.values
             case _:
                 raise TuplewireError(f"the coordinator does not take mail that says {mail.kind}")
@@ -155,7 +155,7 @@ class Coordinator:
             return orders
         if self._failed:
             self.over = True
-            return [Order(MailKind.ABORT)]
+            return [Order(ControlKind.ABORT)]
         if not self._opening:
             orders += self._go_on(now)
         if not self.over and now - self._heard > SILENCE_SECONDS:
@@ -172,16 +172,16 @@ class Coordinator:
             level = next(self._tick_levels, None)
             if level is None:
                 self.over = True
-                return [*orders, self._progress(), Order(MailKind.CLOSE)]
+                return [*orders, self._progress(), Order(ControlKind.CLOSE)]
             # The last ticks may emit tuples, so detect termination from the start.
             self._ask_anew()
             self._ask_at = now
-            orders.append(Order(MailKind.TICK, tuple(level)))
+            orders.append(Order(ControlKind.TICK, tuple(level)))
         if self._is_paused:
             self._heard = now  # no reports are due
         elif self._asked < self._termination.wave and now >= self._ask_at:
             self._asked = self._termination.wave
-            orders.append(Order(MailKind.ASK, (self._asked,)))
+            orders.append(Order(ControlKind.ASK, (self._asked,)))
         if now - self._told >= _PROGRESS_SECONDS:
             self._told = now
             orders.append(self._progress())
@@ -198,12 +198,12 @@ class Coordinator:
             return []
         self._switched = (active, self._stop)
         if active:
-            return [Order(MailKind.ACTIVATE)]
-        return [Order(MailKind.DEACTIVATE, (self._stop is not False,))]
+            return [Order(ControlKind.ACTIVATE)]
+        return [Order(ControlKind.DEACTIVATE, (self._stop is not False,))]
 
     def _progress(self) -> Order:
         counts = self._counts.values()
-        return Order(MailKind.PROGRESS, tuple(sum(each[of] for each in counts) for of in range(3)))
+        return Order(ControlKind.PROGRESS, tuple(sum(each[of] for each in counts) for of in range(3)))
 
     def wait_seconds(self, now: float) -> float:
         """Return the seconds until the next order may be due without further messages."""

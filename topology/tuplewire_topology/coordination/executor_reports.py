@@ -14,7 +14,7 @@ from typing import Any
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.running.executor import Executor
-from tuplewire_topology.running.heartbeat import ExecutorBeat
+from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.statistics import Counts, ExecutorStatistics
 
 _PREFIX = "tuplewire_"
@@ -129,7 +129,7 @@ _BEATS: _Table = {
 
 
 def metric_families(
-    statistics: Sequence[ExecutorStatistics], beats: Sequence[ExecutorBeat]
+    statistics: Sequence[ExecutorStatistics], beats: Sequence[ExecutorHeartbeat]
 ) -> list[pb.MetricFamily]:
     """Return Storm's built-in metrics, and the metrics registered by tasks, of all executors of this process.
 
@@ -153,7 +153,7 @@ def metric_families(
 def _families(
     kind: pb.MetricKind,
     table: _Table,
-    snapshots: Sequence[ExecutorStatistics | ExecutorBeat],
+    snapshots: Sequence[ExecutorStatistics | ExecutorHeartbeat],
     *labels: str,
 ) -> Iterator[pb.MetricFamily]:
     for name, (value_of, text) in table.items():

@@ -21,7 +21,7 @@ from tuplewire_topology.authoring.collector import OutputCollector
 from tuplewire_topology.authoring.component import Bolt
 from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, AddressedTuples, Tuple
 from tuplewire_topology.running.executor import BATCH, Executor, Task
-from tuplewire_topology.running.statistics import ColumnAtWork, Doing
+from tuplewire_topology.running.statistics import ColumnAtWork, ExecutorActivity
 from tuplewire_topology.running.tuple_observer import TaskObserver
 
 
@@ -63,10 +63,10 @@ class BoltExecutor(Executor[BoltTask]):
             partial(self._failed, opened),
             partial(self._told, task),
         )
-        context = self._surroundings.context(task)
+        context = self._executor_context.context(task)
         bolt.prepare(self.conf, context, collector)
         opened.hooks = context.hooks
-        if (tracing := self._surroundings.tracing) is not None:
+        if (tracing := self._executor_context.tracing) is not None:
             observer = TaskObserver(tracing, self.component, task)
             opened.outbox.observe, opened.execute = observer.emitted, observer.around(bolt.execute)
         return opened
@@ -76,14 +76,14 @@ class BoltExecutor(Executor[BoltTask]):
 
     def _take(self, column: AddressedTuples) -> None:
         task = self._tasks[column.task]
-        if self._surroundings.received is not None:
-            self._surroundings.received(self.component.id, column.tuples)
+        if self._executor_context.received is not None:
+            self._executor_context.received(self.component.id, column.tuples)
         execute, pulse = task.execute, self.pulse
         began, sending = pulse.clock(), self.tally.sending_seconds
         self.tally.column = ColumnAtWork(
             began, sending, pulse.calls, column.tuples[0].source, len(column.tuples)
         )
-        pulse.enter(task.id, Doing.EXECUTE)
+        pulse.enter(task.id, ExecutorActivity.EXECUTE)
         timed = began
         for message in column.tuples:
             if self._stopping:  # without _finished(), so the column's sender gets no acknowledgement
@@ -174,7 +174,7 @@ class AckerExecutor(Executor[AckerTask]):
                     roots[spout, ACK_STREAM if processed else FAIL_STREAM].append(root)
             except MalformedTupleError as error:  # counted and logged: it may come from another process
                 self._told(task.id, error, message)
-        topology = self._surroundings.topology
+        topology = self._executor_context.topology
         columns = [
             AddressedTuples(spout, [Tuple([to_block(some)], topology.source(task.id, stream))])
             for (spout, stream), some in roots.items()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from tuplewire.errors import ClosedError
 from tuplewire.grouping.grouping import LoadSource, LocalitySource
 from tuplewire.text.events import event_logger
-from tuplewire_topology.acking.acker import News, TupleTracker
+from tuplewire_topology.acking.acker import TupleTracker, TupleUpdates
 from tuplewire_topology.authoring.collector import Emitted, Outbox
 from tuplewire_topology.authoring.component import DeadLetter, TaskError, TopologyContext
 from tuplewire_topology.authoring.description import Topology
@@ -29,7 +29,13 @@ from tuplewire_topology.authoring.user_metrics import UserMetrics
 from tuplewire_topology.running.idle import IdleWatch
 from tuplewire_topology.running.outgoing import Outgoing
 from tuplewire_topology.running.receive_queue import ReceiveQueue
-from tuplewire_topology.running.statistics import Doing, ExecutorLoad, ExecutorStatistics, Pulse, Tally
+from tuplewire_topology.running.statistics import (
+    ExecutorActivity,
+    ExecutorLoad,
+    ExecutorStatistics,
+    Pulse,
+    Tally,
+)
 
 if TYPE_CHECKING:
     from tuplewire.tracing.spans import Tracing
@@ -43,7 +49,7 @@ Undeliverable = Callable[[Tuple, Exception], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class ExecutorContext:
     """Services of the process that an executor uses. All callbacks run on the executor's thread.
 
     Attributes:
@@ -102,18 +108,18 @@ TaskKind = TypeVar("TaskKind", bound=Task)
 class Executor(ABC, Generic[TaskKind]):
     """Runs tasks of one component on its own thread. `tally` has its totals, `pulse` its current activity."""
 
-    opening = Doing.PREPARE
-    closing = Doing.CLEANUP
+    opening = ExecutorActivity.PREPARE
+    closing = ExecutorActivity.CLEANUP
 
-    def __init__(self, tasks: range, surroundings: Surroundings) -> None:
+    def __init__(self, tasks: range, executor_context: ExecutorContext) -> None:
         self.tasks = tasks
-        self.component = surroundings.topology.component_of(tasks[0])
-        self.conf = {**surroundings.conf, **self.component.configuration}  # the component's settings win
+        self.component = executor_context.topology.component_of(tasks[0])
+        self.conf = {**executor_context.conf, **self.component.configuration}  # the component's settings win
         self.settings = TopologySettings.from_conf(self.conf)
         self.queue = ReceiveQueue(self.settings.receive_queue_tuples)
         self.tally = Tally()
         self.pulse = Pulse(tasks[0])
-        self._surroundings = surroundings
+        self._executor_context = executor_context
         self._tasks: dict[int, TaskKind] = {}
         self._load = ExecutorLoad()
         self._refresh_due = self._rotation_due = False
@@ -162,11 +168,11 @@ class Executor(ABC, Generic[TaskKind]):
             self.thread.join(timeout)
         return not self.thread.is_alive()
 
-    def look_at_load(self) -> float:
+    def update_load(self) -> float:
         """Return the current load, 0 to 1; call this about once a second. See ExecutorLoad."""
         counts, queue = self.tally.at_work(self.pulse), self.queue.statistics()
         busy_seconds = counts.execute.seconds + counts.sending_seconds
-        wait = self._load.look(queue.arrived, counts.executed, busy_seconds)
+        wait = self._load.update(queue.arrived, counts.executed, busy_seconds)
         return max(queue.fill, wait)  # a nearly full queue is a load even if tuples are fast
 
     @property
@@ -176,7 +182,7 @@ class Executor(ABC, Generic[TaskKind]):
 
     def statistics(self, received_bytes: Mapping[str, int]) -> ExecutorStatistics:
         """Return a snapshot with the metrics of tasks, which may call gauges of the user."""
-        metrics = self._surroundings.metrics
+        metrics = self._executor_context.metrics
         return ExecutorStatistics(
             self.component.id,
             self.tasks,
@@ -195,7 +201,7 @@ class Executor(ABC, Generic[TaskKind]):
             for task in self.tasks:
                 self.pulse.enter(task, self.opening)
                 self._tasks[task] = self._always(task, partial(self._open, task))
-            self.pulse.doing = Doing.WAITING
+            self.pulse.activity = ExecutorActivity.WAITING
             self.opened.set()
             while not self._stopping:
                 self.pulse.turn()
@@ -203,20 +209,20 @@ class Executor(ABC, Generic[TaskKind]):
                 if self._finishing and self.queue.close_if_unused():
                     break
         except TaskError as error:
-            self._surroundings.failed(error)
+            self._executor_context.failed(error)
         except ClosedError:
             # An executor that this one sends to has stopped; its owner reports the cause.
             logger.info(
                 "executor.abandoned", extra={"component": self.component.id, "tasks": str(self.tasks)}
             )
         except BaseException as error:  # noqa: BLE001 - a user's sys.exit(), or a defect here
-            self._surroundings.failed(self._told(self.pulse.task, error))
+            self._executor_context.failed(self._told(self.pulse.task, error))
         finally:
             self.queue.close()
             self.opened.set()  # the starter must not wait for tasks that could not be opened
             if not self._abandoned:
                 self._close_all()
-            self.pulse.doing = Doing.ENDED
+            self.pulse.activity = ExecutorActivity.ENDED
 
     def _close_all(self) -> None:
         for task in self._tasks.values():
@@ -225,7 +231,7 @@ class Executor(ABC, Generic[TaskKind]):
                 self._close(task)
                 task.observe(methodcaller("cleanup"))
             except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
-                self._surroundings.failed(self._told(task.id, error))
+                self._executor_context.failed(self._told(task.id, error))
 
     def _always(self, task: int, call: Callable[[], Any]) -> Any:
         """Call user code; an error from it ends the executor under every policy."""
@@ -240,7 +246,7 @@ class Executor(ABC, Generic[TaskKind]):
 
     def _turn(self) -> None:
         """Process a batch, or wait for tuples."""
-        self.pulse.doing = Doing.WAITING
+        self.pulse.activity = ExecutorActivity.WAITING
         for column in self.queue.consume(BATCH, self._patience()):
             self._take(column)
         if self._rotation_due:  # requested by a timer, done here: trees and pending tuples have no lock
@@ -258,7 +264,7 @@ class Executor(ABC, Generic[TaskKind]):
     def _finished(self, column: AddressedTuples) -> None:
         if column.done is not None:
             column.done()
-        self._surroundings.idle.executed(len(column.tuples))
+        self._executor_context.idle.executed(len(column.tuples))
 
     def _rotate(self) -> None:
         """Drop tracked tuples that exceed the timeout; bolts track none."""
@@ -268,7 +274,7 @@ class Executor(ABC, Generic[TaskKind]):
 
     def _parts(self, task: int) -> tuple[int, Outbox, Outgoing, TupleTracker | None]:
         """Return the arguments that all kinds of Task share."""
-        around = self._surroundings
+        around = self._executor_context
         outgoing = Outgoing(around.topology, task, around.locality, around.loads)
         outbox = Outbox(around.topology, task)
         outbox.serialize = around.serialize
@@ -281,7 +287,7 @@ class Executor(ABC, Generic[TaskKind]):
         told = TaskError(self.component.id, task, error, message)
         self.tally.errors += 1
         logger.warning("task.error", extra={"reason": str(told)})
-        self._surroundings.error(told)
+        self._executor_context.error(told)
         return told
 
     def _raised(self, task: int, error: Exception, message: Tuple | None = None, tries: int = 0) -> bool:
@@ -295,7 +301,7 @@ class Executor(ABC, Generic[TaskKind]):
             raise told from error
         if policy is not ErrorPolicy.DEAD_LETTER or message is None:  # next_tuple() raises without a tuple
             return False
-        return self._surroundings.dead_letter(DeadLetter(message, told, tries)) is not False
+        return self._executor_context.dead_letter(DeadLetter(message, told, tries)) is not False
 
     # --- emitted tuples -----------------------------------------------------------------------------------
 
@@ -321,23 +327,23 @@ class Executor(ABC, Generic[TaskKind]):
             self.tally.transferred[stream] += sum(len(column.tuples) for column in copies)
             columns += copies
         # The acker gets each copy before it is in flight, so no count is 0 too early (docs/design/acking.md).
-        columns += self._tell_acker(task, began, columns, lost)
-        if runs and self._surroundings.emitted is not None:
-            self._surroundings.emitted(runs)
+        columns += self._report_to_acker(task, began, columns, lost)
+        if runs and self._executor_context.emitted is not None:
+            self._executor_context.emitted(runs)
         if columns:
             self._transfer(task, columns)
         if task.failed:  # copies that could not be sent
-            self._transfer(task, self._tell_acker(task))
+            self._transfer(task, self._report_to_acker(task))
         return runs
 
     def _transfer(self, task: Task, columns: Sequence[AddressedTuples]) -> None:
         """Send columns, waiting for free space, and measure the time."""
         pulse = self.pulse
-        doing, began = pulse.doing, pulse.clock()
-        pulse.doing = Doing.SENDING  # a wait for free space is not a stuck call
+        activity, began = pulse.activity, pulse.clock()
+        pulse.activity = ExecutorActivity.SENDING  # a wait for free space is not a stuck call
         self.tally.sends_since = began
-        self._surroundings.transfer(columns, partial(self._undeliverable, task))
-        pulse.enter(pulse.task, doing)
+        self._executor_context.transfer(columns, partial(self._undeliverable, task))
+        pulse.enter(pulse.task, activity)
         self.tally.sends_since = None
         self.tally.sending_seconds += pulse.clock() - began
 
@@ -357,7 +363,7 @@ class Executor(ABC, Generic[TaskKind]):
         take = run.tuples.__getitem__
         return [AddressedTuples(target, list(map(take, positions))) for target, positions in routes.items()]
 
-    def _tell_acker(
+    def _report_to_acker(
         self,
         task: Task,
         began: Sequence[Any] = (),
@@ -368,7 +374,7 @@ class Executor(ABC, Generic[TaskKind]):
         failed, task.failed = task.failed, []
         if task.tracker is None:
             return []
-        return task.tracker.tell(News(task.id, began, columns, lost, acked, failed))
+        return task.tracker.report(TupleUpdates(task.id, began, columns, lost, acked, failed))
 
     def _began(self, task: TaskKind, runs: Sequence[Emitted]) -> list[Any]:
         """Start to track emitted tuples; return the tracker's keys for tuples of spouts."""

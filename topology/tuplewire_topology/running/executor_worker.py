@@ -26,8 +26,8 @@ from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
 from tuplewire_topology.running.bolt_executor import AckerExecutor, BoltExecutor
-from tuplewire_topology.running.executor import Executor, Surroundings
-from tuplewire_topology.running.heartbeat import ExecutorBeat, Heartbeats
+from tuplewire_topology.running.executor import Executor, ExecutorContext
+from tuplewire_topology.running.heartbeat import ExecutorHeartbeat, Heartbeats
 from tuplewire_topology.running.idle import Failure, IdleWatch, ProcessReport
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.receive_queue import ReceiveQueue
@@ -52,7 +52,7 @@ class ExecutorWorker:
         link: Connects other processes with tasks of the topology.
         acker: Tracks tuples if the topology has no acker tasks (with_ackers). The workers of a process can
             share it. If both it and `link` are missing, the worker creates one.
-        error, dead_letter, emitted, received: See Surroundings.
+        error, dead_letter, emitted, received: See ExecutorContext.
         state_file: Gets each heartbeat as JSON; removed after a clean end.
         port: The worker's port, for the contexts of its tasks.
     """
@@ -102,8 +102,8 @@ class ExecutorWorker:
             traced=spans is not None,
         )
         if acker is None and link is None and not has_ackers:  # with a link, trees may span processes
-            acker = Acker(self.transfer.tell)
-        self._surroundings = Surroundings(
+            acker = Acker(self.transfer.send_outcomes)
+        self._executor_context = ExecutorContext(
             topology=topology,
             conf=conf,
             context=lambda task: TopologyContext(
@@ -130,11 +130,11 @@ class ExecutorWorker:
         self._timer: Timer = timer or SystemTimer(self._timer_failed)
         self._heartbeats = Heartbeats(topology_id, lambda: self.executors, self._problem, state_file)
         self._recurring: list[Cancel] = []
-        self._ticks = Ticks(self._timer, self.idle, self.transfer.tell)
+        self._ticks = Ticks(self._timer, self.idle, self.transfer.send_outcomes)
 
     def _executors_of(self, wanted: frozenset[int]) -> Iterator[range]:
         """Yield the tasks of each wanted executor; TopologyError if only some of its tasks are wanted."""
-        topology = self._surroundings.topology
+        topology = self._executor_context.topology
         for tasks in (each for name in topology.components for each in topology.executors_of(name)):
             here = wanted.intersection(tasks)
             if here and len(here) < len(tasks):
@@ -145,9 +145,9 @@ class ExecutorWorker:
                 yield tasks
 
     def _make(self, tasks: range) -> Executor[Any]:
-        component = self._surroundings.topology.component_of(tasks[0])
+        component = self._executor_context.topology.component_of(tasks[0])
         kind: type[Executor[Any]] = SpoutExecutor if component.kind is ComponentKind.SPOUT else BoltExecutor
-        executor = (AckerExecutor if component.id == ACKER_COMPONENT else kind)(tasks, self._surroundings)
+        executor = (AckerExecutor if component.id == ACKER_COMPONENT else kind)(tasks, self._executor_context)
         self.executors = [*self.executors, executor]  # a new list: other threads iterate over the old one
         self._queues.update(dict.fromkeys(tasks, executor.queue))
         return executor
@@ -198,8 +198,8 @@ class ExecutorWorker:
 
     def tick(self, bolts: Iterable[str]) -> None:
         """Send the final tick to the tasks of these bolts, at the end of the topology."""
-        topology = self._surroundings.topology
-        self._ticks.give_last(task for bolt in bolts for task in topology.tasks_of(bolt))
+        topology = self._executor_context.topology
+        self._ticks.send_last(task for bolt in bolts for task in topology.tasks_of(bolt))
 
     def finished(self, epoch: int = 0) -> bool:
         """Return True if every spout is inactive, or was exhausted in a round of this epoch or later."""
@@ -324,7 +324,7 @@ class ExecutorWorker:
         if self.link is not None:
             self.link.leave(tasks)
         self.tasks -= frozenset(tasks)
-        self._surroundings.metrics.forget(tasks)
+        self._executor_context.metrics.forget(tasks)
         self.check()
 
     def _failed(self, error: TuplewireError) -> None:
@@ -349,7 +349,7 @@ class ExecutorWorker:
     def _refresh(self) -> None:
         if self._closed:  # a shared timer may call this once more
             return
-        loads = ((each.tasks, each.look_at_load()) for each in self.executors)
+        loads = ((each.tasks, each.update_load()) for each in self.executors)
         self._own_loads = {task: load for tasks, load in loads for task in tasks}
         if self._host is not None:
             self._host.report_loads(self._own_loads)
@@ -364,7 +364,7 @@ class ExecutorWorker:
         return "" if self.link is None else self.link.not_connected
 
     @property
-    def beats(self) -> Sequence[ExecutorBeat]:
+    def heartbeats(self) -> Sequence[ExecutorHeartbeat]:
         """The activity of every executor at the last heartbeat."""
         return self._heartbeats.last
 

@@ -26,12 +26,12 @@ logger = event_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorBeat:
+class ExecutorHeartbeat:
     """The activity of an executor.
 
     Attributes:
         task: The task that is running.
-        doing: See `Doing`.
+        activity: See `ExecutorActivity`.
         call_seconds: Time in the current call of user code; 0 if there is none.
         turned_seconds: Time since the current turn of its loop started.
         stuck: True if the call takes longer than nimbus.task.timeout.secs.
@@ -40,14 +40,15 @@ class ExecutorBeat:
     component: str
     tasks: range
     task: int
-    doing: str
+    activity: str
     call_seconds: float
     turned_seconds: float
     stuck: bool
 
     def __str__(self) -> str:
         return (
-            f"task {self.task} of {self.component!r} has been in {self.doing}() for {self.call_seconds:.0f} s"
+            f"task {self.task} of {self.component!r} has been in {self.activity}() "
+            f"for {self.call_seconds:.0f} s"
         )
 
 
@@ -63,7 +64,7 @@ class Heartbeats:
     executors: Callable[[], Sequence[Executor[Any]]]
     problem: Callable[[], str]
     file: Path | None
-    last: Sequence[ExecutorBeat] = field(init=False)
+    last: Sequence[ExecutorHeartbeat] = field(init=False)
     _began: float = field(default_factory=time.monotonic)
     _watches: dict[Executor[Any], CallWatch] = field(default_factory=dict)
     _stuck: frozenset[Executor[Any]] = frozenset()
@@ -99,10 +100,10 @@ class Heartbeats:
         """The current reason why the worker is not ready, with the calls that were stuck at the last beat."""
         return "; ".join(filter(None, [self.problem(), *(str(beat) for beat in self.last if beat.stuck)]))
 
-    def _take(self) -> Sequence[ExecutorBeat]:
+    def _take(self) -> Sequence[ExecutorHeartbeat]:
         watches = self._watches  # the new dict drops executors that were removed
         self._watches = {each: watches.get(each) or CallWatch(each.pulse) for each in self.executors()}
-        beats = {each: _beat(each, watch.look()) for each, watch in self._watches.items()}
+        beats = {each: _beat(each, watch.call_seconds()) for each, watch in self._watches.items()}
         stuck = frozenset(each for each, beat in beats.items() if beat.stuck)
         for each in stuck - self._stuck:  # not again at each beat
             _log_stuck(each, beats[each])
@@ -112,20 +113,20 @@ class Heartbeats:
         return tuple(beats.values())
 
 
-def _beat(executor: Executor[Any], call_seconds: float) -> ExecutorBeat:
+def _beat(executor: Executor[Any], call_seconds: float) -> ExecutorHeartbeat:
     pulse = executor.pulse
-    return ExecutorBeat(
+    return ExecutorHeartbeat(
         executor.component.id,
         executor.tasks,
         pulse.task,
-        pulse.doing.value,
+        pulse.activity.value,
         call_seconds,
         pulse.clock() - pulse.turned,
         call_seconds >= executor.settings.task_timeout_seconds,
     )
 
 
-def _log_stuck(executor: Executor[Any], beat: ExecutorBeat) -> None:
+def _log_stuck(executor: Executor[Any], beat: ExecutorHeartbeat) -> None:
     frame = sys._current_frames().get(executor.thread.ident or -1)  # shows the place in the user's code
     stack = "" if frame is None else "".join(traceback.format_stack(frame))
     logger.warning(
@@ -133,7 +134,7 @@ def _log_stuck(executor: Executor[Any], beat: ExecutorBeat) -> None:
         extra={
             "component": beat.component,
             "task": beat.task,
-            "doing": beat.doing,
+            "activity": beat.activity,
             "seconds": round(beat.call_seconds, 1),
             "stack": stack,
         },

@@ -23,8 +23,8 @@ from tuplewire_topology.authoring.collector import Emitted, SpoutOutputCollector
 from tuplewire_topology.authoring.component import Spout
 from tuplewire_topology.authoring.description import ACKER_COMPONENT
 from tuplewire_topology.authoring.tuples import ACK_STREAM, AddressedTuples, TupleSource
-from tuplewire_topology.running.executor import BATCH, Executor, Surroundings, Task
-from tuplewire_topology.running.statistics import Doing
+from tuplewire_topology.running.executor import BATCH, Executor, ExecutorContext, Task
+from tuplewire_topology.running.statistics import ExecutorActivity
 from tuplewire_topology.running.tuple_observer import TaskObserver
 
 _ROUND_SECONDS = 0.001
@@ -55,11 +55,11 @@ class SpoutExecutor(Executor[SpoutTask]):
     `spout_wait_seconds`. It becomes active once `ExecutorContext.ready()` returns True.
     """
 
-    opening = Doing.OPEN
-    closing = Doing.CLOSE
+    opening = ExecutorActivity.OPEN
+    closing = ExecutorActivity.CLOSE
 
-    def __init__(self, tasks: range, surroundings: Surroundings) -> None:
-        super().__init__(tasks, surroundings)
+    def __init__(self, tasks: range, executor_context: ExecutorContext) -> None:
+        super().__init__(tasks, executor_context)
         self._wanted = False
         self._active = False
         self._emitted = False
@@ -67,7 +67,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._finished_in = _BUSY
         """The epoch of the last round if every task was exhausted in it, else _BUSY."""
         self._expires = bool(  # the acker of a single process has no timeout
-            ACKER_COMPONENT in surroundings.topology.components and self.settings.message_timeout_seconds
+            ACKER_COMPONENT in executor_context.topology.components and self.settings.message_timeout_seconds
         )
 
     @property
@@ -91,10 +91,10 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     def _open(self, task: int) -> SpoutTask:
         opened = SpoutTask(*self._parts(task), spout=deepcopy(self.component.template))
-        if (tracing := self._surroundings.tracing) is not None:
+        if (tracing := self._executor_context.tracing) is not None:
             opened.outbox.observe = TaskObserver(tracing, self.component, task).emitted
         collector = SpoutOutputCollector(opened.outbox, partial(self._told, task), self.queue.wake)
-        context = self._surroundings.context(task)
+        context = self._executor_context.context(task)
         opened.spout.open(self.conf, context, collector)
         opened.hooks = context.hooks
         return opened
@@ -105,7 +105,7 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _turn(self) -> None:
         super()._turn()
         # Only the start waits for the connections to other workers; the end does not.
-        if self._active != self._wanted and (self._active or self._surroundings.ready()):
+        if self._active != self._wanted and (self._active or self._executor_context.ready()):
             self._change()
         if self._active and not self._stopping:
             self._round()
@@ -120,7 +120,7 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _change(self) -> None:
         wanted = self._wanted
         for task in self._tasks.values():
-            self.pulse.enter(task.id, Doing.ACTIVATE if wanted else Doing.DEACTIVATE)
+            self.pulse.enter(task.id, ExecutorActivity.ACTIVATE if wanted else ExecutorActivity.DEACTIVATE)
             self._always(task.id, task.spout.activate if wanted else task.spout.deactivate)
         self._finished_in = _BUSY
         self._active = wanted
@@ -152,7 +152,7 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _tell_one(self, task: SpoutTask, pending: Pending, now: float, *, processed: bool) -> None:
         message_id, source, since = pending
         tally, pulse = self.tally, self.pulse
-        pulse.doing = Doing.ACK if processed else Doing.FAIL
+        pulse.activity = ExecutorActivity.ACK if processed else ExecutorActivity.FAIL
         pulse.calls += 1
         try:
             if processed:
@@ -180,7 +180,7 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     def _round(self) -> None:
         """Request tuples from each task that may emit, for a short time each."""
-        epoch = self._surroundings.idle.epoch  # read first: a wait that starts now needs another round
+        epoch = self._executor_context.idle.epoch  # read first: a wait that starts now needs another round
         self._emitted = self._askable = False
         for task in self._tasks.values():
             self._askable |= self._ask(task)
@@ -201,7 +201,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         bound = self.settings.max_spout_pending or sys.maxsize  # 0: no limit
         outbox, pulse = task.outbox, self.pulse
         asked = False
-        pulse.enter(task.id, Doing.NEXT_TUPLE)
+        pulse.enter(task.id, ExecutorActivity.NEXT_TUPLE)
         try:
             while len(task.pending) + len(outbox) < bound and not task.spout.exhausted:
                 asked = True
@@ -222,7 +222,7 @@ class SpoutExecutor(Executor[SpoutTask]):
                 for message in run.tuples:
                     for _, message_id in message.message_id:
                         self.tally.acked[run.source] += 1
-                        self.pulse.enter(task.id, Doing.ACK)
+                        self.pulse.enter(task.id, ExecutorActivity.ACK)
                         self._always(task.id, partial(task.spout.ack, message_id))
 
     def _began(self, task: SpoutTask, runs: Sequence[Emitted]) -> list[Any]:

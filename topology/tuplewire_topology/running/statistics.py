@@ -21,7 +21,7 @@ from tuplewire_topology.authoring.user_metrics import UserSample
 from tuplewire_topology.running.receive_queue import QueueStatistics
 
 
-class Doing(StrEnum):
+class ExecutorActivity(StrEnum):
     """The activity of a thread. In user code, it has the name of the method."""
 
     STARTING = "starting"
@@ -40,7 +40,9 @@ class Doing(StrEnum):
     CLEANUP = "cleanup"
 
 
-OURS = frozenset([Doing.STARTING, Doing.WAITING, Doing.SENDING, Doing.ENDED])
+FRAMEWORK_ACTIVITIES = frozenset(
+    [ExecutorActivity.STARTING, ExecutorActivity.WAITING, ExecutorActivity.SENDING, ExecutorActivity.ENDED]
+)
 """The activities outside user code."""
 
 
@@ -53,7 +55,7 @@ class Pulse:
 
     task: int
     clock: Callable[[], float] = time.monotonic
-    doing: Doing = Doing.STARTING
+    activity: ExecutorActivity = ExecutorActivity.STARTING
     calls: int = 0
     turned: float = 0.0
 
@@ -64,10 +66,10 @@ class Pulse:
         """Record the start of a loop turn."""
         self.turned = self.clock()
 
-    def enter(self, task: int, doing: Doing) -> None:
+    def enter(self, task: int, activity: ExecutorActivity) -> None:
         """Record the start of a call of user code for a task."""
         self.task = task
-        self.doing = doing
+        self.activity = activity
         self.calls += 1
 
 
@@ -79,14 +81,14 @@ class CallWatch:
 
     def __init__(self, pulse: Pulse) -> None:
         self._pulse = pulse
-        self._seen = (pulse.calls, pulse.doing)
+        self._seen = (pulse.calls, pulse.activity)
         self._since = pulse.clock()
 
-    def look(self) -> float:
+    def call_seconds(self) -> float:
         """Return the seconds since the current call of user code was first seen; 0 if there is none."""
         pulse = self._pulse
-        now, seen = pulse.clock(), (pulse.calls, pulse.doing)
-        if seen != self._seen or seen[1] in OURS:  # another call, or none
+        now, seen = pulse.clock(), (pulse.calls, pulse.activity)
+        if seen != self._seen or seen[1] in FRAMEWORK_ACTIVITIES:  # another call, or none
             self._seen, self._since = seen, now
         return now - self._since
 
@@ -266,7 +268,7 @@ class ExecutorLoad:
         self._seconds = 0.0
         self._per_tuple = 0.0
 
-    def look(self, arrived: int, executed: int, seconds: float) -> float:
+    def update(self, arrived: int, executed: int, seconds: float) -> float:
         """Return a wait of w seconds as w / (1 + w). The arguments are totals; `seconds` is busy time."""
         tuples, spent = executed - self._executed, max(0.0, seconds - self._seconds)
         self._executed, self._seconds = executed, seconds

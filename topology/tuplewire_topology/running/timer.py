@@ -142,7 +142,7 @@ class Ticks:
         column = AddressedTuples(task, [tick(seconds)], partial(self._waiting.discard, task))
         self._ticks[task] = self._timer.every(seconds, partial(self._give, column))
 
-    def give_last(self, tasks: Iterable[int]) -> None:
+    def send_last(self, tasks: Iterable[int]) -> None:
         """Send the final tick to each of these tasks that gets ticks."""
         for task in tasks:
             if task in self._ticks:

@@ -112,7 +112,7 @@ class Transfer:
             payloads.append(payload)
         return payloads
 
-    def tell(self, column: AddressedTuples) -> None:
+    def send_outcomes(self, column: AddressedTuples) -> None:
         """Queue ticks and outcomes, which no component has emitted, without waiting."""
         self.idle.sent(len(column.tuples))
         self.queues[column.task].publish_to_overflow(column)

@@ -24,18 +24,24 @@ from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.component import DeadLetter
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.topology_settings import TopologySettings
+from tuplewire_topology.coordination.control_channel import (
+    TO_COORDINATOR,
+    ControlChannel,
+    ControlInbox,
+    ControlKind,
+    ControlMessage,
+)
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_reports import component_statuses, metric_families
-from tuplewire_topology.coordination.mail import TO_COORDINATOR, Mail, Mailbox, MailKind, Post
 from tuplewire_topology.coordination.program_reporter import CALL_SECONDS, ProgramReporter
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.serial.snapshots import to_values
-from tuplewire_topology.spark.letters import LETTERS, as_output
-from tuplewire_topology.spark.nearest import RunToken, credentials, nearest_worker
+from tuplewire_topology.spark.dead_letter_rows import DEAD_LETTERS, as_output
 from tuplewire_topology.spark.plan import SUBMITTER_TASK, Joined, Place, Plan
 from tuplewire_topology.spark.rows import ROWS_KEY, FailedRows, Output, Writer
+from tuplewire_topology.spark.worker_lookup import RunToken, credentials, nearest_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,7 +82,7 @@ class Submitted(VersionChecked):
             for _ in rows:
                 pass
         with ExitStack() as stack:
-            token_file = stack.enter_context(self.token.kept())
+            token_file = stack.enter_context(self.token.as_file())
             try:
                 plan = self._join(stack, context, rank, token_file)
             except TuplewireError as error:
@@ -133,7 +139,7 @@ class _TopologyMember:
         self._plan = plan
         self._rank = rank
         self._writer = Writer(submitted.output)
-        self._inbox = Mailbox()
+        self._inbox = ControlInbox()
         self._failed_rows = FailedRows()
         self._problem: Exception | None = None
         self._worker: ExecutorWorker | None = None
@@ -141,7 +147,7 @@ class _TopologyMember:
         self._aborted = False
         self._push_assignment()
         client, mailbox = self._client("mail"), plan.mailbox(rank)
-        self._post = Post(client, submitted.run, mailbox, self._receive, self._inbox.fail)
+        self._control = ControlChannel(client, submitted.run, mailbox, self._receive, self._inbox.fail)
 
     def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the executors until the coordinator or an error stops them; yield output, or an error as a row.
@@ -151,21 +157,21 @@ class _TopologyMember:
         place = self._plan.places[self._rank]
         access = credentials(self._token_file, own=place.own)
         control = ControlClient(place.address, CALL_SECONDS, credentials=access)
-        with self._post, ProgramReporter(control, self._program_report):
+        with self._control, ProgramReporter(control, self._program_report):
             coordinator = None
             if self._rank == 0:
                 levels = self._submitted.topology.tick_levels(self._submitted.conf)
                 coordinator = Coordinator(self._submitted.n_members, time.monotonic(), levels)
-                self._to_submitter(MailKind.BEGUN, self._plan.mailbox(0), self._submitted.n_members)
+                self._to_submitter(ControlKind.BEGUN, self._plan.mailbox(0), self._submitted.n_members)
             try:
                 self._start(rows)
-                self._send(self._plan.mailbox(0), MailKind.READY)
+                self._send(self._plan.mailbox(0), ControlKind.READY)
             except (TuplewireError, TimeoutError) as error:
-                self._note(error)
+                self._record_error(error)
                 self._report(0)
             yield from self._loop(coordinator)
             yield from self._end()
-            self._to_submitter(MailKind.CLOSED)
+            self._to_submitter(ControlKind.CLOSED)
 
     def _client(self, purpose: str, **session: Any) -> Client:
         place = self._plan.places[self._rank]
@@ -190,7 +196,7 @@ class _TopologyMember:
             program=f"{self._submitted.run}-{self._rank}",
             assignment_version=plan.version,
             components=component_statuses(self._submitted.topology, worker.executors, plan.first_task),
-            metrics=metric_families(worker.statistics(), worker.beats),
+            metrics=metric_families(worker.statistics(), worker.heartbeats),
         )
 
     def _push_assignment(self) -> None:
@@ -226,11 +232,11 @@ class _TopologyMember:
             ),
             error=self._failed_rows.add_error,
             dead_letter=self._emit_dead_letter,
-            emitted=self._put_out,
+            emitted=self._emit_output,
         )
         self._worker.start()
 
-    def _put_out(self, runs: Sequence[Emitted]) -> None:
+    def _emit_output(self, runs: Sequence[Emitted]) -> None:
         wanted = list(filter(self._submitted.output.wants, runs))
         if wanted:
             self._inbox.put_runs(wanted)
@@ -246,20 +252,20 @@ class _TopologyMember:
 
     # --- mail -------------------------------------------------------------------------------------------
 
-    def _receive(self, mail: Mail) -> None:
+    def _receive(self, mail: ControlMessage) -> None:
         if mail.generation == self._plan.generation:
-            self._inbox.put_mail(mail)
+            self._inbox.put_message(mail)
 
-    def _note(self, error: Exception) -> None:
+    def _record_error(self, error: Exception) -> None:
         """Record the first problem. A failure of the executors comes first, as it causes other problems."""
         cause = self._worker.failure if self._worker is not None else None
         self._problem = self._problem or cause or error
 
-    def _send(self, mailbox: int, kind: MailKind, *values: Any) -> None:
-        mail = Mail(self._submitted.run, self._plan.generation, self._rank, kind, values)
-        self._post.send(mailbox, mail)
+    def _send(self, mailbox: int, kind: ControlKind, *values: Any) -> None:
+        mail = ControlMessage(self._submitted.run, self._plan.generation, self._rank, kind, values)
+        self._control.send(mailbox, mail)
 
-    def _to_submitter(self, kind: MailKind, *values: Any) -> None:
+    def _to_submitter(self, kind: ControlKind, *values: Any) -> None:
         if self._submitted.submitter is not None:
             self._send(SUBMITTER_TASK, kind, *values)
 
@@ -275,7 +281,7 @@ class _TopologyMember:
         if self._problem is not None:
             report = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure.of(self._problem))
         counts = emitted, executed, self._failed_rows.dead_letters
-        self._send(self._plan.mailbox(0), MailKind.REPORT, wave, to_values(report), *counts)
+        self._send(self._plan.mailbox(0), ControlKind.REPORT, wave, to_values(report), *counts)
 
     # --- orders and output --------------------------------------------------------------------------------
 
@@ -291,35 +297,35 @@ class _TopologyMember:
                 if coordinator is not None and each.kind in TO_COORDINATOR:
                     coordinator.take(each, time.monotonic())
                 else:
-                    self._obey(each)
+                    self._handle_order(each)
 
     def _tell(self, order: Order) -> None:
-        if order.kind is MailKind.PROGRESS:
+        if order.kind is ControlKind.PROGRESS:
             self._to_submitter(order.kind, *order.values)
             return
         for rank in range(self._submitted.n_members):
             self._send(self._plan.mailbox(rank), order.kind, *order.values)
 
-    def _obey(self, mail: Mail) -> None:
-        if mail.kind is MailKind.ASK:
+    def _handle_order(self, mail: ControlMessage) -> None:
+        if mail.kind is ControlKind.ASK:
             (wave,) = mail.values
             self._report(wave)
-        elif mail.kind in {MailKind.CLOSE, MailKind.ABORT}:
+        elif mail.kind in {ControlKind.CLOSE, ControlKind.ABORT}:
             self._ends = True
-            self._aborted = mail.kind is MailKind.ABORT
+            self._aborted = mail.kind is ControlKind.ABORT
         elif self._worker is not None:
-            if mail.kind is MailKind.DEACTIVATE:
+            if mail.kind is ControlKind.DEACTIVATE:
                 (output_wanted,) = mail.values
                 if not output_wanted:  # a cancelled job: bolts must not wait until Spark reads their output
                     self._inbox.discard()
             Order(mail.kind, mail.values).execute(self._worker)
 
     def _batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
-        self._failed_rows.dead_letters += sum(run.source.component == LETTERS for run in runs)
+        self._failed_rows.dead_letters += sum(run.source.component == DEAD_LETTERS for run in runs)
         try:
             yield from self._writer.batches(runs)
         except TuplewireError as error:
-            self._note(error)
+            self._record_error(error)
             self._inbox.discard()
 
     def _end(self) -> Iterator[pa.RecordBatch]:
@@ -332,7 +338,7 @@ class _TopologyMember:
                 self._worker.check()
             except (TuplewireError, TimeoutError) as error:
                 if not self._aborted:  # after an abort, the cause is already reported
-                    self._note(error)
+                    self._record_error(error)
         _, runs = self._inbox.take(0.0)
         yield from self._batches(runs)
         if self._problem is not None:

@@ -27,7 +27,7 @@ from tuplewire_topology.coordination.termination import ProcessFailedError
 from tuplewire_topology.running.idle import Failure
 from tuplewire_topology.running.statistics import ExecutorStatistics
 from tuplewire_topology.serial.snapshots import from_values, to_values
-from tuplewire_topology.spark.letters import LETTERS, letters_schema, row_letter
+from tuplewire_topology.spark.dead_letter_rows import DEAD_LETTERS, dead_letters_schema, row_dead_letter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -142,7 +142,7 @@ class Rows(Spout):
         del self.failures[message_id]
         values = self.on_the_way.pop(message_id)
         if self.emits_dead_letters:
-            self.emit_dead_letter(row_letter(Tuple(values, self.source), self.attempts))
+            self.emit_dead_letter(row_dead_letter(Tuple(values, self.source), self.attempts))
         shown = map(reprlib.repr, values)
         row = ", ".join(f"{name}={value}" for name, value in zip(self.outputs, shown, strict=True))
         self.failed_rows.rows += 1
@@ -205,7 +205,7 @@ class Output:
                 )
             schemas[name] = StructType([StructField(each.name, each.dataType) for each in schema.fields])
         if letters:
-            schemas[LETTERS] = letters_schema()
+            schemas[DEAD_LETTERS] = dead_letters_schema()
         return cls(schemas, frozenset(name for name, wanted in outputs.items() if wanted is None))
 
     def stage_schema(self) -> StructType:
@@ -228,7 +228,7 @@ class Output:
         return stage.where(fails.otherwise(F.spark_partition_id() >= 0))
 
     def frames(self, result: DataFrame) -> dict[str, DataFrame]:
-        """Return the rows of each bolt, and of LETTERS if the schemas include it."""
+        """Return the rows of each bolt, and of DEAD_LETTERS if the schemas include it."""
         return {
             name: result.where(f"{_column(place)} IS NOT NULL").select(f"{_column(place)}.*")
             for place, name in enumerate(self.schemas)

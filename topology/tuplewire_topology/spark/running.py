@@ -19,13 +19,18 @@ from typing import TYPE_CHECKING
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError, ConfigError, TopologyError, TuplewireError
 from tuplewire.spark.releases import inheritable_thread, is_remote
-from tuplewire_topology.coordination.mail import SUBMITTER, Mail, MailKind, Post
+from tuplewire_topology.coordination.control_channel import (
+    SUBMITTER,
+    ControlChannel,
+    ControlKind,
+    ControlMessage,
+)
 from tuplewire_topology.running.statistics import ExecutorStatistics
-from tuplewire_topology.spark.letters import LETTERS
+from tuplewire_topology.spark.dead_letter_rows import DEAD_LETTERS
 from tuplewire_topology.spark.member import Submitted
-from tuplewire_topology.spark.nearest import credentials
 from tuplewire_topology.spark.plan import SUBMITTER_TASK
 from tuplewire_topology.spark.rows import FailedRows, failure_in, reports_in
+from tuplewire_topology.spark.worker_lookup import credentials
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -104,7 +109,7 @@ class SparkTopology:
         """
         self._stop: bool | None = None
         self._active = True
-        self._post: Post | None = None
+        self._control: ControlChannel | None = None
         self._listener: Callable[[TopologyProgress], None] | None = None
         place = submitted.submitter
         self._hears = place is not None
@@ -118,8 +123,10 @@ class SparkTopology:
                 client_id=f"{submitted.run}-submitter",
                 credentials=access,
             )
-            self._post = stack.enter_context(
-                Post(client, submitted.run, SUBMITTER_TASK, self._receive, self._unheard, waits=True)
+            self._control = stack.enter_context(
+                ControlChannel(
+                    client, submitted.run, SUBMITTER_TASK, self._receive, self._unheard, waits=True
+                )
             )
         inheritable_thread(spark, self._main).start()
 
@@ -134,7 +141,7 @@ class SparkTopology:
     @property
     def reaches_worker(self) -> bool:
         """True if this program can control the topology; False over Spark Connect without workers=[...]."""
-        return self._post is not None
+        return self._control is not None
 
     def progress(self) -> TopologyProgress:
         """Return the progress, which may be about a second old."""
@@ -162,7 +169,7 @@ class SparkTopology:
         self._check_reach("cannot activate or deactivate the topology")
         with self._lock:
             self._active = active
-            self._send(MailKind.SWITCH, active)
+            self._send(ControlKind.SWITCH, active)
 
     def stop(self) -> None:
         """Stop the spouts, and process tuples in flight. Returns immediately; result() has the output."""
@@ -170,7 +177,7 @@ class SparkTopology:
         self._ask_to_stop(output_wanted=True)
 
     def _check_reach(self, what: str) -> None:
-        if self._post is None:
+        if self._control is None:
             raise ConfigError(
                 f"this program reaches no worker, and {what}: submit it with workers=[...] that it "
                 "reaches, or wait for result(), or cancel() the job"
@@ -202,7 +209,7 @@ class SparkTopology:
             raise TimeoutError(f"topology {self.name!r} has not ended after {timeout:g} s; it continues")
         if self._result is not None:
             frames = self._submitted.output.frames(self._result)
-            letters = frames.pop(LETTERS, None)
+            letters = frames.pop(DEAD_LETTERS, None)
             return TopologyResult(frames, *reports_in(self._result), letters)
         failure = failure_in(str(self._error), self.name)
         if failure is not None:
@@ -214,23 +221,23 @@ class SparkTopology:
 
     # --- mail -------------------------------------------------------------------------------------------
 
-    def _receive(self, mail: Mail) -> None:
+    def _receive(self, mail: ControlMessage) -> None:
         with self._lock:
             current = self._progress.generation
             if current is not None and mail.generation < current:
                 return  # Spark has replaced these PySpark tasks
-            if mail.kind is MailKind.BEGUN:
+            if mail.kind is ControlKind.BEGUN:
                 mailbox, members = mail.values
                 self._coordinator = (mail.generation, mailbox)
                 self._closed.clear()
                 self._progress = TopologyProgress(mail.generation, members)
                 if not self._active:  # a new coordinator does not know earlier requests
-                    self._send(MailKind.SWITCH, self._active)
+                    self._send(ControlKind.SWITCH, self._active)
                 if self._stop is not None:
-                    self._send(MailKind.STOP, self._stop)
-            elif mail.kind is MailKind.PROGRESS and self._coordinator is not None:
+                    self._send(ControlKind.STOP, self._stop)
+            elif mail.kind is ControlKind.PROGRESS and self._coordinator is not None:
                 self._progress = TopologyProgress(mail.generation, self._progress.members, *mail.values)
-            elif mail.kind is MailKind.CLOSED:
+            elif mail.kind is ControlKind.CLOSED:
                 self._closed.add(mail.rank)
                 self._lock.notify_all()
         if self._listener is not None:
@@ -245,13 +252,15 @@ class SparkTopology:
     def _ask_to_stop(self, *, output_wanted: bool) -> None:
         with self._lock:
             self._stop = output_wanted
-            self._send(MailKind.STOP, output_wanted)
+            self._send(ControlKind.STOP, output_wanted)
 
-    def _send(self, kind: MailKind, value: bool) -> None:  # noqa: FBT001 - the value of a mail
+    def _send(self, kind: ControlKind, value: bool) -> None:  # noqa: FBT001 - the value of a mail
         """Send mail to the coordinator, if there is one. A new coordinator gets the state from _receive()."""
-        if self._coordinator is not None and self._post is not None:
+        if self._coordinator is not None and self._control is not None:
             generation, mailbox = self._coordinator
-            self._post.send(mailbox, Mail(self._submitted.run, generation, SUBMITTER, kind, (value,)))
+            self._control.send(
+                mailbox, ControlMessage(self._submitted.run, generation, SUBMITTER, kind, (value,))
+            )
 
     # --- the job ------------------------------------------------------------------------------------------
 

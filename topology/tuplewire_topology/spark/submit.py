@@ -20,11 +20,11 @@ from tuplewire.text.events import event_logger
 from tuplewire_topology.acking.acker_tasks import with_ackers
 from tuplewire_topology.authoring.description import Topology, shares_of
 from tuplewire_topology.authoring.topology_settings import TopologySettings
-from tuplewire_topology.spark.letters import keeps_letters
+from tuplewire_topology.spark.dead_letter_rows import has_dead_letters
 from tuplewire_topology.spark.member import START_SECONDS, Submitted
-from tuplewire_topology.spark.nearest import RunToken, nearest_worker
 from tuplewire_topology.spark.rows import Output, rows_spout
 from tuplewire_topology.spark.running import ProgressLine, SparkTopology, TopologyProgress, TopologyResult
+from tuplewire_topology.spark.worker_lookup import RunToken, nearest_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,14 +69,14 @@ def submit_topology(
     full = with_ackers(topology, settings.ackers)
     members = len(shares_of(full, settings.workers))
     check_topology_session(spark, remote=is_remote(spark))
-    output = Output.of(topology, outputs, letters=keeps_letters(topology, conf))
+    output = Output.of(topology, outputs, letters=has_dead_letters(topology, conf))
     source = _input(spark, topology, rows, members)
     check_slots(spark, members, f"topology {name!r}")
     run = uuid.uuid4().hex
     token = RunToken()
     with ExitStack() as stack:
         place = None
-        token_file = stack.enter_context(token.kept())
+        token_file = stack.enter_context(token.as_file())
         if workers or not is_remote(spark):  # else Spark's machines may be unreachable for this program
             address = workers[0] if workers else None
             host = "127.0.0.1" if is_remote(spark) else spark.conf.get("spark.driver.host", "127.0.0.1")

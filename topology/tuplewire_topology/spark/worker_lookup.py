@@ -45,7 +45,7 @@ class RunToken:
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
     @contextmanager
-    def kept(self) -> Iterator[Path]:
+    def as_file(self) -> Iterator[Path]:
         """Yield a file of this process with the token, and delete the file after the block."""
         with tempfile.TemporaryDirectory(prefix="tuplewire-") as directory:
             file = Path(directory, "token")

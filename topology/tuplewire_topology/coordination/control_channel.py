@@ -29,14 +29,14 @@ from tuplewire.values.batch import TaskMessageBatch
 from tuplewire_topology.authoring.collector import Emitted
 
 SUBMITTER = -1
-"""The rank of the submitter in a Mail."""
+"""The rank of the submitter in a ControlMessage."""
 
 _MOST_ROWS = 65_536
 _FLUSH_SECONDS = 5.0
 _RETRY_SECONDS = 0.1
 
 
-class MailKind(StrEnum):
+class ControlKind(StrEnum):
     """The kinds of control message."""
 
     READY = "ready"
@@ -65,17 +65,17 @@ class MailKind(StrEnum):
     """To the submitter: a PySpark task has closed cleanly."""
 
 
-TO_COORDINATOR = frozenset({MailKind.READY, MailKind.REPORT, MailKind.STOP, MailKind.SWITCH})
+TO_COORDINATOR = frozenset({ControlKind.READY, ControlKind.REPORT, ControlKind.STOP, ControlKind.SWITCH})
 
 
 @dataclass(frozen=True, slots=True)
-class Mail:
+class ControlMessage:
     """A control message. `rank` is the PySpark task that sent it, or SUBMITTER."""
 
     run: str
     generation: int
     rank: int
-    kind: MailKind
+    kind: ControlKind
     values: tuple[Any, ...] = ()
 
     def to_bytes(self) -> bytes:
@@ -87,12 +87,12 @@ class Mail:
         """Parse a payload of to_bytes(). Raises MalformedError for an invalid one."""
         try:
             (run, generation, rank, kind, *values), _ = read_value(payload, 0)
-            return cls(run, generation, rank, MailKind(kind), tuple(values))
+            return cls(run, generation, rank, ControlKind(kind), tuple(values))
         except (*FAULTS, TypeError) as error:
             raise MalformedError(f"{len(payload)} bytes are no mail of a topology: {error}") from error
 
 
-class Mailbox:
+class ControlInbox:
     """A queue of received control messages and output tuples. Thread-safe.
 
     put_runs() blocks while the queue is full, so a slow reader of the output slows the topology.
@@ -101,13 +101,13 @@ class Mailbox:
     def __init__(self, most_rows: int = _MOST_ROWS) -> None:
         self._most_rows = most_rows
         self._changed = threading.Condition()
-        self._mail: list[Mail] = []
+        self._mail: list[ControlMessage] = []
         self._runs: list[Emitted] = []
         self._rows = 0
         self._discards = False
         self._failure: TuplewireError | None = None
 
-    def put_mail(self, mail: Mail) -> None:
+    def put_message(self, mail: ControlMessage) -> None:
         """Add a control message."""
         with self._changed:
             self._mail.append(mail)
@@ -137,7 +137,7 @@ class Mailbox:
             self._runs, self._rows = [], 0
             self._changed.notify_all()
 
-    def take(self, timeout: float) -> tuple[list[Mail], list[Emitted]]:
+    def take(self, timeout: float) -> tuple[list[ControlMessage], list[Emitted]]:
         """Remove and return everything, waiting at most `timeout` seconds for a first entry.
 
         Raises the error of fail().
@@ -153,7 +153,7 @@ class Mailbox:
 
 
 @dataclass(slots=True, eq=False)
-class Post:
+class ControlChannel:
     """Sends and receives the control messages of a PySpark task or submitter. A context manager.
 
     A reader thread calls `received` with each message of this run to the task id `mailbox`, and `failed` once
@@ -164,7 +164,7 @@ class Post:
     client: Client
     run: str
     mailbox: int
-    received: Callable[[Mail], None]
+    received: Callable[[ControlMessage], None]
     failed: Callable[[TuplewireError], None]
     waits: bool = field(default=False, kw_only=True)
     _closed: threading.Event = field(default_factory=threading.Event)
@@ -192,12 +192,12 @@ class Post:
 
     def _read(self, subscription: Subscription) -> None:
         for message in subscription.messages():
-            mail = Mail.from_bytes(message.message)
+            mail = ControlMessage.from_bytes(message.message)
             if mail.run == self.run:
                 self.waits = False  # from now on, an unknown task is an error
                 self.received(mail)
 
-    def send(self, mailbox: int, mail: Mail) -> None:
+    def send(self, mailbox: int, mail: ControlMessage) -> None:
         """Send a control message to a task id."""
         self.client.send(TaskMessageBatch.from_columns([mailbox], [mail.to_bytes()]))
 

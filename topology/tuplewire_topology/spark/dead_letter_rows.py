@@ -20,12 +20,12 @@ from tuplewire_topology.authoring.tuples import SYSTEM_TASK, Stream, Tuple, Tupl
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-LETTERS = "__dead_letters"
+DEAD_LETTERS = "__dead_letters"
 """The name of the dead letters among the outputs. Components cannot have it: `__` is reserved."""
 
 _MOST_REASON = 1000
 _SOURCE = TupleSource(
-    LETTERS,
+    DEAD_LETTERS,
     SYSTEM_TASK,
     Stream(
         "component", "task", "source_component", "source_task", "stream", "tries", "reason", "time", "tuple"
@@ -37,7 +37,7 @@ class MaxAttemptsExceededError(TuplewireError):
     """A row of a Rows spout has failed in its last attempt."""
 
 
-def letters_schema() -> StructType:
+def dead_letters_schema() -> StructType:
     """Return the schema of dead letters."""
     from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
@@ -45,7 +45,7 @@ def letters_schema() -> StructType:
     return StructType([StructField(name, kinds.get(name, StringType)()) for name in _SOURCE.stream.fields])
 
 
-def keeps_letters(topology: Topology, conf: Mapping[str, Any]) -> bool:
+def has_dead_letters(topology: Topology, conf: Mapping[str, Any]) -> bool:
     """Return True if tuples of any component can become dead letters."""
     return any(
         TopologySettings.from_conf({**conf, **component.configuration}).error_policy
@@ -71,7 +71,7 @@ def as_output(letter: DeadLetter) -> Emitted:
     return Emitted(_SOURCE, None, [Tuple(values, _SOURCE)])
 
 
-def row_letter(message: Tuple, attempts: int) -> DeadLetter:
+def row_dead_letter(message: Tuple, attempts: int) -> DeadLetter:
     """Return the dead letter of a row that failed in its last attempt."""
     error = MaxAttemptsExceededError("bolts have failed the row, or it took too long")
     told = TaskError(message.source_component, message.source_task, error, message)
