@@ -24,13 +24,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 # The root of the repository is the source: a link works on the site as it does in the repository.
 root_doc = "docs/index"
-include_patterns = [
-    "*.md",
-    "[cdpst]*/*.md",
-    "tests/tools/bench/README.md",
-    "docs/**.md",
-    "docs/**.ipynb",
-]
+include_patterns = ["*.md", "[cdpst]*/*.md", "tests/tools/bench/README.md", "docs/**.md", "docs/**.ipynb"]
 exclude_patterns = [".*", "build", "dist", "clients/SPARK.md"]  # a link to a page of docs/
 templates_path = ["_templates"]
 html_theme = "furo"

@@ -42,10 +42,7 @@ def add_flights(jobs: Any, name: str) -> None:
     )
     flights.add_argument("--bolts", **positive_number, default=2, help="bolt tasks (default 2)")
     flights.add_argument(
-        "--repeat",
-        **positive_number,
-        default=1,
-        help="rounds; from the second all is warm (default 1)",
+        "--repeat", **positive_number, default=1, help="rounds; from the second all is warm (default 1)"
     )
 
 
@@ -135,12 +132,7 @@ def _run_flights(arguments: argparse.Namespace, progress: Progress) -> Findings:
         read_header(path)
         with spark_and_workers(flights.TOPOLOGY, arguments, progress) as (spark, workers):
             found = flights.run_flights(
-                spark,
-                workers,
-                path=path,
-                n_bolts=arguments.bolts,
-                repeat=arguments.repeat,
-                progress=progress,
+                spark, workers, path=path, n_bolts=arguments.bolts, repeat=arguments.repeat, progress=progress
             )
             progress.end()
             flights.write_result(sys.stdout, found, verbose=arguments.verbose)

@@ -17,17 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.manifests import (
-    CHART,
-    Manifest,
-    chart,
-    container,
-    executor,
-    helm,
-    selects,
-    the,
-    variables,
-)
+from helpers.manifests import CHART, Manifest, chart, container, executor, helm, selects, the, variables
 from helpers.pod_checks import check_pod
 from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT, missing

@@ -190,10 +190,7 @@ def test_what_is_sent_is_received_and_every_count_agrees(
         sent(2 * MESSAGES, sender.report())
         for task, receiver in receivers:
             received(task, MESSAGES, receiver.report())
-    for endpoint, from_client, accepted in (
-        (pair.near, 2 * MESSAGES, 2 * MESSAGES),
-        (pair.far, 0, MESSAGES),
-    ):
+    for endpoint, from_client, accepted in ((pair.near, 2 * MESSAGES, 2 * MESSAGES), (pair.far, 0, MESSAGES)):
         expected = dict(before[endpoint])
         expected["client"] += from_client
         expected["accepted"] += accepted

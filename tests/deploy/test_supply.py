@@ -100,10 +100,7 @@ def stub(folder: Path, program: str, text: str) -> Path:
 
 def run_with_stubs(script: Path, stubs: Path) -> subprocess.CompletedProcess[str]:
     """Run a script that finds these programs first."""
-    environment = os.environ | {
-        "PATH": f"{stubs}{os.pathsep}{os.environ['PATH']}",
-        "PYTHON": sys.executable,
-    }
+    environment = os.environ | {"PATH": f"{stubs}{os.pathsep}{os.environ['PATH']}", "PYTHON": sys.executable}
     return subprocess.run([script], env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 

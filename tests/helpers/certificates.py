@@ -89,9 +89,7 @@ class Authority:
         return Issued(
             certificate.public_bytes(serialization.Encoding.PEM) + self._chain,
             key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             ),
             self.pem,
         )

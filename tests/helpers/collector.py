@@ -102,11 +102,7 @@ def collector() -> Iterator[Collector]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     found = Collector(
-        {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": url,
-            "OTEL_BSP_SCHEDULE_DELAY": "100",
-            "NO_PROXY": "127.0.0.1",
-        }
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "100", "NO_PROXY": "127.0.0.1"}
     )
     with _sink(found.spans) as sink, _running(port, sink) as process:
         eventually(lambda: _takes(url) or process.poll() is not None, _WAIT_SECONDS, "the collector listens")

@@ -54,10 +54,7 @@ _SEND = (
     _Kinds(pb.SendRequest, "watch_releases", "probe"),
     _Kinds(pb.SendResponse, "ack", "load", "backpressure"),
 )
-_RECV = (
-    _Kinds(pb.RecvRequest, "progress"),
-    _Kinds(pb.RecvResponse, "probe"),
-)
+_RECV = (_Kinds(pb.RecvRequest, "progress"), _Kinds(pb.RecvResponse, "probe"))
 
 
 class ControlFaults:

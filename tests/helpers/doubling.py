@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tuplewire_topology import (
-    BasicBolt,
-    BasicOutputCollector,
-    Spout,
-    Topology,
-    TopologyBuilder,
-    Tuple,
-)
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
 
 
 class Numbers(Spout):

@@ -304,11 +304,7 @@ class History:
         )
 
     def _check_balance(
-        self,
-        source: int,
-        sender: _Source,
-        counts: Counter[Rule],
-        violations: dict[Rule, list[Violation]],
+        self, source: int, sender: _Source, counts: Counter[Rule], violations: dict[Rule, list[Violation]]
     ) -> None:
         ledger = sender.ledger
         if ledger is None:

@@ -264,12 +264,7 @@ class NetworkContext(StreamedContext):
         return self.network.dial(f"{host}:{port}")
 
     def connect(
-        self,
-        topology_id: str,
-        host: str,
-        port: int,
-        receiver_id: str = "",
-        events: SendEvents | None = None,
+        self, topology_id: str, host: str, port: int, receiver_id: str = "", events: SendEvents | None = None
     ) -> StreamedClient:
         """Connect on the network's loop, with an id that is the same in each run."""
         self._connections += 1

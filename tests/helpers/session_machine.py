@@ -9,11 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from helpers.acks import credit_of
 from helpers.cursors import cursor_of
@@ -40,12 +36,7 @@ from tuplewire.session.shares import Share
 from tuplewire.settings.config import AckMode, Overflow, SessionSettings
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import (
-    closed_flows_of,
-    decode,
-    encode_frame,
-    groups_of,
-)
+from tuplewire.wire.codec import closed_flows_of, decode, encode_frame, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 
@@ -99,10 +90,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(
         source=st.sampled_from(SOURCES),
         counts=st.dictionaries(
-            st.sampled_from(TASKS),
-            st.integers(1, 5) | st.integers(1, 25),
-            min_size=1,
-            max_size=3,
+            st.sampled_from(TASKS), st.integers(1, 5) | st.integers(1, 25), min_size=1, max_size=3
         ),
         padding=st.integers(0, SETTINGS.max_message_bytes - HEAD.size),
         headed=st.booleans(),

@@ -98,6 +98,4 @@ def running(
 
 def assignment_for(worker: Running, version: int = 1, topology: str = "default") -> control_pb2.Assignment:
     """Return an assignment of the tasks 0 and 1 to this worker."""
-    return assignment_to_wire(
-        Assignment(version, topology, (AssignedWorker("a", worker.address, (0, 1)),)),
-    )
+    return assignment_to_wire(Assignment(version, topology, (AssignedWorker("a", worker.address, (0, 1)),)))

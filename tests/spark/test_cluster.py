@@ -63,9 +63,7 @@ def beside_its_worker(python: Path, sockets: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def outcome(
-    spark: SparkSession,
-    launch: Any,
-    tmp_path_factory: pytest.TempPathFactory,
+    spark: SparkSession, launch: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Any]]:
     """Run the driver; yield the result of each case, and the number of messages that each worker received."""
     home = tmp_path_factory.mktemp("cluster")

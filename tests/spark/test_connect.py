@@ -16,11 +16,7 @@ from pyspark.sql import SparkSession
 
 from tuplewire.processes.worker_processes import WorkerProcesses
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CLIENT = Path(__file__).with_name("connect_client.py")
 PROGRAM = Path(__file__).with_name("connect_program.py")

@@ -41,11 +41,7 @@ class ControlClient:
     channel_options: Sequence[tuple[str, Any]] = DIRECT
 
     def __init__(
-        self,
-        address: str | None = None,
-        timeout: float = 5.0,
-        *,
-        credentials: Credentials | None = None,
+        self, address: str | None = None, timeout: float = 5.0, *, credentials: Credentials | None = None
     ) -> None:
         self.address = resolve_address(address)
         self.timeout = timeout
@@ -126,12 +122,7 @@ class ControlClient:
         return bool(self._call("Drain", control_pb2.DrainRequest(deadline_millis=millis)).started)
 
     def tap(
-        self,
-        tasks: Iterable[int] = (),
-        *,
-        sample: float = 1.0,
-        max_per_second: int = 0,
-        max_bytes: int = 0,
+        self, tasks: Iterable[int] = (), *, sample: float = 1.0, max_per_second: int = 0, max_bytes: int = 0
     ) -> Generator[control_pb2.TapResponse]:
         """Yield copies of messages to tasks, without a time limit; close the generator to stop.
 

@@ -62,11 +62,7 @@ def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:
     Three options together detect a hung peer; without the ping timeout, gRPC waits for a minute. gRPC's own
     retries are off: they would resend frames without the session's knowledge.
     """
-    return [
-        *_common_options(settings),
-        *DIRECT,
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
+    return [*_common_options(settings), *DIRECT, ("grpc.http2.max_pings_without_data", 0)]
 
 
 def server_options(settings: SessionSettings) -> list[tuple[str, Any]]:

@@ -22,10 +22,7 @@ def fill(tasks: Collection[int], workers: Sequence[str], held: Mapping[int, str]
 
 
 def spread(
-    tasks: Collection[int],
-    workers: Sequence[str],
-    held: Mapping[int, str],
-    pinned: Collection[int] = (),
+    tasks: Collection[int], workers: Sequence[str], held: Mapping[int, str], pinned: Collection[int] = ()
 ) -> dict[int, str]:
     """Give all workers the same number of tasks, or one more, with as few moves as possible.
 

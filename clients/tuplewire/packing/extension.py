@@ -139,11 +139,7 @@ def _unpack(form: Struct, content: bytes) -> tuple[Any, ...]:
 SIMPLE = (
     Extension(Decimal, 3, lambda value: str(value).encode("ascii"), _read_decimal),
     _of_numbers(
-        datetime,
-        4,
-        Struct(">HBBBBBiB"),
-        "year month day hour minute second microsecond fold",
-        zoned=True,
+        datetime, 4, Struct(">HBBBBBiB"), "year month day hour minute second microsecond fold", zoned=True
     ),
     _of_numbers(date, 5, Struct(">HBB"), "year month day"),
     _of_numbers(time, 6, Struct(">BBBiB"), "hour minute second microsecond fold", zoned=True),

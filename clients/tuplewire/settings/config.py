@@ -103,10 +103,7 @@ class SessionSettings(Settings):
     )
     max_message_bytes: int = setting(SIZE, 1 * MIB, "maximum size of a message, including key and headers")
     max_frame_bytes: int = setting(
-        SIZE,
-        1 * MIB,
-        "size at which a frame is closed",
-        storm="storm.messaging.netty.transfer.batch.size",
+        SIZE, 1 * MIB, "size at which a frame is closed", storm="storm.messaging.netty.transfer.batch.size"
     )
     linger_seconds: float = setting(
         SECONDS_OR_ZERO,

@@ -59,9 +59,7 @@ def check_stream_options(options: Mapping[str, str]) -> None:
     wanted = [name for name in LIMITS if name.lower() in given]
     if wanted and not has_admission_control():
         raise needs(
-            f"the option {' and '.join(wanted)}",
-            "4.2",
-            "leave it out, and a trigger reads all that is there",
+            f"the option {' and '.join(wanted)}", "4.2", "leave it out, and a trigger reads all that is there"
         )
 
 

@@ -68,12 +68,7 @@ class SinkWorkers(TaskWorkers):
 
     def _about(self, at: At) -> dict[str, Any]:
         """Return the common fields of all requests to a worker."""
-        return {
-            "topology": self._topology,
-            "sink": self._sink,
-            "epoch": self._epoch,
-            "receiver_id": at[1],
-        }
+        return {"topology": self._topology, "sink": self._sink, "epoch": self._epoch, "receiver_id": at[1]}
 
     def placement(self) -> Placement:
         """Return the current workers of all tasks. Raises the errors of known()."""
@@ -141,12 +136,7 @@ class AttemptStage(SinkWorkers):
     """
 
     def __init__(
-        self,
-        options: SinkOptions,
-        sink: str,
-        epoch: int,
-        partition: int,
-        placement: Placement | None = None,
+        self, options: SinkOptions, sink: str, epoch: int, partition: int, placement: Placement | None = None
     ) -> None:
         """Start an attempt. sink, epoch, partition: its name, with a random `attempt`.
 
@@ -189,10 +179,7 @@ class AttemptStage(SinkWorkers):
                 self._send(at)
         return {
             at: pb.StagedAttempt(
-                partition=self._partition,
-                attempt=self._attempt,
-                messages=piece.messages,
-                pieces=piece.pieces,
+                partition=self._partition, attempt=self._attempt, messages=piece.messages, pieces=piece.pieces
             )
             for at, piece in self._pieces.items()
             if piece.pieces

@@ -125,10 +125,7 @@ def _tap(arguments: argparse.Namespace) -> int:
     with control_of(arguments) as client:
         worker_id = client.status().worker_id
         tapped = client.tap(
-            arguments.task,
-            sample=arguments.sample,
-            max_per_second=arguments.rate,
-            max_bytes=arguments.bytes,
+            arguments.task, sample=arguments.sample, max_per_second=arguments.rate, max_bytes=arguments.bytes
         )
         try:
             with closing(tapped):  # ends the tap at the worker

@@ -105,11 +105,7 @@ def client_of(
 
     credentials = credentials_of(arguments)
     client = Client(
-        arguments.address,
-        topology=arguments.topology,
-        source=source,
-        credentials=credentials,
-        **settings,
+        arguments.address, topology=arguments.topology, source=source, credentials=credentials, **settings
     )
     try:
         yield client

@@ -40,9 +40,7 @@ def add_top_command(commands: Any) -> None:
         "--json. --web shows a page in a browser."
     )
     parser.add_argument(
-        "--interval",
-        **positive_seconds,
-        help="seconds between updates (default: 1, with --web: 3)",
+        "--interval", **positive_seconds, help="seconds between updates (default: 1, with --web: 3)"
     )
     parser.add_argument("--once", action="store_true", help="print once, after two samples, and exit")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each interval")

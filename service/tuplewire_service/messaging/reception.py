@@ -18,12 +18,7 @@ from tuplewire.text.log_rate import LogRate
 from tuplewire.values.group import TaskGroup, route_of
 from tuplewire.values.message import SHUTDOWN, TaskMessage, encoded_of
 from tuplewire.wire.control_pb2 import GetStatusResponse
-from tuplewire_service.messaging.base import (
-    BLOCK,
-    IConnectionCallback,
-    InboundSession,
-    ReceivedBatch,
-)
+from tuplewire_service.messaging.base import BLOCK, IConnectionCallback, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.receiving_end import Session
 
 logger = event_logger(__name__)

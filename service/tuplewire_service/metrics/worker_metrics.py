@@ -88,9 +88,7 @@ class WorkerCollector(Collector):
         )
         yield gauge("ready", "1 if the worker is ready, else 0.", int(not status.not_ready_reason))
         yield gauge(
-            "assignment_version",
-            "Version of the current assignment; 0: none yet.",
-            status.assignment_version,
+            "assignment_version", "Version of the current assignment; 0: none yet.", status.assignment_version
         )
         yield gauge(
             "newest_assignment_version",
@@ -107,10 +105,7 @@ class WorkerCollector(Collector):
             "sessions",
             "Senders by state: connected, with a share of the queues, or resumable, without a share.",
             "state",
-            {
-                "connected": status.sharing_sessions,
-                "resumable": status.resumable_sessions,
-            }.items(),
+            {"connected": status.sharing_sessions, "resumable": status.resumable_sessions}.items(),
         )
         yield self._identity_family(status.identities)
         yield gauge(
@@ -373,9 +368,7 @@ def _times(status: pb.GetStatusResponse) -> Iterator[Metric]:
 
 
 def _columns(
-    families: Iterable[tuple[str, str]],
-    label: str,
-    rows: Mapping[str, Sequence[int]],
+    families: Iterable[tuple[str, str]], label: str, rows: Mapping[str, Sequence[int]]
 ) -> Iterator[Metric]:
     for column, (family, help_text) in enumerate(families):
         yield counters(family, help_text, label, [(name, row[column]) for name, row in rows.items()])

@@ -128,9 +128,7 @@ class Security(Collector):
                 handshakes.begun,
             )
             yield counter(
-                "tls_connections",
-                "TLS connections with at least one call.",
-                handshakes.connections,
+                "tls_connections", "TLS connections with at least one call.", handshakes.connections
             )
 
 

@@ -226,7 +226,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         ahead = version > self.assignment_version and inbound.worker_number
         if ahead:
             self.version_received = max(self.version_received, version)
-        now_micros = time.time_ns() // 1000
+        now_micros, place = time.time_ns() // 1000, self._entry_sequences.place
         # 1. Only programs are refused for an old version: no worker has accepted their messages yet.
         stale = 0 < version < self.assignment_version and not inbound.worker_number
         for group in batch.groups:
@@ -242,9 +242,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                     batch.refuse(group, self.table.not_here(group.task))
                     continue
                 retained = inbound.needs_release_acks
-                group = self._entry_sequences.place(  # noqa: PLW2901
-                    group, now_micros, retained_upstream=retained
-                )
+                group = place(group, now_micros, retained_upstream=retained)  # noqa: PLW2901
             # 4. By this newer assignment, the task belongs here.
             if ahead:
                 self._open_early(group.task)

@@ -30,11 +30,7 @@ class TransferQueue:
     """Holds outbound groups until the drainer runs. Call only from the event loop."""
 
     def __init__(
-        self,
-        table: RoutingTable,
-        connections: Connections,
-        lost_workers: LostWorkers,
-        drops: Drops,
+        self, table: RoutingTable, connections: Connections, lost_workers: LostWorkers, drops: Drops
     ) -> None:
         """Start empty. `drops` counts messages that cannot be routed."""
         self._table = table

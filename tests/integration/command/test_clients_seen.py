@@ -225,10 +225,7 @@ def test_identities_see_their_own(tmp_path: Path) -> None:
                 assert {each.identity for each in told.sessions} == set(told.identities)
                 return set(told.identities)
 
-        with (
-            Client(address, credentials=mine["one"]) as one,
-            Client(address, credentials=mine["two"]) as two,
-        ):
+        with Client(address, credentials=mine["one"]) as one, Client(address, credentials=mine["two"]) as two:
             for client in (one, two):
                 deliver(client, 1, b"x")
             assert seen("operator") == {"token one", "token two"}

@@ -11,12 +11,7 @@ from helpers import eventually
 from helpers.terminals import on_terminal
 from helpers.tools import require_tool
 
-COMPLETED = {
-    "sta": "status",
-    "drain --dead": "--deadline",
-    "run wordc": "wordcount",
-    "completion f": "fish",
-}
+COMPLETED = {"sta": "status", "drain --dead": "--deadline", "run wordc": "wordcount", "completion f": "fish"}
 """The words typed after the command, and the completion of the last word."""
 _PRESS_TAB = """
 eval "$(tuplewire completion bash)"

@@ -11,16 +11,7 @@ from typing import Any
 from weakref import WeakSet
 
 import pytest
-from helpers.topology import (
-    TOPOLOGY,
-    Message,
-    Pair,
-    collect,
-    messages_of,
-    numbered,
-    numbers,
-    queued,
-)
+from helpers.topology import TOPOLOGY, Message, Pair, collect, messages_of, numbered, numbers, queued
 from helpers.traffic import deliver
 
 from tuplewire import Client as BlockingClient
@@ -182,10 +173,7 @@ async def test_recv_times_out_and_goes_on(pair: Pair) -> None:
     """An idle task raises TimeoutError, and the subscription remains usable."""
     task = pair.near_task()
 
-    async with (
-        client_of(pair.near.address) as client,
-        client.recv([task], timeout=0.2) as subscription,
-    ):
+    async with client_of(pair.near.address) as client, client.recv([task], timeout=0.2) as subscription:
         with pytest.raises(TimeoutError, match="nothing arrived"):
             await anext(subscription)
         await client.send(task, b"0")
@@ -236,10 +224,7 @@ async def test_cancelled_recv_loses_nothing(pair: Pair) -> None:
     """Cancelling the wait for the next batch repeatedly loses no messages."""
     task = pair.near_task()
 
-    async with (
-        client_of(pair.near.address) as client,
-        client.recv([task], timeout=10) as subscription,
-    ):
+    async with client_of(pair.near.address) as client, client.recv([task], timeout=10) as subscription:
         got: list[Message] = []
         for number in range(50):
             await client.send(task, b"%d" % number)

@@ -10,16 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from helpers.errors import comes_to_say
-from helpers.topology import (
-    TOPOLOGY,
-    Pair,
-    collect,
-    ledger,
-    metric,
-    numbered,
-    numbers,
-    queued,
-)
+from helpers.topology import TOPOLOGY, Pair, collect, ledger, metric, numbered, numbers, queued
 from helpers.traffic import client_of, deliver
 
 from tuplewire import Client, TaskMessage, TaskMessageBatch

@@ -11,20 +11,10 @@ import threading
 
 import pytest
 from helpers.spawned import send_and_receive
-from helpers.topology import (
-    Pair,
-    collect,
-    numbered,
-    numbers,
-    queued,
-)
+from helpers.topology import Pair, collect, numbered, numbers, queued
 from helpers.traffic import client_of, deliver
 
-from tuplewire.errors import (
-    ClosedError,
-    FlushTimeoutError,
-    StaleIncarnationError,
-)
+from tuplewire.errors import ClosedError, FlushTimeoutError, StaleIncarnationError
 from tuplewire_service.testing import eventually
 
 

@@ -7,21 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.errors import comes_to_say
-from helpers.topology import (
-    Pair,
-    acknowledged,
-    collect,
-    messages_of,
-    numbered,
-    numbers,
-)
+from helpers.topology import Pair, acknowledged, collect, messages_of, numbered, numbers
 from helpers.traffic import client_of, deliver
 
-from tuplewire.errors import (
-    SupersededError,
-    TaskNotLocalError,
-    UnreachableError,
-)
+from tuplewire.errors import SupersededError, TaskNotLocalError, UnreachableError
 from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy

@@ -61,9 +61,7 @@ def test_all_arrives_while_control_messages_are_lost_and_doubled(worker: Endpoin
         with Feeder(sender, task) as feeder:
             feeder.goes_on(MESSAGES)
             eventually(
-                lambda: all(faults.counts[name, Fate.LOST] for name in LOST),
-                30,
-                f"lost one each of {LOST}",
+                lambda: all(faults.counts[name, Fate.LOST] for name in LOST), 30, f"lost one each of {LOST}"
             )
         reaches(lambda: sender.ledger().acknowledged, feeder.sent, "messages acknowledged")
         reader.has(feeder.sent)
@@ -98,10 +96,7 @@ def test_nothing_is_acknowledged_while_every_control_message_is_lost(worker: End
 
 def test_refusals_that_come_twice_are_raised_once(worker: Endpoint) -> None:
     """A duplicated acknowledgement, or the response to a probe, does not raise a refusal again."""
-    with (
-        ControlFaults(worker.address, lose=0, double=1) as faults,
-        client_of(faults.address) as sender,
-    ):
+    with ControlFaults(worker.address, lose=0, double=1) as faults, client_of(faults.address) as sender:
         deliver(sender, numbered(next(_tasks), [0]))
         faults.begin()
         for number in range(20):

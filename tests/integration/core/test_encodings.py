@@ -19,11 +19,7 @@ NAME = "zoë\x1b]0;owned\x07\x9b31m☃"
 """A program's name that contains control sequences for a terminal."""
 NAME_IN_ASCII = r"zo\xeb\x1b]0;owned\x07\x9b31m\u2603"
 PLAIN = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
-ENCODINGS = {
-    "ascii": {"PYTHONIOENCODING": "ascii"},
-    "latin-1": {"PYTHONIOENCODING": "latin-1"},
-    "C": PLAIN,
-}
+ENCODINGS = {"ascii": {"PYTHONIOENCODING": "ascii"}, "latin-1": {"PYTHONIOENCODING": "latin-1"}, "C": PLAIN}
 SECONDS = 60.0
 
 

@@ -105,10 +105,7 @@ def read_letters(endpoint: Endpoint, wanted: int) -> list[int]:
 def test_copies_without_room_stick_nothing(two: Workers, after: float) -> None:
     """Far more messages than the queue holds are rejected twice each, and all are processed in the end."""
     here, _ = two
-    with (
-        client_of(here.address) as sender,
-        consumer(here, TASK, twice, after) as done,
-    ):
+    with client_of(here.address) as sender, consumer(here, TASK, twice, after) as done:
         sender.send(numbered(TASK, range(SENT)))
         eventually(lambda: len(done) == SENT, 60, "all are processed")
         sender.flush(20)

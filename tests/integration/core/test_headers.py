@@ -78,10 +78,7 @@ def test_they_follow_a_task_that_moves_from_a_worker_that_drains(tmp_path: Path,
     """Headers stay with queued, delivered and moved messages, and with messages of a draining worker."""
     flags = (f"--transport={transport}", "--drain-seconds=60")
     messages = messages_to(1, 400)
-    with (
-        one_worker("a", *flags, directory=tmp_path) as a,
-        one_worker("b", *flags, directory=tmp_path) as b,
-    ):
+    with one_worker("a", *flags, directory=tmp_path) as a, one_worker("b", *flags, directory=tmp_path) as b:
         assign((a, b), 1, {a: [1], b: []})
         ready(a, b)
         with client_of(b.address) as sender, client_of(a.address) as first:

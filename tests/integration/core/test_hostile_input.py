@@ -33,17 +33,7 @@ from helpers.hostile import (
 )
 from helpers.http2 import OPENING, call_headers, connected
 from helpers.memory import MIB, rss
-from helpers.topology import (
-    TOPOLOGY,
-    collect,
-    ledger,
-    metric,
-    numbered,
-    numbers,
-    one_worker,
-    queued,
-    status,
-)
+from helpers.topology import TOPOLOGY, collect, ledger, metric, numbered, numbers, one_worker, queued, status
 from helpers.traffic import deliver
 
 from tuplewire import Client

@@ -30,9 +30,7 @@ class Program:
         words = [sys.executable, "-m", "tuplewire_service", "membership", *addresses, "--tasks=1-6"]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [*words, f"--topology={TOPOLOGY}"],
-                env=environment_without_ours(),
-                stderr=log,
+                [*words, f"--topology={TOPOLOGY}"], env=environment_without_ours(), stderr=log
             )
 
     def has_said(self, event: str) -> bool:

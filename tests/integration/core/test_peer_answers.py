@@ -12,17 +12,7 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
-from helpers.topology import (
-    assign,
-    collect,
-    ledger,
-    metric,
-    numbered,
-    numbers,
-    one_worker,
-    ready,
-    status,
-)
+from helpers.topology import assign, collect, ledger, metric, numbered, numbers, one_worker, ready, status
 from helpers.traffic import client_of, deliver
 
 from tuplewire import TaskMessageBatch
@@ -191,10 +181,7 @@ def test_a_connection_that_was_refused_comes_up_once_the_right_worker_is_there(t
             eventually(
                 lambda: metric(stranger, 'tuplewire_refused_streams_total{code="WRONG_TOPOLOGY"}') >= 2
             )
-        with (
-            one_worker("b", directory=tmp_path, port=port) as b,
-            client_of(b.address) as consumer,
-        ):
+        with one_worker("b", directory=tmp_path, port=port) as b, client_of(b.address) as consumer:
             assign(b, 1, {a: [0], b: [1]})
             assert numbers(collect(consumer.recv([1], timeout=10), 100)) == list(range(100))
             eventually(lambda: ledger(a).acknowledged == 100)

@@ -17,16 +17,7 @@ from pathlib import Path
 
 import pytest
 from helpers.restartable import RestartableWorker
-from helpers.topology import (
-    Message,
-    assignment_file,
-    has_ended,
-    ledger,
-    numbered,
-    numbers,
-    queued,
-    settled,
-)
+from helpers.topology import Message, assignment_file, has_ended, ledger, numbered, numbers, queued, settled
 from helpers.traffic import Feeder, Reader, client_of, deliver
 
 from tuplewire import Client

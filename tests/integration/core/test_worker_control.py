@@ -33,12 +33,7 @@ from helpers.worker_process import Running, assignment_for, run_command, running
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import (
-    ProtocolError,
-    StaleAssignmentError,
-    UnreachableError,
-    WrongTopologyError,
-)
+from tuplewire.errors import ProtocolError, StaleAssignmentError, UnreachableError, WrongTopologyError
 from tuplewire.wire import control_pb2, health_pb2
 from tuplewire.wire.health_pb2_grpc import HealthStub
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment

@@ -300,10 +300,7 @@ def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: P
         worker.kill()
         sender.send(numbered(0, range(150, 160)))
         worker.start()
-        with (
-            client_of(worker.reached.address) as consumer,
-            Reader(consumer.recv([0], timeout=0.2)) as reader,
-        ):
+        with client_of(worker.reached.address) as consumer, Reader(consumer.recv([0], timeout=0.2)) as reader:
             reader.has(60)
             assert numbers(reader.got) == list(range(100, 160))
             # The last ten may also be marked, if they were written before the failure was detected.

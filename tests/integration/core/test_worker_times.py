@@ -12,16 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers.admin import samples
-from helpers.topology import (
-    Pair,
-    collect,
-    metric,
-    numbered,
-    one_worker,
-    pair_of_workers,
-    queued,
-    status,
-)
+from helpers.topology import Pair, collect, metric, numbered, one_worker, pair_of_workers, queued, status
 from helpers.traffic import client_of, deliver
 
 from tuplewire.client import Client

@@ -343,10 +343,7 @@ def test_tasks_that_are_assigned_later_are_read(tmp_path: Path) -> None:
     A task that is no longer assigned fails the query, unless failOnDataLoss=false.
     """
     flags = ("--drain-seconds=1",)
-    with (
-        one_worker("a", *flags, directory=tmp_path) as a,
-        one_worker("b", *flags, directory=tmp_path) as b,
-    ):
+    with one_worker("a", *flags, directory=tmp_path) as a, one_worker("b", *flags, directory=tmp_path) as b:
         at_a, at_b = ("a", a.address), ("b", b.address)
 
         def assigned(version: int, tasks: dict[tuple[str, str], list[int]]) -> None:

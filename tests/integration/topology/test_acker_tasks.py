@@ -16,15 +16,7 @@ from helpers.logged import logged
 from tuplewire import Client, TaskGroup
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_service.testing import eventually
-from tuplewire_topology import (
-    BasicBolt,
-    BasicOutputCollector,
-    Bolt,
-    Spout,
-    Topology,
-    TopologyBuilder,
-    Tuple,
-)
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Bolt, Spout, Topology, TopologyBuilder, Tuple
 from tuplewire_topology.acking.acker_tasks import with_ackers
 from tuplewire_topology.clusters.cluster import LocalCluster
 from tuplewire_topology.coordination.termination import ProcessFailedError, Termination

@@ -34,10 +34,7 @@ from tuplewire_topology.coordination.termination import ProcessFailedError
 SECONDS = 120.0
 TESTS = str(Path(words.__file__).parents[1])
 PATH = os.pathsep.join([TESTS, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-CONF: dict[str, Any] = {
-    "storm.cluster.mode": "distributed",
-    "topology.workers": 2,
-}
+CONF: dict[str, Any] = {"storm.cluster.mode": "distributed", "topology.workers": 2}
 
 
 @contextmanager
@@ -419,11 +416,7 @@ def test_a_notebooks_components(missing: list[str], printed: str) -> None:
 def test_a_stuck_executor_of_another_process_is_named(tmp_path: Path) -> None:
     """The cluster's heartbeats name an executor that hangs in the user's code, until it continues."""
     gate = tmp_path / "gate"
-    conf = {
-        "mine.gate": str(gate),
-        "worker.heartbeat.frequency.secs": 0.05,
-        "nimbus.task.timeout.secs": 0.5,
-    }
+    conf = {"mine.gate": str(gate), "worker.heartbeat.frequency.secs": 0.05, "nimbus.task.timeout.secs": 0.5}
     with running(topology_of([words.SLOW]), **conf) as topology:
         (stuck,) = eventually(lambda: [each for each in topology.heartbeats() if each.stuck], SECONDS)
         assert (stuck.component, stuck.activity) == ("split", "execute")

@@ -70,11 +70,7 @@ def feeder() -> FeederSpout:
 
 @pytest.mark.parametrize(
     "conf",
-    [
-        {},
-        {"topology.workers": 3},
-        {"topology.workers": 3, "storm.messaging.transport": "grpc"},
-    ],
+    [{}, {"topology.workers": 3}, {"topology.workers": 3, "storm.messaging.transport": "grpc"}],
     ids=["one worker", "local", "grpc"],
 )
 def test_the_example_of_the_docs(conf: dict[str, Any]) -> None:

@@ -154,8 +154,7 @@ def test_a_process_follows_its_assignment(tmp_path: Path) -> None:
             eventually(lambda: one.get("/readyz")[0] == 200, SECONDS)
             eventually(lambda: len(two.state()["executors"]) == 3, SECONDS)
             eventually(
-                lambda: sorted(each["tasks"] for each in one.state()["executors"]) == [[1], [3]],
-                SECONDS,
+                lambda: sorted(each["tasks"] for each in one.state()["executors"]) == [[1], [3]], SECONDS
             )
             assert [one.stop(), two.stop()] == [0, 0]
 

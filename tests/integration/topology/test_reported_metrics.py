@@ -141,10 +141,7 @@ def test_nobody_listens(nobody: str, executors: ExecutorWorker, caplog: pytest.L
 
     executors.start()
     try:
-        with (
-            caplog.at_level(logging.WARNING),
-            reporter(nobody, executors, 0.05),
-        ):
+        with caplog.at_level(logging.WARNING), reporter(nobody, executors, 0.05):
             eventually(not_told, SECONDS, "the log says so")
     finally:
         executors.close(SECONDS)

@@ -17,14 +17,7 @@ from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.errors import RefusedMessagesError, TuplewireError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_service.testing import eventually
-from tuplewire_topology import (
-    BasicBolt,
-    BasicOutputCollector,
-    Spout,
-    Topology,
-    TopologyBuilder,
-    Tuple,
-)
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
 from tuplewire_topology.coordination.control_channel import ControlChannel, ControlKind, ControlMessage
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.link import Link

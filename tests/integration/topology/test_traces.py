@@ -163,11 +163,7 @@ def test_what_is_passed_on_has_an_exemplar(transport: str, monkeypatch: pytest.M
 
 def test_a_spouts_tuple_through_two_bolts(seen: Collector) -> None:
     """In two worker processes, a trace has the spans of emit, split, count and the workers between them."""
-    conf = {
-        "topology.workers": 2,
-        "tuplewire.worker.tracing": True,
-        "tuplewire.worker.trace_sample": 0.05,
-    }
+    conf = {"topology.workers": 2, "tuplewire.worker.tracing": True, "tuplewire.worker.trace_sample": 0.05}
     with DistributedCluster() as cluster:
         running = cluster.submit("words", conf, "helpers.words:topology", collect=["count"])
         running.finish(120)

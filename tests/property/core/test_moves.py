@@ -122,10 +122,7 @@ class Cluster(RuleBasedStateMachine):
         host.life += 1
         worker_id = f"w{host.number}"
         worker_settings = WorkerSettings(
-            worker_id=worker_id,
-            topology=TOPOLOGY,
-            receive_queue_bytes=self.queue_bytes,
-            session=SESSION,
+            worker_id=worker_id, topology=TOPOLOGY, receive_queue_bytes=self.queue_bytes, session=SESSION
         )
         transport = TransportSettings(
             worker_id=worker_id,

@@ -15,19 +15,10 @@ from typing import ClassVar
 
 import pytest
 from helpers.session_machine import SessionMachine
-from helpers.session_parts import (
-    LARGEST_WINDOW,
-    PREFETCH_BYTES,
-    PREFETCH_MESSAGES,
-    SETTINGS,
-)
+from helpers.session_parts import LARGEST_WINDOW, PREFETCH_BYTES, PREFETCH_MESSAGES, SETTINGS
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
 LONG_STEPS = 1_000_000

@@ -130,10 +130,7 @@ def test_a_message_behind_the_wave() -> None:
 def test_counts_that_do_not_add_up() -> None:
     """After a restart, the topology has finished after two waves at rest with equal counts."""
     termination = Termination(2, exact=False)
-    left = {
-        0: ProcessReport(at_rest=True, sent=9, taken=0),
-        1: ProcessReport(at_rest=True, sent=0, taken=4),
-    }
+    left = {0: ProcessReport(at_rest=True, sent=9, taken=0), 1: ProcessReport(at_rest=True, sent=0, taken=4)}
     for process, report in left.items():
         termination.take(process, 1, report)
     assert not termination.take(0, 2, ProcessReport(at_rest=True, sent=10, taken=0))

@@ -13,16 +13,7 @@ from typing import Any
 import pytest
 from helpers import rolling_words, runtimes
 from helpers.admin import samples
-from helpers.runtimes import (
-    SECONDS,
-    KeepsLetters,
-    Notes,
-    Running,
-    Runtime,
-    RuntimeContract,
-    counted,
-    typed,
-)
+from helpers.runtimes import SECONDS, KeepsLetters, Notes, Running, Runtime, RuntimeContract, counted, typed
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 

@@ -100,9 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     each = add("fuzz", "fuzz", fuzz.__doc__, _fuzz)
     each.add_argument("--minutes", type=float, default=3.0, help="length of the run (default: 3)")
     each.add_argument(
-        "--replay",
-        metavar="LEVEL/THREAD/NUMBER",
-        help="repeat one conversation of the seed only",
+        "--replay", metavar="LEVEL/THREAD/NUMBER", help="repeat one conversation of the seed only"
     )
     each = add("month", "soak", month.__doc__, _month, seed=7)
     each.add_argument("--days", type=int, default=30, metavar="N", help="days, 2 or more (default: 30)")

@@ -202,10 +202,7 @@ class Cluster:
         """Return the status of each worker, None for a worker that does not answer."""
         found: dict[str, control_pb2.GetStatusResponse | None] = dict.fromkeys(self.workers)
         for name, endpoint in self.endpoints.items():
-            with (
-                suppress(UnreachableError),
-                ControlClient(endpoint.unix_address, _STATUS_SECONDS) as control,
-            ):
+            with suppress(UnreachableError), ControlClient(endpoint.unix_address, _STATUS_SECONDS) as control:
                 found[name] = control.status()
         return found
 

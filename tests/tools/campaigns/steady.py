@@ -26,11 +26,7 @@ class Steady:
     """
 
     def __init__(
-        self,
-        stack: ExitStack,
-        routes: Routes,
-        subscriptions: Sequence[tuple[str, Sequence[int]]],
-        load: Load,
+        self, stack: ExitStack, routes: Routes, subscriptions: Sequence[tuple[str, Sequence[int]]], load: Load
     ) -> None:
         self.consumer = stack.enter_context(Program(consumer, TOPOLOGY, subscriptions))
         self.producer = stack.enter_context(Program(producer, TOPOLOGY, routes, load))

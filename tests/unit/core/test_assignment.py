@@ -11,12 +11,7 @@ import pytest
 from helpers.topology import as_json
 
 from tuplewire.errors import ConfigError, StaleAssignmentError, WrongTopologyError
-from tuplewire_service.worker.assignment import (
-    MAX_VERSION,
-    AssignedWorker,
-    Assignment,
-    load_assignment,
-)
+from tuplewire_service.worker.assignment import MAX_VERSION, AssignedWorker, Assignment, load_assignment
 
 ONE = AssignedWorker("one", "host-1:6700", (0, 2), node="n1")
 TWO = AssignedWorker("two", "[::1]:6701", (1,))

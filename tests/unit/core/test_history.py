@@ -67,10 +67,7 @@ class Story:
         found = [(each.first, each.first + each.count) for each in verdict.violations]
         assert all(each.rule is rule for each in verdict.violations), verdict.violations
         assert all((each.source, each.task) == (SOURCE, TASK) for each in verdict.violations)
-        assert verdict.counts == {
-            **dict.fromkeys(Rule, 0),
-            rule: sum(stop - first for first, stop in pieces),
-        }
+        assert verdict.counts == {**dict.fromkeys(Rule, 0), rule: sum(stop - first for first, stop in pieces)}
         return found == list(pieces) and not verdict.ok
 
 
@@ -82,10 +79,7 @@ def test_a_faultless_history() -> None:
     assert str(verdict) == "0 lost, 0 duplicated, 0 out of order"
 
 
-PROCESSED = {
-    "comes 0 60, dies near, comes 70 100": (60, 70),
-    "comes 0 60, dies far, comes 70 100": (60, 70),
-}
+PROCESSED = {"comes 0 60, dies near, comes 70 100": (60, 70), "comes 0 60, dies far, comes 70 100": (60, 70)}
 LOST = {
     # At the beginning, in the middle, and at the end.
     "comes 10 100": (0, 10),
@@ -257,12 +251,7 @@ def test_never_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    "ledger",
-    [
-        LedgerSnapshot(100, 99, {}, 0),
-        LedgerSnapshot(99, 99, {}, 0),
-        LedgerSnapshot(101, 101, {}, 0),
-    ],
+    "ledger", [LedgerSnapshot(100, 99, {}, 0), LedgerSnapshot(99, 99, {}, 0), LedgerSnapshot(101, 101, {}, 0)]
 )
 def test_unbalanced(ledger: LedgerSnapshot) -> None:
     """A ledger that does not balance, or does not match the sent messages, is found."""

@@ -32,12 +32,7 @@ async def test_forwarded_messages_go_before_those_that_a_peer_gives_back(
     monkeypatch.setattr(router.connections, "renew", lambda peer: events.append(("renewed", peer)))
     monkeypatch.setattr(router, "_wait_for", lambda peer, tasks: events.append(("waits", peer, tasks)))
     router.refresh()
-    assert events == [
-        "drained",
-        "asked who has ended",
-        ("waits", THERE.peer, (1,)),
-        ("renewed", THERE.peer),
-    ]
+    assert events == ["drained", "asked who has ended", ("waits", THERE.peer, (1,)), ("renewed", THERE.peer)]
 
 
 @pytest.mark.parametrize("leaves", [False, True])

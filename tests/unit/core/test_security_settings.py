@@ -89,10 +89,7 @@ def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
     worker, permissions = tmp_path / "worker.toml", tmp_path / "permissions.toml"
     worker.write_text(settings, encoding="utf-8")
     permissions.write_text(rules, encoding="utf-8")
-    assert load({}, {}, worker).config.tls_client_names == (
-        "*.jobs.example",
-        "spiffe://prod/etl",
-    )
+    assert load({}, {}, worker).config.tls_client_names == ("*.jobs.example", "spiffe://prod/etl")
     granted = read_rules(permissions).of(["etl.jobs.example"], None, "flights")
     assert 99 in granted.send
     assert 200 in granted.receive

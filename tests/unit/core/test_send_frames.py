@@ -129,12 +129,7 @@ def test_a_frame_says_when_its_messages_were_accepted() -> None:
     (frame,) = sending.frames()
     assert [
         (run[0].task, len(run), micros) for run, micros in zip(frame.runs, frame.accepted_micros, strict=True)
-    ] == [
-        (1, 2, old),
-        (1, 1, late),
-        (2, 1, old),
-        (2, 1, late),
-    ]
+    ] == [(1, 2, old), (1, 1, late), (2, 1, old), (2, 1, late)]
 
 
 def test_messages_that_are_passed_on_keep_their_time() -> None:

@@ -292,10 +292,7 @@ def test_a_session_is_read_out_of_the_same_configuration(kind: type[Settings]) -
     }
     session: Any = getattr(kind.from_conf(conf), "session")  # noqa: B009 - each has one
     assert session == SessionSettings.of(
-        max_block_seconds=5.0,
-        ack_mode="processed",
-        max_pending_bytes=2 << 20,
-        backoff_initial_seconds=0.1,
+        max_block_seconds=5.0, ack_mode="processed", max_pending_bytes=2 << 20, backoff_initial_seconds=0.1
     )
     with pytest.raises(ConfigError, match=r"^session must be SessionSettings, not \{\}"):
         kind(**{**BESIDE[kind], "session": {}})

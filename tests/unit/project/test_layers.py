@@ -248,10 +248,7 @@ def _cycles(arrows: Mapping[str, AbstractSet[str]]) -> list[set[str]]:
         ("tuplewire.aio", "def f():\n    import pyspark"),
         ("tuplewire.values.message", "import numpy"),
         ("tuplewire.packing.packing", "import numpy"),
-        (
-            "tuplewire_service.messaging.base",
-            "from tuplewire_service.worker.worker import WorkerState",
-        ),
+        ("tuplewire_service.messaging.base", "from tuplewire_service.worker.worker import WorkerState"),
         ("tuplewire_service.messaging.factory", "from tuplewire_service.messaging.local import LocalContext"),
         ("tuplewire_service.messaging.grpc", "import tuplewire_service.messaging.local"),
         ("tuplewire_service.messaging.grpc", "import zmq"),

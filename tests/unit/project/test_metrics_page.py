@@ -116,10 +116,7 @@ def test_every_metric_has_its_row(tmp_path: Path) -> None:
         told[family.name + suffix] = (family.type, labels)
     kind, settings = told["tuplewire_config_info"]
     assert settings < settings_of(WorkerConfig).keys()
-    told["tuplewire_config_info"] = (
-        kind,
-        set(),
-    )  # the page does not list the labels
+    told["tuplewire_config_info"] = (kind, set())  # the page does not list the labels
     assert rows() == told
     names = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `tuplewire_")]
     assert len(names) == len(set(names))

@@ -77,10 +77,7 @@ def test_new_tasks_begin_at_their_start() -> None:
     assert [
         (each.task, each.start, each.end.sequence, each.end.messages, each.after)
         for each in ranges(start, end, now, numbers)
-    ] == [
-        (1, 5, 6, 1, {}),
-        (2, 3, 9, 6, {}),
-    ]
+    ] == [(1, 5, 6, 1, {}), (2, 3, 9, 6, {})]
 
 
 def test_the_same_tasks_are_the_same_offset() -> None:

@@ -36,8 +36,7 @@ def test_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grpcio", "protobuf"),
-    [("1.74.0", "6.31.1"), ("1.82.9rc1", "7.99"), ("1.74", "7.0.0"), ("1.85", "7.0")],
+    ("grpcio", "protobuf"), [("1.74.0", "6.31.1"), ("1.82.9rc1", "7.99"), ("1.74", "7.0.0"), ("1.85", "7.0")]
 )
 def test_fits(grpcio: str, protobuf: str) -> None:
     """An executor may have any version within the limits, regardless of the driver's version."""

@@ -131,8 +131,7 @@ def test_rotating_map() -> None:
 
 
 @pytest.mark.parametrize(
-    "values",
-    [[b"1234567", b""], [b"12345678", b""], ["12345678", b"12345678"], [None, None]],
+    "values", [[b"1234567", b""], [b"12345678", b""], ["12345678", b"12345678"], [None, None]]
 )
 def test_malformed(values: list[object]) -> None:
     """A value that is not a column of numbers is an error and changes nothing."""

@@ -202,10 +202,7 @@ def test_the_state_file(feeder: FeederSpout, tmp_path: Path) -> None:
         assert first["topology_id"] == "words"
         assert first["process_id"] == os.getpid()
         assert abs(first["time"] - time.time()) < SECONDS
-        assert [(each["component"], each["tasks"]) for each in first["executors"]] == [
-            ("b", [1]),
-            ("s", [2]),
-        ]
+        assert [(each["component"], each["tasks"]) for each in first["executors"]] == [("b", [1]), ("s", [2])]
         eventually(lambda: json.loads(file.read_text())["time"] > first["time"], SECONDS)
         assert list(tmp_path.iterdir()) == [file]
     assert list(tmp_path.iterdir()) == [], "a worker that has ended well leaves no file"

@@ -157,10 +157,7 @@ def test_worker_hooks_stay_with_acker_tasks() -> None:
 
 def test_a_hook_that_fails_at_the_start_ends_the_worker() -> None:
     """A failing worker hook stops the worker with an error that names the hook."""
-    with (
-        LocalCluster() as cluster,
-        pytest.raises(TopologyError, match="worker hook Fails: no database"),
-    ):
+    with LocalCluster() as cluster, pytest.raises(TopologyError, match="worker hook Fails: no database"):
         cluster.submit("t", {"greeting": ""}, builder(Shares(), Fails(at_start=True)).create_topology())
     assert seen[-1] == "shutdown"
 

@@ -73,11 +73,7 @@ def test_settings_by_storms_keys() -> None:
         ("supervisor.run.worker.as.user", True, "set topology.submitter.user"),
         ("supervisor.worker.restarts", -1, "must be a whole number from 0"),
         ("supervisor.worker.start.timeout.secs", 0, "must be a time in seconds"),
-        (
-            "supervisor.slots.port",
-            [1],
-            "unknown setting .*; did you mean supervisor.slots.ports",
-        ),
+        ("supervisor.slots.port", [1], "unknown setting .*; did you mean supervisor.slots.ports"),
     ],
 )
 def test_wrong_settings(key: str, value: Any, problem: str) -> None:

@@ -130,19 +130,7 @@ def test_what_makes_no_window_is_refused(wrong: Any) -> None:
         wrong()
 
 
-NO_TIMES = [
-    10**30,
-    1e300,
-    math.inf,
-    -math.inf,
-    math.nan,
-    -(10**400),
-    "5",
-    None,
-    timedelta(seconds=5),
-    5j,
-    [],
-]
+NO_TIMES = [10**30, 1e300, math.inf, -math.inf, math.nan, -(10**400), "5", None, timedelta(seconds=5), 5j, []]
 
 
 @pytest.mark.parametrize("at", NO_TIMES, ids=lambda at: str(at)[:12])

@@ -58,10 +58,7 @@ class TopologySettings(Settings):
     session: SessionSettings = nested(SessionSettings)
     workers: int = storm_setting("topology.workers", count(), 1, "number of workers that share the tasks")
     receive_queue_tuples: int = storm_setting(
-        "topology.executor.receive.buffer.size",
-        count(),
-        32_768,
-        "capacity of an executor's receive queue",
+        "topology.executor.receive.buffer.size", count(), 32_768, "capacity of an executor's receive queue"
     )
     max_spout_pending: int = storm_setting(
         "topology.max.spout.pending",

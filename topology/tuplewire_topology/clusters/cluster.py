@@ -89,11 +89,7 @@ class LocalCluster(_Cluster[LocalTopology]):
         self._timer = SimulatedTimer() if simulated_time else None
 
     def submit(
-        self,
-        name: str,
-        conf: Mapping[str, Any],
-        topology: Topology,
-        collect: Sequence[str] | None = None,
+        self, name: str, conf: Mapping[str, Any], topology: Topology, collect: Sequence[str] | None = None
     ) -> LocalTopology:
         """Run a topology. Source: Storm's `submitTopology`.
 
@@ -131,11 +127,7 @@ class DistributedCluster(_Cluster[DistributedTopology]):
     """
 
     def submit(
-        self,
-        name: str,
-        conf: Mapping[str, Any],
-        topology: Topology | str,
-        collect: Sequence[str] = (),
+        self, name: str, conf: Mapping[str, Any], topology: Topology | str, collect: Sequence[str] = ()
     ) -> DistributedTopology:
         """Run a topology.
 

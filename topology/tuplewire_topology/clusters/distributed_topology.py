@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.processes.child import (
-    Command,
-    directory_for,
-    directory_of,
-    private_directory,
-    write_private,
-)
+from tuplewire.processes.child import Command, directory_for, directory_of, private_directory, write_private
 from tuplewire.processes.worker_processes import worker_words
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import join_host_port

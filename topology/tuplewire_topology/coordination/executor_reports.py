@@ -71,7 +71,7 @@ _BY_SENDER: _Table = {
     "serialized_bytes": (
         lambda each: each.received_bytes,
         "Payload bytes of tuples that came from another process, by the component that sent them.",
-    ),
+    )
 }
 _GAUGES_BY_COMPONENT: _Table = {
     "omitted_metrics": (
@@ -110,7 +110,7 @@ _ARRIVED: _Table = {
     "receive_queue_arrived_tuples": (
         lambda each: each.queue.arrived,
         "Tuples that have arrived in an executor's queue.",
-    ),
+    )
 }
 _BEATS: _Table = {
     "executor_call_seconds": (

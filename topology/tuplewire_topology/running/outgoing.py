@@ -79,11 +79,7 @@ class Outgoing:
     """The targets of one task. `locality` and `loads` may include more tasks; see GroupingContext."""
 
     def __init__(
-        self,
-        topology: Topology,
-        task: int,
-        locality: LocalitySource = dict,
-        loads: LoadSource = dict,
+        self, topology: Topology, task: int, locality: LocalitySource = dict, loads: LoadSource = dict
     ) -> None:
         source = topology.component_of(task)
         self._targets: dict[str, list[Target]] = {}

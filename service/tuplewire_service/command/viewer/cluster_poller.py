@@ -16,10 +16,7 @@ class ClusterPoller(ControlClients[ControlClient]):
     """The clients of a cluster's workers, and their last two statuses. Not thread-safe."""
 
     def __init__(
-        self,
-        first: str,
-        connect: Callable[[str], ControlClient],
-        max_tasks: int | None = None,
+        self, first: str, connect: Callable[[str], ControlClient], max_tasks: int | None = None
     ) -> None:
         """Start with the worker at the address `first`, without a connection.
 

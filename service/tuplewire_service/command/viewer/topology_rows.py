@@ -138,10 +138,7 @@ def component_rows(
 
 
 def _component(
-    component: pb.ComponentStatus,
-    rows: Sequence[ExecutorRow],
-    held: set[str],
-    blocking: Mapping[int, float],
+    component: pb.ComponentStatus, rows: Sequence[ExecutorRow], held: set[str], blocking: Mapping[int, float]
 ) -> ComponentRow:
     tasks = range(component.first_task, component.first_task + component.tasks)
     blocks = max((share for task, share in blocking.items() if task in tasks), default=0.0)
@@ -194,10 +191,7 @@ def slow_sentences(
 
 def component_of(task: int, components: Iterable[ComponentRow]) -> str:
     """Return the component of a task; an empty string if it is unknown."""
-    return next(
-        (each.component for each in components if 0 <= task - each.first_task < each.tasks),
-        "",
-    )
+    return next((each.component for each in components if 0 <= task - each.first_task < each.tasks), "")
 
 
 def _named(executor: ExecutorRow) -> str:

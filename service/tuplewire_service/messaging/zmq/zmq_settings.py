@@ -35,10 +35,7 @@ class ZmqSettings(TransportSettings):
 
     threads: int = storm_setting("zmq.threads", count(), 1, "number of ZeroMQ's I/O threads")
     linger_seconds: float = storm_setting(
-        "zmq.linger.millis",
-        SECONDS_OR_ZERO,
-        5.0,
-        "maximum time to send the last written data after a close",
+        "zmq.linger.millis", SECONDS_OR_ZERO, 5.0, "maximum time to send the last written data after a close"
     )
     hwm: int = storm_setting(
         "zmq.hwm",

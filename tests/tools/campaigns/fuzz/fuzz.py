@@ -67,12 +67,7 @@ class Fuzz(Campaign):
     look_seconds = 0.25
 
     def __init__(
-        self,
-        seed: int,
-        seconds: float = math.inf,
-        *,
-        directory: Path,
-        attacks: int | None = None,
+        self, seed: int, seconds: float = math.inf, *, directory: Path, attacks: int | None = None
     ) -> None:
         super().__init__(seed, seconds, directory=directory)
         self.attacks = attacks

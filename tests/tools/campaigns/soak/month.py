@@ -21,14 +21,7 @@ from campaigns.soak.account import Account, Extent, Night
 from campaigns.soak.canary import canary
 from campaigns.soak.certificates import Certificates
 from campaigns.soak.follower import follower
-from campaigns.soak.generations import (
-    MEASURED_TASK,
-    ROAMING_TASK,
-    STEADY_TASKS,
-    Generation,
-    moved,
-    without,
-)
+from campaigns.soak.generations import MEASURED_TASK, ROAMING_TASK, STEADY_TASKS, Generation, moved, without
 from campaigns.soak.lives import Household, Scenery, draw_household
 from campaigns.soak.owed import Owed, live
 from campaigns.soak.summary import progress, table

@@ -36,12 +36,7 @@ class RollingRestarts(Campaign):
     """
 
     def __init__(
-        self,
-        restarts: int,
-        drain_seconds: float,
-        *,
-        directory: Path,
-        progress: int = PROGRESS,
+        self, restarts: int, drain_seconds: float, *, directory: Path, progress: int = PROGRESS
     ) -> None:
         super().__init__(0, 0.0, directory=directory)
         self._restarts = restarts
