@@ -7,6 +7,7 @@ from typing import Any
 
 from helpers import measured_words
 from helpers.admin import samples
+from helpers.hosted import local_worker
 from helpers.measured_words import check
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,7 +17,6 @@ from tuplewire_topology import BasicBolt, BasicOutputCollector, TopologyBuilder,
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster
 from tuplewire_topology.coordination.executor_reports import component_statuses
-from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 120.0
 
@@ -87,7 +87,7 @@ def test_a_status_reads_no_gauge() -> None:
     builder.set_spout("s", feeder)
     builder.set_bolt("b", Gauged()).shuffle_grouping("s")
     topology = builder.create_topology()
-    worker = ExecutorWorker(topology)
+    worker = local_worker(topology)
     worker.start()
     try:
         component_statuses(topology, worker.executors)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from helpers.hosted import local_worker
 from helpers.idle import wait_idle
 
 from tuplewire.connection.loop import EventLoopThread
@@ -122,7 +123,7 @@ def worker_of(raises: Raises) -> ExecutorWorker:
         sink.custom_grouping("spout", To(raises))
     else:
         sink.shuffle_grouping("spout")
-    return ExecutorWorker(builder.create_topology(), conf={"topology.error.policy": "skip"})
+    return local_worker(builder.create_topology(), {"topology.error.policy": "skip"})
 
 
 PLACES = {

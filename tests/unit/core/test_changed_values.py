@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from helpers.hosted import local_worker
 from helpers.idle import wait_idle
 
 from tuplewire.errors import MessageError
@@ -19,7 +20,6 @@ from tuplewire_topology import (
     Tuple,
 )
 from tuplewire_topology.authoring.component import TaskError
-from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 30.0
 STRICT = {"topology.testing.always.try.serialize": True}
@@ -64,7 +64,7 @@ def run(spout: Spout, bolt: BasicBolt | None = None) -> None:
     builder.set_spout("spout", spout)
     if bolt is not None:
         builder.set_bolt("bolt", bolt).shuffle_grouping("spout")
-    worker = ExecutorWorker(builder.create_topology(), conf=STRICT)
+    worker = local_worker(builder.create_topology(), STRICT)
     try:
         worker.start()
         worker.switch(active=True)

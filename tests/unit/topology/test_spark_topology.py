@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from helpers.hosted import local_worker
 from helpers.logged import logged
 
 from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
@@ -26,7 +27,6 @@ from tuplewire_topology.coordination.coordinator import (
     Order,
     TaskUnresponsiveError,
 )
-from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.serial.snapshots import to_values
 from tuplewire_topology.spark import rows
@@ -208,9 +208,9 @@ def test_a_row_that_always_fails_is_given_up(
     batches = [pa.RecordBatch.from_pydict({"n": list(range(begin, begin + 10))}) for begin in (0, 10)]
     failed_rows = FailedRows()
     letters: list[DeadLetter] = []
-    worker = ExecutorWorker(
+    worker = local_worker(
         builder.create_topology(),
-        conf={ROWS_KEY: (iter(batches), failed_rows, letters.append), "topology.error.policy": policy},
+        {ROWS_KEY: (iter(batches), failed_rows, letters.append), "topology.error.policy": policy},
         error=failed_rows.add_error,
         dead_letter=take_none,
     )
