@@ -7,6 +7,7 @@ hooks and resources. Not thread-safe. Source: Storm's `IWorkerHook`, `WorkerUser
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,27 +73,18 @@ class TaskHook:
         """Release resources, after the spout or bolt is closed."""
 
 
-class WorkerHooks:
-    """The hooks of one worker, in order. Not thread-safe."""
+def start_hooks(conf: Mapping[str, Any], context: WorkerContext, stack: ExitStack) -> None:
+    """Start a worker's hooks; the stack ends the started ones. Raises TopologyError if a hook fails."""
+    for hook in deepcopy(context.topology.worker_hooks):  # workers share the topology
+        try:
+            hook.start(conf, context)
+        except Exception as error:
+            raise TopologyError(f"worker hook {type(hook).__name__}: {error}") from error
+        stack.callback(_shut_down, hook)
 
-    def __init__(self, conf: Mapping[str, Any], context: WorkerContext) -> None:
-        self._conf = conf
-        self._context = context
-        self._started: list[WorkerHook] = []
 
-    def start(self) -> None:
-        """Start all hooks. Raises TopologyError if a hook fails."""
-        for hook in deepcopy(self._context.topology.worker_hooks):  # workers share the topology
-            try:
-                hook.start(self._conf, self._context)
-            except Exception as error:
-                raise TopologyError(f"worker hook {type(hook).__name__}: {error}") from error
-            self._started.append(hook)
-
-    def shutdown(self) -> None:
-        """End the started hooks in reverse order, and log their errors."""
-        while self._started:
-            try:
-                self._started.pop().shutdown()
-            except Exception:  # the remaining hooks must still end
-                logger.exception("worker_hook.failed")
+def _shut_down(hook: WorkerHook) -> None:
+    try:
+        hook.shutdown()
+    except Exception:  # it is not an error of the topology
+        logger.exception("worker_hook.failed")

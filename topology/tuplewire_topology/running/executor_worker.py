@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tuplewire_topology.acking.acker_tasks import PARTS
 from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.component import DeadLetter, TaskError, TopologyContext
 from tuplewire_topology.authoring.description import ACKER_COMPONENT, ComponentKind, Topology
-from tuplewire_topology.authoring.hooks import WorkerContext, WorkerHooks
+from tuplewire_topology.authoring.hooks import WorkerContext, start_hooks
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
@@ -87,8 +88,8 @@ class ExecutorWorker:
         self._own_loads: dict[int, float] = {}
         self._queues: dict[int, ReceiveQueue] = {}
         metrics = UserMetrics(self.settings.metrics_series)
-        hook_context = WorkerContext(topology_id, topology, self.tasks)
-        self._hooks = WorkerHooks(conf, hook_context)
+        self._hook_context = hook_context = WorkerContext(topology_id, topology, self.tasks)
+        self._hooks = ExitStack()
         self._has_ackers = has_ackers = ACKER_COMPONENT in topology.components
         spans = tracing.active()
         self.transfer = Transfer(
@@ -164,7 +165,7 @@ class ExecutorWorker:
     def start(self) -> None:
         """Open all tasks, then receive tuples; spouts wait for switch(). Raises TaskError, TimeoutError."""
         self._heartbeats.beat()
-        self._hooks.start()
+        start_hooks(self._executor_context.conf, self._hook_context, self._hooks)
         self._recurring.append(self._timer.every(self.settings.heartbeat_seconds, self._heartbeats.beat))
         self._open(self.executors)
         self._recurring.append(self._timer.every(_REFRESH_SECONDS, self._refresh))
@@ -253,7 +254,7 @@ class ExecutorWorker:
         stuck = self._still_running(deadline)
         self.link.close(max(1.0, deadline - time.monotonic()))
         stuck = [each for each in stuck if not each.join(1.0)]  # it may have waited for the link's space
-        self._hooks.shutdown()
+        self._hooks.close()
         self._heartbeats.beat()
         tracing.flush()
         if stuck:
