@@ -200,18 +200,16 @@ def _registered(statistics: Sequence[ExecutorStatistics]) -> Iterable[pb.MetricF
 
 
 def component_statuses(
-    topology: Topology, executors: Iterable[Executor[Any]], first_task: int = 0
+    topology: Topology, executors: Sequence[Executor[Any]], first_task: int = 0
 ) -> list[pb.ComponentStatus]:
     """Return all components of a topology with their executors in this process.
 
     `first_task` is the offset of the topology's task ids in the worker.
     """
-    by_component: defaultdict[str, list[tuple[Executor[Any], Counts]]] = defaultdict(list)
-    for each in executors:
-        by_component[each.component.id].append((each, each.tally.at_work(each.pulse)))
     statuses = []
     for name, component in topology.components.items():
-        here, tasks = by_component[name], topology.tasks_of(name)
+        here = [(each, each.tally.at_work(each.pulse)) for each in executors if each.component.id == name]
+        tasks = topology.tasks_of(name)
         status = pb.ComponentStatus(
             component=name,
             kind=component.kind,

@@ -84,7 +84,6 @@ class ExecutorWorker:
         self._lock = threading.Lock()
         self._closed = False
         self._started = False
-        self._epoch = 0
         self._own_loads: dict[int, float] = {}
         self._queues: dict[int, ReceiveQueue] = {}
         metrics = UserMetrics(self.settings.metrics_series)
@@ -199,21 +198,21 @@ class ExecutorWorker:
         topology = self._executor_context.topology
         self._ticks.send_last(task for bolt in bolts for task in topology.tasks_of(bolt))
 
-    def finished(self, epoch: int = 0) -> bool:
-        """Return True if every spout is inactive, or was exhausted in a round of this epoch or later."""
-        return all(spout.finished(epoch) for spout in self.spouts)
+    def _finished(self) -> bool:
+        """Return True if every spout is inactive, or was exhausted in a round of the current epoch."""
+        return all(spout.finished(self.idle.epoch) for spout in self.spouts)
 
-    def new_epoch(self) -> int:
-        """Start a wait: check exhausted spouts again, and return the epoch for finished()."""
+    def _start_epoch(self) -> None:
+        """Start a wait: check exhausted spouts again."""
         self.idle.epoch += 1
         for spout in self.spouts:
             spout.queue.wake()
-        return self.idle.epoch
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until the worker is idle or has failed; return False after `timeout` seconds."""
-        deadline, epoch = time.monotonic() + timeout, self.new_epoch()
-        while self.failure is None and not self.idle.traffic(lambda: self.finished(epoch))[0]:
+        deadline = time.monotonic() + timeout
+        self._start_epoch()
+        while self.failure is None and not self.idle.traffic(self._finished)[0]:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_IDLE_SECONDS)
@@ -225,8 +224,8 @@ class ExecutorWorker:
         anew: check exhausted spouts again, from this report on.
         """
         if anew:
-            self._epoch = self.new_epoch()
-        at_rest, sent, taken = self.idle.traffic(lambda: self.finished(self._epoch))
+            self._start_epoch()
+        at_rest, sent, taken = self.idle.traffic(self._finished)
         failure = None if self.failure is None else Failure.of(self.failure)
         return ProcessReport(at_rest, sent, taken + self.link.lost(), failure)
 
