@@ -28,7 +28,7 @@ from tuplewire_topology.coordination.coordinator import (
     TaskUnresponsiveError,
 )
 from tuplewire_topology.running.idle import Failure, ProcessReport
-from tuplewire_topology.serial.snapshots import to_values
+from tuplewire_topology.serial.snapshots import from_values, to_values
 from tuplewire_topology.spark import rows
 from tuplewire_topology.spark.dead_letter_rows import as_output
 from tuplewire_topology.spark.member import Submitted
@@ -292,7 +292,8 @@ def place(number: int, name: str = "t") -> Place:
 def joined(*attempts: int) -> list[Joined]:
     """Return the announcements of PySpark tasks that run next to two workers alternately."""
     return [
-        Joined.from_text(Joined(attempt, place(rank % 2)).to_text()) for rank, attempt in enumerate(attempts)
+        from_values(Joined, to_values(Joined(attempt, place(rank % 2))))
+        for rank, attempt in enumerate(attempts)
     ]
 
 

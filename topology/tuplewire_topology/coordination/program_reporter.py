@@ -32,13 +32,13 @@ class ProgramReporter:
     The last report has the final numbers. After an error it has no metrics, which removes the earlier ones:
     Spark may run the stage again, and would count tuples twice. Failures are logged at most once a minute.
 
-    The thread closes `control`. It calls `report`, which returns None if there is no report yet.
+    The thread closes `control`, and calls `report`.
     """
 
     def __init__(
         self,
         control: ControlClient,
-        report: Callable[[], control_pb2.ReportProgramRequest | None],
+        report: Callable[[], control_pb2.ReportProgramRequest],
         period: float = PERIOD_SECONDS,
     ) -> None:
         self._control = control
@@ -67,8 +67,6 @@ class ProgramReporter:
 
     def _report(self) -> None:
         report = self._read()
-        if report is None:
-            return
         report.ended = self._ended.is_set()
         if self._failed:
             if not self._reported:

@@ -7,6 +7,7 @@ Design: docs/design/topologies.md.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -37,7 +38,7 @@ from tuplewire_topology.coordination.program_reporter import CALL_SECONDS, Progr
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.link import Link
-from tuplewire_topology.serial.snapshots import to_values
+from tuplewire_topology.serial.snapshots import from_values, to_values
 from tuplewire_topology.spark.dead_letter_rows import DEAD_LETTERS, as_output
 from tuplewire_topology.spark.plan import SUBMITTER_TASK, Joined, Place, Plan
 from tuplewire_topology.spark.rows import ROWS_KEY, FailedRows, Output, Writer
@@ -89,7 +90,7 @@ class Submitted(VersionChecked):
                 yield Writer(self.output).failure(rank, error)  # after an exception, Spark would try again
                 return
             if plan is not None:
-                yield from _TopologyMember(self, plan, rank, token_file).run(rows)
+                yield from _TopologyMember(self, plan, rank, token_file, rows).run()
 
     def _join(
         self, stack: ExitStack, context: BarrierTaskContext, rank: int, token_file: Path
@@ -117,7 +118,8 @@ class Submitted(VersionChecked):
         except TuplewireError as error:
             problem = error
         own = Joined(context.taskAttemptId(), place, version)
-        joined = [Joined.from_text(text) for text in context.allGather(own.to_text())]
+        texts = context.allGather(json.dumps(to_values(own)))
+        joined = [from_values(Joined, json.loads(text)) for text in texts]
         if problem is not None:  # raised only now, because the other tasks wait for allGather
             raise problem
         if any(each.place is None for each in joined):
@@ -133,7 +135,9 @@ class Submitted(VersionChecked):
 class _TopologyMember:
     """A joined PySpark task. Raises UnreachableError or RefusedError if a worker rejects the assignment."""
 
-    def __init__(self, submitted: Submitted, plan: Plan, rank: int, token_file: Path) -> None:
+    def __init__(
+        self, submitted: Submitted, plan: Plan, rank: int, token_file: Path, rows: Iterator[pa.RecordBatch]
+    ) -> None:
         self._submitted = submitted
         self._token_file = token_file
         self._plan = plan
@@ -142,14 +146,14 @@ class _TopologyMember:
         self._inbox = ControlInbox()
         self._failed_rows = FailedRows()
         self._problem: Exception | None = None
-        self._worker: ExecutorWorker | None = None
         self._ends = False
         self._aborted = False
         self._push_assignment()
         client, mailbox = self._client("mail"), plan.mailbox(rank)
         self._control = ControlChannel(client, submitted.run, mailbox, self._receive, self._inbox.fail)
+        self._worker = self._executor_worker(rows)
 
-    def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self) -> Iterator[pa.RecordBatch]:
         """Run the executors until the coordinator or an error stops them; yield output, or an error as a row.
 
         If this raises an exception, Spark runs the whole stage again.
@@ -164,7 +168,7 @@ class _TopologyMember:
                 coordinator = Coordinator(self._submitted.n_members, time.monotonic(), levels)
                 self._to_submitter(ControlKind.BEGUN, self._plan.mailbox(0), self._submitted.n_members)
             try:
-                self._start(rows)
+                self._worker.start()
                 self._send(self._plan.mailbox(0), ControlKind.READY)
             except (TuplewireError, TimeoutError) as error:
                 self._record_error(error)
@@ -185,10 +189,8 @@ class _TopologyMember:
             **session,
         )
 
-    def _program_report(self) -> control_pb2.ReportProgramRequest | None:
-        """Return a report of the executors, or None before they exist. Thread-safe."""
-        if self._worker is None:
-            return None
+    def _program_report(self) -> control_pb2.ReportProgramRequest:
+        """Return a report of the executors. Thread-safe."""
         plan, worker = self._plan, self._worker
         return control_pb2.ReportProgramRequest(
             topology=plan.topology,
@@ -212,7 +214,7 @@ class _TopologyMember:
             for control in controls:  # a worker is ready only after it has connected to the others
                 control.wait_ready(START_SECONDS)
 
-    def _start(self, rows: Iterator[pa.RecordBatch]) -> None:
+    def _executor_worker(self, rows: Iterator[pa.RecordBatch]) -> ExecutorWorker:
         conf = dict(self._submitted.conf)
         session = asdict(TopologySettings.from_conf(conf).session)
         if session["overflow"] is Overflow.FAIL:
@@ -220,7 +222,7 @@ class _TopologyMember:
         if self._submitted.has_rows:
             conf[ROWS_KEY] = (rows, self._failed_rows, self._emit_dead_letter)
         topology = self._submitted.topology
-        self._worker = ExecutorWorker(
+        return ExecutorWorker(
             topology,
             self._plan.shares[self._rank],
             topology_id=self._submitted.name,
@@ -234,7 +236,6 @@ class _TopologyMember:
             dead_letter=self._emit_dead_letter,
             emitted=self._emit_output,
         )
-        self._worker.start()
 
     def _emit_output(self, runs: Sequence[Emitted]) -> None:
         wanted = list(filter(self._submitted.output.wants, runs))
@@ -258,8 +259,7 @@ class _TopologyMember:
 
     def _record_error(self, error: Exception) -> None:
         """Record the first problem. A failure of the executors comes first, as it causes other problems."""
-        cause = self._worker.failure if self._worker is not None else None
-        self._problem = self._problem or cause or error
+        self._problem = self._problem or self._worker.failure or error
 
     def _send(self, mailbox: int, kind: ControlKind, *values: Any) -> None:
         mail = ControlMessage(self._submitted.run, self._plan.generation, self._rank, kind, values)
@@ -271,13 +271,10 @@ class _TopologyMember:
 
     def _report(self, wave: int) -> None:
         """Report this task's progress or its failure to the coordinator."""
-        emitted = executed = 0
-        report = ProcessReport(at_rest=False, sent=0, taken=0)
-        if self._worker is not None:
-            report = self._worker.report(anew=wave == 1)
-            tallies = [each.tally.snapshot() for each in self._worker.executors]
-            emitted, executed = sum(each.emitted for each in tallies), sum(each.executed for each in tallies)
-            self._problem = self._problem or self._worker.failure
+        report = self._worker.report(anew=wave == 1)
+        tallies = [each.tally.snapshot() for each in self._worker.executors]
+        emitted, executed = sum(each.emitted for each in tallies), sum(each.executed for each in tallies)
+        self._problem = self._problem or self._worker.failure
         if self._problem is not None:
             report = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure.of(self._problem))
         counts = emitted, executed, self._failed_rows.dead_letters
@@ -313,11 +310,9 @@ class _TopologyMember:
         elif mail.kind in {ControlKind.CLOSE, ControlKind.ABORT}:
             self._ends = True
             self._aborted = mail.kind is ControlKind.ABORT
-        elif self._worker is not None:
-            if mail.kind is ControlKind.DEACTIVATE:
-                (output_wanted,) = mail.values
-                if not output_wanted:  # a cancelled job: bolts must not wait until Spark reads their output
-                    self._inbox.discard()
+        else:
+            if mail.kind is ControlKind.DEACTIVATE and mail.values == (False,):
+                self._inbox.discard()  # a cancelled job: bolts must not wait until Spark reads their output
             Order(mail.kind, mail.values).execute(self._worker)
 
     def _batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
@@ -332,16 +327,15 @@ class _TopologyMember:
         """Close the executors, and yield the last rows: the remaining output, and the report or failure."""
         if self._aborted:
             self._inbox.discard()
-        if self._worker is not None:
-            try:
-                self._worker.close(0.0 if self._aborted else _CLOSE_SECONDS)
-                self._worker.check()
-            except (TuplewireError, TimeoutError) as error:
-                if not self._aborted:  # after an abort, the cause is already reported
-                    self._record_error(error)
+        try:
+            self._worker.close(0.0 if self._aborted else _CLOSE_SECONDS)
+            self._worker.check()
+        except (TuplewireError, TimeoutError) as error:
+            if not self._aborted:  # after an abort, the cause is already reported
+                self._record_error(error)
         _, runs = self._inbox.take(0.0)
         yield from self._batches(runs)
         if self._problem is not None:
             yield self._writer.failure(self._rank, self._problem)
-        elif self._worker is not None:
+        else:
             yield self._writer.report(self._worker.statistics(), self._failed_rows)

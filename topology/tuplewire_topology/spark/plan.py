@@ -6,11 +6,9 @@ docs/design/topologies.md.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Self
+from dataclasses import dataclass
 
 from tuplewire.errors import MAX_TASK, ConfigError
 from tuplewire.wire import control_pb2
@@ -52,16 +50,6 @@ class Joined:
     attempt: int
     place: Place | None
     submitter_version: int = 0
-
-    def to_text(self) -> str:
-        """Return the fields as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """Parse the result of to_text()."""
-        form = json.loads(text)
-        return cls(form["attempt"], form["place"] and Place(**form["place"]), form["submitter_version"])
 
 
 class Plan:
