@@ -34,6 +34,7 @@ from tuplewire_topology.clusters.running_topology import (
     RunningTopology,
     TopologyStatus,
 )
+from tuplewire_topology.clusters.topology_program import COLLECT_KEY
 from tuplewire_topology.clusters.worker_process import WorkerProcess
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
@@ -76,7 +77,8 @@ class DistributedTopology(RunningTopology):
         running = TopologySettings.from_conf(conf)
         self.topology = with_ackers(topology, running.ackers)
         portions = shares_of(self.topology, running.workers)
-        write_private(directory / "conf.json", _as_json(conf), self._settings.run_as)
+        content = _as_json({**conf, COLLECT_KEY: list(collect)})
+        write_private(directory / "conf.json", content, self._settings.run_as)
         files = directory_of(directory / "run", self._settings.run_as)
         host, credentials = host_and_credentials(conf)
         for index in range(len(portions)):
@@ -106,7 +108,6 @@ class DistributedTopology(RunningTopology):
                 listen=join_host_port(host, port),
                 address_file=files / f"{worker_id}.json",
                 credentials=credentials,
-                collect=collect,
             )
             self._workers.append(worker)
         for worker in self._workers:  # after all of them were started, so they start in parallel

@@ -45,15 +45,15 @@ _FAILED_SECONDS = 1.0
 _TELL_SECONDS = 5.0
 """The time that a failed program waits for the call that gets its error."""
 _PART_BYTES = MIB
+COLLECT_KEY = "__collect"
+"""The setting with the components whose tuples are collected. Only clusters set it."""
 
 
 class CallKind(StrEnum):
     """The calls of a cluster, besides the orders of a coordinator."""
 
-    COLLECT = "collect"
-    """Keep the tuples of these components. The first call to each process."""
     ROWS = "rows"
-    """Return the first (True) or next tuples of these components; nil after the last ones."""
+    """Return the first (True) or next tuples of the collected components; nil after the last ones."""
     STATISTICS = "statistics"
     """Return snapshots of the executors, and their activity."""
 
@@ -67,11 +67,12 @@ class TopologyProgram(Program):
     def __init__(self, host: Host, name: str, conf: Mapping[str, Any], state_file: str | None = None) -> None:
         """Load the topology, and attach to the worker; see load_program()."""
         self._conf = dict(conf)
+        collect = self._conf.pop(COLLECT_KEY, None)
         ackers = TopologySettings.from_conf(self._conf).ackers
         self._topology = with_ackers(load_topology(name), ackers)
         self._host = host
         self._state_file = state_file
-        self._captured: Captured | None = None
+        self._captured = Captured(collect) if collect else None
         self._parts: Iterator[list[Any]] = iter(())
         self._port = 0
         self._version = 0
@@ -79,7 +80,8 @@ class TopologyProgram(Program):
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._told = threading.Event()
-        self._told.set()  # without calls, no cluster requests its failure
+        if collect is None:  # then no cluster requests its failure
+            self._told.set()
         self._executors: ExecutorWorker | None = None
         self._serializer = TupleSerializer(self._topology)
         self._missing: frozenset[int] = frozenset()
@@ -234,9 +236,6 @@ class TopologyProgram(Program):
 
     def _answer(self, kind: str, values: Sequence[Any]) -> Any:
         match kind:
-            case CallKind.COLLECT:
-                self._captured = Captured(values) if values else None
-                self._told.clear()
             case CallKind.STATISTICS:
                 if (executors := self._executors) is None:
                     return [[], []]
@@ -250,7 +249,6 @@ class TopologyProgram(Program):
                 return to_values(Order(ControlKind(kind), tuple(values)).execute(executors))
             case _:
                 raise MalformedError(f"{kind!r} is unknown, or not possible before the first assignment")
-        return None
 
 
 def _parts(captured: Captured) -> Iterator[list[Any]]:

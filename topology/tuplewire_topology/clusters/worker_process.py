@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,6 @@ class WorkerProcess:
         listen: str,
         address_file: Path,
         credentials: Credentials,
-        collect: Sequence[str],
     ) -> None:
         """Start the process.
 
@@ -66,7 +64,6 @@ class WorkerProcess:
             listen: The address to bind. For port 0, it uses a free port, and keeps it after a restart.
             address_file: The file for its addresses.
             credentials: For calls of its worker.
-            collect: The components with tuples that collect() moves.
         """
         self.name = command.name
         self.starts = 0
@@ -76,7 +73,6 @@ class WorkerProcess:
         self._host, self._port = split_host_port(listen)
         self._address_file = address_file
         self._credentials = credentials
-        self._components = collect
         self._settings = settings
         self._assignment: control_pb2.Assignment | None = None
         self._control: ControlClient | None = None
@@ -125,7 +121,6 @@ class WorkerProcess:
         self._supervisor.watch()
 
     def _open(self) -> None:
-        self._call(CallKind.COLLECT, *self._components)
         if self._assignment is not None:
             self._client.update_assignment(self._assignment)
         # The answer comes once the tasks are open.
