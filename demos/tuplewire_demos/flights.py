@@ -17,9 +17,9 @@ from tuplewire_demos.flight_input import read_header
 from tuplewire_demos.flight_lines import FLIGHTS, FlightReader
 from tuplewire_demos.flight_topology import DELAYS, LATE_MINUTES, SCHEMA, flights_topology
 from tuplewire_demos.input import InputError
-from tuplewire_demos.report import Findings, Progress, differences_of, write_executors
+from tuplewire_demos.report import Findings, Progress, differences_of
 from tuplewire_demos.spark_run import SKIPPED_COLUMNS, cores_of, run_on_spark
-from tuplewire_service.command.terminal import write_table, write_text
+from tuplewire_service.command.terminal import write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -157,13 +157,11 @@ def write_result(stream: TextIO, result: RunResult, *, verbose: bool = False) ->
             for row in result.table
         ),
     )
-    lines = ["", *result.lines("Spark's own groupBy on the same rows")]
+    rates = []
     for number, seconds in enumerate(result.seconds, 1):
         name = f"Round {number}: " if len(result.seconds) > 1 else ""
-        lines.append(
+        rates.append(
             f"{name}{result.flights:,} flights in {result.messages:,} messages, in {seconds:.2f} s: "
             f"{result.flights / seconds:,.0f} flights/s"
         )
-    write_text(stream, "".join(f"{line}\n" for line in lines))
-    if verbose:
-        write_executors(stream, result.executors)
+    result.write_account(stream, "Spark's own groupBy on the same rows", rates, verbose=verbose)

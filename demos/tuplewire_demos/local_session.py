@@ -33,33 +33,27 @@ _PY4J_LOGS = ("", "py4j.clientserver", "py4j.java_gateway")
 """The loggers with Py4J's records of interrupts, which are suppressed."""
 _LOGGING = """\
 status = off
-rootLogger.level = {level}
+rootLogger.level = fatal
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 # Spark gives this logger's level to all of them, and says so, unless it is the root's.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
-logger.gateway.level = {level}
+logger.gateway.level = fatal
 """
 
 
 @contextmanager
 def local_session(
-    app_name: str,
-    *,
-    cores: int | None = None,
-    memory: str = "1g",
-    log_level: str = "fatal",
-    conf: Mapping[str, str] | None = None,
+    app_name: str, *, cores: int | None = None, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
     """Start Spark in a JVM of this process. At the end, stop both and wait for them.
 
     cores: the number of tasks that run at the same time, by default one for each processor. They are threads,
-    so there may be more. memory: the JVM's heap. log_level: of Spark's log on stderr. conf: more settings of
-    Spark; they override the settings of this function.
+    so there may be more. conf: more settings of Spark; they override the settings of this function.
 
     Python workers use the same interpreter. Ctrl-C raises KeyboardInterrupt and has no other effect. Raises
     ConfigError if pyspark or Java is missing, or if this process has a session or uses Spark Connect.
@@ -80,9 +74,9 @@ def local_session(
     java = find_java()
     with TemporaryDirectory(prefix="tuplewire-spark-") as directory, ExitStack() as stack:
         log = Path(directory, "log4j2.properties")
-        log.write_text(_LOGGING.format(level=log_level), encoding="utf-8")
+        log.write_text(_LOGGING, encoding="utf-8")
         settings = {
-            "spark.driver.memory": memory,
+            "spark.driver.memory": "1g",
             "spark.driver.extraJavaOptions": f"{_JVM} -Dlog4j2.configurationFile={log.as_uri()}",
             # For executors in separate JVMs, which `conf` can select (spark.master=local-cluster[...]).
             "spark.executor.extraJavaOptions": _JVM,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.escaping import escape_unprintable
 from tuplewire_demos.input import SHOWN_ROWS, SkippedRows
-from tuplewire_service.command.terminal import live_line, write_table
+from tuplewire_service.command.terminal import live_line, write_table, write_text
 from tuplewire_topology.running.statistics import ExecutorStatistics
 
 _TOLERANCE = 1e-9
@@ -101,8 +101,18 @@ class Findings:
             for each in self.ledgers.values()
         )
 
-    def lines(self, right: str) -> Iterator[str]:
-        """Yield the skipped rows, the comparison with `right` (its name), and the ledgers."""
+    def write_account(
+        self, stream: TextIO, right: str, rates: Iterable[str], *, verbose: bool = False
+    ) -> None:
+        """Write the account: the skipped rows, the comparison with `right` (its name), ledgers and rates.
+
+        With `verbose`, also write each executor's counts of tuples.
+        """
+        write_text(stream, "".join(f"{line}\n" for line in ["", *self._lines(right), *rates]))
+        if verbose:
+            _write_executors(stream, self.executors)
+
+    def _lines(self, right: str) -> Iterator[str]:
         yield from _skipped(self.skipped)
         if self.differences:
             yield f"NOT equal to {right}:"
@@ -139,8 +149,7 @@ def _same(one: object, other: object) -> bool:
     return one == other
 
 
-def write_executors(stream: TextIO, executors: Sequence[ExecutorStatistics]) -> None:
-    """Write each executor's counts of tuples."""
+def _write_executors(stream: TextIO, executors: Sequence[ExecutorStatistics]) -> None:
     names = ("emitted", "transferred", "executed", "acked", "failed")
     stream.write("\n")
     write_table(

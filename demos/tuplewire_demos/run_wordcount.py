@@ -21,9 +21,9 @@ from typing import Any, TextIO
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire_demos.file_spout import SKIPPED, numbered_lines, skipped_lines
 from tuplewire_demos.input import InputError
-from tuplewire_demos.report import Findings, Progress, differences_of, settled, write_executors
+from tuplewire_demos.report import Findings, Progress, differences_of, settled
 from tuplewire_demos.words import COUNTS, wordcount_topology
-from tuplewire_service.command.terminal import write_table, write_text
+from tuplewire_service.command.terminal import write_table
 from tuplewire_topology.clusters.cluster import cluster_of
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology
 from tuplewire_topology.clusters.local_topology import LocalTopology
@@ -156,11 +156,8 @@ def write_words(stream: TextIO, result: WordCounts, *, verbose: bool) -> None:
         stream.write(f"... and {len(result.counts) - len(common):,} more words\n")
     words = sum(result.counts.values())
     rate = words / max(result.seconds, 0.001)
-    lines = ["", *result.lines("collections.Counter on the same lines")]
-    lines.append(f"{words:,} words in {result.seconds:.1f} s: {rate:,.0f} words/s")
-    write_text(stream, "".join(f"{line}\n" for line in lines))
-    if verbose:
-        write_executors(stream, result.executors)
+    rates = [f"{words:,} words in {result.seconds:.1f} s: {rate:,.0f} words/s"]
+    result.write_account(stream, "collections.Counter on the same lines", rates, verbose=verbose)
 
 
 def write_csv(directory: Path, counts: Mapping[str, int]) -> None:

@@ -67,7 +67,7 @@ def numbered(spark: SparkSession, tasks: int, first: int, beyond: int) -> DataFr
 def main(address: str, tasks: int, rows: int) -> None:
     """Run the steps."""
     where = {"address": address, "topology": "spark", "deliveryGuarantee": "exactlyOnce"}
-    with local_session("large-write", cores=2, memory="1g") as spark:
+    with local_session("large-write", cores=2, conf={"spark.driver.memory": "1g"}) as spark:
         java: Any = spark.sparkContext._jvm
         jvm = int(java.java.lang.ProcessHandle.current().pid())
         few = rows // 100

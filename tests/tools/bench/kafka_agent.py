@@ -190,11 +190,12 @@ def main(kafka: str, jars: str, *addresses: str) -> None:
     """Answer requests."""
     conf = {
         "spark.executorEnv.GRPC_VERBOSITY": "ERROR",
+        "spark.driver.memory": "2g",
         "spark.driver.extraClassPath": jars,
         "spark.driver.extraJavaOptions": "",  # a JVM as Spark starts it, with both of its compilers
     }
     os.environ.update(WarmSpark().environment)
-    with local_session("bench-kafka", cores=2 * CORES, memory="2g", conf=conf) as spark:
+    with local_session("bench-kafka", cores=2 * CORES, conf=conf) as spark:
         spark.sparkContext.setLogLevel("ERROR")
         serve(Beside(spark, kafka, list(addresses)).verbs())
 
