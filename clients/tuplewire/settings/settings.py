@@ -14,7 +14,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Self
@@ -288,20 +288,9 @@ class Settings:
         for an invalid value, a setting under two keys, and an unknown key with one of the prefixes.
         """
         known = keys_of(cls)
-        read_elsewhere = {*cls.PASSED, *(key for kind in nested_of(cls).values() for key in keys_of(kind))}
+        elsewhere = {*cls.PASSED, *(key for kind in nested_of(cls).values() for key in keys_of(kind))}
         ours = (*cls.REFUSED, *{key[: key.rindex(".") + 1] for key in known if key.startswith(KEY_PREFIX)})
-        values: dict[str, Any] = {}
-        stands: dict[str, str] = {}
-        for key, value in conf.items():
-            declared = known.get(key)
-            if declared is None:
-                if key in read_elsewhere or is_storm_key(str(key), value):
-                    continue
-                if str(key).startswith(ours):
-                    raise unknown(f"setting {key!r}", key, [*known, *read_elsewhere])
-            elif value is not None:
-                twice(stands, declared.name, key)
-                values[declared.name] = declared.check(value, key, key)
+        values = read_keys(conf.items(), known, ours, elsewhere)
         for name, kind in nested_of(cls).items():
             values[name] = kind.from_conf(conf)
         cls._complete(values)
@@ -361,11 +350,37 @@ def keys_of(settings: type[Settings]) -> Mapping[str, Setting]:
     return {key: each for each in declared for key in (each.key, each.storm) if key}
 
 
-def twice(stands: dict[str, str], name: str, key: str) -> None:
-    """Record the key of a setting in `stands`. Raises ConfigError if it was set under another key."""
-    if name in stands:
-        raise ConfigError(f"{stands[name]} and {key} are the same setting: keep one")
-    stands[name] = key
+def read_keys(
+    items: Iterable[tuple[str, Any]],
+    known: Mapping[str, Setting],
+    ours: str | tuple[str, ...],
+    elsewhere: Collection[str] = (),
+    *,
+    text: bool = False,
+    source: str = "",
+) -> dict[str, Any]:
+    """Return the values of known keys by setting name. None means not set. Raises as from_conf().
+
+    ours: the prefixes of keys that are an error if they are unknown. elsewhere: keys that another class
+    reads. text: True if strings are parsed, as in files. source: the end of the labels in errors.
+    """
+    values: dict[str, Any] = {}
+    labels: dict[str, str] = {}
+    for key, value in items:
+        declared = known.get(key)
+        if declared is None:
+            if key in elsewhere or is_storm_key(str(key), value):
+                continue
+            if str(key).startswith(ours):
+                raise unknown(f"setting {key!r}{source}", key, [*known, *elsewhere])
+        elif value is not None:
+            name, label = declared.name, f"{key}{source}"
+            if name in labels:
+                raise ConfigError(f"{labels[name]} and {label} are the same setting: keep one")
+            labels[name] = label
+            parsed = text and isinstance(value, str) and not declared.is_flag
+            values[name] = (declared.parse if parsed else declared.check)(value, label, key)
+    return values
 
 
 def unknown(what: str, wrong: str, known: Iterable[str]) -> ConfigError:

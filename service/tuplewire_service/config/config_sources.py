@@ -16,8 +16,7 @@ from typing import Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings.config import SessionSettings
-from tuplewire.settings.settings import ENVIRONMENT_PREFIX, KEY_PREFIX, keys_of, settings_of, twice, unknown
-from tuplewire.settings.storm_keys import is_storm_key
+from tuplewire.settings.settings import ENVIRONMENT_PREFIX, KEY_PREFIX, keys_of, read_keys, settings_of
 from tuplewire.variables import OF_PROGRAMS, refuse_misspelled
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
@@ -99,18 +98,9 @@ def _take_file(file: Path, values: dict[str, Any], origins: dict[str, str]) -> N
         raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"configuration {file} is not TOML: {error}") from error
-    known = keys_of(WorkerConfig)
-    stands: dict[str, str] = {}
-    for key, value in _flat(tables):
-        if key not in known:
-            if is_storm_key(key, value):
-                continue
-            raise unknown(f"key {key!r} in {file}", key, known)
-        declared, origin = known[key], f"{key} in {file}"
-        twice(stands, declared.name, origin)
-        is_text = isinstance(value, str) and not declared.is_flag
-        values[declared.name] = (declared.parse if is_text else declared.check)(value, origin, key)
-        origins[declared.name] = origin
+    known, items = keys_of(WorkerConfig), list(_flat(tables))
+    values.update(read_keys(items, known, "", text=True, source=f" in {file}"))
+    origins.update((known[key].name, f"{key} in {file}") for key, _ in items if key in known)
 
 
 def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -129,27 +119,19 @@ def settings_in(conf: Mapping[str, Any], *, of_processes: bool = True) -> dict[s
     worker has its own process; workers in one process read their transport's settings separately.
     Raises ConfigError for an invalid value, and for an unknown key of Tuplewire.
     """
-    declared, of_sessions = settings_of(WorkerConfig), keys_of(SessionSettings)
-    known = {WORKER_PREFIX + name: each for name, each in declared.items()}
-    known |= {each.storm: each for each in declared.values() if each.storm not in {"", _OF_EXECUTORS}}
-    known |= {key: declared[name] for key, name in _OF_A_QUEUE.items()}
+    elsewhere = {*keys_of(SessionSettings), *(() if of_processes else (TRANSPORT_KEY,))}
+    known = {WORKER_PREFIX + name: each for name, each in _DECLARED.items()}
+    known |= {each.storm: each for each in _DECLARED.values() if each.storm not in {"", _OF_EXECUTORS}}
+    known |= {key: _DECLARED[name] for key, name in _OF_A_QUEUE.items()}
+    known = {key: each for key, each in known.items() if key not in elsewhere}
     session = SessionSettings.from_conf(conf)
-    values: dict[str, Any] = {"session": session}
-    for name in declared.keys() & settings_of(SessionSettings).keys():
-        values[name] = getattr(session, name)
-    stands: dict[str, str] = {}
-    for key, value in conf.items():
-        each = known.get(key)
-        if key in of_sessions or (key == TRANSPORT_KEY and not of_processes):
-            continue
-        if each is None:
-            if key.startswith(KEY_PREFIX if of_processes else WORKER_PREFIX):
-                raise unknown(f"setting {key!r}", key, [*known, *of_sessions])
-        elif value is not None:
-            twice(stands, each.name, key)
-            is_text = isinstance(value, str) and not each.is_flag
-            values[each.name] = (each.parse if is_text else each.check)(value, key, key)
-    return values
+    of_sessions = _DECLARED.keys() & settings_of(SessionSettings).keys()
+    ours = KEY_PREFIX if of_processes else WORKER_PREFIX
+    return {
+        "session": session,
+        **{name: getattr(session, name) for name in of_sessions},
+        **read_keys(conf.items(), known, ours, elsewhere, text=True),
+    }
 
 
 def transport_settings_in(conf: Mapping[str, Any]) -> dict[str, Any]:
