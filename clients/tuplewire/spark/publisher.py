@@ -58,7 +58,7 @@ class Publisher(SinkWorkers):
 
     def _check(self, at: At, earlier: Mapping[int, TaskContent]) -> Sequence[int]:
         request = pb.CheckRequest(**self._about(at), **self._attempts(at, earlier))
-        return self._with_retries(at[0], lambda worker: worker.check(request)).tasks
+        return self._with_retries(partial(self[at[0]].check, request)).tasks
 
     def publish(self) -> int:
         """Publish the epoch; return the number of messages that were not published before.
@@ -81,7 +81,7 @@ class Publisher(SinkWorkers):
         if unknown and published:
             # A worker that knows this run has had another epoch of it. So no earlier run has this epoch.
             for at in unknown:
-                self._with_retries(at[0], partial(self._begin_at, at=at))
+                self._with_retries(partial(self._begin_at, self[at[0]], at))
         elif unknown:
             earlier = self._begin()
         for at in unknown if earlier else ():  # before any worker publishes its part
@@ -98,7 +98,7 @@ class Publisher(SinkWorkers):
             left: dict[At, pb.ProgressResponse] = {}
             for at in waiting:
                 request = pb.ProgressRequest(**self._about(at))
-                left[at] = self._with_retries(at[0], partial(WorkerClient.progress, request=request))
+                left[at] = self._with_retries(partial(self[at[0]].progress, request))
             waiting = [at for at, answer in left.items() if answer.waiting]
             if waiting and time.monotonic() > deadline:
                 tasks = sorted(task for each in left.values() for task in each.waiting_tasks)[:_SHOWN_TASKS]
@@ -120,7 +120,7 @@ class Publisher(SinkWorkers):
 
     def _publish(self, at: At, earlier: Mapping[int, TaskContent]) -> pb.PublishResponse:
         request = pb.PublishRequest(**self._about(at), run=self._run, **self._attempts(at, earlier))
-        return self._with_retries(at[0], lambda worker: worker.publish(request))
+        return self._with_retries(partial(self[at[0]].publish, request))
 
     def _begin(self) -> dict[int, TaskContent]:
         """Register this run at all workers; return the content of tasks that got the epoch by an earlier run.

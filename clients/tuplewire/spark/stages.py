@@ -11,9 +11,9 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
-from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import BufferFullError, FlushTimeoutError, TuplewireError, UnknownTaskError
 from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
@@ -27,8 +27,6 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.codec import plain_frame
 
 logger = event_logger(__name__)
-
-_Answer = TypeVar("_Answer")
 
 _PIECE_BYTES = 512 * KIB
 _SETTINGS = SessionSettings()
@@ -80,27 +78,13 @@ class SinkWorkers(TaskWorkers):
 
         Raises the reason why the worker is unreachable after the timeout, and WrongTopologyError.
         """
-        self._with_retries(self._address, lambda _: self._look_up(tasks))
+        self._with_retries(partial(self._look_up, tasks))
         return self._all.keys() & set(tasks)
 
     def check_known(self, tasks: Collection[int]) -> None:
         """Raise UnknownTaskError unless the assignment has all of these tasks. Also raises as known()."""
         if missing := sorted(set(tasks) - self.known(tasks)):
             raise self._unknown(missing)
-
-    def _with_retries(self, address: str, call: Callable[[WorkerClient], _Answer]) -> _Answer:
-        """Return the answer of the worker at an address; repeat the call for the timeout if it is away."""
-        retry = RetryDeadline(self._timeout)
-        while True:
-            try:
-                return call(self[address])
-            except RETRYABLE_ERRORS as error:
-                self._wait_or_raise(retry, error)
-
-    def _wait_or_raise(self, retry: RetryDeadline, error: TuplewireError) -> None:
-        """Wait a moment; after the timeout, raise."""
-        self._all = {}  # the tasks may have moved
-        retry.wait_or_raise(error)
 
     def wait_for_room(self, attempt: Callable[..., object]) -> None:
         """Repeat `attempt` until there is free space, as long as the worker answers.
@@ -114,7 +98,7 @@ class SinkWorkers(TaskWorkers):
                 attempt(timeout=min(self._timeout, _LOOK_SECONDS))
             except (BufferFullError, FlushTimeoutError) as error:
                 # Raises UnreachableError if the worker no longer answers; otherwise its queues are full.
-                self._with_retries(self.reached, lambda worker: worker.load([0]))
+                self._with_retries(partial(self[self.reached].load, [0]))
                 if warnings.due(self.reached):
                     reason = f"{error}. {NEEDS_A_SLOT}"
                     logger.warning("sink.waiting", extra={"worker": self.reached, "reason": reason})

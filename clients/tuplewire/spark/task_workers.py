@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, TypeVar
 
 from tuplewire.connection.control_clients import ControlClients
 from tuplewire.connection.worker_client import WorkerClient
@@ -30,6 +31,8 @@ from tuplewire.spark.offsets import Held, PreviousOwner, TaskOffset
 from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.values.task_ids import TaskRanges
 from tuplewire.wire import control_pb2 as pb
+
+_Answer = TypeVar("_Answer")
 
 At = tuple[str, str]
 """A worker's address and id."""
@@ -95,6 +98,20 @@ class TaskWorkers(ControlClients[WorkerClient]):
     def client(self, address: str, timeout: float) -> WorkerClient:
         """Return a client of one worker; the caller closes it. timeout: of a call, in seconds."""
         return WorkerClient(address, timeout, credentials=self._credentials)
+
+    def _with_retries(self, call: Callable[[], _Answer]) -> _Answer:
+        """Return the result of a call; repeat it for the timeout if a worker is away."""
+        retry = RetryDeadline(self._timeout)
+        while True:
+            try:
+                return call()
+            except RETRYABLE_ERRORS as error:
+                self._wait_or_raise(retry, error)
+
+    def _wait_or_raise(self, retry: RetryDeadline, error: TuplewireError) -> None:
+        """Wait a moment; after the timeout, raise."""
+        self._all = {}  # the tasks may have moved: request a new assignment
+        retry.wait_or_raise(error)
 
     def _look_up(self, tasks: Collection[int] = ()) -> None:
         """Find the workers of all tasks from a new assignment, unless these tasks are in the last one."""
@@ -181,13 +198,7 @@ class HeldTasks(TaskWorkers):
         self, tasks: Collection[int] | TaskRanges, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
     ) -> dict[int, Held]:
         """Return the state of the given tasks that are in the assignment. Raises as poll_all()."""
-        retry = RetryDeadline(self._timeout)
-        while True:
-            try:
-                return self._poll(tasks, seen, wait)
-            except RETRYABLE_ERRORS as error:
-                self._all = {}  # the tasks may have moved: request a new assignment
-                retry.wait_or_raise(error)
+        return self._with_retries(partial(self._poll, tasks, seen, wait))
 
     def _poll(
         self, wanted: Collection[int] | TaskRanges, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
