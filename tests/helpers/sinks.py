@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from helpers.topology import TOPOLOGY
 from tuplewire import TaskGroup
-from tuplewire.connection.worker_client import WorkerClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.options import SinkOptions
 from tuplewire.spark.publisher import Publisher
 from tuplewire.spark.stages import AttemptStage
@@ -35,12 +35,12 @@ def first_piece(
 
 
 def publish(
-    control: WorkerClient,
+    control: ControlClient,
     sink: str,
     epoch: int,
     groups: Sequence[TaskGroup],
     worker_id: str = "",
-    publisher: WorkerClient | None = None,
+    publisher: ControlClient | None = None,
 ) -> int:
     """Stage one attempt at one worker and publish it; return the number of new messages.
 

@@ -1,30 +1,35 @@
-"""A blocking client of a worker's control service: status, load, assignment, drain, taps, debug files.
+"""A blocking client of a worker's services Control, Source and Sinks.
 
-Used by the commands, the membership program, worker processes, the topology programs and, as WorkerClient, by
-Spark's readers and writers. Owns one gRPC channel, and opens a new one when TLS files change. Thread-safe.
-Design: docs/design/status.md.
+Used by the commands, the membership program, worker processes, the topology programs, and Spark's readers and
+writers. Owns one gRPC channel, and opens a new one when TLS files change. Thread-safe.
+Design: docs/design/status.md, docs/design/readers.md, docs/design/sinks.md.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, Self
 
 import grpc
 
 from tuplewire.connection.channels import ChannelFactory
-from tuplewire.connection.grpc_channel import DIRECT, bytes_channel, error_of
+from tuplewire.connection.grpc_channel import DIRECT, bytes_channel, channel_options, error_of
 from tuplewire.connection.loop import uninterrupted
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
+from tuplewire.session.delivery import Delivery
 from tuplewire.settings.addresses import resolve_address
-from tuplewire.wire import control_pb2, health_pb2
+from tuplewire.settings.config import SessionSettings
+from tuplewire.wire import control_pb2 as pb
+from tuplewire.wire import health_pb2
+from tuplewire.wire.codec import decode, groups_of
 from tuplewire.wire.control_pb2_grpc import ControlStub, SinksStub, SourceStub
 from tuplewire.wire.health_pb2_grpc import HealthStub
+from tuplewire.wire.messaging_pb2 import RecvResponse
 
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 1.0
@@ -34,17 +39,22 @@ class ControlClient:
     """A client of the worker at `address` (host:port, or unix:///path); use it as a context manager.
 
     address: default: TUPLEWIRE_ADDRESS. timeout: the limit of each call, in seconds. credentials: default:
-    the environment (TUPLEWIRE_TLS_CA and so on). Thread-safe. Every call raises UnreachableError if the
-    worker does not answer in time, and RefusedError (the subclass for its error code) if it refuses the call.
+    the environment (TUPLEWIRE_TLS_CA and so on). keepalive: also detect a worker that hangs in calls without
+    a timeout. Thread-safe. Every call raises UnreachableError if the worker does not answer in time, and
+    RefusedError (the subclass for its error code) if it refuses the call.
     """
 
-    channel_options: Sequence[tuple[str, Any]] = DIRECT
-
     def __init__(
-        self, address: str | None = None, timeout: float = 5.0, *, credentials: Credentials | None = None
+        self,
+        address: str | None = None,
+        timeout: float = 5.0,
+        *,
+        credentials: Credentials | None = None,
+        keepalive: bool = False,
     ) -> None:
         self.address = resolve_address(address)
         self.timeout = timeout
+        self._options = channel_options(SessionSettings()) if keepalive else DIRECT
         self.max_message_bytes = 0
         """The largest payload that the worker accepts, set by assignment(); 0: not known yet."""
         self._channel_factory = ChannelFactory(credentials)
@@ -76,33 +86,33 @@ class ControlClient:
             identity = self._channel_factory.identity()
             connection = self._connection
             if connection is None or connection.identity is not identity:
-                channel = self._channel_factory.blocking_channel(self.address, self.channel_options, timeout)
+                channel = self._channel_factory.blocking_channel(self.address, self._options, timeout)
                 # The old channel is not closed: calls of other threads may still run on it. It is freed with
                 # the last of these calls.
                 self._connection = connection = _Connection(channel, identity)
             return connection
 
-    def status(self, max_clients: int = 0, max_tasks: int | None = None) -> control_pb2.GetStatusResponse:
+    def status(self, max_clients: int = 0, max_tasks: int | None = None) -> pb.GetStatusResponse:
         """Return identity, state, ledger and counts, as one consistent snapshot.
 
         max_clients: the maximum number of senders, and of consumers, to list. max_tasks: the maximum number
         of tasks; tasks that block others, wait, or have the most messages are first. None: all.
         """
-        request = control_pb2.GetStatusRequest(max_clients=max_clients, max_tasks=max_tasks)
-        response: control_pb2.GetStatusResponse = self._call("GetStatus", request)
+        request = pb.GetStatusRequest(max_clients=max_clients, max_tasks=max_tasks)
+        response: pb.GetStatusResponse = self._call("GetStatus", request)
         return response
 
     def load(self, tasks: Iterable[int] = ()) -> dict[int, float]:
         """Return the load of each task that the worker knows, 0 (idle) to 1 (full). No tasks: all."""
-        return dict(self._call("GetLoad", control_pb2.GetLoadRequest(tasks=tasks)).loads)
+        return dict(self._call("GetLoad", pb.GetLoadRequest(tasks=tasks)).loads)
 
-    def assignment(self) -> control_pb2.Assignment | None:
+    def assignment(self) -> pb.Assignment | None:
         """Return the current assignment; None if there is none yet."""
-        response = self._call("GetAssignment", control_pb2.GetAssignmentRequest())
+        response = self._call("GetAssignment", pb.GetAssignmentRequest())
         self.max_message_bytes = response.max_message_bytes
         return response.assignment if response.HasField("assignment") else None
 
-    def update_assignment(self, assignment: control_pb2.Assignment, *, force: bool = False) -> bool:
+    def update_assignment(self, assignment: pb.Assignment, *, force: bool = False) -> bool:
         """Apply an assignment; return False if the worker already has that version.
 
         force: accept a version so far ahead that it may be a mistake.
@@ -110,7 +120,7 @@ class ControlClient:
         Raises StaleAssignmentError for an older version, WrongTopologyError, and ProtocolError for an
         inconsistent assignment; the worker then keeps its assignment.
         """
-        request = control_pb2.UpdateAssignmentRequest(assignment=assignment, force=force)
+        request = pb.UpdateAssignmentRequest(assignment=assignment, force=force)
         return bool(self._call("UpdateAssignment", request).changed)
 
     def drain(self, deadline: float | None = None) -> bool:
@@ -119,11 +129,11 @@ class ControlClient:
         The worker finishes with the messages it holds, and exits. deadline: in seconds; None: its setting.
         """
         millis = 0 if deadline is None else max(1, round(deadline * 1000))
-        return bool(self._call("Drain", control_pb2.DrainRequest(deadline_millis=millis)).started)
+        return bool(self._call("Drain", pb.DrainRequest(deadline_millis=millis)).started)
 
     def tap(
         self, tasks: Iterable[int] = (), *, sample: float = 1.0, max_per_second: int = 0, max_bytes: int = 0
-    ) -> Generator[control_pb2.TapResponse]:
+    ) -> Generator[pb.TapResponse]:
         """Yield copies of messages to tasks, without a time limit; close the generator to stop.
 
         tasks: empty: all. sample: the share of messages to copy. max_per_second, max_bytes (of a payload):
@@ -132,7 +142,7 @@ class ControlClient:
         Raises PermissionDeniedError, ResourceLimitError while too many taps are open, DrainingError if the
         worker drains, and UnreachableError if the connection to it fails.
         """
-        request = control_pb2.TapRequest(
+        request = pb.TapRequest(
             tasks=tasks, sample=sample, max_per_second=max_per_second, max_bytes=max_bytes
         )
         yield from self._stream("Tap", request)
@@ -143,7 +153,7 @@ class ControlClient:
         timeout: for all files, in seconds. Raises ResourceLimitError while the worker makes another bundle.
         """
         files: dict[str, bytearray] = {}
-        for piece in self._stream("GetDebug", control_pb2.GetDebugRequest(), timeout):
+        for piece in self._stream("GetDebug", pb.GetDebugRequest(), timeout):
             files.setdefault(piece.name, bytearray()).extend(piece.content)
         return {name: bytes(content) for name, content in files.items()}
 
@@ -154,11 +164,10 @@ class ControlClient:
         between log entries for the same peer-triggered event; 0: a minute. Raises ProtocolError otherwise.
         """
         self._call(
-            "SetLogging",
-            control_pb2.SetLoggingRequest(level=level, seconds=seconds, every_seconds=every_seconds),
+            "SetLogging", pb.SetLoggingRequest(level=level, seconds=seconds, every_seconds=every_seconds)
         )
 
-    def report_program(self, report: control_pb2.ReportProgramRequest) -> None:
+    def report_program(self, report: pb.ReportProgramRequest) -> None:
         """Replace this program's report on its executors and metrics; at most once a second.
 
         Raises StaleAssignmentError if the worker has another assignment, ResourceLimitError for reports that
@@ -171,8 +180,82 @@ class ControlClient:
 
         timeout: in seconds; None: the client's. Raises ProtocolError if the worker has no program.
         """
-        response = self._call("CallProgram", control_pb2.CallProgramRequest(request=request), timeout)
+        response = self._call("CallProgram", pb.CallProgramRequest(request=request), timeout)
         return bytes(response.response)
+
+    def poll(self, request: pb.PollRequest) -> pb.PollResponse:
+        """Return the state of tasks at the worker, after at most the wait time in the request.
+
+        Raises WrongWorkerError, WrongTopologyError and PermissionDeniedError.
+        """
+        timeout = self.timeout + request.wait_millis / 1000
+        response: pb.PollResponse = self._call("Poll", request, timeout, "source")
+        return response
+
+    def begin_poll(self, request: pb.PollRequest) -> Any:
+        """Do the same as poll without waiting for the answer; return a gRPC future."""
+        connection = self._connected(self.timeout)
+        metadata = self._channel_factory.metadata(self.address)
+        timeout = self.timeout + request.wait_millis / 1000
+        return connection.source.Poll.future(request, timeout=timeout, metadata=metadata)
+
+    def read(self, request: pb.ReadRequest) -> Iterator[list[Delivery]]:
+        """Yield the messages of a task, frame by frame, until there are no more.
+
+        Raises TaskNotLocalError, SupersededError if the task has a consumer, and the errors of poll().
+        """
+        # No timeout: a slow reader may take any time.
+        with closing(self._stream("Read", request, service="source")) as answers:
+            for data in answers:
+                frame: Any = decode(RecvResponse, data)  # ReadResponse also has its frame in field 2
+                sequences = [group.first_sequence for group in frame.groups]
+                yield list(map(Delivery, sequences, groups_of(frame)))
+
+    def acknowledge(self, topology: str, worker_id: str, incarnation: int, ends: Mapping[int, int]) -> None:
+        """Release messages of tasks, up to these sequences; raises SupersededError and poll()'s errors."""
+        tasks = [pb.AcknowledgedTask(task=task, sequence=sequence) for task, sequence in ends.items()]
+        request = pb.AcknowledgeRequest(
+            topology=topology, receiver_id=worker_id, incarnation=incarnation, tasks=tasks
+        )
+        self._call("Acknowledge", request, service="source")
+
+    def stage(self, request: pb.StageRequest) -> str:
+        """Stage a piece of a sink's attempt. Consumers do not see it before the attempt is chosen.
+
+        Returns an empty string if the piece is stored. Otherwise, returns the part without free space: send
+        the piece again later. Raises SequenceGapError if earlier pieces are lost, StaleEpochError,
+        EpochTooLargeError if the epoch can never fit, UnknownTaskError and WrongWorkerError.
+        """
+        response = self._call("Stage", request, service="sinks")
+        return "" if response.accepted else str(response.waits_for or "another piece")
+
+    def discard(self, request: pb.DiscardRequest) -> None:
+        """Discard an attempt's staged messages; without an attempt, all staged messages of the epoch."""
+        self._call("Discard", request, service="sinks")
+
+    def begin(self, request: pb.BeginRequest) -> pb.BeginResponse:
+        """Register a run of a sink's query; drop the staged messages of earlier runs. Raises as check()."""
+        response: pb.BeginResponse = self._call("Begin", request, service="sinks")
+        return response
+
+    def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
+        """Return the tasks of attempts that can be published.
+
+        Raises StagedDataLostError if an attempt is no longer complete as staged, StaleEpochError (also if a
+        task received other messages of the epoch), and WrongWorkerError.
+        """
+        response: pb.CheckResponse = self._call("Check", request, service="sinks")
+        return response
+
+    def publish(self, request: pb.PublishRequest) -> pb.PublishResponse:
+        """Choose an epoch's attempts to publish. Raises UnknownRunError before begin(), and as check()."""
+        response: pb.PublishResponse = self._call("Publish", request, service="sinks")
+        return response
+
+    def progress(self, request: pb.ProgressRequest) -> pb.ProgressResponse:
+        """Return the number of an epoch's messages that wait for free space. Raises StagedDataLostError."""
+        response: pb.ProgressResponse = self._call("Progress", request, service="sinks")
+        return response
 
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.
@@ -202,7 +285,7 @@ class ControlClient:
     def _silence(self) -> str:
         """Return the reason for a missing answer, from one short call."""
         try:
-            self._call("GetStatus", control_pb2.GetStatusRequest(), _LOOK_SECONDS)
+            self._call("GetStatus", pb.GetStatusRequest(), _LOOK_SECONDS)
         except TuplewireError as error:
             return str(error)
         return "it answers only now"

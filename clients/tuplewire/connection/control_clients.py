@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, Self, TypeVar
+from typing import Self, TypeVar
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
 
 _AT_ONCE = 32
-_Client = TypeVar("_Client", bound=ControlClient)
 _Answer = TypeVar("_Answer")
 
 
-class ControlClients(Generic[_Client]):
+class ControlClients:
     """The clients of several workers by address.
 
     connect: creates the client of an address, with its timeout. Not thread-safe.
     """
 
-    def __init__(self, connect: Callable[[str], _Client]) -> None:
+    def __init__(self, connect: Callable[[str], ControlClient]) -> None:
         self._connect = connect
-        self._clients: dict[str, _Client] = {}
+        self._clients: dict[str, ControlClient] = {}
         self._pool: ThreadPoolExecutor | None = None  # created by the first call: Spark pickles this
 
     def __enter__(self) -> Self:
@@ -31,14 +30,14 @@ class ControlClients(Generic[_Client]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getitem__(self, address: str) -> _Client:
+    def __getitem__(self, address: str) -> ControlClient:
         """Return the client of a worker; create it at the first call."""
         if address not in self._clients:
             self._clients[address] = self._connect(address)
         return self._clients[address]
 
     def each(
-        self, addresses: Iterable[str], call: Callable[[_Client], _Answer]
+        self, addresses: Iterable[str], call: Callable[[ControlClient], _Answer]
     ) -> dict[str, _Answer | TuplewireError]:
         """Call each worker in parallel; return the results or errors by address."""
 

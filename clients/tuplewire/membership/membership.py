@@ -187,7 +187,7 @@ class Membership:
                 self._status = replace(self._status, ended=reason)
                 self._moved.notify_all()
 
-    def _round(self, clients: ControlClients[ControlClient]) -> None:
+    def _round(self, clients: ControlClients) -> None:
         self._find_workers()
         registry = self._registry
         # Poll workers that are no longer listed, too: they still need each assignment to forward messages.

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from tuplewire.connection.worker_client import WorkerClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError, UnknownRunError, UnreachableError
 from tuplewire.session.departure import TaskContent
 from tuplewire.spark.options import SinkOptions
@@ -160,7 +160,7 @@ class Publisher(SinkWorkers):
             for task, content in contents_from_wire(answer.published_tasks, answer.published_contents).items()
         }
 
-    def _begin_at(self, control: WorkerClient, at: At) -> pb.BeginResponse:
+    def _begin_at(self, control: ControlClient, at: At) -> pb.BeginResponse:
         attempts = self._chosen.get(at, ())
         return control.begin(pb.BeginRequest(**self._about(at), run=self._run, attempts=attempts))
 

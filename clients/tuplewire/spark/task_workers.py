@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import ClassVar, TypeVar
 
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
-from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import (
     DrainingError,
     NotReadyError,
@@ -66,7 +66,7 @@ class RetryDeadline:
         self._since = None
 
 
-class TaskWorkers(ControlClients[WorkerClient]):
+class TaskWorkers(ControlClients):
     """Finds the workers of tasks, and keeps a channel to each worker until it is closed.
 
     options: `address` is one worker of the topology, or several with commas. `timeout` is for a worker that
@@ -95,9 +95,9 @@ class TaskWorkers(ControlClients[WorkerClient]):
         self._present: dict[str, str] = {}
         """The workers of the last assignment: address to id."""
 
-    def client(self, address: str, timeout: float) -> WorkerClient:
+    def client(self, address: str, timeout: float) -> ControlClient:
         """Return a client of one worker; the caller closes it. timeout: of a call, in seconds."""
-        return WorkerClient(address, timeout, credentials=self._credentials)
+        return ControlClient(address, timeout, credentials=self._credentials, keepalive=True)
 
     def _with_retries(self, call: Callable[[], _Answer]) -> _Answer:
         """Return the result of a call; repeat it for the timeout if a worker is away."""

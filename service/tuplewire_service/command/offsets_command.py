@@ -56,13 +56,13 @@ def _at(
     worker: pb.AssignedWorker, topology: str, tasks: list[int], to: str | None, arguments: argparse.Namespace
 ) -> list[tuple[Any, ...]]:
     """Return the rows of a worker's tasks. If `to` is given, first acknowledge messages up to it."""
-    from tuplewire.connection.worker_client import WorkerClient
+    from tuplewire.connection.control_client import ControlClient
     from tuplewire.wire import control_pb2 as pb
 
     asked = pb.PollRequest(
         topology=topology, receiver_id=worker.worker_id, tasks=[pb.PolledTask(task=task) for task in tasks]
     )
-    with WorkerClient(worker.address, arguments.timeout, credentials=credentials_of(arguments)) as client:
+    with ControlClient(worker.address, arguments.timeout, credentials=credentials_of(arguments)) as client:
         found = client.poll(asked)
         if to is not None:
             ends = {each.task: each.last_sequence if to == _LATEST else int(to) for each in found.tasks}

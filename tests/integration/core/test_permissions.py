@@ -14,7 +14,6 @@ from helpers.traffic import deliver
 
 from tuplewire import Client, Credentials, TaskGroup
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import PermissionDeniedError, RefusedMessagesError, StaleEpochError, TuplewireError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.wire import control_pb2
@@ -119,7 +118,7 @@ def test_foreign_task_cannot_be_received(worker: Guarded) -> None:
 def test_foreign_task_cannot_be_published_to(worker: Guarded) -> None:
     """Spark's sinks can only stage messages for tasks that they may send to."""
     with (
-        WorkerClient(worker.endpoint.address, credentials=worker.etl) as control,
+        ControlClient(worker.endpoint.address, credentials=worker.etl) as control,
         pytest.raises(PermissionDeniedError, match="send to task 15"),
     ):
         control.stage(first_piece("sink", 1, "a", [TaskGroup.of(15, [b"a"])]))
@@ -130,8 +129,8 @@ def test_executors_stage_and_drivers_publish(worker: Guarded) -> None:
     attempt = control_pb2.StagedAttempt(partition=0, attempt="a", messages=1, pieces=1)
     about: dict[str, Any] = {"topology": TOPOLOGY, "sink": "parted", "epoch": 1, "attempts": [attempt]}
     with (
-        WorkerClient(worker.endpoint.address, credentials=worker.etl) as executor,
-        WorkerClient(worker.endpoint.address, credentials=worker.driver) as driver,
+        ControlClient(worker.endpoint.address, credentials=worker.etl) as executor,
+        ControlClient(worker.endpoint.address, credentials=worker.driver) as driver,
     ):
         with pytest.raises(PermissionDeniedError, match="send to task 5"):
             driver.stage(first_piece("parted", 1, "a", [TaskGroup.of(5, [b"a"])]))
@@ -181,8 +180,8 @@ def test_names_belong_to_their_owners(worker: Guarded) -> None:
         assert client.ledger().acknowledged == 2
     for executor, driver in ((worker.operator, worker.operator), (worker.etl, worker.driver)):
         with (
-            WorkerClient(worker.endpoint.address, credentials=executor) as control,
-            WorkerClient(worker.endpoint.address, credentials=driver) as publisher,
+            ControlClient(worker.endpoint.address, credentials=executor) as control,
+            ControlClient(worker.endpoint.address, credentials=driver) as publisher,
         ):
             for epoch in (1, 2):
                 group = TaskGroup.of(7, [b"a"])
@@ -192,7 +191,7 @@ def test_names_belong_to_their_owners(worker: Guarded) -> None:
 def test_an_epoch_far_ahead_is_refused(worker: Guarded) -> None:
     """An epoch far ahead, which would block all later ones, is refused, and the sink still works."""
     group = TaskGroup.of(7, [b"a"])
-    with WorkerClient(worker.endpoint.address, credentials=worker.operator) as control:
+    with ControlClient(worker.endpoint.address, credentials=worker.operator) as control:
         with pytest.raises(StaleEpochError, match="too far ahead"):
             publish(control, "jumping", 2**64 - 1, [group])
         assert publish(control, "jumping", 0, [group]) == 1
@@ -266,8 +265,8 @@ def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
         about: dict[str, Any] = {"topology": TOPOLOGY, "sink": "sink", "epoch": 1}
         publish = control_pb2.PublishRequest(**about, attempts=[attempt])
         with (
-            WorkerClient(address, credentials=executor) as control,
-            WorkerClient(address, credentials=driver) as operator,
+            ControlClient(address, credentials=executor) as control,
+            ControlClient(address, credentials=driver) as operator,
         ):
             control.stage(first_piece("sink", 1, "a", [TaskGroup.of(1, [b"a"])]))
             calls: dict[str, Callable[[], object]] = {

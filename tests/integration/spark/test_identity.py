@@ -29,7 +29,6 @@ from helpers.traffic import client_of, deliver
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.worker_client import WorkerClient
 from tuplewire.errors import WrongWorkerError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.entry_runs import Runs
@@ -65,7 +64,7 @@ def test_a_worker_refuses_those_who_mean_another_one(tmp_path: Path) -> None:
 
 def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
     """The worker id is checked before the topology, for consumers, senders and sinks; they may retry."""
-    with one_worker("w", directory=tmp_path, tasks=[0]) as worker, WorkerClient(worker.address) as control:
+    with one_worker("w", directory=tmp_path, tasks=[0]) as worker, ControlClient(worker.address) as control:
         assert [
             talk(worker, RECV, [subscribe(0, receiver_id="v")]).error,
             talk(worker, RECV, [subscribe(0, receiver_id="v", topology="other")]).error,

@@ -18,7 +18,7 @@ from helpers.topology import TOPOLOGY, Pair, collect, ledger, messages_of, metri
 from helpers.traffic import client_of
 
 from tuplewire import TaskMessageBatch
-from tuplewire.connection.worker_client import WorkerClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     EpochTooLargeError,
     ProtocolError,
@@ -461,6 +461,6 @@ def test_wrong_requests_are_refused(workers: Pair, changes: dict[str, Any], erro
     for name, value in changes.items():
         setattr(request, name, value)
     before = metric(workers.near, STAGED), metric(workers.far, STAGED)
-    with WorkerClient(workers.near.address) as control, pytest.raises(error):
+    with ControlClient(workers.near.address) as control, pytest.raises(error):
         control._call("Stage", request, service="sinks")
     assert (metric(workers.near, STAGED), metric(workers.far, STAGED)) == before

@@ -12,7 +12,7 @@ from tuplewire_service.command.viewer.rates import WorkerSample
 from tuplewire_service.control.control_messages import MOST_CLIENTS
 
 
-class ClusterPoller(ControlClients[ControlClient]):
+class ClusterPoller(ControlClients):
     """The clients of a cluster's workers, and their last two statuses. Not thread-safe."""
 
     def __init__(
