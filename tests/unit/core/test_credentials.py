@@ -1,13 +1,25 @@
-"""A program's credentials: fields, environment variables, and permitted destinations of a token."""
+"""Credentials: fields, variables, destinations of a token, names in certificates, and files of TLS."""
 
 from __future__ import annotations
 
+import datetime as dt
+import itertools
 import pickle
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from helpers.certificates import Authority, Issued
+from helpers.secured import files_of
 
 from tuplewire import Client, Credentials
+from tuplewire.connection.channels import read_tls
 from tuplewire.errors import ConfigError
+from tuplewire.identity.credentials import allowed, matches, parse_names
+from tuplewire_service.security.certificates import read_identity
 
 FILE = "file"
 
@@ -74,3 +86,157 @@ def test_only_names_of_files_travel() -> None:
     """Credentials are pickled with the names of their files; the files are not read."""
     credentials = Credentials(tls_ca="/ca.crt", token_file=FILE)
     assert pickle.loads(pickle.dumps(credentials)) == credentials  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "matching"),
+    [
+        ("worker.example", "worker.example", True),
+        ("Worker.Example", "worker.EXAMPLE", True),
+        ("a.workers.example", "*.workers.example", True),
+        ("*.workers.example", "*.workers.example", True),
+        ("10.0.0.1", "10.0.0.1", True),
+        ("spiffe://prod/worker", "spiffe://prod/worker", True),
+        ("other.example", "worker.example", False),
+        ("workers.example", "*.workers.example", False),
+        ("a.b.workers.example", "*.workers.example", False),
+        (".workers.example", "*.workers.example", False),
+        ("*.workers.example", "a.workers.example", False),
+        ("spiffe://prod/Worker", "spiffe://prod/worker", False),
+        ("spiffe://a.workers.example", "*.workers.example", False),
+        ("me@a.workers.example", "*.workers.example", False),
+        ("a@b.workers.example", "*.workers.example", False),
+        ("", "*.example", False),
+    ],
+)
+def test_names_and_patterns(name: str, pattern: str, *, matching: bool) -> None:
+    """DNS names ignore case. `*.` matches exactly one label, never a URI or an e-mail address."""
+    assert matches(name, pattern) is matching
+
+
+def test_one_name_of_several_is_enough() -> None:
+    """A certificate is allowed if any of its names matches any pattern."""
+    assert allowed(["a.example", "spiffe://x"], ["b.example", "spiffe://x"])
+    assert not allowed(["a.example"], [])
+    assert not allowed([], ["a.example"])
+
+
+def test_lists_are_read() -> None:
+    """A list is separated by commas, and spaces are ignored."""
+    assert parse_names(" a.example , *.b.example,,") == ("a.example", "*.b.example")
+
+
+@pytest.mark.parametrize("wrong", ["*", "a.*.example", "a*.example", "*.", "**.example"])
+def test_other_wildcards_are_errors(wrong: str) -> None:
+    """A `*` in any other position is an error, not a literal character."""
+    with pytest.raises(ConfigError, match="is no name in a certificate"):
+        parse_names(f"a.example,{wrong}")
+
+
+# --- files of TLS ---------------------------------------------------------------------------------
+
+
+AUTHORITY = Authority()
+GOOD = AUTHORITY.issue("worker.example", "10.0.0.1", "spiffe://test/worker")
+JUNK = b"-----BEGIN PRIVATE KEY-----\ngeheimnis\n-----END PRIVATE KEY-----\n"
+
+
+def _locked(issued: Issued) -> bytes:
+    key = serialization.load_pem_private_key(issued.key, None)
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"geheimnis"),
+    )
+
+
+def test_good_files_tell_names_and_expiry(tmp_path: Path) -> None:
+    """An identity contains the names and the expiry time of its certificate."""
+    identity = read_identity(files_of(GOOD, tmp_path))
+    assert identity.names == ("worker.example", "10.0.0.1", "spiffe://test/worker")
+    tomorrow = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+    assert identity.expires == pytest.approx(tomorrow.timestamp(), abs=3600)
+    assert "PRIVATE" not in repr(identity)
+
+
+@pytest.mark.parametrize(
+    "before", [b"\xef\xbb\xbf", "# Autorität für alle\n".encode(), b"\xff\xfe no text at all\r\n"]
+)
+def test_bundles_have_marks_and_comments(tmp_path: Path, before: bytes) -> None:
+    """Only PEM blocks count, as in OpenSSL; other contents are ignored."""
+    identity = read_identity(files_of(replace(GOOD, ca=before + GOOD.ca + before), tmp_path))
+    assert identity.names[0] == "worker.example"
+
+
+@pytest.mark.parametrize(
+    ("issued", "named"),
+    [
+        (replace(GOOD, ca=b"geheimnis"), "ca.crt has no certificates in PEM"),
+        (replace(GOOD, certificate=JUNK), "tls.crt and .*tls.key are no certificate and its key"),
+        (replace(GOOD, key=JUNK), "tls.crt and .*tls.key are no certificate and its key"),
+        (replace(GOOD, key=AUTHORITY.issue("worker.example").key), "tls.crt and .*tls.key are no"),
+        (replace(GOOD, key=_locked(GOOD)), "without a password"),
+    ],
+    ids=["ca", "certificate", "key", "key of another", "password"],
+)
+def test_files_that_are_of_no_use(tmp_path: Path, issued: Issued, named: str) -> None:
+    """Programs and workers report the file, and never its contents."""
+    credentials = files_of(issued, tmp_path)
+    for read in (read_tls, read_identity):
+        with pytest.raises(ConfigError, match=named) as told:
+            read(credentials)
+        assert "geheimnis" not in f"{told.value!r} {told.value.__cause__!r}"
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: AUTHORITY.issue("w", expires_in=-dt.timedelta(days=1)), "expired; it must be valid now"),
+        (lambda: replace(Authority().issue("w"), ca=AUTHORITY.pem), "signed by one of .*ca.crt"),
+    ],
+    ids=["expired", "another CA"],
+)
+def test_workers_do_not_take_what_others_would_refuse(
+    tmp_path: Path, make: Callable[[], Issued], named: str
+) -> None:
+    """A worker verifies its certificate against its own CA before use."""
+    with pytest.raises(ConfigError, match=named):
+        read_identity(files_of(make(), tmp_path))
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    """The error names the missing file."""
+    credentials = files_of(GOOD, tmp_path)
+    (tmp_path / "ca.crt").unlink()
+    with pytest.raises(ConfigError, match=r"cannot read .*ca\.crt: No such file .*; name a file"):
+        read_tls(credentials)
+
+
+@pytest.mark.slow
+def test_files_exchanged_one_by_one_are_no_defect(tmp_path: Path) -> None:
+    """During a rotation, reading old and new files together works or raises ConfigError."""
+    credentials = files_of(GOOD, tmp_path)
+    assert credentials.tls_key is not None
+    key, keys = Path(credentials.tls_key), (AUTHORITY.issue("worker.example").key, GOOD.key)
+    done = threading.Event()
+
+    def exchange() -> None:
+        for fresh in itertools.cycle(keys):
+            if done.is_set():
+                return
+            (tmp_path / "fresh").write_bytes(fresh)
+            (tmp_path / "fresh").replace(key)
+
+    exchanging = threading.Thread(target=exchange)
+    exchanging.start()
+    try:
+        told = 0
+        for _ in range(500):
+            try:
+                read_identity(credentials)
+            except ConfigError:
+                told += 1
+    finally:
+        done.set()
+        exchanging.join()
+    assert told

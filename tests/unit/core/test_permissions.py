@@ -94,6 +94,7 @@ def test_ranges(text: str, inside: list[int], outside: list[int]) -> None:
         ("client = 1", r"has tables \[\[client\]\]"),
         ("send = ", "is not TOML"),
         ("send = " + "[" * 10_000, "is not TOML"),
+        (f"# {'.' * 1001}", r"line 1 has more than 1000 dots; write a list on several lines"),
     ],
 )
 def test_wrong_file_is_named(tmp_path: Path, content: str, complaint: str) -> None:
@@ -112,14 +113,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_line_may_have_so_many_dots(tmp_path: Path) -> None:
-    """A line may have 1000 dots; one more is refused, with the fix."""
+    """A line may have 1000 dots."""
     file = tmp_path / "permissions.toml"
-    for dots, refused in ((1000, False), (1001, True)):
-        file.write_text(f"{RULES}\n# {'.' * dots}\n", encoding="utf-8")
-        if refused:
-            with pytest.raises(
-                ConfigError, match=r"line \d+ has more than 1000 dots; write a list on several lines"
-            ):
-                read_rules(file)
-        else:
-            read_rules(file)
+    file.write_text(f"{RULES}\n# {'.' * 1000}\n", encoding="utf-8")
+    read_rules(file)

@@ -14,7 +14,7 @@ import pytest
 
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings.config import SessionSettings
+from tuplewire.settings.config import AckMode, Overflow, SessionSettings
 from tuplewire.settings.settings import ANY_TEXT, KEY_PREFIX, Setting, Settings, keys_of, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions, sink_options, source_options
 from tuplewire_service.config.config_sources import load, to_toml
@@ -326,3 +326,44 @@ def test_keys_of_the_user_pass() -> None:
     }
     assert TopologySettings.from_conf(mine) == TopologySettings()
     assert LaunchSettings.from_conf(mine) == LaunchSettings()
+
+
+# --- sessions ---------------------------------------------------------------------------------------
+
+
+def test_gathering_for_no_time_is_none() -> None:
+    """linger_seconds may be 0, but not negative."""
+    assert SessionSettings(linger_seconds=0).linger_seconds == 0
+    with pytest.raises(ConfigError, match=r"linger_seconds must be .* from 0, not -1"):
+        SessionSettings(linger_seconds=-1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(settings_of(SessionSettings).keys() - {"ack_mode", "overflow", "linger_seconds", "reject_order"}),
+)
+def test_positive(name: str) -> None:
+    """All other bounds and times of a session must be positive; the error names the setting."""
+    with pytest.raises(ConfigError, match=rf"{name} must be .* (from 1|more than 0), not 0"):
+        SessionSettings(**{name: 0})  # type: ignore[arg-type]
+
+
+def test_pending_holds_a_message() -> None:
+    """max_pending_bytes must be at least max_message_bytes."""
+    SessionSettings(max_pending_bytes=10, max_message_bytes=10)
+    with pytest.raises(ConfigError, match=r"max_pending_bytes \(10\) must be at least max_message_bytes"):
+        SessionSettings(max_pending_bytes=10, max_message_bytes=11)
+
+
+def test_request_holds_a_frame() -> None:
+    """The request limit exceeds a full frame plus one more message."""
+    settings = SessionSettings(max_frame_bytes=1000, max_message_bytes=500)
+    assert settings.max_request_bytes > 1500
+
+
+def test_modes_may_be_strings() -> None:
+    """Modes may be given as strings."""
+    settings = SessionSettings.of(ack_mode="processed", overflow="fail", prefetch_messages=1)
+    assert settings == SessionSettings(
+        ack_mode=AckMode.PROCESSED, overflow=Overflow.FAIL, prefetch_messages=1
+    )

@@ -18,26 +18,15 @@ from tuplewire_service.worker.worker_settings import of_transport
 @pytest.mark.parametrize(
     ("settings", "key", "room"),
     [
-        (TransportSettings, "tuplewire.transport.hosts", "transport.host"),
-        (GrpcSettings, "tuplewire.transport.max_connection", "transport.max_connections"),
-        (GrpcSettings, "tuplewire.grpc.listens", "grpc.listen"),
-        (GrpcSettings, "tuplewire.grpc.admit", "grpc.listen"),
-        (GrpcSettings, "tuplewire.session.overflw", "session.overflow"),
+        (GrpcSettings, "tuplewire.grpc.admit", "tuplewire.grpc.listen"),
+        (GrpcSettings, "tuplewire.session.overflw", "tuplewire.session.overflow"),
+        (ZmqSettings, "tuplewire.zmq.max_streams", ".*zmq.hwm"),
     ],
 )
 def test_unknown_key(settings: type[TransportSettings], key: str, room: str) -> None:
-    """A misspelled key is an error that names the nearest known keys."""
-    told = rf"unknown setting '{key}'; (did you mean|known are:) tuplewire\.{room}"
-    with pytest.raises(ConfigError, match=told):
+    """An unknown key with a prefix of Tuplewire is an error that names the nearest known keys."""
+    with pytest.raises(ConfigError, match=rf"unknown setting '{key}'; (did you mean|known are:) {room}"):
         settings.from_conf({key: 1})
-
-
-def test_zeromq_has_no_keys_but_storms() -> None:
-    """An unknown key with the transport's prefix is an error."""
-    with pytest.raises(
-        ConfigError, match=r"unknown setting 'tuplewire\.zmq\.max_streams'; known are: .*zmq\.hwm"
-    ):
-        ZmqSettings.from_conf({"tuplewire.zmq.max_streams": 1})
 
 
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])

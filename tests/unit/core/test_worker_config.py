@@ -1,8 +1,11 @@
-"""The worker's configuration: sources, precedence, types, errors."""
+"""The worker's configuration: sources, precedence, types, errors, and its security settings."""
 
 from __future__ import annotations
 
 import argparse
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +13,11 @@ import pytest
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings.settings import SECONDS, SIZE, Kind, count, settings_of
+from tuplewire.variables import OF_PROGRAMS, refuse_misspelled
 from tuplewire_service.command.cli import command_parser, main
 from tuplewire_service.config.config_sources import load, to_toml
 from tuplewire_service.config.worker_config import ADVERTISED, HOST_PORT, MODE, SOCKET_PATH, WorkerConfig
+from tuplewire_service.security.permissions import read_rules
 
 
 def _file(directory: Path, text: str) -> Path:
@@ -66,6 +71,8 @@ def test_file_takes_storms_keys(tmp_path: Path) -> None:
         ('storm.messaging.transprot = "grpc"', "storm.messaging.transport"),
         ("receive_queue_messages = 1\ntopology.executor.receive.buffer.size = 2", "the same setting"),
         ("topology = true", "topology in "),
+        ("allow_plaintext = 1", "allow_plaintext in "),
+        ('allow_plaintext = "true"', "must be true or false, not 'true'"),
         ("listen = [1]", "listen in "),
         ("listen = ", "is not TOML"),
         ('max_message_bytes = "1 parsec"', "max_message_bytes in "),
@@ -84,36 +91,10 @@ def test_missing_file_is_an_error(tmp_path: Path) -> None:
         load({}, {}, tmp_path / "gone.toml")
 
 
-@pytest.mark.parametrize(
-    ("flags", "variables", "says"),
-    [
-        ({}, {"TUPLEWIRE_LISTEM": "127.0.0.1:1"}, "TUPLEWIRE_LISTEM; did you mean TUPLEWIRE_LISTEN"),
-        ({"listen": "nowhere"}, {}, "flag --listen: 'nowhere' is not host:port"),
-        ({"transport": "local"}, {}, "flag --transport must be one of grpc, zmq, not 'local'"),
-    ],
-)
-def test_bad_flags_and_variables_are_named(
-    flags: dict[str, str], variables: dict[str, str], says: str
-) -> None:
-    """The error names the flag or variable; a misspelled TUPLEWIRE_ variable is refused."""
-    with pytest.raises(ConfigError, match=says):
-        load(flags, variables)
-
-
-@pytest.mark.parametrize(
-    "variable",
-    [
-        "TUPLEWIRE_ADDRESS",
-        "TUPLEWIRE_SERVICE_HOST",
-        "TUPLEWIRE_METRICS_SERVICE_PORT_HTTP",
-        "TUPLEWIRE_PORT_9464_TCP_ADDR",
-        "TUPLEWIRE_PORT",
-        "PATH",
-    ],
-)
-def test_variables_of_others_are_left_alone(variable: str) -> None:
-    """The client's variable and Kubernetes' Service variables are ignored by the worker."""
-    assert load({}, {variable: "whatever"}).origins == load({}, {}).origins
+def test_a_worker_does_not_accept_the_local_transport() -> None:
+    """The local transport connects only workers of one process, so the flag refuses it."""
+    with pytest.raises(ConfigError, match="flag --transport must be one of grpc, zmq, not 'local'"):
+        load({"transport": "local"}, {})
 
 
 def test_settings_that_do_not_fit_together() -> None:
@@ -260,3 +241,116 @@ def test_wrong_usage_is_one_line_and_64(
     assert shown.err.count("\n") == 1
     assert complaint in shown.err
     assert not shown.out
+
+
+# --- security -------------------------------------------------------------------------------------
+
+
+TLS = {"tls_ca": "ca.crt", "tls_certificate": "tls.crt", "tls_key": "tls.key"}
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:6700", "[::]:6700", "10.0.0.1:6700", "worker.example:6700"])
+def test_plaintext_for_other_machines_takes_a_flag(listen: str) -> None:
+    """Without TLS, a public listen address is an error that names the fix."""
+    with pytest.raises(
+        ConfigError, match=r"listen is .* there is no TLS: give tls_certificate.*allow_plaintext"
+    ):
+        WorkerConfig(listen=listen)
+    assert WorkerConfig(listen=listen, allow_plaintext=True)
+    assert WorkerConfig(listen=listen, tls_ca="ca", tls_certificate="crt", tls_key="key")
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:0", "localhost:0"])
+def test_loopback_takes_none(listen: str) -> None:
+    """Loopback addresses do not require TLS."""
+    assert WorkerConfig(listen=listen)
+
+
+def test_peers_of_another_transport_count_too() -> None:
+    """A public ZeroMQ address requires the flag, too."""
+    with pytest.raises(ConfigError, match=r"listen_peers is 10\.0\.0\.1:1"):
+        WorkerConfig(transport="zmq", listen_peers="10.0.0.1:1")
+    assert WorkerConfig(transport="zmq", listen_peers="10.0.0.1:1", allow_plaintext=True)
+
+
+@pytest.mark.parametrize("shut", [TLS, {"token_file": "token"}, {"permissions_file": "rules"}])
+def test_zmq_is_no_way_around(shut: dict[str, str]) -> None:
+    """ZeroMQ supports none of these settings, so the combination is an error."""
+    settings: dict[str, object] = {"transport": "zmq", "allow_plaintext": True, **shut}
+    with pytest.raises(ConfigError, match="the transport zmq between workers does not support TLS"):
+        WorkerConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"tls_certificate": "tls.crt", "tls_ca": "ca.crt"}, "belong together"),
+        ({"tls_certificate": "tls.crt", "tls_key": "tls.key"}, "need tls_ca"),
+        ({"tls_ca": "ca.crt"}, "tls_ca alone"),
+        ({"tls_worker_names": ("w",)}, "need tls_ca"),
+        ({"tls_client_names": ("w",)}, "tls_client_names need"),
+    ],
+)
+def test_half_of_tls_is_an_error(settings: dict[str, str], complaint: str) -> None:
+    """A worker with incomplete TLS settings does not start in plaintext."""
+    with pytest.raises(ConfigError, match=complaint):
+        WorkerConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
+    """The settings and rules in the guide are valid without changes."""
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "secure.md").read_text(encoding="utf-8")
+    settings, rules = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    worker, permissions = tmp_path / "worker.toml", tmp_path / "permissions.toml"
+    worker.write_text(settings, encoding="utf-8")
+    permissions.write_text(rules, encoding="utf-8")
+    assert load({}, {}, worker).config.tls_client_names == ("*.jobs.example", "spiffe://prod/etl")
+    granted = read_rules(permissions).of(["etl.jobs.example"], None, "flights")
+    assert 99 in granted.send
+    assert 200 in granted.receive
+
+
+# --- variables ------------------------------------------------------------------------------------
+
+
+OTHERS = ("TUPLEWIRE_VERSION", "TUPLEWIRE_IMAGE_TAG", "TUPLEWIRE_HOME", "TUPLEWIRE_")
+OF_KUBERNETES = (
+    "TUPLEWIRE_SERVICE_HOST",
+    "TUPLEWIRE_METRICS_SERVICE_PORT_HTTP",
+    "TUPLEWIRE_PORT_9464_TCP_ADDR",
+    "TUPLEWIRE_PORT",
+)
+
+
+def test_variables_of_others_are_ignored() -> None:
+    """Variables of an image are ignored; a worker also ignores a client's and those of a Service."""
+    environment = dict.fromkeys(OTHERS, "1")
+    refuse_misspelled(environment, OF_PROGRAMS)
+    environment |= dict.fromkeys(("TUPLEWIRE_ADDRESS", "PATH", *OF_KUBERNETES), "whatever")
+    assert load({}, environment).origins == load({}, {}).origins
+
+
+def test_variables_of_workers_are_ignored_by_programs() -> None:
+    """A program ignores a worker's variables, because both may share an environment."""
+    refuse_misspelled({each.variable: "1" for each in settings_of(WorkerConfig).values()}, OF_PROGRAMS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("TUPLEWIRE_ADRESS", "TUPLEWIRE_ADDRESS"),
+        ("TUPLEWIRE_TOPLOGY", "TUPLEWIRE_TOPOLOGY"),
+        ("TUPLEWIRE_TLS_CERTIFCATE", "TUPLEWIRE_TLS_CERTIFICATE"),
+        ("TUPLEWIRE_TOKENFILE", "TUPLEWIRE_TOKEN_FILE"),
+    ],
+)
+def test_misspelled_variables_are_refused(wrong: str, meant: str) -> None:
+    """Misspelled variables are refused: without its CA, a program would connect in plaintext."""
+    for read in (lambda: load({}, {wrong: "x"}), lambda: refuse_misspelled({wrong: "x"}, OF_PROGRAMS)):
+        with pytest.raises(ConfigError, match=f"{wrong}; did you mean {meant}"):
+            read()
+    program = "import tuplewire; tuplewire.Client('127.0.0.1:1')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={wrong: "x"}, capture_output=True, text=True, check=False
+    )
+    assert f"did you mean {meant}?" in done.stderr
