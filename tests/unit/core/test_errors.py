@@ -24,7 +24,6 @@ from tuplewire.errors import (
     RefusedError,
     RefusedMessagesError,
     TuplewireError,
-    UnknownTaskError,
     refused,
 )
 from tuplewire.wire import messaging_pb2
@@ -45,9 +44,10 @@ CLASSES = [
 
 @pytest.mark.parametrize("code", [code for code in CODES if code != "UNSPECIFIED"])
 def test_every_code_has_a_class(code: str) -> None:
-    """Every error code on the wire has its own class, which keeps the peer's message."""
+    """Every error code on the wire has its own RefusedError, which keeps the peer's message."""
     error = refused(code, "because")
-    assert type(error) is not RefusedError
+    assert type(error) in set(CLASSES) - {RefusedError}
+    assert isinstance(error, RefusedError)
     assert (error.code, str(error)) == (code, "because")
 
 
@@ -68,12 +68,8 @@ def test_tree(kind: type) -> None:
     """Every error in tuplewire.errors is a TuplewireError with a docstring."""
     assert issubclass(kind, TuplewireError)
     assert kind.__doc__
-
-
-@pytest.mark.parametrize("kind", [ConfigError, MessageError])
-def test_value_errors(kind: type) -> None:
-    """ConfigError and MessageError, which report mistakes of the caller, are also ValueErrors."""
-    assert issubclass(kind, ValueError)
+    if kind in {ConfigError, MessageError}:  # they report mistakes of the caller
+        assert issubclass(kind, ValueError)
 
 
 def test_too_large() -> None:
@@ -88,25 +84,6 @@ def test_refused_messages() -> None:
     error = RefusedMessagesError([f"reason {n}" for n in range(7)])
     assert str(error).endswith("reason 4; ...")
     assert len(error.refusals) == 7
-
-
-def test_catching() -> None:
-    """A refusal can be caught by its own class, or as RefusedError."""
-    with pytest.raises(UnknownTaskError):
-        raise refused("UNKNOWN_TASK", "no task 9")
-    with pytest.raises(RefusedError):
-        raise refused("UNKNOWN_TASK", "no task 9")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [MessageTooLargeError(1, 20, 10), RefusedMessagesError(["a", "b"]), refused("UNKNOWN_TASK", "because")],
-    ids=lambda error: type(error).__name__,
-)
-def test_errors_reach_another_process(error: TuplewireError) -> None:
-    """Errors can be pickled, because Spark tasks and process pools pickle them."""
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - created here
-    assert (type(copy), str(copy), copy.__dict__) == (type(error), str(error), error.__dict__)
 
 
 def _all_errors() -> list[type[TuplewireError]]:
@@ -166,9 +143,14 @@ def test_errors_with_more_than_words_travel() -> None:
     assert isinstance(again.__cause__, LookupError)
     process = _pickled(ProcessFailedError("w1", Failure("it broke", "line 1")))
     assert (process.process, process.failure.summary) == ("w1", "it broke")
-    refusals = RefusedMessagesError(["one", "two"])
-    refusals.owner = "host:1"
-    assert _pickled(refusals).__dict__ == refusals.__dict__
+    for error in (
+        MessageTooLargeError(1, 20, 10),
+        RefusedMessagesError(["one", "two"]),
+        refused("X", "because"),
+    ):
+        error.owner = "host:1"  # type: ignore[attr-defined]
+        copied = _pickled(error)
+        assert (type(copied), str(copied), copied.__dict__) == (type(error), str(error), error.__dict__)
 
 
 def test_an_error_comes_out_of_a_pool() -> None:

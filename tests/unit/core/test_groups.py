@@ -1,0 +1,177 @@
+"""Groups: copies keep the other fields, pieces end with the credit or a frame, and frames are limited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+import pytest
+
+from tuplewire.errors import MalformedError
+from tuplewire.session.pieces import cut, frame_pieces, starting_within, wire_bytes
+from tuplewire.values.batch import TaskMessageBatch, as_groups
+from tuplewire.values.dead_letters import again, dead_letter
+from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
+from tuplewire.wire.codec import decode, encode_frame, groups_of, plain_frame
+from tuplewire.wire.messaging_pb2 import SendRequest
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
+
+FULL = TaskGroup(
+    3,
+    None,
+    (1).to_bytes(4, "little"),
+    b"p",
+    redelivered=True,
+    forwarded=7,
+    entry_sequence=9,
+    accepted_micros=11,
+    retained_upstream=True,
+)
+"""A group with non-default values in all fields except headers, which dead letters rewrite."""
+
+WORKER_FIELDS = {"forwarded", "flow", "entry_sequence", "retained_upstream"}
+HEADERS = {"header_lengths", "header_data", "size_bytes"}
+
+
+@pytest.mark.parametrize(
+    ("copy", "changed"),
+    [
+        (lambda group: group.as_redelivered(), set()),
+        (lambda group: group.as_new(), WORKER_FIELDS),
+        (lambda group: group.at(20, 30), {"entry_sequence", "retained_upstream"}),
+        (lambda group: group.accepted(30), set()),
+        (lambda group: group.as_forwarded(2), {"forwarded", "flow"}),
+        (lambda group: group.as_forwarded(2).out_of_queue(0), {"forwarded", "flow"}),
+        (lambda group: group.slice(0, 1), set()),
+        (lambda group: again(group, 1), HEADERS),
+        (lambda group: dead_letter(group, 99, 1, "bad", 0), {"task", "flow", *HEADERS}),
+        (lambda group: as_groups(TaskMessageBatch.from_groups([group]))[0], WORKER_FIELDS),
+        (
+            lambda group: as_groups(TaskMessageBatch.from_groups([group]), source=5)[0],
+            {"source", *WORKER_FIELDS},
+        ),
+    ],
+)
+def test_a_copy_keeps_every_other_field(copy: Callable[[TaskGroup], TaskGroup], changed: set[str]) -> None:
+    """Each copy changes its own fields and no others."""
+    copied = copy(FULL)
+    names = {field.name for field in fields(TaskGroup)}
+    assert {name for name in names if getattr(copied, name) != getattr(FULL, name)} == changed
+
+
+def test_a_time_of_acceptance_is_set_once() -> None:
+    """A later worker does not replace the acceptance time that the first worker set."""
+    group = TaskGroup.of(3, [b"p"])
+    assert group.at(1, 30).accepted_micros == 30
+    assert group.at(1, 30).at(2, 40).accepted_micros == 30
+
+
+def test_new_messages_have_nothing_that_a_worker_sets() -> None:
+    """A relay that reads messages and sends them again counts as their original sender."""
+    again = FULL.as_forwarded(2).as_new()
+    assert (again.forwarded, again.entry_sequence, again.retained_upstream) == (0, 0, False)
+
+
+def test_what_leaves_a_queue_has_its_route() -> None:
+    """Leaving a queue resets the number of hops; new messages get their entry worker."""
+    forwarded = FULL.as_forwarded(2)
+    assert forwarded.unqueued_hops
+    left = forwarded.out_of_queue(0)
+    assert (left.unqueued_hops, left.flow) == (0, forwarded.flow)
+    group = TaskGroup.of(3, [b"p"])
+    assert group.out_of_queue(0) is group
+    assert group.out_of_queue(9).forwarded == 9
+
+
+def test_every_field_travels() -> None:
+    """Every field is preserved between workers."""
+    frame = decode(SendRequest, encode_frame(1, [[FULL]], accepted_micros=[FULL.accepted_micros]))
+    assert isinstance(frame, OpaqueFrame)
+    [arrived] = groups_of(frame)
+    for name in (field.name for field in fields(TaskGroup)):
+        assert getattr(arrived, name) == getattr(FULL, name), name
+
+
+# --- pieces ---------------------------------------------------------------------------------------
+
+
+def group_of(*sizes: int, headed: bool = False) -> TaskGroup:
+    """Return messages of these sizes, each filled with its index; headed: half of the bytes are headers."""
+    values = [bytes([entry_sequence % 256]) * size for entry_sequence, size in enumerate(sizes)]
+    if not headed:
+        return TaskGroup.of(2**31 - 1, values)
+    halves = [size // 2 for size in sizes]
+    payloads = [value[:half] for value, half in zip(values, halves, strict=True)]
+    headers = [value[half:] for value, half in zip(values, halves, strict=True)]
+    return TaskGroup.joined(2**31 - 1, None, payloads, headers)
+
+
+HEADED = pytest.mark.parametrize("headed", [False, True])
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "count"), [(0, 0), (1, 2), (2, 2), (3, 3), (4, 3), (5, 3), (6, 5), (100, 5)]
+)
+@HEADED
+def test_messages_that_start_within(size_bytes: int, count: int, *, headed: bool) -> None:
+    """A message, even an empty one, counts if it starts within the size."""
+    assert starting_within(group_of(0, 2, 3, 0, 0, headed=headed), size_bytes) == count
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+@HEADED
+def test_a_cut_loses_nothing(count: int, *, headed: bool) -> None:
+    """The pieces add up to the group; the first has the requested count, and no piece is empty."""
+    group = group_of(3, 0, 1, 4, 1, 5, 9, 2, 6, 5, headed=headed).as_redelivered()
+    pieces = cut(group, count)
+    assert len(pieces[0]) == count
+    assert all(pieces)
+    assert [each for piece in pieces for each in piece.payloads()] == group.payloads()
+    entries = [each for piece in pieces for each in piece.encoded_headers() or [b""] * len(piece)]
+    assert entries == (group.encoded_headers() or [b""] * len(group))
+    assert all(piece.redelivered and piece.task == group.task for piece in pieces)
+
+
+def test_pieces_double() -> None:
+    """Later pieces double in size, so that this cut and the next one are cheap."""
+    assert [len(piece) for piece in cut(group_of(*[1] * 100), 3)] == [3, 3, 6, 12, 24, 48, 4]
+
+
+@HEADED
+def test_pieces_for_frames(*, headed: bool) -> None:
+    """The messages and the lengths of a piece are within the limit, except for a single message."""
+    sizes = [0] * 50 + [7] * 20 + [300] + [0, 90, 20, 90] + [0] * 70
+    pieces = frame_pieces(group_of(*sizes, headed=headed), 100)
+    assert [size for piece in pieces for size in piece.message_sizes()] == sizes
+    for piece in pieces:
+        assert piece.size_bytes <= 100 or len(piece) == 1
+        assert len(piece.lengths) + len(piece.header_lengths) <= 100
+
+
+@pytest.mark.parametrize("sizes", [[0], [1] * 40, [100_000] * 30])
+@HEADED
+def test_wire_bytes_is_an_upper_bound(sizes: list[int], *, headed: bool) -> None:
+    """The counted size of a group is at least its size in a frame, even with the largest ids."""
+    group = group_of(*sizes, headed=headed)
+    group.source = 2**31 - 1
+    group = group.as_redelivered()
+    empty = encode_frame(1, [])
+    assert len(encode_frame(1, [[group]], [2**64 - 1])) - len(empty) <= wire_bytes(group)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 127, 128, 16_383, 3_000_000])
+def test_a_frame_alone(size: int) -> None:
+    """A frame is decoded for payload sizes around each change in the length encoding."""
+    (group,) = groups_of(OpaqueFrame.FromString(plain_frame([TaskGroup.of(1, [b"x" * size])])))
+    assert group.payloads() == [b"x" * size]
+
+
+def test_a_frame_has_so_many_groups() -> None:
+    """A frame with the maximum number of groups is decoded; one more group is rejected."""
+    frame = OpaqueFrame()
+    for _ in range(MAX_FRAME_GROUPS):
+        frame.groups.add(task=1, lengths=bytes(4))
+    assert len(groups_of(frame)) == MAX_FRAME_GROUPS
+    frame.groups.add(task=1, lengths=bytes(4))
+    with pytest.raises(MalformedError, match=f"a frame has {MAX_FRAME_GROUPS + 1} groups, and may have"):
+        groups_of(frame)
