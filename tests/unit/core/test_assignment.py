@@ -1,35 +1,40 @@
-"""Assignments: validation, and the errors for an invalid file."""
+"""Assignments: validation, invalid files, changed files, and workers under another id or address."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from helpers.logged import logged
 from helpers.topology import as_json
 
 from tuplewire.errors import ConfigError, StaleAssignmentError, WrongTopologyError
-from tuplewire_service.worker.assignment import MAX_VERSION, AssignedWorker, Assignment, load_assignment
+from tuplewire_service.worker.assignment import (
+    MAX_VERSION,
+    AssignedWorker,
+    Assignment,
+    AssignmentFile,
+    load_assignment,
+)
+from tuplewire_service.worker.routing_table import id_mismatch, places
 
 ONE = AssignedWorker("one", "host-1:6700", (0, 2), node="n1")
 TWO = AssignedWorker("two", "[::1]:6701", (1,))
+WITH_TASKS = '{"version": 1, "topology": "t", "workers": [{"worker_id": "w", "address": "h:1", "tasks": %s}]}'
 THREE = AssignedWorker("three", "host-3:6700", (3,), peer_address="host-3:7700")
 
 
-def test_owners() -> None:
-    """Each task maps to its worker, and each worker to its tasks."""
+def test_owners_and_peers() -> None:
+    """Each task maps to its worker; other workers connect to a worker's peer address, if it has one."""
     assignment = Assignment(1, "t", (ONE, TWO))
     assert assignment.owner_of == {0: ONE, 2: ONE, 1: TWO}
-    assert assignment.tasks_of("one") == (0, 2)
-    assert assignment.tasks_of("four") == ()
-
-
-def test_peer_address() -> None:
-    """Other workers connect to a worker's peer address, which is part of the connection's identity."""
-    assert THREE.peer == ("three", "host-3:7700")
-    assert ONE.peer == ("one", "host-1:6700")
+    assert (assignment.tasks_of("one"), assignment.tasks_of("four")) == ((0, 2), ())
+    assert (ONE.peer, THREE.peer) == (("one", "host-1:6700"), ("three", "host-3:7700"))
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -47,6 +52,7 @@ def test_round_trip(tmp_path: Path) -> None:
     ("version", "workers", "says"),
     [
         (0, [ONE], "version is 1 or more, not 0"),
+        (MAX_VERSION + 1, [ONE], f"at most {MAX_VERSION}"),
         (1, [ONE, ONE], "'one' is empty or twice"),
         (1, [AssignedWorker("", "h:1", ())], "'' is empty or twice"),
         (1, [ONE, AssignedWorker("two", "h:1", (2,))], "task 2 is assigned to one and to two"),
@@ -84,13 +90,8 @@ def test_invalid(version: int, workers: list[AssignedWorker], says: str) -> None
             "active must be true or false, not 1",
         ),
         ('{"version": 1, "topology": "t", "workers": [], "more": 1}', "unknown key 'more'; known are"),
-        (
-            (
-                '{"version": 1, "topology": "t", "workers": '
-                '[{"worker_id": "w", "address": "h:1", "tasks": [-1]}]}'
-            ),
-            "task -1 is outside",
-        ),
+        (WITH_TASKS % "[-1]", "task -1 is outside"),
+        *((WITH_TASKS % f"[0, {task}]", "task id") for task in ("true", "1.0", '"1"', "null")),
     ],
 )
 def test_bad_file(tmp_path: Path, text: str, says: str) -> None:
@@ -131,29 +132,9 @@ def test_what_succeeds_an_assignment(*, force: bool) -> None:
 
 
 @pytest.mark.parametrize("known", [None, Assignment(5, "t", (ONE,))])
-def test_a_version_that_jumps_needs_force(known: Assignment | None) -> None:
+def test_force_permits_a_version_that_jumps(known: Assignment | None) -> None:
     """A version too far ahead requires force: if it is a typo, it would block all later versions."""
-    far = Assignment(MAX_VERSION, "t", (ONE,))
-    with pytest.raises(ConfigError, match="too far ahead"):
-        far.succeeds(known, "t", force=False)
-    assert far.succeeds(known, "t", force=True)
-
-
-def test_the_last_version() -> None:
-    """A version above MAX_VERSION is rejected."""
-    with pytest.raises(ConfigError, match=f"at most {MAX_VERSION}"):
-        Assignment(MAX_VERSION + 1, "t", (ONE,))
-
-
-@pytest.mark.parametrize("task", [True, 1.0, "1", None])
-def test_a_task_id_is_a_number(task: Any, tmp_path: Path) -> None:
-    """Booleans, floats, strings and null are not task ids."""
-    path = tmp_path / "assignment.json"
-    form = json.loads(as_json(Assignment(3, "t", (ONE,))))
-    form["workers"][0]["tasks"] = [0, task]
-    path.write_text(json.dumps(form))
-    with pytest.raises(ConfigError, match="task id"):
-        load_assignment(path)
+    assert Assignment(MAX_VERSION, "t", (ONE,)).succeeds(known, "t", force=True)
 
 
 def test_how_far_a_version_may_be_ahead() -> None:
@@ -165,3 +146,181 @@ def test_how_far_a_version_may_be_ahead() -> None:
     Assignment(MAX_VERSION - ahead, "t", (ONE,)).succeeds(None, "t")
     with pytest.raises(ConfigError, match="is too far ahead \\(current: none;"):
         Assignment(MAX_VERSION - ahead + 1, "t", (ONE,)).succeeds(None, "t")
+
+
+# --- changes of the file --------------------------------------------------------------------------
+
+
+def _text(version: int) -> str:
+    workers = [{"worker_id": "a", "address": "127.0.0.1:6700", "tasks": [0, version]}]
+    return json.dumps({"version": version, "topology": "default", "workers": workers})
+
+
+def _write(file: Path, version: int) -> None:
+    file.write_text(_text(version))
+
+
+class _Taker:
+    """Accepts assignments as a worker does."""
+
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+        self.reached: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+
+    def update(self, assignment: Assignment) -> bool:
+        if self.versions and assignment.version < self.versions[-1]:
+            raise StaleAssignmentError(f"version {assignment.version} is older")
+        if self.versions and assignment.version == self.versions[-1]:
+            return False
+        self.versions.append(assignment.version)
+        self.reached[assignment.version].set()
+        return True
+
+
+def _check(source: AssignmentFile) -> bool:
+    return asyncio.run(source.check())
+
+
+@pytest.fixture
+def taker() -> _Taker:
+    """Return a taker that has no assignment yet."""
+    return _Taker()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Return the path of the assignment file."""
+    return tmp_path / "assignment.json"
+
+
+@pytest.fixture
+def source(file: Path, taker: _Taker) -> AssignmentFile:
+    """Return the source that polls the assignment file."""
+    return AssignmentFile(file, taker.update)
+
+
+def test_a_changed_file_is_handed_on_once(file: Path, source: AssignmentFile, taker: _Taker) -> None:
+    """Each version of the file is applied once, regardless of the number of checks."""
+    for version in (1, 2):
+        _write(file, version)
+        assert [_check(source), _check(source)] == [True, False]
+    assert taker.versions == [1, 2]
+
+
+def test_a_swapped_symlink_is_seen(tmp_path: Path, file: Path, source: AssignmentFile, taker: _Taker) -> None:
+    """A ConfigMap update swaps a symlinked directory; it is detected even if size and times are equal."""
+    for version in (1, 2):
+        (tmp_path / f"..{version}").mkdir()
+        (tmp_path / f"..{version}" / "assignment.json").write_text(_text(version))
+        os.utime(tmp_path / f"..{version}" / "assignment.json", ns=(0, 0))
+    (tmp_path / "..data").symlink_to("..1")
+    file.symlink_to("..data/assignment.json")
+    assert _check(source)
+    (tmp_path / "..next").symlink_to("..2")
+    (tmp_path / "..next").replace(tmp_path / "..data")
+    assert _check(source)
+    assert taker.versions == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "{", "[]", '{"version": 2}', _text(0), '{"version": 2, "topology": "t", "workers": [3]}']
+)
+def test_a_bad_file_is_told_and_the_old_one_stays(
+    file: Path, source: AssignmentFile, taker: _Taker, bad: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Invalid content is logged once, and the next valid content is applied."""
+    _write(file, 1)
+    _check(source)
+    file.write_text(bad)
+    assert [_check(source), _check(source)] == [False, False]
+    assert (bool(source.problem), taker.versions) == (True, [1])
+    (told,) = logged(caplog, "assignment_file.refused")
+    assert str(file) in told["reason"]
+    _write(file, 2)
+    assert _check(source)
+    assert (source.problem, taker.versions) == ("", [1, 2])
+
+
+def test_a_refused_assignment_is_told(file: Path, source: AssignmentFile, taker: _Taker) -> None:
+    """An assignment older than the current one is reported as a problem of the file."""
+    taker.versions.append(7)
+    _write(file, 3)
+    assert not _check(source)
+    assert "version 3 is older" in source.problem
+
+
+def test_a_missing_file_may_come_later(file: Path, source: AssignmentFile) -> None:
+    """A missing file is reported, and is read when it appears."""
+    assert [_check(source), _check(source)] == [False, False]
+    assert "cannot read" in source.problem
+    _write(file, 1)
+    assert _check(source)
+
+
+async def test_watch_goes_on_until_cancelled(
+    file: Path, source: AssignmentFile, taker: _Taker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch applies one change after another until it is cancelled."""
+    monkeypatch.setattr("tuplewire_service.worker.assignment._POLL_SECONDS", 0.01)
+    watch = asyncio.create_task(source.watch())
+    for version in (1, 2, 3):
+        _write(file, version)
+        await asyncio.wait_for(taker.reached[version].wait(), 5)
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
+    assert taker.versions == [1, 2, 3]
+
+
+# --- workers under another id or address ----------------------------------------------------------
+
+
+def _reason(worker_id: str, bound: str, *workers: tuple[str, str], advertise: str = "") -> str:
+    assignment = Assignment(1, "t", tuple(AssignedWorker(*each, ()) for each in workers))
+    return id_mismatch(assignment, worker_id, places([bound, "unix:///run/w.sock"], advertise))
+
+
+@pytest.mark.parametrize(
+    ("bound", "address"),
+    [
+        ("127.0.0.1:6700", "127.0.0.1:6700"),
+        ("127.0.0.1:6700", "127.0.0.1:7000"),  # the address of a proxy
+        ("0.0.0.0:6700", "10.0.0.7:6700"),
+        ("[::]:6700", "worker-0.workers:80"),
+    ],
+)
+def test_a_worker_that_is_named_is_meant_wherever_it_is_said_to_be(bound: str, address: str) -> None:
+    """The id alone decides, because proxies, mapped ports and host aliases change the address."""
+    assert _reason("w", bound, ("w", address), ("v", "10.0.0.8:6700")) == ""
+
+
+@pytest.mark.parametrize(
+    ("bound", "advertise", "address"),
+    [
+        ("127.0.0.1:6700", "", "127.0.0.1:6700"),
+        ("127.0.0.1:6700", "", "localhost:6700"),
+        ("0.0.0.0:6700", "", "127.0.0.1:6700"),
+        ("[::]:6700", "", "[::1]:6700"),
+        ("0.0.0.0:6700", "10.0.0.7", "10.0.0.7:6700"),
+        ("0.0.0.0:6700", "host-7:80", "Host-7:80"),
+    ],
+)
+def test_a_worker_that_is_called_otherwise_is_told_its_name(bound: str, advertise: str, address: str) -> None:
+    """The reason names the address, its id in the assignment, and the flag."""
+    reason = _reason("vm:6700", bound, ("w1", address), advertise=advertise)
+    assert reason.startswith(
+        f"the assignment has no worker vm:6700; its {address} is called w1: start with --worker-id w1"
+    )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:6701", "10.0.0.7:6700", "localhost:80"])
+def test_a_worker_that_is_not_named_hears_who_is(address: str) -> None:
+    """Without a matching address, the reason only lists the assigned workers."""
+    reason = _reason("w2", "127.0.0.1:6700", ("w1", address))
+    assert "no worker w2 (here, at 127.0.0.1:6700), only w1: start with the --worker-id" in reason
+
+
+def test_a_worker_whose_address_is_anothers_is_not_meant() -> None:
+    """Swapped addresses are an error, because two workers would receive each other's messages."""
+    reason = _reason("a", "127.0.0.1:1", ("a", "127.0.0.1:2"), ("b", "127.0.0.1:1"))
+    assert "worker a elsewhere; 127.0.0.1:1, which is here, it calls b" in reason
+    assert "--worker-id b" in reason

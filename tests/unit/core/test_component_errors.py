@@ -1,11 +1,11 @@
-"""BaseExceptions in user code, such as SystemExit, end the topology with an error and do not block it."""
+"""Errors of components: BaseExceptions end the topology, and strict mode reports changed values."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,10 @@ from helpers.hosted import local_worker
 from helpers.idle import wait_idle
 
 from tuplewire.connection.loop import EventLoopThread
+from tuplewire.errors import MessageError
 from tuplewire_topology import (
+    BasicBolt,
+    BasicOutputCollector,
     Bolt,
     CustomStreamGrouping,
     OutputCollector,
@@ -126,14 +129,14 @@ def worker_of(raises: Raises) -> ExecutorWorker:
     return local_worker(builder.create_topology(), {"topology.error.policy": "skip"})
 
 
-PLACES = {
-    "spout": ("open", "next_tuple", "ack", "fail", "close", "grouping"),
-    "bolt": ("prepare", "execute", "cleanup"),
-}
-
-
 @each_error
-@pytest.mark.parametrize(("component", "place"), [(name, place) for name in PLACES for place in PLACES[name]])
+@pytest.mark.parametrize(
+    ("component", "place"),
+    [
+        *(("spout", place) for place in ("open", "next_tuple", "ack", "fail", "close", "grouping")),
+        *(("bolt", place) for place in ("prepare", "execute", "cleanup")),
+    ],
+)
 def test_it_ends_the_topology(component: str, place: str, error: BaseException) -> None:
     """The topology ends despite the policy; the error names component and task, and has the cause."""
     worker = worker_of(Raises(place, error))
@@ -175,3 +178,70 @@ def test_the_loop_goes_on(error: BaseException) -> None:
     thread.loop.call_soon_threadsafe(Raises("here", error), "here")
     assert thread.call(lambda: 5, SECONDS) == 5
     assert told == [error]
+
+
+# --- values that change after emit ----------------------------------------------------------------
+
+
+STRICT = {"topology.testing.always.try.serialize": True}
+
+
+class Same(Spout):
+    """Emits the same dictionary repeatedly, or a copy of it."""
+
+    outputs = ("state",)
+
+    def __init__(self, copy: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self.copy, self.state = copy, {"count": 0}
+
+    def next_tuple(self) -> None:
+        for _ in range(10):
+            self.state["count"] += 1
+            self.collector.emit([self.copy(self.state)])
+
+    @property
+    def exhausted(self) -> bool:
+        return self.state["count"] >= 100
+
+
+class ChangesWhatItGets(BasicBolt):
+    """Emits the value that it received, and then changes the value."""
+
+    outputs = ("state",)
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        collector.emit([message[0]])
+        message[0]["count"] = -1
+
+
+def run(spout: Spout, bolt: BasicBolt | None = None) -> None:
+    """Run a spout and a bolt in this process in strict mode."""
+    builder = TopologyBuilder()
+    builder.set_spout("spout", spout)
+    if bolt is not None:
+        builder.set_bolt("bolt", bolt).shuffle_grouping("spout")
+    worker = ExecutorWorker(builder.create_topology(), conf=STRICT)
+    try:
+        worker.start()
+        worker.switch(active=True)
+        wait_idle(worker, SECONDS)
+    finally:
+        worker.close(SECONDS)
+
+
+def test_a_spout_that_changes_what_it_has_emitted() -> None:
+    """A spout that changes an emitted value fails, with an error that recommends a copy."""
+    with pytest.raises(TaskError, match="has changed since 'spout' emitted it: emit a copy") as raised:
+        run(Same(lambda state: state))
+    assert isinstance(raised.value.__cause__, MessageError)
+
+
+def test_a_bolt_that_changes_what_it_has_emitted() -> None:
+    """A bolt that changes a received value after emitting it fails in the same way."""
+    with pytest.raises(TaskError, match="has changed since 'bolt' emitted it"):
+        run(Same(dict), ChangesWhatItGets())
+
+
+def test_copies_may_change() -> None:
+    """A spout may change a value after it emitted a copy."""
+    run(Same(dict))
