@@ -1,14 +1,22 @@
-"""Log events: the text of a standard formatter, and the fields for a log collector."""
+"""Log events: their text and fields, rate limits, and reports of refused messages."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import pytest
+from helpers.acks import refusal_of
 from helpers.logged import logged
 
+from tuplewire.connection.receiver_reports import RefusedMessages
+from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.text.escaping import escape_unprintable, escape_value
 from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
+from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
+from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire_service.testing import eventually
 
 logger = event_logger("tuplewire.test_events")
 
@@ -75,3 +83,108 @@ def test_text_from_elsewhere_is_escaped() -> None:
     """Control characters are escaped; letters of any language are unchanged."""
     assert escape_unprintable("\u65e5\u672c \x07\x9b\n\t\udc80") == "\u65e5\u672c \\x07\\x9b\\n\\t\\udc80"
     assert escape_unprintable("a\tb\n", keep="\n\t") == "a\tb\n"
+
+
+# --- rate limits ----------------------------------------------------------------------------------
+
+
+TOO_LARGE = Settled(None, 7, 2, 300, DropReason.TOO_LARGE)
+
+
+def test_one_line_a_minute_for_each_kind_with_a_count() -> None:
+    """The first event is logged immediately; the next log line counts the events in between."""
+    now = 1000.0
+    rate = LogRate(lambda: now)
+    assert [rate.due("a", 5), rate.due("a"), rate.due("b"), rate.due("a", 2)] == [5, 0, 1, 0]
+    now += 59.9
+    assert rate.due("a") == 0
+    now += 0.1
+    assert [rate.due("a"), rate.due("a")] == [5, 0]
+
+
+def test_kinds_are_forgotten() -> None:
+    """At most a thousand kinds are remembered, for any number of kinds."""
+    rate = LogRate(lambda: 0.0)
+    for kind in range(3000):
+        rate.due(kind)
+        rate.due(kind)
+    assert len(rate._kinds) <= 1000
+
+
+def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """60,000 refused groups produce two log lines, which contain the number of messages."""
+    refused = RefusedMessages("host:6700")
+    refusals = [refusal_of(1, task, 2, "UNKNOWN_TASK", "nobody has it") for task in range(30_000)]
+    with caplog.at_level(logging.WARNING):
+        refused.add([*refusals, refusal_of(1, 5, 3, "TASK_NOT_LOCAL", "it has moved", "w2")])
+        refused.log()
+        refused.add(refusals)
+        refused.log()
+    lines = [(vars(record)["messages"], vars(record)["reason"]) for record in caplog.records]
+    assert lines == [
+        (60_000, "UNKNOWN_TASK: 2 messages to task 0: nobody has it"),
+        (3, "TASK_NOT_LOCAL: 3 messages to task 5: it has moved (owner: w2)"),
+    ]
+
+
+def test_a_callback_that_always_raises_is_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first error is logged with its traceback; the next line counts the failures since then."""
+
+    class Failing(IConnectionCallback):
+        def recv(self, batch: ReceivedBatch) -> None:
+            raise KeyError("a") if batch.payloads[0] == b"a" else ValueError(batch.payloads[0])
+
+    with contextlib.ExitStack() as stack:
+        context = TransportFactory.make_context({TRANSPORT_KEY: "local"})
+        stack.callback(context.term)
+        server = context.bind("log-rate", 6700, Failing())
+        client = context.connect("log-rate", "127.0.0.1", 6700)
+
+        def refused() -> int:
+            return sum(server.statistics().refused_messages.values())
+
+        def send(payload: bytes) -> None:
+            before = refused()
+            client.send(1, payload)
+            eventually(lambda: refused() > before)
+
+        for number in range(500):
+            send(b"a" if number == 250 else b"b")
+        monkeypatch.setattr(LogRate, "quiet_seconds", 0.0)
+        send(b"b")
+    lines = [each for each in caplog.records if each.getMessage().startswith("callback.failed")]
+    assert [vars(each)["failures"] for each in lines] == [1, 1, 499]
+    assert [each.exc_info and each.exc_info[0] for each in lines] == [ValueError, KeyError, ValueError]
+
+
+def test_all_kinds_together_are_bounded() -> None:
+    """Invented kinds produce at most a hundred lines a minute; later lines contain the counts."""
+    now = 1000.0
+    rate = LogRate(lambda: now)
+    assert sum(bool(rate.due(kind)) for kind in range(500)) == 100
+    assert rate.due(499) == 0
+    now += 60.0
+    assert rate.due(499) == 3
+    assert sum(bool(rate.due(kind)) for kind in range(1000, 1500)) == 99
+
+
+def test_refusals_are_reported_once() -> None:
+    """Refusals by the receiver and messages that are too large are reported once, in order."""
+    refused = RefusedMessages("host:6700")
+    refused.add([refusal_of(1, 5, 3, "TASK_NOT_LOCAL", "it has moved", "w2")])
+    refused.add_too_large([Settled(None, 5, 1, 1, None), TOO_LARGE], 100)
+    assert refused.take() == [
+        "TASK_NOT_LOCAL: 3 messages to task 5: it has moved (owner: w2)",
+        "MESSAGE_TOO_LARGE: 2 messages to task 7, 300 bytes in all: the receiver takes 100 bytes at most",
+    ]
+    assert refused.take() == []
+
+
+def test_reports_of_refusals_are_bounded() -> None:
+    """A program that never flushes keeps at most a thousand reports, of any kind."""
+    refused = RefusedMessages("host:6700")
+    refused.add_too_large([TOO_LARGE] * 1500, 100)
+    refused.add([refusal_of(1, 5, 3, "UNKNOWN_TASK", "nobody has it", "")])
+    assert len(refused.take()) == 1000

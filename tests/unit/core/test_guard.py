@@ -70,7 +70,13 @@ def test_without_settings_everybody_may_do_everything() -> None:
     assert access.refused([TaskGroup.of(1, [b"a"])]) == ()
 
 
-@pytest.mark.parametrize("caller", [PROGRAM, UNIX, SHOWN, Caller("ipv4:1:1", ("workers.example",), tls=True)])
+@pytest.mark.parametrize(
+    "caller",
+    [
+        *(PROGRAM, UNIX, SHOWN, Caller("ipv4:1:1", ("workers.example",), tls=True)),
+        Caller("unix:", ("a.workers.example",), tls=False),  # a name counts only in a TLS certificate
+    ],
+)
 def test_with_tls_only_a_workers_certificate_makes_a_worker(caller: Caller) -> None:
     """A program's certificate, a token or a Unix socket does not permit a caller to act as a worker."""
     guarded = guard(tokens=None if caller is not SHOWN else [TOKEN])
@@ -78,12 +84,6 @@ def test_with_tls_only_a_workers_certificate_makes_a_worker(caller: Caller) -> N
         as_worker(guarded.admit(caller))
     assert reason(guarded) == "worker"
     as_worker(guarded.admit(WORKER))
-
-
-def test_names_that_are_shown_without_tls_are_none() -> None:
-    """A name counts only if it comes from a TLS certificate."""
-    with pytest.raises(PermissionDeniedError):
-        as_worker(guard().admit(Caller("unix:", ("a.workers.example",), tls=False)))
 
 
 def test_workers_are_asked_for_no_token_and_held_to_no_rule() -> None:
@@ -326,7 +326,7 @@ def test_a_worker_owns_as_a_program_what_it_stages_as_one() -> None:
 
 
 def test_each_client_and_reason_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """All denials count, and are logged once for each client and reason. Limits: test_log_rate.py."""
+    """All denials count, and are logged once for each client and reason. Limits: test_events.py."""
     guard = Guard(topology="t")
     with caplog.at_level(logging.WARNING):
         for _ in range(4):

@@ -1,11 +1,15 @@
-"""TLS handshakes are counted, and failed handshakes are logged once a minute."""
+"""Handshakes: TLS handshakes are counted, and streams without a first message are limited."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 
+from tuplewire.errors import MalformedError, ResourceLimitError
+from tuplewire_service.messaging import server_stream as streamed_stream
+from tuplewire_service.messaging.server_stream import PendingHandshakes
 from tuplewire_service.security.certificates import Handshakes
 
 
@@ -43,3 +47,48 @@ def test_peers_are_forgotten() -> None:
         handshakes.called(f"ipv4:10.0.0.1:{port}")
     assert handshakes.connections == 25_000
     assert len(handshakes._peers) == 10_000
+
+
+async def _never() -> bytes:
+    await asyncio.Event().wait()
+    return b""
+
+
+async def _at_once() -> bytes:
+    return b"hello"
+
+
+async def test_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit, the oldest silent streams are refused, and the new one is accepted."""
+    monkeypatch.setattr(streamed_stream, "MAX_PENDING_HANDSHAKES", 3)
+
+    silent = PendingHandshakes()
+    waiting = [asyncio.create_task(silent.first(_never, "hello")) for _ in range(5)]
+    assert await silent.first(_at_once, "hello") == b"hello"
+    for refused in waiting[:2]:
+        with pytest.raises(ResourceLimitError, match=r"over 3 streams .* send the hello immediately"):
+            await refused
+    assert len(silent) == 3
+    for each in waiting[2:]:
+        each.cancel()
+    await asyncio.wait(waiting[2:])
+    assert len(silent) == 0
+
+
+async def test_one_that_speaks_is_silent_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that have sent their first message do not count."""
+    monkeypatch.setattr(streamed_stream, "MAX_PENDING_HANDSHAKES", 1)
+
+    silent = PendingHandshakes()
+    assert [await silent.first(_at_once, "hello") for _ in range(3)] == [b"hello"] * 3
+    assert len(silent) == 0
+
+
+async def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that is silent for too long is refused with the time limit."""
+    monkeypatch.setattr(streamed_stream, "HELLO_SECONDS", 0.01)
+
+    silent = PendingHandshakes()
+    with pytest.raises(MalformedError, match=r"no subscribe within 0\.01 s"):
+        await silent.first(_never, "subscribe")
+    assert len(silent) == 0

@@ -20,42 +20,30 @@ from tuplewire_service.messaging.zmq.frames import (
 WINDOW = Allowance(1000, 4 * 2**20)
 
 
-def test_nothing_may_be_written_before_the_other_side_allows_it() -> None:
-    """The first allowance opens a stream."""
-    in_flight = ZmqInFlight(WINDOW)
-    assert not in_flight.open
-    in_flight.on_allowance(Allowance(1, 1))
-    assert in_flight.open
-
-
 @pytest.mark.parametrize(
-    ("allowance", "sizes", "still_open"),
+    ("allowances", "sizes", "still_open"),
     [
-        (Allowance(2, 100), [10], True),
-        (Allowance(2, 100), [10, 10], False),
-        (Allowance(9, 100), [99], True),
-        (Allowance(9, 100), [100], False),
-        (Allowance(9, 100), [99, 5000], False),
+        ([], [], False),
+        ([Allowance(1, 1)], [], True),
+        ([Allowance(2, 100)], [10], True),
+        ([Allowance(2, 100)], [10, 10], False),
+        ([Allowance(9, 100)], [99], True),
+        ([Allowance(9, 100)], [100], False),
+        ([Allowance(9, 100)], [99, 5000], False),
+        ([Allowance(5, 50), Allowance(3, 60)], [1, 1, 1, 1], True),
     ],
 )
-def test_messages_and_bytes_are_bounds(allowance: Allowance, sizes: list[int], *, still_open: bool) -> None:
-    """Both messages and bytes are limited; the last message may exceed the bytes."""
+def test_messages_and_bytes_are_bounds(
+    allowances: list[Allowance], sizes: list[int], *, still_open: bool
+) -> None:
+    """The last message may exceed the bytes; an older allowance changes nothing, and the first one opens."""
     in_flight = ZmqInFlight(WINDOW)
-    in_flight.on_allowance(allowance)
+    for each in allowances:
+        in_flight.on_allowance(each)
     for size in sizes:
         assert in_flight.open
         in_flight.on_sent(size)
     assert in_flight.open is still_open
-
-
-def test_an_older_allowance_changes_nothing() -> None:
-    """Allowances are absolute, so a late or repeated one has no effect."""
-    in_flight = ZmqInFlight(WINDOW)
-    in_flight.on_allowance(Allowance(5, 50))
-    in_flight.on_allowance(Allowance(3, 60))
-    for _ in range(4):
-        in_flight.on_sent(1)
-    assert in_flight.open
 
 
 def test_reading_makes_room() -> None:

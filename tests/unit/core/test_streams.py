@@ -1,7 +1,8 @@
-"""A gRPC stream releases its resources in all cases, and delivers everything that has arrived."""
+"""Streams over gRPC and in memory: they release their resources, and deliver all that has arrived."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ import pytest
 
 from tuplewire.connection.channels import ChannelFactory
 from tuplewire.connection.grpc_channel import ERROR_KEY, grpc_stream_opener
+from tuplewire.connection.memory_stream import MemoryStream
 from tuplewire.connection.stream import StreamBroken, StreamOpener
 from tuplewire.errors import DrainingError
 from tuplewire.identity.credentials import Credentials
@@ -31,24 +33,9 @@ async def dialled(answers: Any) -> AsyncIterator[StreamOpener]:
     await server.stop(None)
 
 
-async def test_a_stream_whose_write_has_failed_is_ended_in_grpc_too() -> None:
-    """If a server ends a stream with unread messages, no call remains open on the client."""
-
-    async def answers(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
-        for _ in range(10):
-            yield b"not read"
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "over")
-
-    async with dialled(answers) as open_stream:
-        for _ in range(20):
-            async with open_stream("Send") as stream:
-                with contextlib.suppress(StreamBroken):
-                    while True:
-                        await stream.write(b"asked")
-
-
-async def test_a_failed_write_loses_nothing_that_has_arrived() -> None:
-    """The last messages and the reason can be read after a write has failed, as when a worker drains."""
+@pytest.mark.parametrize("reads", [False, True])
+async def test_a_failed_write_loses_nothing_that_has_arrived(*, reads: bool) -> None:
+    """After a failed write, the last messages and the reason can be read; unread ones keep no call open."""
 
     async def answers(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
         for number in range(10):
@@ -62,7 +49,33 @@ async def test_a_failed_write_loses_nothing_that_has_arrived() -> None:
                 with contextlib.suppress(StreamBroken):
                     while True:
                         await stream.write(b"asked")
+                if not reads:
+                    continue
                 assert [await stream.read() for _ in range(10)] == [b"%d" % each for each in range(10)]
                 with pytest.raises(StreamBroken):
                     await stream.read()
                 assert isinstance(await stream.end(), DrainingError)
+
+
+def test_others_have_their_turn_between_two_messages() -> None:
+    """A reader with many messages does not block the event loop."""
+
+    async def main() -> list[bytes | None]:
+        near, far = MemoryStream(), MemoryStream()
+        near.join(far)
+        for letter in (b"a", b"b", b"c"):
+            await near.write(letter)
+        seen: list[bytes | None] = []
+
+        async def other() -> None:
+            for _ in range(3):
+                seen.append(None)
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        for _ in range(3):
+            seen.append(await far.read())  # noqa: PERF401 - in the order of the turns
+        await task
+        return seen
+
+    assert asyncio.run(main()) == [None, b"a", None, b"b", None, b"c"]

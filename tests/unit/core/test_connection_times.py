@@ -1,0 +1,97 @@
+"""Times of a connection: pacing of small frames, backoff and probes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tuplewire.connection import stream
+from tuplewire.connection.pacer import BURST_FRAMES, SMALL_FRAME_BYTES, Pacer
+from tuplewire.connection.stream import Silence
+from tuplewire.session.retry import Backoff
+
+INTERVAL = 0.001
+
+
+def test_a_burst_goes_at_once_and_what_follows_waits_for_an_interval() -> None:
+    """A burst is sent without delay, and later frames are sent at the interval."""
+    pacing, now, waits = Pacer(INTERVAL), 50.0, []
+    for _ in range(BURST_FRAMES + 3):
+        waits.append(pacing.wrote(now, 100))
+        now += waits[-1]
+    assert waits == pytest.approx([0.0] * (BURST_FRAMES - 1) + [INTERVAL] * 4, abs=1e-9)
+
+
+def test_frames_that_come_at_the_interval_never_wait() -> None:
+    """Frames that are written at the interval or more slowly are not delayed."""
+    pacing = Pacer(INTERVAL)
+    assert not any(pacing.wrote(50.0 + number * INTERVAL * 1.001, 100) for number in range(1000))
+
+
+def test_a_writer_that_woke_late_catches_up() -> None:
+    """After a wait that took too long, the next wait is shorter, because the pace is an average."""
+    pacing = Pacer(INTERVAL)
+    for _ in range(BURST_FRAMES):
+        wait = pacing.wrote(50.0, 100)
+    late = 50.0 + wait + INTERVAL * 0.4
+    assert pacing.wrote(late, 100) == pytest.approx(INTERVAL * 0.6, abs=1e-9)
+
+
+def test_large_frames_never_wait_nor_make_others_wait() -> None:
+    """Large frames are not paced: they carry enough messages for their cost."""
+    pacing = Pacer(INTERVAL)
+    assert not any(pacing.wrote(50.0, SMALL_FRAME_BYTES) for _ in range(100))
+    assert not pacing.wrote(50.0, 100)
+
+
+def test_an_interval_of_zero_is_none() -> None:
+    """An interval of 0 disables pacing."""
+    pacing = Pacer(0.0)
+    assert not any(pacing.wrote(50.0, 100) for _ in range(100))
+
+
+def test_doubles_up_to_the_cap() -> None:
+    """The ceiling of the delay doubles with every attempt and stops at the maximum."""
+    backoff = Backoff(0.5, 3.0, lambda: 1.0)
+    assert [backoff.next() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+
+
+def test_full_jitter() -> None:
+    """A delay is random between 0 and its ceiling, so that many senders do not reconnect together."""
+    rolls = iter([0.0, 0.25, 0.99])
+    backoff = Backoff(1.0, 100.0, lambda: next(rolls))
+    assert [backoff.next() for _ in range(3)] == [0.0, 0.5, 3.96]
+
+
+def test_success_starts_anew() -> None:
+    """After a successful connection, the next delay is as short as the first."""
+    backoff = Backoff(0.5, 60.0, lambda: 1.0)
+    for _ in range(4):
+        backoff.next()
+    backoff.succeeded()
+    assert backoff.next() == 0.5
+
+
+def test_never_overflows() -> None:
+    """The delay stays at the maximum for a peer that remains unreachable."""
+    backoff = Backoff(0.05, 2.0, random.Random(1).random)
+    assert max(backoff.next() for _ in range(5_000)) <= 2.0
+
+
+async def test_due_after_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each update postpones the probe; without updates, a probe is due repeatedly."""
+    monkeypatch.setattr(stream, "PROBE_SECONDS", 0.1)
+    loop = asyncio.get_running_loop()
+    probes: list[float] = []
+    silence = Silence(loop)
+    watch = asyncio.create_task(silence.watch(lambda: probes.append(loop.time())))
+    await asyncio.sleep(0.05)
+    silence.heard()
+    heard = loop.time()
+    await asyncio.sleep(0.35)
+    watch.cancel()
+    assert len(probes) >= 2
+    assert probes[0] >= heard + 0.09
+    assert probes[1] >= probes[0] + 0.09
