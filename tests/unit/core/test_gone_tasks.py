@@ -14,7 +14,6 @@ from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.queue import Queue
-from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.router import Router
 
 MANY = 10_000
@@ -47,15 +46,8 @@ def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> Non
         queues.put(TaskGroup.of(task, [b"x"] * (1 + task % 7)), Program())
     queues.leave(queues.assign([]))
     queues.assign([0])
-    assert start_of(queues, 0) == 7
-
-
-def start_of(queues: ReceiveQueues, task: int) -> int:
-    """Return the sequence after which a new consumer of a task starts."""
-    request = SubscribeRequest("", "consumer", 1, 0, (cursor_of(task, 0, 0, 10, MIB),))
-    consumers = consumers_of(queues)
-    ((_, start),) = consumers.subscribe(request, lambda: None).starts
-    return start
+    request = SubscribeRequest("", "consumer", 1, 0, (cursor_of(0, 0, 0, 10, MIB),))
+    assert consumers_of(queues).subscribe(request, lambda: None).starts == [(0, 7)]
 
 
 async def test_unknown_tasks_are_not_counted(router: Router) -> None:
@@ -75,16 +67,3 @@ async def test_tasks_that_have_gone_are_not_counted_any_more(router: Router) -> 
         assert router._entry_sequences._next.keys() == set(tasks)
     assert router.moving_tasks == 0
     assert router.ledger().balanced
-
-
-def test_loads_are_told_when_they_change() -> None:
-    """A load is reported once for a new task, while the task has messages, and when it becomes empty."""
-    queues = queues_of(range(MANY), receive_queue_messages=10)
-    assert queues.changed_loads() == dict.fromkeys(range(MANY), 0.0)
-    assert queues.changed_loads() == {}
-    queues.put(TaskGroup.of(7, [b"x"] * 5), Program())
-    assert queues.changed_loads() == {7: 0.5}
-    assert queues.changed_loads() == {7: 0.5}
-    queues.clear()
-    assert queues.changed_loads() == {7: 0.0}
-    assert queues.changed_loads() == {}

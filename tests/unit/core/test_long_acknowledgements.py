@@ -74,34 +74,29 @@ def rejections(count: int, *, wait_last: bool = False) -> tuple[pb.Rejection, ..
     )
 
 
-@pytest.mark.parametrize("rejected", [0, MESSAGES])
-def test_no_turn_settles_more_than_a_slice(rejected: int) -> None:
+@pytest.mark.parametrize(
+    "rejected",
+    [
+        (),
+        rejections(MESSAGES),
+        (rejection_of(1, MESSAGES - 5, 0, "", wait=False),),
+        tuple(rejection_of(number, 80 * number, 0, "", wait=False) for number in (1, 2)),
+    ],
+    ids=["none", "all", "one far back", "two far apart"],
+)
+def test_no_turn_settles_more_than_a_slice(rejected: tuple[pb.Rejection, ...]) -> None:
     """Every message is settled once in the end, acknowledged or rejected."""
     scene = Scene()
-    said = cursor_of(1, MESSAGES, MESSAGES, 10 * MESSAGES, MIB, rejections(rejected))
-    assert scene.consumer.progress([said])
+    assert scene.consumer.progress([cursor_of(1, MESSAGES, MESSAGES, 10 * MESSAGES, MIB, rejected)])
     assert scene.settled == [TURN]
     scene.finish(scene.consumer)
     assert max(scene.settled) <= TURN
     assert sum(scene.settled) == MESSAGES
     assert not scene.consumer.waiting
-    assert scene.rejections.rejections == rejected
+    assert scene.rejections.rejections == len(rejected)
     assert [(each.number, each.received) for each in scene.consumer.take_answers()] == (
-        [(rejected, MESSAGES)] if rejected else []
+        [(len(rejected), MESSAGES)] if rejected else []
     )
-
-
-def test_messages_before_a_rejection_are_acknowledged_in_slices_too() -> None:
-    """A rejection far back in the queue does not make the worker settle everything in one turn."""
-    scene = Scene()
-    said = cursor_of(
-        1, MESSAGES, MESSAGES, MESSAGES, MIB, (rejection_of(1, MESSAGES - 5, 0, "", wait=False),)
-    )
-    assert scene.consumer.progress([said])
-    scene.finish(scene.consumer)
-    assert max(scene.settled) <= TURN
-    assert sum(scene.settled) == MESSAGES
-    assert scene.rejections.rejections == 1
 
 
 @pytest.mark.parametrize("wait_last", [False, True])
@@ -215,24 +210,17 @@ def _numbers(cursors: Sequence[pb.TaskCursor]) -> list[int]:
     return [each.number for cursor in cursors for each in cursor.rejections]
 
 
-def test_a_client_tells_many_rejections_in_several_requests() -> None:
-    """Requests have a limited size; no message is acknowledged before its rejection is sent."""
-    client = Client()
-    client.reject(2100)
-    told = client.tell()
-    assert _numbers(told) == list(range(1, 2101))
-    assert [each.acknowledged for each in told] == [1000, 2000, MESSAGES]
-
-
-@pytest.mark.parametrize(("count", "requests"), [(999, 1), (1000, 1), (1001, 2)])
-def test_no_request_is_longer_than_it_may_be(count: int, requests: int) -> None:
-    """A request contains at most 1,000 rejections, and no empty request follows."""
+@pytest.mark.parametrize(
+    ("count", "acknowledged"),
+    [(999, [MESSAGES]), (1000, [MESSAGES]), (1001, [1000, MESSAGES]), (2100, [1000, 2000, MESSAGES])],
+)
+def test_no_request_is_longer_than_it_may_be(count: int, acknowledged: list[int]) -> None:
+    """A request has at most 1,000 rejections, and acknowledges no message before its rejection is sent."""
     client = Client()
     client.reject(count)
     told = client.tell()
     assert _numbers(told) == list(range(1, count + 1))
-    assert len(told) == requests
-    assert told[-1].acknowledged == MESSAGES
+    assert [each.acknowledged for each in told] == acknowledged
 
 
 def test_answered_rejections_are_not_told_again() -> None:
@@ -338,11 +326,3 @@ def test_a_request_for_many_tasks_is_one_report() -> None:
     assert take(*few) == [few]
     assert take((1, 0), (2, 250), (3, 0)) == [[(1, 0)], [(2, 100)], [(2, 100)], [(2, 50), (3, 0)]]
     assert max(map(len, take(*[(task, 0) for task in range(1, 1001)]))) <= TURN
-
-
-def test_a_turn_counts_what_it_has_settled_before_each_rejection() -> None:
-    """Two rejections far apart do not double the number of messages settled in one turn."""
-    scene = Scene()
-    told = tuple(rejection_of(number, 80 * number, 0, "", wait=False) for number in (1, 2))
-    assert scene.consumer.progress([cursor_of(1, MESSAGES, MESSAGES, MESSAGES, MIB, told)])
-    assert scene.settled == [TURN]

@@ -224,38 +224,28 @@ def test_a_driver_that_takes_over_waits_for_a_silent_worker() -> None:
     assert counts(second) == {"w1": 12}
 
 
-def test_spouts_are_switched_from_outside() -> None:
-    """An assignment that only deactivates the spouts is adopted, also by workers that join later."""
+@pytest.mark.parametrize("together", [False, True])
+def test_spouts_are_switched_from_outside(*, together: bool) -> None:
+    """A switch is adopted, also by workers that join later, or at the same time with the same version."""
     world, kept = settled(2)
-    switched = control_pb2.Assignment()
+    switch = control_pb2.Assignment()
     assert kept.in_force is not None
-    switched.CopyFrom(kept.in_force)
-    switched.version, switched.inactive = 2, True
-    for each in world.workers.values():
-        each.assignment = switched
-    world.settle(kept)
-    world.add(3)
-    world.settle(kept)
-    assert not kept.superseded
-    assert all(each.assignment == kept.in_force for each in world.workers.values())
-    assert (kept.in_force.inactive, counts(kept)) == (True, {"w1": 4, "w2": 4, "w3": 4})
-
-
-def test_a_switch_and_a_new_version_at_the_same_time() -> None:
-    """Some workers have the switch, others the new assignment with the same version: both take effect."""
-    world, kept = settled(2)
-    switched = control_pb2.Assignment()
-    assert kept.in_force is not None
-    switched.CopyFrom(kept.in_force)
-    switched.version, switched.inactive = 2, True
-    world.add(3)
-    answers = {address: each.report(address, kept) for address, each in world.workers.items()}
-    world.workers["10.0.0.1:6700"].assignment = switched
-    kept.apply_poll(world.now, world.wanted, answers)
-    kept.decide()
-    assert kept.in_force.version == 2
-    for address in kept.outdated_workers():
-        kept.apply_outcome(address, world.workers[address].take(kept.in_force))
+    switch.CopyFrom(kept.in_force)
+    switch.version, switch.inactive = 2, True
+    if together:
+        world.add(3)
+        answers = {address: each.report(address, kept) for address, each in world.workers.items()}
+        world.workers["10.0.0.1:6700"].assignment = switch
+        kept.apply_poll(world.now, world.wanted, answers)
+        kept.decide()
+        assert kept.version == 2
+        for address in kept.outdated_workers():
+            kept.apply_outcome(address, world.workers[address].take(kept.in_force))
+    else:
+        for each in world.workers.values():
+            each.assignment = switch
+        world.settle(kept)
+        world.add(3)
     world.settle(kept)
     assert not kept.superseded
     assert all(each.assignment == kept.in_force for each in world.workers.values())
@@ -291,23 +281,24 @@ def test_a_driver_that_is_taking_over_goes_beyond_a_rival() -> None:
     assert worker.assignment == kept.in_force
 
 
-@pytest.mark.parametrize("what", ["topology", "id", "draining"])
-def test_a_worker_that_does_not_fit_is_not_registered(what: str) -> None:
+@pytest.mark.parametrize(
+    ("attribute", "value", "says"),
+    [
+        ("topology", "another", "--topology test"),
+        ("worker_id", "w1", "--worker-id"),
+        ("draining", True, "draining"),
+    ],
+)
+def test_a_worker_that_does_not_fit_is_not_registered(attribute: str, value: object, says: str) -> None:
     """The worker gets no assignment; the status gives the reason, and the log contains it once."""
     world, kept = world_of(2), registry()
     worker = world.workers["10.0.0.2:6700"]
-    if what == "topology":
-        worker.topology = "another"
-    elif what == "id":
-        worker.worker_id = "w1"
-    else:
-        worker.draining = True
+    setattr(worker, attribute, value)
     for _ in range(3):
         world.round(kept)
     absent = kept.status().workers[-1]
     assert absent.phase is Phase.ABSENT
-    expected = {"topology": "--topology test", "id": "--worker-id", "draining": "draining"}
-    assert expected[what] in absent.problem
+    assert says in absent.problem
     assert worker.assignment is None
     assert happened(kept).count("worker.absent") == 1
 

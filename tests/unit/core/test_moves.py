@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
 from helpers.acks import ack_of, credit_of
+from helpers.senders import Program
 from helpers.sending import PLENTY, reopen
 
 from tuplewire.connection.sending_end import SendingEnd
-from tuplewire.session.departure import Departure, Successor
+from tuplewire.session.departure import Departure, Departures, Successor
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, route_of
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.moves import EntrySequences, LostWorkers, Moves
+from tuplewire_service.worker.successors import Successors
 
 TASK = 1
 OWN, OTHER = 100, 200
@@ -24,28 +25,18 @@ OWN, OTHER = 100, 200
 PEER = ("w", "127.0.0.1:1")
 
 
-@dataclass(frozen=True)
-class From:
-    """The session that messages arrive from."""
-
-    worker_number: int
-    sender_id: str = ""
-    needs_release_acks: bool = True
-
-    def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """Ignore the release."""
-
-
-PROGRAM, WORKER = From(0), From(OTHER)
+PROGRAM, WORKER = Program(), Program(OTHER)
 
 
 class Route:
     """A connection to a previous owner: a send window with a receiver simulated by the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, *sent: TaskGroup) -> None:
         self.window = SendWindow(SessionSettings())
         reopen(self.window)
         self.receipts = self
+        if sent:
+            self.send(*sent)
 
     def watch(self, tasks: list[int]) -> None:
         """Do nothing: every release is known here."""
@@ -79,12 +70,12 @@ def moving(*routes: Route, left: bool = True) -> Moves:
     return moves
 
 
-def held(moves: Moves, group: TaskGroup, inbound: From) -> bool:
+def held(moves: Moves, group: TaskGroup, inbound: Program) -> bool:
     """Hold messages if they must wait; return True in this case."""
     return moves.keep(group, cast("InboundSession", inbound))
 
 
-def follows(moves: Moves, group: TaskGroup, inbound: From, route: Route) -> bool:
+def follows(moves: Moves, group: TaskGroup, inbound: Program, route: Route) -> bool:
     """Return True if messages must follow earlier ones by this route."""
     move = moves._moves[TASK]
     assert not move.must_hold(group, cast("InboundSession", inbound))
@@ -93,9 +84,7 @@ def follows(moves: Moves, group: TaskGroup, inbound: From, route: Route) -> bool
 
 def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
     """Record the route of messages from another worker."""
-    move = moves._moves[TASK]
-    assert move is not None
-    move.record_route(group, cast("InboundSession", WORKER), cast("SendingEnd | None", route))
+    moves._moves[TASK].record_route(group, cast("InboundSession", WORKER), cast("SendingEnd | None", route))
 
 
 def free(moves: Moves) -> list[int]:
@@ -105,9 +94,8 @@ def free(moves: Moves) -> list[int]:
 
 def test_what_follows_waits_until_the_old_route_is_empty() -> None:
     """A program's message waits for the earlier ones; then it is sent, and the move ends."""
-    route = Route()
     first = messages(1, 3)
-    route.send(first)
+    route = Route(first)
     moves = moving(route)
     assert held(moves, messages(4), PROGRAM)
     route.consume(first, 2)
@@ -119,8 +107,7 @@ def test_what_follows_waits_until_the_old_route_is_empty() -> None:
 
 def test_what_another_worker_sent_is_no_reason_to_wait() -> None:
     """Only messages with the same entry worker are ordered among each other."""
-    route = Route()
-    route.send(messages(1, passed_on=1))
+    route = Route(messages(1, passed_on=1))
     moves = moving(route)
     assert not held(moves, messages(1), PROGRAM)
     assert follows(moves, messages(2), WORKER, route)
@@ -128,9 +115,8 @@ def test_what_another_worker_sent_is_no_reason_to_wait() -> None:
 
 def test_what_another_worker_sent_goes_after_what_came_before_it() -> None:
     """Messages from another worker do not wait for earlier ones, but follow them on the same route."""
-    route = Route()
     sent = messages(5, 10, passed_on=1)
-    route.send(sent)
+    route = Route(sent)
     moves = moving(route)
     for again in messages(5, 10, passed_on=2), messages(9, 3, passed_on=2):  # also a part of it
         assert not follows(moves, again, WORKER, route)
@@ -141,17 +127,6 @@ def test_what_another_worker_sent_goes_after_what_came_before_it() -> None:
     assert follows(moves, messages(16, passed_on=1), WORKER, route)
     went(moves, messages(15, passed_on=3), None)
     assert not follows(moves, messages(16, passed_on=1), WORKER, route)
-
-
-def test_nobody_follows_messages_that_are_consumed() -> None:
-    """If the old route is empty, later messages are sent to the owner."""
-    route = Route()
-    sent = messages(1, passed_on=1)
-    route.send(sent)
-    moves = moving(route)
-    assert follows(moves, messages(2, passed_on=1), WORKER, route)
-    route.consume(sent, 1)
-    assert not follows(moves, messages(2, passed_on=1), WORKER, route)
 
 
 def test_our_own_come_around_too() -> None:
@@ -172,8 +147,7 @@ def test_our_own_come_around_too() -> None:
 
 def test_our_own_that_come_around_follow_those_that_went_straight() -> None:
     """Returned and direct messages have the same entry worker, regardless of their route."""
-    route = Route()
-    route.send(messages(1, 2))
+    route = Route(messages(1, 2))
     moves = moving(route)
     assert follows(moves, messages(3, passed_on=1, worker=OWN), WORKER, route)
 
@@ -181,8 +155,7 @@ def test_our_own_that_come_around_follow_those_that_went_straight() -> None:
 def test_later_messages_take_the_route_of_earlier_ones() -> None:
     """Earlier messages took a longer route; on a shorter one, later messages could arrive first."""
     earlier, later = messages(1, passed_on=3), messages(2, passed_on=1)
-    route = Route()
-    route.send(earlier)
+    route = Route(earlier)
     behind = route.window.route_before(TASK, (OTHER,), 2)
     assert behind == route_of(earlier.forwarded)
     assert later.as_forwarded(OTHER, behind).flow == earlier.flow
@@ -190,22 +163,22 @@ def test_later_messages_take_the_route_of_earlier_ones() -> None:
 
 
 def test_a_move_is_over_when_everything_on_its_ways_is_done_with() -> None:
-    """Messages of other workers keep the move open, even if no messages wait here."""
-    route = Route()
+    """Messages of other workers keep the move open; once they are consumed, later ones go to the owner."""
     other = messages(1, passed_on=1)
-    route.send(other)
+    route = Route(other)
     moves = moving(route)
+    assert follows(moves, messages(2, passed_on=1), WORKER, route)
     assert free(moves) == []
     assert TASK in moves
     route.consume(other, 1)
+    assert not follows(moves, messages(2, passed_on=1), WORKER, route)
     free(moves)
     assert TASK not in moves
 
 
 def test_a_way_that_is_given_up_holds_nobody() -> None:
     """A closed connection returns its messages, and the messages that waited for it are sent."""
-    route = Route()
-    route.send(messages(1))
+    route = Route(messages(1))
     moves = moving(route)
     assert held(moves, messages(2), PROGRAM)
     moves.give_up(cast("SendingEnd", Route()), [])
@@ -246,9 +219,8 @@ def test_what_is_handed_back_waits_for_what_is_on_another_route() -> None:
 
 def test_what_travelled_further_stays_in_front() -> None:
     """Messages of one entry worker may be in several flows; a new receiver gets them in order."""
-    route = Route()
     first = messages(1, passed_on=1)
-    route.send(first)
+    route = Route(first)
     route.consume(first, 1)
     for group in (messages(7, passed_on=2), messages(12, passed_on=1)):
         assert route.window.offer([group], "token")
@@ -261,9 +233,8 @@ def test_what_travelled_further_stays_in_front() -> None:
 
 def test_a_message_between_held_ones_waits() -> None:
     """A message waits for earlier held messages, even if the old route is already empty."""
-    route = Route()
     first = messages(1, 3)
-    route.send(first)
+    route = Route(first)
     moves = moving(route)
     for entry_sequence in (5, 9):
         assert held(moves, messages(entry_sequence), PROGRAM)
@@ -339,7 +310,7 @@ def test_few_lost_workers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
     lost = LostWorkers()
     for number in (1, 2, 3):
         lost.on_worker_connection(number, connected=False)
-    inbound = [cast("InboundSession", From(number)) for number in (1, 2, 3)]
+    inbound = [cast("InboundSession", Program(number)) for number in (1, 2, 3)]
     assert [lost.had(messages(1), each) for each in inbound] == [False, True, True]
 
 
@@ -348,8 +319,7 @@ def test_few_lost_workers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_a_task_that_comes_back_to_a_former_owner(owner: str | None, *, left: bool, moves_on: bool) -> None:
     """A route ends if its worker owns the task again and no messages wait in the local queue."""
-    route = Route()
-    route.send(messages(1))
+    route = Route(messages(1))
     moves = moving(route, left=left)
     owner_of = {} if owner is None else {TASK: AssignedWorker(owner, PEER[1], (TASK,))}
     moves.stay([TASK], owner_of)
@@ -364,18 +334,93 @@ def test_what_a_lost_worker_had_accepted() -> None:
     assert not lost.had(messages(1), WORKER)
     lost.on_worker_connection(OTHER, connected=False)
     assert lost.had(messages(1), WORKER)
-    assert lost.had(messages(1, passed_on=1), From(300))
+    assert lost.had(messages(1, passed_on=1), Program(300))
     assert not lost.had(messages(1), PROGRAM)
-    assert not lost.had(messages(1), From(300))
+    assert not lost.had(messages(1), Program(300))
 
 
 def test_the_end_of_all_moves_gives_everything_back() -> None:
     """A worker counts each message that it holds when it exits."""
-    route = Route()
-    route.send(messages(1, 3))
+    route = Route(messages(1, 3))
     moves = moving(route)
     for entry in (4, 5):
         assert held(moves, messages(entry), PROGRAM)
     assert [group.entry_sequence for group in moves.close()] == [4, 5]
     assert not moves
     assert moves.close() == []
+
+
+# --- successors of stopped workers ----------------------------------------------------------------
+
+
+OWN_INCARNATION = 9
+NO_WORKER = 0
+ENTRY = TASK, OWN
+A, B, C = (Successor(name, f"{name}:1", number) for number, name in enumerate("abc", 1))
+
+
+def departed(worker: Successor, successor: Successor | None = None) -> Departure:
+    """Return the departure of a worker that had forwarded this worker's messages to a successor."""
+    return Departure(worker.incarnation, successors={} if successor is None else {ENTRY: successor})
+
+
+def unreleased(worker: Successor) -> list[tuple[tuple[str, str], int, dict[tuple[int, int], int]]]:
+    """Return this worker's messages that are not released by a peer."""
+    return [((worker.worker_id, worker.address), worker.incarnation, {(TASK, NO_WORKER): 5})]
+
+
+def known(*departures: Departure) -> Departures:
+    """Return the departures that a worker knows."""
+    found = Departures()
+    found.hear(departures)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("departures", "found"),
+    [
+        ([departed(A, B)], B),
+        ([departed(A)], None),
+        ([departed(A, B), departed(B, C)], C),
+        ([departed(A, B), departed(B)], None),
+        ([departed(A, Successor("own", "own:1", OWN_INCARNATION))], None),
+    ],
+    ids=["next", "all were consumed", "chain of drains", "consumed at the second", "came back"],
+)
+def test_the_next_message_goes_to_the_last_successor_once(
+    departures: list[Departure], found: Successor | None
+) -> None:
+    """A connection to the successor is needed; without one, the message goes to the owner."""
+    successors = Successors(OWN, OWN_INCARNATION)
+    successors.refresh(known(*departures), unreleased(A))
+    assert successors.peers == ({(found.worker_id, found.address)} if found else set())
+    assert len(successors) == len(successors.peers)
+    assert [successors.take(*ENTRY) for _ in range(2)] == [found, None]
+
+
+def test_a_chain_may_be_learned_step_by_step() -> None:
+    """A forwarded to B and stopped; later B forwarded to C."""
+    successors = Successors(OWN, OWN_INCARNATION)
+    successors.refresh(known(departed(A, B)), unreleased(A))
+    successors.refresh(known(departed(B, C)), [])
+    assert successors.take(*ENTRY) == C
+
+
+def test_a_departure_that_was_just_received() -> None:
+    """A departure counts if a message of the same entry worker is unreleased anywhere."""
+    successors = Successors(OWN, OWN_INCARNATION)
+    successors.add_departures([departed(B, C)], unreleased(A))
+    assert successors.take(*ENTRY) == C
+    successors.add_departures([departed(B, C)], [])
+    assert successors.take(*ENTRY) is None
+
+
+def test_what_this_worker_leaves_itself() -> None:
+    """The connection with the highest entry sequence has the latest messages."""
+    successors = Successors(OWN, OWN_INCARNATION)
+    connections = [
+        (("a", "a:1"), A.incarnation, {(TASK, NO_WORKER): 5}),
+        (("b", "b:1"), B.incarnation, {(TASK, NO_WORKER): 7}),
+        (("c", "c:1"), C.incarnation, {(TASK, NO_WORKER): 6}),
+    ]
+    assert successors.snapshot_at_shutdown(connections) == {ENTRY: B}

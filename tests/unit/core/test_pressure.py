@@ -1,4 +1,4 @@
-"""Blocked messages and reported loads: how they are recorded, and when they expire."""
+"""Blocked messages, reported loads and congestion: how they are recorded, and when they expire."""
 
 from __future__ import annotations
 
@@ -9,16 +9,9 @@ import pytest
 from tuplewire.session.durations import BOUNDS
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure, ReportedLoads, SendingPressure
+from tuplewire_service.worker.worker import HIGH_LOAD, LOW_LOAD, congested
 
-
-@pytest.mark.parametrize(("now", "known"), [(10.5, {1: 0.5, 2: 0.25}), (11.5, {2: 0.25}), (12.5, {})])
-def test_reports_expire(now: float, known: dict[int, float]) -> None:
-    """A report expires after its time; a task that never reported is unknown."""
-    reported = ReportedLoads(10.0)
-    reported.take({1: 0.5}, 1.0)
-    reported.take({2: 0.25}, 2.0)
-    assert reported.of([1, 2, 3], now) == known
-    assert reported.tasks(now) == known.keys()
+BETWEEN = (HIGH_LOAD + LOW_LOAD) / 2
 
 
 def test_expired_reports_take_no_memory() -> None:
@@ -141,3 +134,29 @@ def test_a_driver_that_stops_at_a_full_window_is_held_up(*, full: bool) -> None:
     assert (session in outbound.held) == full
     session.on_resume()
     assert not outbound.held
+
+
+def test_a_task_is_congested_from_the_high_mark_to_the_low_one() -> None:
+    """Between the marks, a task keeps its previous state."""
+    tasks: frozenset[int] = frozenset()
+    seen = []
+    for load in (BETWEEN, HIGH_LOAD, BETWEEN, LOW_LOAD, BETWEEN):
+        tasks = congested({1: load}, tasks)
+        seen.append(1 in tasks)
+    assert seen == [False, True, True, False, False]
+
+
+def test_a_task_that_has_left_is_relieved() -> None:
+    """A task that this worker no longer owns is no longer congested."""
+    assert congested({2: 1.0}, congested({1: 1.0, 2: 1.0}, ())) == {2}
+
+
+def test_a_report_holds_until_it_expires_or_is_withdrawn() -> None:
+    """A report lasts until it expires or is withdrawn; repeating it extends it, and others are unknown."""
+    reported = ReportedLoads(10.0)
+    reported.take({1: 1.0, 2: 0.25, 3: 1.0}, 0.0)
+    reported.take({1: 0.5}, 6.0)
+    reported.forget([3])
+    for now, known in ((9.9, {1: 0.5, 2: 0.25}), (10.0, {1: 0.5}), (16.0, {})):
+        assert reported.of([1, 2, 3, 4], now) == known
+        assert reported.tasks(now) == known.keys()

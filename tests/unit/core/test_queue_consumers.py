@@ -1,8 +1,10 @@
-"""Consumers of receive queues: incarnations, returning tasks, delayed queues and a draining worker."""
+"""Receive queues: load, consumers, returning tasks, delayed queues, and reports of their messages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
 
 import pytest
 from helpers.cursors import cursor_of, rejection_of
@@ -12,6 +14,7 @@ from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
 from tuplewire.errors import DrainingError, StaleIncarnationError, SupersededError, UnknownTaskError
+from tuplewire.session.entry_queue import HeldEntry
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
@@ -19,12 +22,10 @@ from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import Assignment
+from tuplewire_service.worker.queue import HeldOfTask
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.worker_settings import WorkerSettings
-
-SETTINGS = WorkerSettings(worker_id="w", topology="t")
 
 
 def statuses(queues: ReceiveQueues, tasks: Sequence[int] | None = None) -> Sequence[pb.TaskStatus]:
@@ -212,15 +213,6 @@ async def test_a_peers_message_for_a_task_without_an_owner_is_refused(router: Ro
     assert router.ledger().accepted == 0
 
 
-def test_a_message_wakes_its_consumer() -> None:
-    """A new message wakes the consumer of its task."""
-    queues = queues_of([1])
-    consumer = Consumer(queues, 1)
-    put(queues, 1, b"a")
-    assert consumer.woken == 1
-    assert consumer.take() == [(1, b"a", False)]
-
-
 def test_a_subscription_ends_with_its_last_task() -> None:
     """A subscription stays open until all of its tasks have moved away."""
     queues = queues_of([1, 2])
@@ -274,9 +266,6 @@ def test_a_task_is_opened_once() -> None:
     assert queues.waiting() == {2: 2}
     assert [each.task for each in statuses(queues, [1, 7])] == [1]
     assert [each.task for each in statuses(queues)] == [1, 2]
-    assert queues.changed_loads() == {1: 0, 2: 2 / SETTINGS.receive_queue_messages}
-    assert queues.changed_loads() == {2: 2 / SETTINGS.receive_queue_messages}
-    assert queues.held(7) is None
 
 
 def test_the_consumer_with_the_most_comes_first() -> None:
@@ -300,3 +289,131 @@ def test_a_newcomers_credit_counts_from_its_own_cursor() -> None:
     request = SubscribeRequest("", "c", 1, 99, [cursor_of(1, 5, 5, 8, MIB)])
     taken = consumers_of(queues).subscribe(request, lambda: None).take(MIB)
     assert sum(len(each.group) for each in taken) == 3
+
+
+# --- load and order of display -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("payloads", "load"),
+    [([b""] * 5, 0.5), ([b""] * 10, 1.0), ([b""] * 20, 1.0), ([b"x" * MIB], 0.5), ([b"x" * MIB] * 2, 1.0)],
+)
+def test_load_is_how_full_the_queue_is(payloads: list[bytes], load: float) -> None:
+    """The load is the larger of the fill ratios in messages and bytes, at most 1."""
+    queues = queues_of([1], receive_queue_messages=10, receive_queue_bytes=2 * MIB)
+    assert queues.load(1) == 0.0
+    queues.put(TaskGroup.of(1, payloads), Program())
+    assert queues.load(1) == load
+
+
+def test_the_tasks_that_matter_most() -> None:
+    """Congested tasks are chosen first, then tasks with most unacknowledged messages, then by number."""
+    queues = queues_of(range(3000))
+    for task, messages in ((2500, 3), (7, 2), (2999, 1)):
+        queues.put(TaskGroup.of(task, [b""] * messages), Program())
+    for most, chosen in ((1, [1500]), (3, [7, 1500, 2500]), (6, [0, 1, 7, 1500, 2500, 2999])):
+        assert asyncio.run(queues.shown({1500}, most)) == chosen
+    assert asyncio.run(queues.shown((), 10_000)) == list(range(3000))
+
+
+def test_what_is_acknowledged_matters_less() -> None:
+    """A task with acknowledged messages ranks below a task with unacknowledged ones."""
+    queues = queues_of(range(3))
+    for task, messages in ((1, 9), (2, 2)):
+        queues.put(TaskGroup.of(task, [b""] * messages), Program())
+    log = queues._queues[1].log
+    log.take(9, MIB, MIB)
+    log.progress(9, 9)
+    assert asyncio.run(queues.shown((), 1)) == [2]
+
+
+def test_the_wait_in_a_queue_is_measured_once() -> None:
+    """The wait is measured at the first delivery, not at a redelivery to another consumer."""
+    queues = queues_of([1])
+    put(queues, 1, b"a", b"b")
+    for number in (1, 2):
+        assert len(Consumer(queues, 1, number=number).take()) == 1
+        assert sum(queues.wait.counts) == 2
+
+
+def test_a_late_rejection_is_passed_over() -> None:
+    """Rejections of acknowledged messages are ignored; later rejections count."""
+    queues, rejections = queues_of([1]), RejectionsWithoutTimers()
+    put(queues, 1, b"a", b"b", b"c")
+    consumer = Consumer(queues, 1, rejections=rejections)
+    consumer.take()
+    consumer.progress(1, 2)
+    late = (rejection_of(1, 1, 0.0, "", wait=False), rejection_of(2, 3, 0.0, "", wait=False))
+    consumer.progress(1, 3, *late)
+    assert queues._queues[1].rejected == 2
+    assert rejections.waiting == 1
+
+
+def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
+    """A delayed task that has moved away does not prevent other delayed tasks from resuming."""
+    queues, rejections = queues_of([1, 2]), RejectionsWithoutTimers()
+    for task in (1, 2):
+        put(queues, task, b"a")
+    consumer = Consumer(queues, 1, 2, rejections=rejections)
+    for queue in queues._queues.values():
+        queue.held_until = time.monotonic() + 60
+    assert consumer.take() == []
+    assert rejections._held.keys() == {1, 2}
+    assert queues.leave(queues.assign([2]))
+    queues._queues[2].held_until = 0.0
+    consumer.woken = 0
+    rejections.retry_held()
+    assert (consumer.woken, len(consumer.take())) == (1, 1)
+
+
+def test_loads_are_told_when_they_change() -> None:
+    """A load is reported once for a new task, while the task has messages, and when it becomes empty."""
+    queues = queues_of(range(10_000), receive_queue_messages=10)
+    assert queues.changed_loads() == dict.fromkeys(range(10_000), 0.0)
+    assert queues.changed_loads() == {}
+    put(queues, 7, *[b"x"] * 5)
+    assert queues.changed_loads() == {7: 0.5}
+    assert queues.changed_loads() == {7: 0.5}
+    queues.clear()
+    assert queues.changed_loads() == {7: 0.0}
+    assert queues.changed_loads() == {}
+
+
+# --- reports of messages --------------------------------------------------------------------------
+
+
+OWN, PEER = 7, 9
+
+
+def held(*groups: tuple[int, int, int]) -> HeldOfTask:
+    """Return consecutive groups of (messages, entry sequence, worker), starting at sequence 11."""
+    entries: list[HeldEntry] = []
+    first = 11
+    for count, entry, worker in groups:
+        entries.append(HeldEntry(first, TaskGroup.of(1, [b"x"] * count).at(entry, 0), Program(worker)))
+        first += count
+    return HeldOfTask(pb.HeldTask(task=1, acknowledged_sequence=10, last_sequence=first - 1), entries)
+
+
+def runs(found: HeldOfTask, last: int = 0) -> Iterable[tuple[int, int, int]]:
+    """Return (messages, worker, entry sequence) of each run."""
+    entries = found.entries(last, OWN)
+    assert entries.first == 11
+    return list(zip(entries.messages, entries.workers, entries.entry_sequences, strict=True))
+
+
+def test_what_follows_by_the_same_way_is_one_run() -> None:
+    """A gap in the entry sequences, or another entry worker, starts a new run."""
+    assert runs(held((3, 1, 0), (2, 4, 0), (1, 9, 0), (1, 10, PEER))) == [
+        (5, OWN, 1),
+        (1, OWN, 9),
+        (1, PEER, 10),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"), [(0, [3, 2]), (11, [1]), (13, [3]), (14, [3, 1]), (99, [3, 2])]
+)
+def test_no_more_than_was_asked_for(last: int, expected: list[int]) -> None:
+    """Entries are returned up to a sequence, even within a group; 0 means all of them."""
+    assert [count for count, _, _ in runs(held((3, 1, 0), (2, 4, PEER)), last)] == expected

@@ -29,7 +29,6 @@ class Fixture:
         self.done: list[Done] = []
         self.queues = queues_of([TASK])
         self.queues.on_done = lambda _task, done: self.done.extend(done)
-        self.readers = self.queues
 
     def put(self, *groups: str) -> None:
         """Queue groups of messages."""
@@ -38,12 +37,12 @@ class Fixture:
 
     def read(self, after: int, last: int, max_bytes: int = MIB) -> str:
         """Return the messages that a reader receives in one frame."""
-        return shown(self.readers.read(TASK, after, last, max_bytes))
+        return shown(self.queues.read(TASK, after, last, max_bytes))
 
     def acknowledge(self, sequence: int) -> int:
         """Acknowledge up to a sequence; return the number of calls that were needed."""
         turns = 0
-        while self.readers.acknowledge(TASK, sequence):
+        while self.queues.acknowledge(TASK, sequence):
             turns += 1
         return turns
 
@@ -92,8 +91,8 @@ def test_a_frame_has_a_bound() -> None:
     assert all_.read(0, LARGE, 1) == "a"
     assert all_.read(1, LARGE, 12) == "bcd"
     assert all_.read(4, LARGE, 60).startswith("efg")
-    assert len(all_.readers.read(TASK, 6, LARGE, MIB)) == MAX_FRAME_GROUPS
-    assert len(all_.readers.read(TASK, 5, LARGE, MIB)) == MAX_FRAME_GROUPS
+    assert len(all_.queues.read(TASK, 6, LARGE, MIB)) == MAX_FRAME_GROUPS
+    assert len(all_.queues.read(TASK, 5, LARGE, MIB)) == MAX_FRAME_GROUPS
 
 
 @pytest.mark.parametrize("groups", [1, 63, 64, 127, 128, 129, 500])
@@ -118,7 +117,7 @@ def test_what_was_acknowledged_is_passed_over() -> None:
     all_ = Fixture()
     all_.put("abc", "def")
     all_.acknowledge(4)
-    assert all_.readers.read(TASK, 0, 6, MIB)[0].first_sequence == 5
+    assert all_.queues.read(TASK, 0, 6, MIB)[0].first_sequence == 5
     assert all_.read(0, 6) == "ef"
     assert all_.read(0, 4) == ""
 
@@ -162,15 +161,15 @@ def test_a_task_with_a_consumer_is_not_read() -> None:
 
 def test_a_task_that_is_not_here() -> None:
     """Reading an unknown task is an error; acknowledging skips it, because the task may have moved."""
-    readers = Fixture().readers
+    queues = Fixture().queues
     with pytest.raises(UnknownTaskError):
-        readers.read(9, 0, 1, MIB)
-    assert not readers.acknowledge(9, 1)
+        queues.read(9, 0, 1, MIB)
+    assert not queues.acknowledge(9, 1)
 
 
 async def _waited(all_: Fixture, seen: dict[int, int], change: str) -> bool:
     """Return True if a wait ends because of a change, False if it times out."""
-    waiting = asyncio.create_task(all_.readers.wait_for_change(seen, 60 if change else 0.05))
+    waiting = asyncio.create_task(all_.queues.wait_for_change(seen, 60 if change else 0.05))
     await asyncio.sleep(0)
     if waiting.done():
         return True
@@ -209,10 +208,10 @@ async def test_few_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for _ in range(2):
         tail = all_.queues._queues[TASK].log.tail
-        waiting = asyncio.create_task(all_.readers.wait_for_change({TASK: tail}, 60))
+        waiting = asyncio.create_task(all_.queues.wait_for_change({TASK: tail}, 60))
         await asyncio.sleep(0)
         async with asyncio.timeout(1):
-            await all_.readers.wait_for_change({TASK: 99}, 60)
+            await all_.queues.wait_for_change({TASK: 99}, 60)
         assert not waiting.done()
         all_.put("z")
         await waiting

@@ -20,19 +20,33 @@ from tuplewire_service.worker.router import Router
 async def test_forwarded_messages_go_before_those_that_a_peer_gives_back(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Queued transfers use their old route; then the task waits for returned messages."""
+    """Queued transfers use their old route; then the task waits for messages of a departed peer.
+
+    Connections and moves no longer wait for releases of a departed peer.
+    """
     events: list[Any] = []
-    monkeypatch.setattr(router._transfer, "drain", lambda: events.append("drained"))
+    connections = router.connections
+    for owner, name in (
+        *((router._moves, "lose"), (connections, "receivers_ended"), (router._transfer, "drain")),
+        *((router, "_wait_for"), (connections, "renew")),
+    ):
+        monkeypatch.setattr(owner, name, lambda *given, name=name: events.append((name, *given)))
 
     def ended(*_: Any) -> dict[Any, Any]:
         events.append("asked who has ended")
         return {THERE.peer: {1: None}}
 
-    monkeypatch.setattr(router.connections, "ended", ended)
-    monkeypatch.setattr(router.connections, "renew", lambda peer: events.append(("renewed", peer)))
-    monkeypatch.setattr(router, "_wait_for", lambda peer, tasks: events.append(("waits", peer, tasks)))
+    monkeypatch.setattr(connections, "ended", ended)
     router.refresh()
-    assert events == ["drained", "asked who has ended", ("waits", THERE.peer, (1,)), ("renewed", THERE.peer)]
+    assert events == [
+        ("lose", set()),
+        ("receivers_ended", router.departures.for_receiver),
+        ("drain",),
+        "asked who has ended",
+        ("_wait_for", THERE.peer, (1,)),
+        ("lose", {THERE.peer}),
+        ("renew", THERE.peer),
+    ]
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -115,16 +129,6 @@ async def test_a_former_owner_that_is_dead_is_waited_for_no_more(
     assert lost == [{THERE.peer}]
 
 
-async def test_what_a_worker_passed_on_as_it_left_is_released(
-    router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A connection does not wait for a departed worker: it sends no more releases."""
-    ended: list[object] = []
-    monkeypatch.setattr(router.connections, "receivers_ended", ended.append)
-    router.refresh()
-    assert ended == [router.departures.for_receiver]
-
-
 @pytest.mark.parametrize(("queued", "passed_on"), [(0, 0), (1, 0), (0, 1)])
 async def test_what_a_worker_leaves_behind(
     router: Router, queued: int, passed_on: int, monkeypatch: pytest.MonkeyPatch
@@ -159,17 +163,6 @@ async def test_messages_are_doubted_only_while_a_worker_is_lost(router: Router) 
         router.on_worker_connection(5, connected=connected)
         seen.append(bool(router.consumers.lost_workers))
     assert seen == [False, True, False]
-
-
-async def test_a_peer_that_has_shut_down_holds_up_no_move(
-    router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Moves no longer wait for releases from a peer that has shut down."""
-    lost: list[Any] = []
-    monkeypatch.setattr(router.connections, "ended", lambda *_: {THERE.peer: {1: None}})
-    monkeypatch.setattr(router._moves, "lose", lost.append)
-    router._renew_ended()
-    assert lost == [{THERE.peer}]
 
 
 async def test_a_lost_connection_is_looked_at(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
