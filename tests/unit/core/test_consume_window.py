@@ -1,19 +1,20 @@
-"""The consumer's end of a Recv session: duplicates, acknowledgements and credit."""
+"""The consumer's end of a Recv session: duplicates, acknowledgements, credit and rejections."""
 
 from __future__ import annotations
 
 import pytest
-from helpers.cursors import cursor_of
+from helpers.cursors import answer_of, cursor_of
 
 from tuplewire.errors import MalformedError
 from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
 from tuplewire.session.delivery import Delivery
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire import messaging_pb2 as pb
 
-WORKER = 5
+WORKER, PREFETCH = 5, 10
 
 
-def opened(*tasks: int, messages: int = 10, size_bytes: int = 100) -> ConsumeWindow:
+def opened(*tasks: int, messages: int = PREFETCH, size_bytes: int = 100) -> ConsumeWindow:
     """Return a window that is connected to a worker, at the start of each task."""
     window = ConsumeWindow(tasks, messages, size_bytes)
     window.opened(WORKER, [(task, 0) for task in tasks])
@@ -65,61 +66,6 @@ def test_acknowledging_moves_the_cursor() -> None:
     assert window.take_moved() == []
 
 
-def test_only_moved_cursors_are_told() -> None:
-    """An update contains only the cursors that moved; a subscription contains all of them."""
-    window = opened(1, 2)
-    window.acknowledge(arrive(window, 1, "a", task=2))
-    assert [cursor.task for cursor in window.take_moved()] == [2]
-    assert [cursor.task for cursor in window.all()] == [1, 2]
-
-
-def test_acknowledging_again_or_out_of_order() -> None:
-    """A cursor never decreases: acknowledging a batch includes all earlier batches."""
-    window = opened(1)
-    first, second = arrive(window, 1, "ab"), arrive(window, 3, "cd")
-    window.acknowledge(second)
-    window.acknowledge(second)
-    window.acknowledge(first)
-    assert window.all() == [cursor_of(1, 4, 4, 14, 100)]
-
-
-def test_room_is_never_negative() -> None:
-    """If the last message exceeds the prefetch bytes, the credit is zero, not negative."""
-    window = opened(1, size_bytes=4)
-    window.arrived([Delivery(1, TaskGroup.of(1, [b"x" * 9]))])
-    assert window.all()[0].credit_bytes == 0
-
-
-def test_starts_where_the_worker_stands() -> None:
-    """A new consumer continues at the position of the previous one."""
-    window = ConsumeWindow([1], 10, 100)
-    window.opened(WORKER, [(1, 7)])
-    assert window.all() == [cursor_of(1, 7, 7, 17, 100)]
-    assert text_of(arrive(window, 8, "h")) == "h"
-
-
-def test_resuming_keeps_what_has_arrived() -> None:
-    """After a reconnect, the worker continues after the last message, and acknowledgements stay valid."""
-    window = opened(1)
-    before = arrive(window, 1, "abc")
-    window.opened(WORKER, [(1, 3)])
-    assert window.acknowledge(before)
-    assert text_of(arrive(window, 3, "cd")) == "d"
-    assert window.all()[0].acknowledged == 3
-
-
-def test_acknowledgement_of_a_dead_workers_batch_is_void() -> None:
-    """A batch of a failed worker does not acknowledge messages of its successor."""
-    window = opened(1)
-    before = arrive(window, 1, "abc")
-    window.opened(WORKER + 1, [(1, 0)])
-    window.take_moved()
-    assert not window.acknowledge(before)
-    assert window.take_moved() == []
-    assert text_of(arrive(window, 1, "abc")) == "abc"
-    assert window.all() == [cursor_of(1, 0, 3, 10, 97)]
-
-
 @pytest.mark.parametrize("start", [1, 6])
 def test_another_consumer_had_the_task_meanwhile(start: int) -> None:
     """The window follows the worker to another position, and the held messages are void."""
@@ -144,25 +90,14 @@ def test_room_that_was_void_is_told() -> None:
     assert window.take_moved() == [cursor_of(2, 0, 0, 10, 4)]
 
 
-def test_acknowledging_while_the_stream_opens() -> None:
-    """An acknowledgement made between the subscription and the worker's answer is sent after the answer."""
-    window = opened(1)
-    before = arrive(window, 1, "abc")
-    assert window.all()[0].acknowledged == 0
-    window.acknowledge(before)
-    window.opened(WORKER, [(1, 3)])
-    assert [cursor.acknowledged for cursor in window.take_moved()] == [3]
-
-
 def test_what_the_worker_asks_for_is_told_at_once() -> None:
     """A batch requests an immediate update if the worker did, or if half of the known credit is used."""
     window = opened(1)
-    group = TaskGroup.of(1, [b"x"])
-    asked = [window.arrived([Delivery(1, group)], ack_requested=True).ack_requested]
-    asked += [arrive(window, number, "x").ack_requested for number in range(2, 7)]
-    assert asked == [True, False, False, False, True, True]
-    for sequence in range(1, 7):
-        window.acknowledge(Arrived(1, (Delivery(sequence, group),)))
+    first = window.arrived([Delivery(1, TaskGroup.of(1, [b"x"]))], ack_requested=True)
+    found = [first, *(arrive(window, number, "x") for number in range(2, 7))]
+    assert [each.ack_requested for each in found] == [True, False, False, False, True, True]
+    for each in found:
+        window.acknowledge(each)
     window.take_moved()
     assert not arrive(window, 7, "x").ack_requested
 
@@ -181,10 +116,49 @@ def test_what_subscribing_says_is_not_said_again() -> None:
     assert window.take_moved() == []
 
 
-def test_a_message_that_waits_holds_back_those_after_it() -> None:
-    """A rejected message that keeps its place is not acknowledged; earlier messages are."""
+# --- rejections -----------------------------------------------------------------------------------
+
+
+def cursor(window: ConsumeWindow) -> pb.TaskCursor:
+    """Return the task's cursor."""
+    (found,) = window.all()
+    return found
+
+
+def test_rejections_without_an_answer_take_up_room() -> None:
+    """Rejections without an answer use up credit, which bounds their number."""
     window = opened(1)
-    arrived = arrive(window, 1, "abcd")
-    window.acknowledge(arrived, [Rejected(2, 0.0, "", wait=True)])
-    (cursor,) = window.take_moved()
-    assert cursor.acknowledged == 2
+    for number in range(1, 5):
+        arrived = arrive(window, number, "x")
+        window.acknowledge(arrived, [Rejected(0, 0.0, "", wait=False)])
+        assert cursor(window).credit == number + PREFETCH - number
+    window.answered([answer_of(1, 4, 4)])
+    assert cursor(window).credit == 4 + PREFETCH
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(0, []), (2, [2]), (3, [3]), (4, [3, 1])])
+def test_the_first_messages_of_a_batch(count: int, sizes: list[int]) -> None:
+    """The requested number of messages is taken from the first groups."""
+    group = TaskGroup.of(1, [b"a", b"b", b"c"])
+    arrived = opened(1).arrived([Delivery(1, group), Delivery(4, group), Delivery(7, group)])
+    assert [len(each.group) for each in arrived.first(count).deliveries] == sizes
+
+
+def test_messages_of_another_incarnation_are_void() -> None:
+    """A batch from another worker incarnation is void, even if the sequences are equal."""
+    window = opened(1)
+    arrived = arrive(window, 1, "ab")
+    window.all()
+    window.opened(WORKER + 1, [(1, 2)])
+    assert not window.acknowledge(arrived)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, 3])
+def test_a_rejected_message_is_found_in_its_group(index: int) -> None:
+    """The index counts across groups, and only the messages before it are acknowledged."""
+    window = opened(1)
+    groups = [TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(1, [b"c", b"d"])]
+    arrived = window.arrived([Delivery(1, groups[0]), Delivery(3, groups[1])])
+    window.acknowledge(arrived, [Rejected(index, 0.0, "", wait=True)])
+    found = cursor(window)
+    assert (found.acknowledged, found.rejections[-1].sequence) == (index, index + 1)

@@ -1,15 +1,17 @@
-"""The queue of groups: order at both ends, fields of packed groups, and memory of small groups."""
+"""A task's receive queue: groups in order, memory of small groups, delivery, acknowledgement and rewind."""
 
 from __future__ import annotations
 
 import tracemalloc
 from dataclasses import fields
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuplewire.session.delivery import DeliveryLog
+from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.entry_queue import EntryQueue, HeldEntry
+from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import TaskGroup
 
 TASK = 7
@@ -153,3 +155,188 @@ def test_the_memory_of_small_messages() -> None:
         tracemalloc.stop()
     assert waiting < 64 * 1.2 * 10_000
     assert delivered < 64 * 1.2 * 10_000
+
+
+# --- the log of deliveries ------------------------------------------------------------------------
+
+
+PLENTY = 1_000_000
+
+
+def log_of(*groups: str) -> DeliveryLog:
+    """Return a log of groups with one message per letter; each group's text is its token."""
+    log = DeliveryLog()
+    for text in groups:
+        log.append(TaskGroup.of(1, [letter.encode() for letter in text]), text)
+    return log
+
+
+def taken(
+    log: DeliveryLog, credit: int = PLENTY, credit_bytes: int = PLENTY, max_bytes: int = PLENTY
+) -> list[tuple[int, str]]:
+    """Take messages, and return (first sequence, messages) for each delivery."""
+    return [shown(delivery) for delivery in log.take(credit, credit_bytes, max_bytes)]
+
+
+def shown(delivery: Delivery) -> tuple[int, str]:
+    """Return (first sequence, messages) of a delivery."""
+    return delivery.first_sequence, delivery.group.data.decode()
+
+
+# --- take -----------------------------------------------------------------------------------------
+
+
+def test_arrived_bytes_no_longer_count() -> None:
+    """After the consumer reports receipt, only later messages count against its byte credit."""
+    log = log_of("aaaa", "bbbb", "cccc")
+    assert taken(log, credit_bytes=8) == [(1, "aaaa"), (5, "bbbb")]
+    log.progress(acknowledged=0, received=4)
+    assert taken(log, credit_bytes=4) == []
+    assert taken(log, credit_bytes=6) == [(9, "cc")]
+
+
+def test_frames_are_bounded() -> None:
+    """One call returns about `max_bytes`; a single larger message is returned alone."""
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b"x" * 10] * 100))
+    log.append(TaskGroup.of(1, [b"y" * 500]))
+    sizes = []
+    while deliveries := log.take(PLENTY, PLENTY, 200):
+        sizes.append(sum(len(each.group.data) for each in deliveries))
+    assert sum(sizes) == 1500
+    assert max(sizes[:-1]) <= 200
+
+
+def test_empty_messages_are_bounded_too() -> None:
+    """Lengths count against `max_bytes`, so empty messages do not make a frame of unlimited size."""
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b""] * 10_000))
+    for _ in range(1_000):
+        log.append(TaskGroup.of(1, [b""]))
+    count = 0
+    while deliveries := log.take(PLENTY, PLENTY, 400):
+        count += sum(len(each.group) for each in deliveries)
+        assert sum(len(each.group.lengths) for each in deliveries) <= 800
+        assert len(deliveries) <= 10
+    assert count == 11_000
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+
+def test_acknowledged_beyond_what_was_handed_out() -> None:
+    """A consumer cannot acknowledge, or have received, messages that were not delivered to it."""
+    log = log_of("ab", "cd")
+    taken(log, credit=3)
+    assert sum(done.messages for done in log.progress(99, 99)) == 3
+    assert (log.acknowledged, log.received) == (3, 3)
+    assert taken(log) == [(4, "d")]
+
+
+# --- rewind and removal --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("received", "expected"),
+    [(4, [(5, "ef", False), (7, "g", False)]), (None, [(3, "c", True), (4, "def", True), (7, "g", False)])],
+    ids=["the same consumer", "another one"],
+)
+def test_a_consumer_goes_on(received: int | None, expected: list[tuple[int, str, bool]]) -> None:
+    """A resuming consumer continues after its last message.
+
+    Another one gets all unacknowledged messages in order; messages that were delivered before are marked.
+    """
+    log = log_of("abc", "def", "g")
+    taken(log, credit=6)
+    log.progress(2, 3)
+    log.rewind(received=received)
+    assert log.taken == expected[0][0] - 1
+    found = [(*shown(each), each.group.redelivered) for each in log.take(PLENTY, PLENTY, PLENTY)]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("credit", "acknowledged", "received", "left"), [(PLENTY, 3, 1, (4, "d")), (2, 0, 99, (3, "cd"))]
+)
+def test_rewinding_elsewhere(credit: int, acknowledged: int, received: int, left: tuple[int, str]) -> None:
+    """For any reported position, acknowledged messages are not redelivered and no message is lost."""
+    log = log_of("abcd")
+    taken(log, credit=credit)
+    log.progress(acknowledged, acknowledged)
+    log.rewind(received=received)
+    assert log.taken == left[0] - 1
+    assert taken(log) == [left]
+
+
+def test_remove_takes_out_what_is_left() -> None:
+    """Removal returns a task's unacknowledged messages in order, with their tokens, and empties the log."""
+    log = log_of("abc", "de", "f")
+    taken(log, credit=4)
+    log.progress(1, 4)
+    left = log.remove()
+    assert b"".join(group.data for group, _ in left) == b"bcdef"
+    assert [token for _, token in left][-2:] == ["de", "f"]
+    assert (log.queued_messages, log.queued_bytes) == (0, 0)
+    assert taken(log) == []
+    log.append(TaskGroup.of(1, [b"g"]))
+    assert taken(log) == [(7, "g")]
+
+
+def test_the_age_is_that_of_the_oldest_message() -> None:
+    """Delivered messages count; messages without a time, or with a future time, have age 0."""
+    log = DeliveryLog()
+    assert log.age(10_000_000) == 0
+    log.append(TaskGroup.of(1, [b"a"]).accepted(1_000_000))
+    log.append(TaskGroup.of(1, [b"b"]))
+    assert log.age(3_000_000) == 2
+    taken(log)
+    assert log.age(3_000_000) == 2
+    assert log.age(500_000) == 0
+    log.progress(1, 1)
+    assert log.age(3_000_000) == 0
+
+
+def test_what_may_have_come_before_is_marked() -> None:
+    """A queue decides for each group, by its token, if it is marked redelivered."""
+    log = log_of("a", "b")
+    marked = log.take(PLENTY, PLENTY, PLENTY, lambda group, of: group.data == b"b" and of == "b")
+    assert [each.group.redelivered for each in marked] == [False, True]
+
+
+def test_the_oldest_message_stands_alone() -> None:
+    """The oldest message is returned alone; rejecting it leaves the rest of its group in the queue."""
+    log = log_of("abc")
+    assert log.oldest() is None
+    taken(log)
+    found = log.oldest()
+    assert found is not None
+    assert found[0].data == b"a"
+    assert log.progress(1, 3) == [Done("abc", 1, 1)]
+    assert log.queued_messages == 2
+
+
+def test_a_reader_gets_no_more_than_it_asks_for() -> None:
+    """A read ends with the group that fills the byte limit exactly."""
+    log = log_of("ab", "cd", "ef")
+    first = log.read(0, 6, PLENTY)[0].group
+    assert [shown(each) for each in log.read(0, 6, wire_bytes(first))] == [(1, "ab")]
+    assert [shown(each) for each in log.read(0, 6, wire_bytes(first) + 1)] == [(1, "ab"), (3, "c")]
+
+
+def test_a_frame_that_is_exactly_full() -> None:
+    """A group that fills the frame exactly is sent, and the second group waits for the next frame."""
+    log = DeliveryLog()
+    group = TaskGroup.of(1, [b"abc"])
+    log.append(group, None)
+    log.append(group, None)
+    assert len(log.take(10, PLENTY, wire_bytes(group))) == 1
+
+
+def test_unretained_messages_are_counted_down() -> None:
+    """An acknowledged message cannot be lost and no longer counts as unkept."""
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b"a", b"b"]), None)
+    assert log.unretained == 2
+    log.take(10, PLENTY, PLENTY)
+    log.progress(2, 2)
+    assert log.unretained == 0

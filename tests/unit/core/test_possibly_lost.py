@@ -1,4 +1,4 @@
-"""The send window's upper bound on the number of messages lost with a failed receiver."""
+"""Losses: the send window's upper bound for a failed receiver, ledger balances, and departures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import pytest
 from helpers.acks import ack_of, credit_of
 from helpers.sending import PLENTY, reopen
 
+from tuplewire.session.departure import Departure, Departures, SinkEpoch, Successor, TaskContent
+from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire.translate import departure_from_wire, departure_to_wire
 
 
 def sent(
@@ -25,11 +28,24 @@ def sent(
     return window
 
 
-def test_what_was_acknowledged_and_not_released_counts() -> None:
-    """Acknowledged messages count until they are released; messages in flight are resent."""
-    window = sent(10, 20, acknowledged=1, released=4)
-    reopen(window, 8)
-    assert window.possibly_lost == 6
+@pytest.mark.parametrize(
+    ("mode", "acknowledged", "released", "worker", "lost"),
+    [
+        # Messages in flight are resent, and messages that are retained until they are processed, too.
+        (AckMode.QUEUED, 1, 4, 71, 6),
+        (AckMode.PROCESSED, 2, 4, 71, 0),
+        # A worker with the same incarnation still has its messages, even without the session.
+        (AckMode.QUEUED, 1, 0, 70, 0),
+        (AckMode.QUEUED, 1, 0, 71, 10),
+    ],
+)
+def test_what_was_acknowledged_and_not_released_counts(
+    mode: AckMode, acknowledged: int, released: int, worker: int, lost: int
+) -> None:
+    """Acknowledged messages of a worker that has failed count until they are released."""
+    window = sent(10, 20, acknowledged=acknowledged, released=released, mode=mode, worker=70)
+    reopen(window, 8, worker)
+    assert window.possibly_lost == lost
 
 
 @pytest.mark.parametrize("drained", [False, True])
@@ -47,13 +63,6 @@ def test_each_death_counts_for_itself(*, drained: bool) -> None:
     assert window.possibly_lost == (3 if drained else 13)
 
 
-def test_nothing_counts_that_is_kept_until_it_is_processed() -> None:
-    """Messages that are retained until they are processed are resent, not lost."""
-    window = sent(10, 20, acknowledged=2, released=4, mode=AckMode.PROCESSED)
-    reopen(window, 8)
-    assert window.possibly_lost == 0
-
-
 def test_kept_and_passing_messages_are_told_apart() -> None:
     """On a worker's connection, only messages without a copy count, also after a partial release."""
     for released, lost in ((0, 5), (2, 5), (3, 5), (5, 3), (8, 0), (10, 0)):
@@ -68,16 +77,6 @@ def test_kept_and_passing_messages_are_told_apart() -> None:
         assert window.possibly_lost == lost, released
 
 
-def test_a_worker_that_has_forgotten_the_session_is_not_dead() -> None:
-    """A worker with the same incarnation still has its messages, even without the session."""
-    window = sent(10, acknowledged=1, worker=70)
-    reopen(window, 8, worker=70)
-    assert window.possibly_lost == 0
-    window = sent(10, acknowledged=1, worker=70)
-    reopen(window, 8, worker=71)
-    assert window.possibly_lost == 10
-
-
 def test_what_nobody_else_has() -> None:
     """`unkept()` counts messages that wait or are in flight, except those retained by their program."""
     window = SendWindow(SessionSettings())
@@ -90,3 +89,54 @@ def test_what_nobody_else_has() -> None:
     assert window.count_unretained() == 4
     window.update(ack_of(1, [], []))
     assert (window.count_unretained(), window.messages) == (0, 2)
+
+
+# --- ledgers and departures -----------------------------------------------------------------------
+
+
+ONE = LedgerSnapshot(10, 5, {"closed": 2, "rejected": 1}, 2)
+OTHER = LedgerSnapshot(100, 50, {"closed": 20, "expired": 10}, 20)
+
+
+def test_balances_are_added() -> None:
+    """Each part of the balances is added separately."""
+    both = ONE + OTHER
+    assert both == LedgerSnapshot(110, 55, {"closed": 22, "expired": 10, "rejected": 1}, 22)
+    assert both.balanced
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_balance_says_whether_it_adds_up(missing: int) -> None:
+    """The text and the HTML of a balance show if it does not add up."""
+    balance = LedgerSnapshot(10 + missing, 5, {"closed": 3, "expired": 0}, 2)
+    assert balance.balanced is (not missing)
+    assert ("!=" in str(balance)) is bool(missing)
+    page = balance._repr_html_()
+    assert ("DOES NOT BALANCE" in page) is bool(missing)
+    assert "expired" not in page
+
+
+def test_what_is_lost_with_a_worker() -> None:
+    """The loss includes the messages held for the tasks and the messages in flight to other processes."""
+    departure = Departure(1, {1: 5, 2: 7, 3: 11}, others=100)
+    assert departure.lost([1, 3]) == 116
+    assert Departure(1).lost([1]) == 0
+
+
+def test_a_departure_travels_whole() -> None:
+    """The wire format preserves a departure, including the tasks' content in a sink's last epoch."""
+    contents = {5: TaskContent(3, 30, 65_520), 1: TaskContent(1, 0, 0)}
+    sinks = (SinkEpoch("me", "s", 7, contents, "run"), SinkEpoch("me", "t", 0, {}, "other"))
+    successors = {(1, 9): Successor("w", "h:1", 8), (2, 9): Successor("w", "h:1", 8)}
+    departure = Departure(4, {1: 5}, 6, sinks, successors)
+    assert departure_from_wire(departure_to_wire(departure)) == departure
+
+
+def test_old_departures_are_forgotten() -> None:
+    """Only the latest 1,000 departures are remembered."""
+    departures = Departures()
+    for number in range(1, 1002):
+        departures.add(Departure(number))
+    assert 1 not in departures
+    assert 2 in departures
+    assert len(departures.known()) == 1000

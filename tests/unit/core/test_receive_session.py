@@ -1,6 +1,9 @@
-"""The receiving end of a session: each frame is accepted once, in order."""
+"""The receiving end of a session: each frame once and in order, and credit for the shares of queues."""
 
 from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from helpers.acks import ack_of, credit_of, refusal_of
@@ -31,7 +34,7 @@ def session(*, messages: int = 8, needs_release_acks: bool = True) -> ReceiveSes
     )
 
 
-def group(task: int = 1, count: int = 1) -> TaskGroup:
+def small(task: int = 1, count: int = 1) -> TaskGroup:
     """Return `count` messages of one byte."""
     return TaskGroup.of(task, [b"x"] * count)
 
@@ -39,18 +42,18 @@ def group(task: int = 1, count: int = 1) -> TaskGroup:
 def test_a_repeated_frame_is_not_new() -> None:
     """A frame that was already accepted is reported as a repeat and uses no credit."""
     state = session(messages=2)
-    assert state.accept(1, [group()])
-    assert not state.accept(1, [group()])
-    assert state.accept(2, [group()])
-    assert not state.accept(1, [group()])
+    assert state.accept(1, [small()])
+    assert not state.accept(1, [small()])
+    assert state.accept(2, [small()])
+    assert not state.accept(1, [small()])
 
 
 def test_a_gap_is_an_error() -> None:
     """A frame that skips a number is not accepted."""
     state = session()
-    state.accept(1, [group()])
+    state.accept(1, [small()])
     with pytest.raises(SequenceGapError, match="frame 3 came after frame 1"):
-        state.accept(3, [group()])
+        state.accept(3, [small()])
     assert state.last_sequence == 1
 
 
@@ -58,16 +61,16 @@ def test_frame_over_credit_is_not_accepted() -> None:
     """A frame beyond the credit is an error and leaves the session unchanged."""
     state = session(messages=2)
     with pytest.raises(CreditExceededError):
-        state.accept(1, [group(1, 2), group(2, 3)])
+        state.accept(1, [small(1, 2), small(2, 3)])
     assert state.last_sequence == 0
-    assert state.accept(1, [group(1, 2), group(2, 2)])
+    assert state.accept(1, [small(1, 2), small(2, 2)])
 
 
 def test_update_only_when_there_is_news() -> None:
     """An update is sent once, and only after a change."""
     state = session()
     assert state.update() is None
-    state.accept(1, [group()])
+    state.accept(1, [small()])
     state.update()
     assert state.update() is None
     state.credit.released(1, 1, 1)
@@ -77,8 +80,8 @@ def test_update_only_when_there_is_news() -> None:
 def test_refusal_is_told_with_its_reason_and_takes_no_credit() -> None:
     """The sender receives refusals with the owner, and neither side counts the refused messages."""
     state = session()
-    state.accept(1, [group(1, 3)])
-    state.refuse(1, group(1, 3), TaskNotLocalError("task 1 is on w2", "w2:7000"))
+    state.accept(1, [small(1, 3)])
+    state.refuse(1, small(1, 3), TaskNotLocalError("task 1 is on w2", "w2:7000"))
     refusal = refusal_of(1, 1, 3, "TASK_NOT_LOCAL", "task 1 is on w2", "w2:7000")
     assert state.update() == ack_of(1, [], [refusal])
     assert state.credit.all() == []
@@ -87,7 +90,7 @@ def test_refusal_is_told_with_its_reason_and_takes_no_credit() -> None:
 def test_denied_groups_are_refused_and_not_remembered() -> None:
     """Only the denied groups of a frame are refused, and no state for them remains."""
     state = session()
-    mine, denied = group(1), group(2, 3)
+    mine, denied = small(1), small(2, 3)
     assert state.accept(1, [mine, denied], [(denied, UnknownTaskError("no task 2"))]) == [mine]
     assert [grant.task for grant in state.credit.all()] == [1]
     update = state.update()
@@ -100,7 +103,7 @@ def test_tasks_beyond_the_limit_are_refused_by_name(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(credit, "MAX_TASKS", 3)
     monkeypatch.setattr(receive, "MAX_TASKS", 3)
     state = session()
-    groups = [group(task) for task in range(5)]
+    groups = [small(task) for task in range(5)]
     assert state.accept(1, groups) == groups[:3]
     update = state.update()
     assert update is not None
@@ -109,7 +112,7 @@ def test_tasks_beyond_the_limit_are_refused_by_name(monkeypatch: pytest.MonkeyPa
         (4, "RESOURCE_LIMIT"),
     ]
     assert "at most 3 tasks at a time" in update.refusals[0].detail
-    assert state.accept(2, [again := group(2)]) == [again]
+    assert state.accept(2, [again := small(2)]) == [again]
 
 
 def test_a_closed_flow_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +120,7 @@ def test_a_closed_flow_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(credit, "MAX_TASKS", 1)
     state = session()
     for number in range(1, 101):
-        task = group(number)
+        task = small(number)
         closed = [number - 1] if number > 1 else []
         assert state.accept(number, [task], closed=closed) == [task]
         state.credit.released(number, 1, 1)
@@ -127,79 +130,17 @@ def test_a_closed_flow_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -
 def test_a_flow_in_use_is_not_closed() -> None:
     """Closing a flow that is unknown or has outstanding messages violates the protocol."""
     state = session()
-    state.accept(1, [group(1)])
+    state.accept(1, [small(1)])
     with pytest.raises(MalformedError, match="closed while something of it is outstanding"):
         state.accept(2, [], closed=[1])
     with pytest.raises(MalformedError, match="or unknown"):
         state.accept(2, [], closed=[7])
 
 
-def test_a_flow_that_is_used_again_counts_from_zero() -> None:
-    """A frame may close a flow and reuse it: the grant is the grant of a new flow."""
-    state = session(messages=8)
-    state.accept(1, [group(1, 5)])
-    state.credit.released(1, 5, 5)
-    state.accept(2, [group(1, 2)], closed=[1])
-    state.credit.released(1, 2, 2)
-    assert state.credit.all() == [credit_of(1, 10, 1002, 2)]
-
-
-def test_resume_says_everything_again() -> None:
-    """A resuming sender receives the last frame number, all grants and the unacknowledged refusals."""
-    state = session()
-    state.accept(1, [group(1), group(2)])
-    state.refuse(1, group(1), UnknownTaskError("no task 1"))
-    state.accept(2, [group(3)])
-    state.refuse(2, group(3), UnknownTaskError("no task 3"))
-    update = state.resume(acknowledged=1)
-    assert update.sequence == 2
-    assert {grant.task: grant.processed for grant in update.credits} == {2: 0}
-    assert [refusal.task for refusal in update.refusals] == [3]
-    assert state.update() is None
-
-
-def test_resume_twice_says_the_same() -> None:
-    """A lost reply to a resume request is sent again."""
-    state = session()
-    state.accept(1, [group(1)])
-    state.refuse(1, group(1), UnknownTaskError("no task 1"))
-    assert state.resume(0) == state.resume(0)
-
-
-def test_each_update_says_what_it_follows() -> None:
-    """An update contains the previous update's sequence, so that the sender detects a lost one."""
-    state = session()
-    state.accept(1, [group(1)])
-    first = state.update()
-    state.accept(2, [group(1)])
-    second = state.update()
-    assert first is not None
-    assert second is not None
-    assert (first.after, first.sequence, second.after, second.sequence) == (0, 1, 1, 2)
-
-
-def test_a_probe_is_answered_with_everything() -> None:
-    """After a probe, the next update contains all grants and all unacknowledged refusals."""
-    state = session()
-    state.accept(1, [group(1)])
-    state.refuse(1, group(1), UnknownTaskError("no task 1"))
-    state.accept(2, [group(2)])
-    lost = state.update()
-    assert lost is not None
-    assert state.update() is None
-    state.probe(0)
-    answer = state.update()
-    assert answer is not None
-    assert (answer.after, answer.sequence) == (0, 2)
-    assert answer.refusals == lost.refusals
-    assert {grant.task for grant in answer.credits} == {2}
-    assert state.update() is None
-
-
 def _many_refused(frames: int, refusals_each: int) -> ReceiveSession:
     state = session(messages=10**9)
     for number in range(1, frames + 1):
-        groups = [group(task) for task in range(refusals_each)]
+        groups = [small(task) for task in range(refusals_each)]
         state.accept(number, groups)
         for each in groups:
             state.refuse(number, each, UnknownTaskError("nobody has it"))
@@ -232,7 +173,7 @@ def test_a_sender_that_resumes_hears_many_refusals_in_parts() -> None:
     assert state.update()
     welcome = state.resume(0)
     assert (welcome.sequence, len(welcome.refusals), state.has_more) == (1, MOST_REFUSALS, True)
-    assert not state.accept(2, [group()])
+    assert not state.accept(2, [small()])
     rest = [state.update(), state.update(), state.update()]
     assert [each and (each.after, each.sequence) for each in rest] == [(1, 2), (2, 3), None]
 
@@ -241,13 +182,276 @@ def test_a_sender_waits_for_refusals_and_for_room() -> None:
     """Refusals and new credit for a full task are sent immediately; other updates may wait."""
     state = session(messages=2)
     seen = []
-    state.accept(1, [group()])
+    state.accept(1, [small()])
     seen.append(state.urgent)
-    state.refuse(1, group(), UnknownTaskError("no such task"))
+    state.refuse(1, small(), UnknownTaskError("no such task"))
     seen.append(state.urgent)
     state.update()
-    state.accept(2, [group(count=2)])
+    state.accept(2, [small(count=2)])
     seen.append(state.urgent)
     state.credit.released(1, 2, 2)
     seen.append(state.urgent)
     assert seen == [False, True, False, True]
+
+
+def test_old_refusals_are_forgotten() -> None:
+    """A session remembers only the refusals of the most recent frames."""
+    told = _many_refused(70, 1).resume(0).refusals
+    assert 1 < len(told) < 70
+    assert told[-1].sequence == 70
+    assert told[0].sequence > 1
+
+
+# --- credit ---------------------------------------------------------------------------------------
+
+
+WINDOW = Share(8, 80)
+
+
+def book(
+    window: Share = WINDOW, *, needs_release_acks: bool = True, exhausted: Counter[int] | None = None
+) -> CreditBook:
+    """Return a credit book for messages of at most 10 bytes."""
+    shares = QueueShares(window, Share(1, 1))
+    return CreditBook(
+        shares, max_message_bytes=10, needs_release_acks=needs_release_acks, exhausted=exhausted
+    )
+
+
+def group(task: int, count: int, size: int = 10) -> TaskGroup:
+    """Return `count` messages of `size` bytes each."""
+    return TaskGroup.of(task, [bytes(size)] * count)
+
+
+def test_says_when_a_window_is_used_up() -> None:
+    """A task is exhausted until its sender is granted more credit, or its session ends."""
+    exhausted: Counter[int] = Counter()
+    granted = book(exhausted=exhausted)
+    granted.received([group(1, 7), group(2, 1, size=1)])
+    assert not exhausted
+    granted.received([group(1, 1), group(3, 8, size=1)])
+    assert list(exhausted) == [1, 3]
+    granted.released(1, 1, 10)
+    assert list(exhausted) == [1, 3]  # its sender has not been notified
+    granted.take_changes()
+    assert list(exhausted) == [3]
+    granted.end()
+    assert not exhausted
+
+
+def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
+    """Sessions share the counts: a task is exhausted while any of its senders has no credit."""
+    exhausted: Counter[int] = Counter()
+    first, second = book(exhausted=exhausted), book(exhausted=exhausted)
+    for each in (first, second):
+        each.received([group(7, WINDOW.messages)])
+    first.end()
+    assert list(exhausted) == [7]
+    second.end()
+    assert not exhausted
+
+
+@pytest.mark.parametrize(
+    ("window", "accepted", "refused", "says"),
+    [
+        (WINDOW, [], group(1, 9, size=0), r"task 1: 9 messages of 0 bytes were sent, 8 of 80"),
+        (WINDOW, [group(1, 8), group(2, 8)], group(1, 1), "9 messages"),
+        (WINDOW, [group(0, 4)], group(0, 9), "task 0: 13 messages"),
+        # The last message may exceed the bytes, and the next one may not start.
+        (Share(100, 80), [group(1, 7), group(1, 1, size=9), group(1, 1)], group(1, 1, size=1), "10 messages"),
+    ],
+)
+def test_more_messages_than_granted(
+    window: Share, accepted: list[TaskGroup], refused: TaskGroup, says: str
+) -> None:
+    """Messages over the grant of their own task raise an error that contains both counts."""
+    granted = book(window)
+    granted.received(accepted)
+    with pytest.raises(CreditExceededError, match=says):
+        granted.received([refused])
+
+
+def test_changes_are_told_once() -> None:
+    """A grant covers the released messages plus one window, and is sent only when it changes."""
+    granted = book()
+    granted.received([group(1, 5)])
+    granted.released(1, 1, 10)
+    granted.released(1, 1, 10)
+    assert granted.take_changes() == [credit_of(1, 10, 100, 2)]
+    assert granted.take_changes() == []
+
+
+def test_grants_never_fall() -> None:
+    """A smaller window does not revoke granted credit."""
+    shares = QueueShares(WINDOW, Share(1, 1))
+    granted = CreditBook(shares, max_message_bytes=10, needs_release_acks=True)
+    granted.received([group(1, 8)])
+    shares.shared_by(4)
+    granted.released(1, 3, 30)
+    assert granted.take_changes() == [credit_of(1, 8, 80, 3)]
+    granted.released(1, 5, 50)
+    assert granted.take_changes() == [credit_of(1, 10, 100, 8)]
+
+
+@pytest.mark.parametrize(
+    ("window", "sent"),
+    [
+        (WINDOW, group(1, 8, size=1)),
+        (WINDOW, group(0, 4)),
+        (Share(1000, 80), group(1, 3)),
+        (Share(1000, 1000), group(1, 2, size=1)),
+    ],
+    ids=["messages", "task 0", "bytes", "end of the backlog"],
+)
+def test_small_releases_are_saved_up(window: Share, sent: TaskGroup) -> None:
+    """A sender is notified when a quarter of the window, in messages or bytes, or its backlog is free."""
+    granted = book(window, needs_release_acks=False)
+    granted.received([sent])
+    for told in (False, True):
+        assert granted.released(sent.task, 1, sent.sizes()[0]) is told
+        assert [each.processed for each in granted.take_changes()] == [2] * told
+
+
+def test_counts_what_came_and_what_is_done_with() -> None:
+    """Counts cover all tasks, except messages that were refused or exceeded the credit."""
+    granted = book()
+    granted.received([group(1, 3), group(2, 2, size=1)])
+    granted.released(1, 2, 20)
+    granted.refused(group(2, 1, size=1))
+    with pytest.raises(CreditExceededError):
+        granted.received([group(2, 1, size=1), group(1, 9, size=1)])
+    assert (granted.received_messages, granted.received_bytes) == (4, 31)
+    assert (granted.released_messages, granted.released_bytes) == (2, 20)
+
+
+def test_a_session_is_idle_when_every_message_is_released() -> None:
+    """A session is idle only when the messages of all its tasks are released."""
+    granted = book()
+    idle = [granted.idle]
+    granted.received([group(1, 1), group(2, 2)])
+    idle.append(granted.idle)
+    granted.released(1, 1, 10)
+    granted.released(2, 1, 10)
+    idle.append(granted.idle)
+    granted.released(2, 1, 10)
+    idle.append(granted.idle)
+    assert idle == [True, False, False, True]
+
+
+def test_larger_shares_are_told_to_a_sender_without_credit() -> None:
+    """Only a sender without credit waits for a larger share."""
+    granted = book()
+    granted.received([group(1, 1)])
+    assert not granted.on_share_increase()
+    granted.received([group(1, 7)])
+    assert granted.on_share_increase()
+    assert [each.task for each in granted.take_changes()] == [1]
+
+
+def test_forwarded_messages_need_no_credit() -> None:
+    """Forwarded messages were granted credit at their entry worker, so they may exceed the window."""
+    forwarded = replace(group(1, 9), forwarded=5, entry_sequence=1)
+    granted = book()
+    granted.received([forwarded])
+    assert granted.received_messages == 9
+
+
+def test_watched_releases_are_granted_at_once() -> None:
+    """A watched release is granted immediately, even in a large window."""
+    granted = book(Share(1000, 100_000), needs_release_acks=False)
+    granted.received([group(1, 3), group(2, 3)])
+    granted.watch_releases([1])
+    granted.take_changes()
+    assert granted.released(1, 1, 10)
+    assert not granted.released(2, 1, 10)
+
+
+# --- shares of a queue ----------------------------------------------------------------------------
+
+
+TOTAL = Share(100, 1000)
+
+
+def shares(sessions: int = 1) -> QueueShares:
+    """Return the shares for this number of sessions."""
+    made = QueueShares(TOTAL, Share(4, 40))
+    made.shared_by(sessions)
+    return made
+
+
+def test_each_session_gets_its_part() -> None:
+    """A queue is divided evenly, down to the minimum share."""
+    assert shares().initial == TOTAL
+    assert shares(5).window(1) == Share(20, 200)
+    assert shares(1000).window(1) == Share(4, 40)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "left", "windows", "smallest"),
+    [
+        (2, [], {7: Share(50, 500)}, Share(50, 500)),
+        # Only the shares of the same queue are reduced.
+        (2, [(7, 60, 100)], {7: Share(20, 450), 8: Share(50, 500)}, Share(20, 450)),
+        (2, [(7, 60, 100), (8, 80, 100)], {}, Share(10, 450)),
+        # A full queue has no space, but space for one message or one byte counts.
+        (1, [(7, 60, 100), (7, 50, 100), (8, 1, 1000)], {7: Share(0, 0), 8: Share(0, 0)}, Share(0, 0)),
+        (1, [(7, 99, 0), (8, 0, 999)], {7: Share(4, 1000), 8: Share(100, 40)}, Share(4, 1000)),
+        # Less than a quarter of the queue is ignored.
+        (1, [(7, 24, 249)], {7: TOTAL}, TOTAL),
+    ],
+)
+def test_what_was_left_is_taken_off_the_shares(
+    sessions: int, left: list[tuple[int, int, int]], windows: dict[int, Share], smallest: Share
+) -> None:
+    """Messages of closed sessions reduce the shares; the smallest share is the fullest queue's."""
+    made = shares(sessions)
+    for each in left:
+        made.add_orphaned(*each)
+    assert {task: made.window(task) for task in windows} == windows
+    assert made.smallest == smallest
+
+
+@pytest.mark.parametrize(
+    ("left", "releases", "window"),
+    [
+        ((24, 249), [(24, 249, False)], TOTAL),
+        ((100, 10), [(20, 2, False), (5, 1, True)], Share(25, 993)),
+        ((100, 10), [(20, 2, False), (5, 1, True), (24, 2, False), (27, 2, True)], TOTAL),
+        (
+            (80, 900),
+            [(1, 100, False), (1, 149, False), (1, 1, True), (24, 10, False), (1, 0, True)],
+            Share(48, 360),
+        ),
+    ],
+)
+def test_room_is_told_by_quarters(
+    left: tuple[int, int], releases: list[tuple[int, int, bool]], window: Share
+) -> None:
+    """Space is announced after each quarter of the queue, in messages or bytes, and for a small rest."""
+    made = shares()
+    made.add_orphaned(7, *left)
+    assert made.nearly_full_tasks == ([7] if left[0] >= 25 else [])
+    for messages, size_bytes, told in releases:
+        assert made.released(7, messages, size_bytes) is told
+    assert made.window(7) == window
+
+
+def test_a_new_session_starts_with_what_room_there_is() -> None:
+    """A new session is notified about full queues, and about space in them as soon as there is any."""
+    made = shares()
+    made.add_orphaned(7, 100, 10)
+    book = CreditBook(made, max_message_bytes=10, needs_release_acks=False)
+    assert book.initial == TOTAL
+    assert book.all() == [credit_of(7, 0, 0, 0)]
+    assert made.released(7, 100, 10)
+    assert book.on_space_freed(7)
+    assert book.take_changes() == [credit_of(7, 100, 1000, 0)]
+
+
+def test_what_a_session_leaves() -> None:
+    """Unreleased messages are outstanding when a session closes; fully released tasks are not."""
+    book = CreditBook(shares(), max_message_bytes=10, needs_release_acks=False)
+    book.received([TaskGroup.of(1, [b"a"] * 5), TaskGroup.of(2, [b"b"] * 3)])
+    book.released(1, 2, 2)
+    book.released(2, 3, 3)
+    assert book.outstanding() == [(1, 3, 3)]

@@ -1,4 +1,4 @@
-"""The send window: acknowledged, refused, released and abandoned messages."""
+"""The send window: acknowledged, refused, released, abandoned, resent and retained messages."""
 
 from __future__ import annotations
 
@@ -6,31 +6,16 @@ import time
 from typing import Any
 
 import pytest
-from helpers.acks import credit_of, refusal_of
-from helpers.sending import PLENTY, Sending
+from helpers.acks import ack_of, credit_of, refusal_of
+from helpers.sending import PLENTY, Sending, contents, groups, reopen
 
 from tuplewire.errors import ProtocolError
+from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.session.send import SendWindow
+from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, route_of
-
-
-def test_acknowledgements_are_cumulative() -> None:
-    """An acknowledgement settles all frames up to its number, each batch with its token."""
-    sending = Sending()
-    for tag in "abc":
-        sending.write(1, 2, tag=tag)
-    assert sending.update(2) == [Settled("a", 1, 2, 2, None), Settled("b", 1, 2, 2, None)]
-    assert sending.acknowledged == 4
-
-
-def test_repeated_and_late_acknowledgements_change_nothing() -> None:
-    """A repeated or older acknowledgement settles nothing."""
-    sending = Sending()
-    for _ in range(3):
-        sending.write(1)
-    sending.update(2)
-    assert sending.update(2) == sending.update(1) == []
-    assert sending.acknowledged == sending.window.acknowledged == 2
+from tuplewire.wire.messaging_pb2 import Ack
 
 
 def test_acknowledgement_of_what_was_never_sent() -> None:
@@ -40,25 +25,6 @@ def test_acknowledgement_of_what_was_never_sent() -> None:
     with pytest.raises(ProtocolError, match="frame 2 was acknowledged, and 1 were sent"):
         sending.update(2)
     assert sending.acknowledged == 0
-
-
-def test_processed_mode_settles_on_processed_offsets() -> None:
-    """In the mode `processed`, messages settle when they are processed, not when they are queued."""
-    sending = Sending(processed=True)
-    sending.offer(1, 2, tag="a")
-    sending.write(1, 3, tag="b")
-    assert sending.update(1) == []
-    assert sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 4),)) == [Settled("a", 1, 2, 2, None)]
-    assert sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 5),)) == [Settled("b", 1, 3, 3, None)]
-
-
-def test_processed_offsets_are_per_task() -> None:
-    """Progress of one task does not settle messages of another."""
-    sending = Sending(processed=True)
-    sending.offer(1, 1, tag="a")
-    sending.write(2, 1, tag="b")
-    settled = sending.update(1, grants=(credit_of(2, PLENTY, PLENTY, 1), credit_of(1, PLENTY, PLENTY, 0)))
-    assert [each.token for each in settled] == ["b"]
 
 
 @pytest.mark.parametrize("processed", [False, True])
@@ -83,36 +49,6 @@ def test_refused_messages_are_dropped(code: str, reason: DropReason, *, processe
     ]
     assert sending.dropped == {reason.value: 3}
     assert sending.acknowledged == 1
-
-
-def test_a_repeated_refusal_changes_nothing() -> None:
-    """A repeated refusal, for example after a reconnect, drops nothing more."""
-    sending = Sending()
-    refusal = refusal_of(1, 1, 1, "UNKNOWN_TASK", "no")
-    for _ in range(2):
-        sending.write(1)
-    sending.update(1, refusals=(refusal,))
-    assert sending.update(1, refusals=(refusal,)) == []
-    assert [each.dropped for each in sending.open(sequence=2, refusals=(refusal,))] == [None]
-    assert sending.dropped == {"unknown_task": 1}
-
-
-def test_refused_messages_do_not_shift_the_processed_offset() -> None:
-    """A refusal does not settle earlier messages that are still being processed."""
-    sending = Sending(processed=True)
-    sending.write(1, 2, tag="working")
-    sending.write(1, 5, tag="refused")
-    sending.write(1, 1, tag="last")
-    settled = sending.update(
-        3,
-        grants=(credit_of(1, PLENTY, PLENTY, 0),),
-        refusals=(refusal_of(2, 1, 5, "TASK_NOT_LOCAL", "moved"),),
-    )
-    assert [each.token for each in settled] == ["refused"]
-    assert [each.token for each in sending.update(3, grants=(credit_of(1, PLENTY, PLENTY, 2),))] == [
-        "working"
-    ]
-    assert [each.token for each in sending.update(3, grants=(credit_of(1, PLENTY, PLENTY, 3),))] == ["last"]
 
 
 def test_abandon_gives_everything_up() -> None:
@@ -143,6 +79,7 @@ def test_a_task_is_quiet_once_all_is_released() -> None:
     sending.update(1, grants=(credit_of(1, 10, PLENTY, 2),))
     assert sending.window.all_released(1)
     assert not sending.window.all_released(2)
+    assert [task for task, _ in sending.window.unreleased()] == [2]
 
 
 def test_what_is_taken_back_was_never_accepted() -> None:
@@ -220,3 +157,173 @@ def test_everything_is_released_by_a_receiver_that_has_ended_in_order() -> None:
     kept.update(1)
     kept.window.receiver_ended()
     assert kept.window.take_released() == []
+
+
+def test_resume_sends_again_what_was_not_accepted() -> None:
+    """After a disconnect, the frames that the receiver lacks are resent with their old numbers."""
+    sending = Sending()
+    for task in (1, 2, 1, 2):
+        sending.offer(task)
+    first = sending.frames()
+    for task in (1, 2, 1):
+        sending.offer(task)
+        first += sending.frames()
+    settled = sending.open(sequence=2)
+    assert sum(each.messages for each in settled) == 5
+    again = sending.frames()
+    assert contents(again) == contents(first[2:])
+    assert not any(group.redelivered for group in groups(again))
+
+
+def test_messages_that_were_never_sent_are_not_marked() -> None:
+    """Messages that were never sent are not marked as redelivered."""
+    sending = Sending(initial=1)
+    sending.write(1, 2)
+    sending.open(incarnation=8)
+    sending.update(0, grants=(credit_of(1, 2, PLENTY, 0),))
+    (frame,) = sending.frames()
+    assert [[(group.data, group.redelivered) for group in run] for run in frame.runs] == [
+        [(b"\0", True)],
+        [(b"\1", False)],
+    ]
+
+
+def test_a_receiver_that_forgot_the_session() -> None:
+    """A receiver that lost the session is treated as a new receiver."""
+    sending = Sending()
+    for _ in range(3):
+        sending.write(1)
+    sending.update(2)
+    sending.open(sequence=0)
+    frames = sending.frames()
+    assert contents(frames) == [(1, [(1, b"\2")])]
+    assert groups(frames)[0].redelivered
+
+
+def test_a_receiver_that_knows_more_than_was_sent() -> None:
+    """A session that another process has continued is an error and acknowledges nothing."""
+    sending = Sending()
+    sending.write(1)
+    with pytest.raises(ProtocolError):
+        sending.open(sequence=5)
+    with pytest.raises(ProtocolError, match="an incarnation of its own"):
+        sending.open(incarnation=8, sequence=5)
+    assert sending.acknowledged == 0
+    sending.open()
+    assert contents(sending.frames()) == [(1, [(1, b"\0")])]
+
+
+def test_the_last_message_that_is_unreleased_is_told() -> None:
+    """The last unreleased entry sequence is reset after everything is released."""
+    sending = Sending()
+    for first in (50, 3):
+        sending.offer_groups(TaskGroup.of(1, [b"x", b"y"]).at(first, 0))
+        sending.frames()
+        assert list(sending.window.unreleased().values()) == [first + 1]
+        released = 2 if first == 50 else 4
+        sending.update(1 if first == 50 else 2, grants=(credit_of(1, PLENTY, PLENTY, released),))
+        assert sending.window.unreleased() == {}
+
+
+# --- retained messages ----------------------------------------------------------------------------
+
+
+def window() -> SendWindow:
+    """Return a window with a receiver that grants ample credit."""
+    state = SendWindow(SessionSettings())
+    reopen(state)
+    return state
+
+
+def payloads(frame: OutFrame | None) -> list[bytes]:
+    """Return the payloads of a frame; a `!` marks redelivered ones."""
+    assert frame is not None
+    return [
+        payload + b"!" * group.redelivered
+        for run in frame.runs
+        for group in run
+        for payload in group.payloads()
+    ]
+
+
+def tokens(settled: list[Settled]) -> list[object]:
+    """Return the tokens of settled or released messages."""
+    return [each.token for each in settled]
+
+
+def updated(state: SendWindow, update: Ack) -> list[Settled]:
+    """Return the messages that an update settles."""
+    state.update(update)
+    return state.take_settled()
+
+
+def mixed() -> SendWindow:
+    """Return a window that has sent a retained, a plain and a retained message, all acknowledged."""
+    state = window()
+    assert state.offer([TaskGroup.of(1, [b"a"])], "a", retain=True)
+    assert state.offer([TaskGroup.of(1, [b"b"])], "b")
+    assert state.offer([TaskGroup.of(1, [b"c"])], "c", retain=True)
+    assert payloads(state.next_frame()) == [b"a", b"b", b"c"]
+    assert tokens(updated(state, ack_of(1, [], []))) == ["b"]
+    return state
+
+
+def test_a_kept_message_settles_when_it_is_processed() -> None:
+    """Plain messages settle when acknowledged, retained ones when processed; releases keep order."""
+    state = mixed()
+    assert (state.messages, state.ledger().pending, state.ledger().acknowledged) == (2, 2, 1)
+    assert tokens(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))) == ["a"]
+    assert tokens(state.take_released()) == ["a"]
+    assert tokens(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 3)], []))) == ["c"]
+    assert tokens(state.take_released()) == ["b", "c"]
+    assert state.ledger().balanced
+    assert (state.ledger().acknowledged, state.ledger().pending) == (3, 0)
+
+
+def test_a_new_receiver_gets_what_is_kept_again() -> None:
+    """After the receiver fails, retained messages are redelivered and the others are released."""
+    state = mixed()
+    reopen(state, 8)
+    assert tokens(state.take_released()) == ["b"]
+    assert payloads(state.next_frame()) == [b"a!", b"c!"]
+    assert tokens(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 2)], []))) == ["a", "c"]
+    assert state.ledger().balanced
+
+
+def test_what_is_kept_is_handed_back() -> None:
+    """take_back() returns the retained messages as redelivered, and releases the others."""
+    state = mixed()
+    assert [(group.redelivered, token) for group, token in state.take_back()] == [(True, "a"), (True, "c")]
+    assert tokens(state.take_released()) == ["b"]
+    assert (state.ledger().accepted, state.ledger().acknowledged) == (1, 1)
+
+
+def test_what_the_receiver_has_accepted_is_not_dropped_at_the_end() -> None:
+    """An abandoned window drops messages without acknowledgement; accepted ones are acknowledged."""
+    state = mixed()
+    assert state.offer([TaskGroup.of(1, [b"d"])], "d", retain=True)
+    assert payloads(state.next_frame()) == [b"d"]
+    state.abandon(DropReason.CLOSED)
+    assert [(each.token, each.dropped) for each in state.take_settled()] == [
+        ("a", None),
+        ("c", None),
+        ("d", DropReason.CLOSED),
+    ]
+    assert tokens(state.take_released()) == ["b", "d"]
+    assert (state.ledger().acknowledged, state.ledger().dropped["closed"], state.messages) == (3, 1, 0)
+    assert state.ledger().balanced
+
+
+def test_waits_for_news_until_all_is_processed() -> None:
+    """A window waits until all messages are processed, so that it sends probes until then."""
+    state = window()
+    waiting = [state.waiting]
+    state.offer([TaskGroup.of(1, [b"x"])], "token")
+    waiting.append(state.waiting)
+    state.next_frame()
+    state.update(ack_of(1, [], []))
+    assert state.messages == 0
+    waiting.append(state.waiting)
+    state.update(ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))
+    waiting.append(state.waiting)
+    assert waiting == [False, True, True, False]
