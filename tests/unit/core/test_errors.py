@@ -148,7 +148,7 @@ def test_errors_with_more_than_words_travel() -> None:
         RefusedMessagesError(["one", "two"]),
         refused("X", "because"),
     ):
-        error.owner = "host:1"  # type: ignore[attr-defined]
+        error.owner = "host:1"  # type: ignore[union-attr]
         copied = _pickled(error)
         assert (type(copied), str(copied), copied.__dict__) == (type(error), str(error), error.__dict__)
 

@@ -133,9 +133,10 @@ class TestPayloads:
 
     def test_own_copy(self) -> None:
         """Later changes to a bytearray or to the columns do not change the batch."""
-        tasks, payloads = [1, 2], [bytearray(b"a"), b"b"]
+        tasks = [1, 2]
+        payloads: list[Any] = [bytearray(b"a"), b"b"]
         batch = TaskMessageBatch.from_columns(tasks, payloads)
-        payloads[0][:] = b"x"  # type: ignore[index]
+        payloads[0][:] = b"x"
         tasks[0], payloads[1] = 9, b"x"
         assert list(batch) == [TaskMessage(1, b"a"), TaskMessage(2, b"b")]
 

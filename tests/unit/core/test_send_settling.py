@@ -188,6 +188,28 @@ def test_messages_that_were_never_sent_are_not_marked() -> None:
     ]
 
 
+def test_acknowledged_while_sending_again() -> None:
+    """A frame that is acknowledged before it is resent is skipped."""
+    sending = Sending()
+    for _ in range(3):
+        sending.write(1)
+    sending.open()
+    sending.update(2)
+    assert contents(sending.frames()) == [(3, [(1, b"\2")])]
+
+
+def test_a_new_receiver_during_a_resumption_gets_each_message_once() -> None:
+    """A new receiver does not get the old receiver's missing frames a second time."""
+    sending = Sending()
+    for _ in range(3):
+        sending.write(1)
+    sending.open()
+    assert sending.frame() is not None
+    sending.open(incarnation=8)
+    assert contents(sending.frames()) == [(1, [(1, b"\0\1\2")])]
+    assert sending.frame() is None
+
+
 def test_a_receiver_that_forgot_the_session() -> None:
     """A receiver that lost the session is treated as a new receiver."""
     sending = Sending()

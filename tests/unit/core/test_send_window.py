@@ -319,6 +319,20 @@ def test_what_is_dropped_otherwise_is_in_nobodys_way(reason: str) -> None:
     assert payloads(sending.frames()) == b"\2\3"
 
 
+def test_what_is_on_the_way_stays() -> None:
+    """Only unwritten messages are dropped; if they are too few, none are, and the offer waits."""
+    sending = dropping(initial=3, max_pending_messages=5)
+    sending.offer(1, 5)
+    assert payloads(sending.frames()) == b"\0\1\2"
+    assert not sending.offer(1, 3)
+    assert sending.dropped == {}
+    assert sending.offer(1, 2)
+    assert sending.dropped == {"overflow": 2}
+    assert not sending.offer(1, 6), "a batch over the bound waits until nothing is on the way"
+    sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 0),))
+    assert payloads(sending.frames()) == b"\x08\x09"
+
+
 @pytest.mark.parametrize("processed", [False, True])
 def test_what_is_sent_again_stays(*, processed: bool) -> None:
     """After a receiver fails, messages it may have received are resent; only unsent ones are dropped."""
