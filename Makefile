@@ -125,7 +125,7 @@ PRODUCTION := $(addprefix tests/integration/core/test_,tls.py permissions.py oth
 	worker_admin.py worker_times.py membership_program.py restarting_server.py) tests/integration/spark/test_tokens.py \
 	tests/integration/topology/test_program_rolls.py \
 	$(addprefix tests/unit/,project/test_layers.py project/test_metrics_page.py project/test_docs.py core/test_series.py \
-	core/test_security_settings.py spark/test_spark_kubernetes.py topology/test_storm_keys.py) \
+	core/test_worker_config.py spark/test_spark_kubernetes.py topology/test_storm_keys.py) \
 	tests/contract/test_proto.py tests/spark/topology/test_own_workers.py
 
 .PHONY: deploy-check
