@@ -6,61 +6,13 @@ import functools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers.errors import comes_to_say
-from helpers.topology import Pair, acknowledged, collect, messages_of, numbered, numbers
+from helpers.topology import Pair, acknowledged, collect, numbered, numbers
 from helpers.traffic import client_of, deliver
 
-from tuplewire.errors import SupersededError, TaskNotLocalError, UnreachableError
+from tuplewire.errors import SupersededError
 from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
-
-
-def test_recv_times_out_when_nothing_comes(pair: Pair) -> None:
-    """An idle task raises TimeoutError, and the subscription remains usable."""
-    task = pair.near_task()
-    with client_of(pair.near.address) as client, client.recv([task], timeout=0.3) as subscription:
-        with pytest.raises(TimeoutError, match="nothing arrived"):
-            next(subscription)
-        deliver(client, task, b"0")
-        assert numbers(collect(subscription, 1)) == [0]
-
-
-def test_recv_says_when_the_worker_is_out_of_reach(nobody: str) -> None:
-    """A subscription that never reached its worker raises UnreachableError, with the cause."""
-    client = client_of(nobody)
-    comes_to_say(
-        lambda: next(client.recv([0], timeout=0.5)), UnreachableError, f"{nobody} for 0.5 s.*refused"
-    )
-    client.close()
-
-
-def test_recv_of_a_task_elsewhere_names_the_owner(pair: Pair) -> None:
-    """A subscription at the wrong worker fails with the address of the task's owner."""
-    with client_of(pair.near.address) as client, pytest.raises(TaskNotLocalError, match=pair.far.address):
-        next(client.recv([pair.far_task()], timeout=10))
-
-
-def test_newer_subscriber_takes_the_task_over(pair: Pair) -> None:
-    """The older subscriber gets SupersededError; the newer gets unacknowledged messages, marked, in order."""
-    task = pair.near_task()
-    with client_of(pair.near.address) as older, client_of(pair.near.address) as newer:
-        older.send(numbered(task, range(10)))
-        first = older.recv([task], timeout=10)
-        assert numbers(collect(first, 10)) == list(range(10))
-        eventually(lambda: acknowledged(pair.near, task) == 10)
-        older.send(numbered(task, range(10, 30), source=4))
-        assert len(next(first)) == 20
-        deliver(older, numbered(task, range(30, 40)))
-        with newer.recv([task], timeout=10) as second:
-            taken = next(second)
-            first_group = taken.groups[0]
-            assert (first_group.source, len(first_group), first_group.redelivered) == (4, 20, True)
-            got = messages_of(taken)
-            if len(got) < 30:
-                got += collect(second, 30 - len(got))
-            assert [int(payload) for _, payload in got] == list(range(10, 40))
-            eventually(lambda: _superseded(first), 10)
 
 
 def test_two_consumers_with_one_identity(pair: Pair) -> None:
