@@ -52,19 +52,11 @@ def _server(*handshakes: Issued) -> Iterator[str]:
             server.stop(None).wait(60)
 
 
-def test_a_uri_is_a_name(tmp_path: Path) -> None:
-    """A URI can identify a worker, although gRPC for Python cannot compare URIs itself."""
-    authority = Authority()
-    program = files_of(authority.issue("etl.example"), tmp_path, WORKER)
-    with (
-        _server(authority.issue("localhost", WORKER)) as address,
-        ControlClient(address, credentials=program) as control,
-    ):
-        assert control.status().worker_id == "somebody"
-
-
 def test_certificates_may_have_an_authority_between(tmp_path: Path) -> None:
-    """Both sides trust the root and present the chain up to it, as cert-manager writes it to tls.crt."""
+    """Both sides trust the root and present the chain up to it, as cert-manager writes it to tls.crt.
+
+    A URI can identify a worker, although gRPC for Python cannot compare URIs itself.
+    """
     root = Authority()
     between = Authority(root)
     program = files_of(between.issue("etl.example"), tmp_path / "program", WORKER)

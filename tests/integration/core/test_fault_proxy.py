@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tuplewire_service.testing.fault_proxy import Direction, FaultProxy
 
 _DEADLINE_SECONDS = 20.0
 _QUIET_SECONDS = 0.2
+Ends = tuple[FaultProxy, socket.socket, socket.socket]
 
 
 class Target:
@@ -70,11 +71,11 @@ def connect(address: str) -> socket.socket:
     return connection
 
 
-@contextmanager
-def pair(proxy: FaultProxy, target: Target) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Connect through a proxy, and yield both ends."""
-    with connect(proxy.address) as near, target.accept() as far:
-        yield near, far
+@pytest.fixture
+def ends(proxy: tuple[FaultProxy, Target]) -> Iterator[Ends]:
+    """Connect through a proxy, and yield it with both ends."""
+    with connect(proxy[0].address) as near, proxy[1].accept() as far:
+        yield proxy[0], near, far
 
 
 def take(connection: socket.socket, size: int) -> bytes:
@@ -106,44 +107,45 @@ def ended(connection: socket.socket) -> bool:
         return True
 
 
-def test_passes_bytes_and_ends_on(proxy: tuple[FaultProxy, Target]) -> None:
+def test_passes_bytes_and_ends_on(ends: Ends) -> None:
     """Without a fault, all bytes arrive unchanged both ways, followed by the close of the connection."""
     data = os.urandom(3_000_000)
-    with pair(*proxy) as (near, far):
-        for sender, receiver in ((near, far), (far, near)):
-            thread = threading.Thread(target=sender.sendall, args=(data,))
-            thread.start()
-            assert take(receiver, len(data)) == data
-            thread.join()
-        near.sendall(b"last")
-        near.shutdown(socket.SHUT_WR)
-        assert take(far, 4) == b"last"
-        assert far.recv(1) == b""
-        far.sendall(data)
-        far.close()
-        assert take(near, len(data)) == data
-        assert near.recv(1) == b""
-    eventually(lambda: proxy[0].connections == 0)
+    proxy, near, far = ends
+    for sender, receiver in ((near, far), (far, near)):
+        thread = threading.Thread(target=sender.sendall, args=(data,))
+        thread.start()
+        assert take(receiver, len(data)) == data
+        thread.join()
+    near.sendall(b"last")
+    near.shutdown(socket.SHUT_WR)
+    assert take(far, 4) == b"last"
+    assert far.recv(1) == b""
+    far.sendall(data)
+    far.close()
+    assert take(near, len(data)) == data
+    assert near.recv(1) == b""
+    near.close()
+    eventually(lambda: proxy.connections == 0)
 
 
-def test_black_hole_holds_bytes_and_ends_back(proxy: tuple[FaultProxy, Target]) -> None:
+def test_black_hole_holds_bytes_and_ends_back(ends: Ends) -> None:
     """A black hole delays bytes and the close of a peer; after it, both arrive in order."""
-    with pair(*proxy) as (near, far):
-        proxy[0].black_hole()
-        near.sendall(b"one")
-        far.sendall(b"two")
-        far.close()
-        assert silent(near)
-        proxy[0].resume()
-        assert take(near, 3) == b"two"
-        near.shutdown(socket.SHUT_WR)
-        assert ended(near)
+    proxy, near, far = ends
+    proxy.black_hole()
+    near.sendall(b"one")
+    far.sendall(b"two")
+    far.close()
+    assert silent(near)
+    proxy.resume()
+    assert take(near, 3) == b"two"
+    near.shutdown(socket.SHUT_WR)
+    assert ended(near)
 
 
 def test_black_hole_takes_new_connections(proxy: tuple[FaultProxy, Target]) -> None:
     """A black hole accepts a new connection, which carries no bytes until the black hole ends."""
     proxy[0].black_hole()
-    with pair(*proxy) as (near, far):
+    with connect(proxy[0].address) as near, proxy[1].accept() as far:
         near.sendall(b"one")
         assert silent(far)
         proxy[0].resume()
@@ -151,97 +153,98 @@ def test_black_hole_takes_new_connections(proxy: tuple[FaultProxy, Target]) -> N
 
 
 @pytest.mark.parametrize("dead", list(Direction))
-def test_half_open(proxy: tuple[FaultProxy, Target], dead: Direction) -> None:
+def test_half_open(ends: Ends, dead: Direction) -> None:
     """With one direction blocked, the other works; bytes sent the blocked way arrive later."""
-    with pair(*proxy) as (near, far):
-        deaf, hears = (near, far) if dead is Direction.TO_CLIENT else (far, near)
-        proxy[0].half_open(dead)
-        hears.sendall(b"lost?")
-        deaf.sendall(b"heard")
-        assert take(hears, 5) == b"heard"
-        assert silent(deaf)
-        proxy[0].resume()
-        assert take(deaf, 5) == b"lost?"
+    proxy, near, far = ends
+    deaf, hears = (near, far) if dead is Direction.TO_CLIENT else (far, near)
+    proxy.half_open(dead)
+    hears.sendall(b"lost?")
+    deaf.sendall(b"heard")
+    assert take(hears, 5) == b"heard"
+    assert silent(deaf)
+    proxy.resume()
+    assert take(deaf, 5) == b"lost?"
 
 
-def test_half_open_hides_the_end_of_a_peer(proxy: tuple[FaultProxy, Target]) -> None:
+def test_half_open_hides_the_end_of_a_peer(ends: Ends) -> None:
     """The close of a peer is hidden until the proxy resumes."""
-    with pair(*proxy) as (near, far):
-        proxy[0].half_open()
-        far.close()
-        assert silent(near)
-        proxy[0].resume()
-        assert ended(near)
+    proxy, near, far = ends
+    proxy.half_open()
+    far.close()
+    assert silent(near)
+    proxy.resume()
+    assert ended(near)
 
 
-def test_delay(proxy: tuple[FaultProxy, Target]) -> None:
+def test_delay(ends: Ends) -> None:
     """With a delay, all bytes arrive both ways; resume() ends a long delay."""
     data = os.urandom(1_000_000)
-    with pair(*proxy) as (near, far):
-        proxy[0].delay(0.05)
-        near.sendall(data)
-        assert take(far, len(data)) == data
-        far.sendall(b"back")
-        assert take(near, 4) == b"back"
-        proxy[0].delay(1000)
-        near.sendall(b"held")
-        assert silent(far)
-        proxy[0].resume()
-        assert take(far, 4) == b"held"
+    proxy, near, far = ends
+    proxy.delay(0.05)
+    near.sendall(data)
+    assert take(far, len(data)) == data
+    far.sendall(b"back")
+    assert take(near, 4) == b"back"
+    proxy.delay(1000)
+    near.sendall(b"held")
+    assert silent(far)
+    proxy.resume()
+    assert take(far, 4) == b"held"
 
 
-def test_throttle(proxy: tuple[FaultProxy, Target]) -> None:
+def test_throttle(ends: Ends) -> None:
     """A throttled connection forwards all bytes; if that would take hours, resume() releases the rest."""
     data = os.urandom(50_000)
-    with pair(*proxy) as (near, far):
-        proxy[0].throttle(1_000_000)
-        near.sendall(data)
-        assert take(far, len(data)) == data
-        proxy[0].throttle(1)
-        near.sendall(data)
-        assert take(far, 1) == data[:1]
-        proxy[0].resume()
-        assert take(far, len(data) - 1) == data[1:]
+    proxy, near, far = ends
+    proxy.throttle(1_000_000)
+    near.sendall(data)
+    assert take(far, len(data)) == data
+    proxy.throttle(1)
+    near.sendall(data)
+    assert take(far, 1) == data[:1]
+    proxy.resume()
+    assert take(far, len(data) - 1) == data[1:]
 
 
-def test_faults_add_up(proxy: tuple[FaultProxy, Target]) -> None:
+def test_faults_add_up(ends: Ends) -> None:
     """A second fault does not end the first, and one resume() ends both."""
-    with pair(*proxy) as (near, far):
-        proxy[0].half_open(Direction.TO_TARGET)
-        proxy[0].delay(1000)
-        near.sendall(b"there")
-        far.sendall(b"back")
-        assert silent(near)
-        proxy[0].half_open(Direction.TO_CLIENT)
-        assert proxy[0].conditions.silent == frozenset(Direction)
-        proxy[0].resume()
-        assert (take(far, 5), take(near, 4)) == (b"there", b"back")
+    proxy, near, far = ends
+    proxy.half_open(Direction.TO_TARGET)
+    proxy.delay(1000)
+    near.sendall(b"there")
+    far.sendall(b"back")
+    assert silent(near)
+    proxy.half_open(Direction.TO_CLIENT)
+    assert proxy.conditions.silent == frozenset(Direction)
+    proxy.resume()
+    assert (take(far, 5), take(near, 4)) == (b"there", b"back")
 
 
-def test_cut_ends_both_sides(proxy: tuple[FaultProxy, Target]) -> None:
+def test_cut_ends_both_sides(ends: Ends, proxy: tuple[FaultProxy, Target]) -> None:
     """A cut closes all connections on both sides, even in a black hole; new connections are accepted."""
-    with pair(*proxy) as (near, far):
-        proxy[0].black_hole()
-        assert proxy[0].cut() == 1
-        assert ended(near)
-        assert ended(far)
+    _, near, far = ends
+    proxy[0].black_hole()
+    assert proxy[0].cut() == 1
+    assert ended(near)
+    assert ended(far)
     proxy[0].resume()
-    with pair(*proxy) as (near, far):
+    with connect(proxy[0].address) as near, proxy[1].accept() as far:
         near.sendall(b"one")
         assert take(far, 3) == b"one"
 
 
-def test_a_reset_is_passed_on(proxy: tuple[FaultProxy, Target]) -> None:
+def test_a_reset_is_passed_on(ends: Ends) -> None:
     """If one end resets the connection, the other end is reset, too; a Unix socket is only closed."""
-    with pair(*proxy) as (near, far):
-        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        far.close()
-        if near.family == socket.AF_UNIX:
-            assert near.recv(1) == b""
-        else:
-            with pytest.raises(ConnectionResetError):
-                near.recv(1)
-    eventually(lambda: proxy[0].connections == 0)
+    proxy, near, far = ends
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    far.close()
+    if near.family == socket.AF_UNIX:
+        assert near.recv(1) == b""
+    else:
+        with pytest.raises(ConnectionResetError):
+            near.recv(1)
+    near.close()
+    eventually(lambda: proxy.connections == 0)
 
 
 def test_an_absent_target_is_a_reset(tmp_path: Path) -> None:
@@ -267,16 +270,16 @@ def test_values_are_checked(proxy: tuple[FaultProxy, Target], fault: Callable[[F
     assert proxy[0].conditions == before
 
 
-def test_memory_is_bounded(proxy: tuple[FaultProxy, Target]) -> None:
+def test_memory_is_bounded(ends: Ends) -> None:
     """In a black hole, a sender is blocked after some megabytes."""
-    with pair(*proxy) as (near, _):
-        proxy[0].black_hole()
-        near.settimeout(1.0)
-        sent = 0
-        with suppress(TimeoutError):
-            while sent < 200_000_000:
-                sent += near.send(bytes(100_000))
-        assert sent < 100_000_000
+    proxy, near, _ = ends
+    proxy.black_hole()
+    near.settimeout(1.0)
+    sent = 0
+    with suppress(TimeoutError):
+        while sent < 200_000_000:
+            sent += near.send(bytes(100_000))
+    assert sent < 100_000_000
 
 
 def test_a_connection_that_comes_with_the_end_is_closed() -> None:

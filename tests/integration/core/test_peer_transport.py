@@ -39,31 +39,21 @@ def test_errors_name_the_address_for_programs(pair: Pair) -> None:
         next(client.recv([pair.far_task()], timeout=5))
 
 
-def test_status_tells_both_addresses(pair: Pair) -> None:
-    """The status contains the address for peers, as text and in JSON, and names peers by it."""
+def test_reports_have_both_addresses(pair: Pair) -> None:
+    """The address file, the status and the assignment contain the address for peers, a separate one."""
+    assert pair.near.peer_address.startswith("127.0.0.1:")
+    assert pair.near.peer_address != pair.near.address
     told = status(pair.near)
     assert list(told.addresses) == [pair.near.address, pair.near.unix_address]
     assert list(told.peer_addresses) == [pair.near.peer_address]
     assert [peer.address for peer in told.peers] == [pair.far.peer_address]
     for flags, text in (([], f"for peers   {pair.near.peer_address}"), (["--json"], "peer_addresses")):
         assert text in run_command("status", pair.near.address, *flags).stdout
-
-
-def test_the_assignment_comes_back_whole(pair: Pair) -> None:
-    """The assignment that a worker returns contains the addresses for peers."""
     with ControlClient(pair.near.address) as control:
         assignment = control.assignment()
     assert assignment is not None
-    assert {worker.peer_address for worker in assignment.workers} == {
-        pair.near.peer_address,
-        pair.far.peer_address,
-    }
-
-
-def test_the_address_file_has_the_peers_address(pair: Pair) -> None:
-    """The address file contains the address for peers, so that a launcher can build an assignment."""
-    assert pair.near.peer_address.startswith("127.0.0.1:")
-    assert pair.near.peer_address != pair.near.address
+    addresses = {worker.peer_address for worker in assignment.workers}
+    assert addresses == {pair.near.peer_address, pair.far.peer_address}
 
 
 def test_a_program_may_speak_zeromq_to_a_worker(pair: Pair) -> None:

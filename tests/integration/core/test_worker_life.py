@@ -138,6 +138,19 @@ def topology_of(notes: Notes) -> Topology:
     return builder.create_topology()
 
 
+def arrivals(link: Link) -> list[bytes]:
+    """Open the link of "end", and return the list to which it adds the payloads that arrive."""
+    arrived: list[bytes] = []
+
+    def receive(groups: Sequence[TaskGroup], done: Done) -> None:
+        for group in groups:
+            arrived.extend(group.payloads())
+            done(group)
+
+    link.open([range(1, 2)], receive, lambda _: None)
+    return arrived
+
+
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 def test_a_workers_life(transport: str, tmp_path: Path) -> None:
     """A worker writes its heartbeat, opens executors and receives; it stops from the spouts to the link.
@@ -147,15 +160,8 @@ def test_a_workers_life(transport: str, tmp_path: Path) -> None:
     """
     notes = Notes(tmp_path / "heartbeat.json")
     topology = topology_of(notes)
-    arrived: list[bytes] = []
-
-    def receive(groups: Sequence[TaskGroup], done: Done) -> None:
-        for group in groups:
-            arrived.extend(group.payloads())
-            done(group)
-
     with hosted(topology, [2, 3], [1], transport=transport) as (here, there):
-        there.link.open([range(1, 2)], receive, lambda _: None)
+        arrived = arrivals(there.link)
         link = NotedLink(here.link, notes)
         worker = ExecutorWorker(topology, [2, 3], topology_id="t", link=link, state_file=notes.file)
         worker.start()
@@ -185,15 +191,8 @@ def test_a_drain_waits_for_executors(tmp_path: Path) -> None:
     """A drain waits for the executors' tuples, because they can produce messages to other workers."""
     notes = Notes(tmp_path / "heartbeat.json")
     topology = topology_of(notes)
-    arrived: list[bytes] = []
-
-    def receive(groups: Sequence[TaskGroup], done: Done) -> None:
-        for group in groups:
-            arrived.extend(group.payloads())
-            done(group)
-
     with hosted(topology, [2, 3], [1]) as (here, there):
-        there.link.open([range(1, 2)], receive, lambda _: None)
+        arrived = arrivals(there.link)
         worker = ExecutorWorker(topology, [2, 3], topology_id="t", link=here.link)
         here.host.attach(worker, topology.tasks)
         worker.start()
