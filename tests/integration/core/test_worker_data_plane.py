@@ -34,7 +34,6 @@ from helpers.worker_process import run_command
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import BufferFullError, FlushTimeoutError
-from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.settings.config import SessionSettings
 from tuplewire_service.messaging.grpc import GrpcContext
 from tuplewire_service.testing import eventually
@@ -102,30 +101,6 @@ def test_bound_in_bytes_holds_for_large_messages(pair: Pair) -> None:
         assert {payload for _, payload in collect(consumer.recv([task], timeout=10), sent)} == {payload}
 
 
-def test_stopped_task_leaves_the_others_alone(pair: Pair) -> None:
-    """With one client over two hops, a task without a consumer does not block another task."""
-    stopped, running = pair.far_task(), pair.far_task()
-    with (
-        client_of(pair.near.address, max_pending_messages=2000, max_pending_task_messages=1000) as sender,
-        client_of(pair.far.address) as consumer,
-    ):
-        eventually(
-            lambda: not sender.try_send(numbered(stopped, range(100))) and queued(pair.far, stopped) == 500,
-            10,
-            "everything full",
-        )
-        with Reader(consumer.recv([running], timeout=0.2)) as reader:
-            for start in range(0, 20_000, 100):
-                sender.send(numbered(running, range(start, start + 100)), timeout=10)
-            reader.has(20_000)
-        assert numbers(reader.got) == list(range(20_000))
-        assert queued(pair.far, stopped) > 0
-        with pytest.raises(FlushTimeoutError, match=r"not acknowledged after 0.1 s; they are dropped"):
-            sender.close(0.1)
-        assert sender.ledger().balanced
-        assert sender.ledger().dropped["closed"] > 0
-
-
 def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
     """A task without a consumer is reported as congested by worker, peer and program until it is read."""
     task = pair.far_task()
@@ -174,22 +149,6 @@ def test_load_of_a_task_is_known_to_the_peer(pair: Pair) -> None:
         eventually(lambda: seen() == pytest.approx(60 / 500), 5, "load 0.12")
         collect(consumer.recv([task], timeout=10), 60)
         eventually(lambda: seen() == 0.0, 5, "load 0 again")
-
-
-def test_received_messages_are_counted_by_source(pair: Pair) -> None:
-    """The first worker counts messages from clients, and the second counts messages from the first."""
-
-    def count(endpoint: Endpoint, source: str) -> tuple[int, int]:
-        for each in status(endpoint).received:
-            if each.source == source:
-                return each.messages, each.bytes
-        return 0, 0
-
-    before = count(pair.near, "client"), count(pair.far, pair.near.worker_id)
-    with client_of(pair.near.address) as sender:
-        deliver(sender, numbered(pair.far_task(), range(10, 20)))
-    assert count(pair.near, "client") == (before[0][0] + 10, before[0][1] + 20)
-    eventually(lambda: count(pair.far, pair.near.worker_id) == (before[1][0] + 10, before[1][1] + 20))
 
 
 # --- broken connections --------------------------------------------------------------------------------
@@ -308,23 +267,6 @@ def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: P
             sender.flush(10)
             assert (sender.ledger().accepted, sender.ledger().acknowledged) == (160, 160)
             eventually(lambda: ledger(worker.endpoint).acknowledged == 60)
-
-
-def test_consumer_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
-    """A subscription survives a restart of its worker and receives the new worker's messages."""
-    with (
-        restartable(tmp_path, [0]) as worker,
-        client_of(worker.reached.address) as sender,
-        client_of(worker.reached.address) as consumer,
-        Reader(consumer.recv([0], timeout=0.2)) as reader,
-    ):
-        deliver(sender, numbered(0, range(100)))  # otherwise the sender would resend them
-        reader.has(100)
-        worker.kill()
-        worker.start()
-        deliver(sender, numbered(0, range(100, 200)))
-        reader.has(200)
-        assert numbers(reader.got) == list(range(200))
 
 
 def test_consumer_without_room_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
