@@ -7,6 +7,7 @@ import socket
 import subprocess
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from helpers import eventually
@@ -60,11 +61,15 @@ def test_the_admin_port_does_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> No
         server.close()
 
 
+def _admin(worker: Running) -> tuple[str, int]:
+    url = urlsplit(worker.bound["metrics_url"])
+    return str(url.hostname), int(url.port or 0)
+
+
 def test_many_idle_admin_connections_do_not_hold_the_end_up(worker: Running) -> None:
     """Connections with unfinished requests are limited in number, and closed when the worker exits."""
-    host, port = str(worker.bound["metrics_url"]).removeprefix("http://").removesuffix("/metrics").split(":")
     with contextlib.ExitStack() as connections:
-        address = (host, int(port))
+        address = _admin(worker)
         slow = [connections.enter_context(socket.create_connection(address, timeout=20)) for _ in range(50)]
         threads = Threads()
         connections.callback(threads.end)
@@ -79,19 +84,18 @@ def test_many_idle_admin_connections_do_not_hold_the_end_up(worker: Running) -> 
         assert worker.end() == 0
 
 
-def test_slow_admin_connections_keep_no_probe_away(worker: Running) -> None:
+def test_slow_admin_connections_keep_no_probe_away(shared: Running) -> None:
     """Clients that never finish their requests cannot make the worker's probes fail."""
-    host, port = str(worker.bound["metrics_url"]).removeprefix("http://").removesuffix("/metrics").split(":")
     with contextlib.ExitStack() as connections:
         for _ in range(40):
-            slow = connections.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            slow = connections.enter_context(socket.create_connection(_admin(shared), timeout=5))
             slow.sendall(b"GET /livez HT")
-        assert worker.get("/livez") == (200, "live\n")
-        assert worker.get("/readyz")[0] == 503
+        assert shared.get("/livez") == (200, "live\n")
+        assert shared.get("/readyz")[0] == 503
 
 
-def test_metrics_have_every_family_and_every_reason(worker: Running) -> None:
-    """All metrics for dashboards and alerts exist from the first scrape, and counters start at 0."""
+def test_metrics_have_every_reason(worker: Running) -> None:
+    """The metrics for dashboards and alerts exist from the first scrape, and counters start at 0."""
     with ControlClient(worker.address) as client:
         client.update_assignment(assignment_for(worker, version=3))
         client.wait_ready(10)
@@ -100,18 +104,6 @@ def test_metrics_have_every_family_and_every_reason(worker: Running) -> None:
     for reason in ("unknown_task", "refused", "closed", "shutdown"):
         assert f'tuplewire_dropped_messages_total{{reason="{reason}"}} 0.0' in text
     assert 'tuplewire_refused_messages_total{code="UNKNOWN_TASK"} 0.0' in text
-    for family in (
-        "received_messages_total counter",
-        "received_batches_total counter",
-        "received_bytes_total counter",
-        "sent_messages_total counter",
-        "sent_batches_total counter",
-        "sent_bytes_total counter",
-        "reconnects_total counter",
-        "pending_messages gauge",
-        "connection_up gauge",
-    ):
-        assert f"# TYPE tuplewire_{family}\n" in text
     for sample in (
         "tuplewire_accepted_messages_total 0.0",
         "tuplewire_acknowledged_messages_total 0.0",
@@ -127,10 +119,10 @@ def test_metrics_have_every_family_and_every_reason(worker: Running) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.0.1", "1.0.0", "2.0.0"])
-def test_metrics_negotiate_openmetrics(worker: Running, version: str) -> None:
+def test_metrics_negotiate_openmetrics(shared: Running, version: str) -> None:
     """A scraper that requests OpenMetrics receives it, with the matching content type."""
     accept = f"application/openmetrics-text; version={version}"
-    request = urllib.request.Request(worker.bound["metrics_url"], headers={"Accept": accept})  # noqa: S310
+    request = urllib.request.Request(shared.bound["metrics_url"], headers={"Accept": accept})  # noqa: S310
     with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 - our own worker
         declared, body = answer.headers["Content-Type"], answer.read().decode()
     assert ("openmetrics" in declared) == body.endswith("# EOF\n")

@@ -36,31 +36,27 @@ def test_bad_configuration_is_one_line_and_64(flags: list[str], complaint: str) 
     assert complaint in ended.stderr
 
 
-def test_port_in_use_is_an_error(worker: Running) -> None:
-    """A second worker on the same port fails with one line; the first continues."""
-    ended = run_command("worker", f"--listen={worker.address}", "--admin=127.0.0.1:0")
+def _refused(**changes: object) -> str:
+    """Start a worker that must fail with one line, and return this line."""
+    flags = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", **changes}
+    ended = run_command("worker", *(f"--{name}={value}" for name, value in flags.items()))
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
-    assert f"cannot listen on {worker.address}" in ended.stderr
-    with ControlClient(worker.address) as client:
-        assert client.status().worker_id == "a"
+    return ended.stderr
 
 
-def test_admin_port_in_use_is_an_error(worker: Running) -> None:
-    """A second worker on the same admin port fails with one line as well."""
-    admin = str(worker.bound["metrics_url"]).removeprefix("http://").removesuffix("/metrics")
-    ended = run_command("worker", "--listen=127.0.0.1:0", f"--admin={admin}")
-    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
-    assert f"cannot listen on {admin} for the admin port" in ended.stderr
+def _admin(worker: Running) -> str:
+    return str(worker.bound["metrics_url"]).removeprefix("http://").removesuffix("/metrics")
 
 
-def test_socket_of_a_worker_is_not_taken_over(worker: Running) -> None:
-    """A second worker on the same Unix socket is refused, and the first still answers there."""
-    path = worker.directory / "w.sock"
-    ended = run_command("worker", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0", f"--listen-unix={path}")
-    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
-    assert "another worker uses it" in ended.stderr
-    with ControlClient(f"unix://{path}") as client:
-        assert client.status().worker_id == "a"
+def test_what_another_worker_uses_is_not_taken_over(shared: Running) -> None:
+    """A second worker on the same port, admin port or Unix socket is refused, and the first still answers."""
+    path = shared.directory / "w.sock"
+    assert f"cannot listen on {shared.address}" in _refused(listen=shared.address)
+    assert f"cannot listen on {_admin(shared)} for the admin port" in _refused(admin=_admin(shared))
+    assert "another worker uses it" in _refused(**{"listen-unix": path})
+    for address in (shared.address, f"unix://{path}"):
+        with ControlClient(address) as client:
+            assert client.status().worker_id == "a"
 
 
 def test_socket_of_another_program_is_not_taken_over(tmp_path: Path) -> None:
@@ -69,18 +65,14 @@ def test_socket_of_another_program_is_not_taken_over(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        ended = run_command("worker", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0", f"--listen-unix={path}")
-    assert ended.returncode == 1
-    assert "another process listens on it" in ended.stderr
+        assert "another process listens on it" in _refused(**{"listen-unix": path})
 
 
 def test_file_in_the_sockets_place_is_kept(tmp_path: Path) -> None:
     """A file that is not a socket is never removed."""
     path = tmp_path / "data"
     path.write_text("precious")
-    ended = run_command("worker", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0", f"--listen-unix={path}")
-    assert ended.returncode == 1
-    assert "not a socket" in ended.stderr
+    assert "not a socket" in _refused(**{"listen-unix": path})
     assert path.read_text() == "precious"
 
 
@@ -107,10 +99,10 @@ def test_every_file_that_the_system_allows(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_threads_share_two_heaps(worker: Running) -> None:
+def test_threads_share_two_heaps(shared: Running) -> None:
     """Threads share two heaps and reuse each other's free memory; gRPC alone has a dozen threads."""
-    eventually(lambda: len(list(Path(f"/proc/{worker.process.pid}/task").iterdir())) > 4)
-    assert heaps(worker.process.pid) <= 1
+    eventually(lambda: len(list(Path(f"/proc/{shared.process.pid}/task").iterdir())) > 4)
+    assert heaps(shared.process.pid) <= 1
 
 
 def test_socket_has_the_configured_mode(tmp_path: Path) -> None:
@@ -121,32 +113,25 @@ def test_socket_has_the_configured_mode(tmp_path: Path) -> None:
     assert not (tmp_path / "w.sock").exists()
 
 
-def test_every_bound_address_is_logged_and_written(worker: Running) -> None:
+def test_every_bound_address_is_logged_and_written(shared: Running) -> None:
     """The log and the address file contain TCP, the Unix socket and the admin port."""
-    log = worker.log
-    admin = str(worker.bound["metrics_url"]).removeprefix("http://").removesuffix("/metrics")
-    for address in (worker.address, f"unix://{worker.directory}/w.sock", admin):
-        assert f"address={address}" in log
-    assert not worker.address.endswith(":0")
-    assert worker.bound["addresses"] == [worker.address, f"unix://{worker.directory}/w.sock"]
+    addresses = [shared.address, f"unix://{shared.directory}/w.sock"]
+    for address in (*addresses, _admin(shared)):
+        assert f"address={address}" in shared.log
+    assert not shared.address.endswith(":0")
+    assert shared.bound["addresses"] == addresses
 
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])
-def test_the_log_names_the_transport(transport: str, tmp_path: Path) -> None:
-    """The log contains the transport between workers once, in the start entry."""
-    with running(tmp_path, f"--transport={transport}") as worker:
-        worker.end()
-    (started,) = [line for line in worker.log.splitlines() if "worker.started" in line]
-    assert f" transport={transport} " in started
-    assert worker.log.count(" transport=") == 1
-
-
-def test_json_log_is_one_object_per_line(tmp_path: Path) -> None:
-    """With --log-format=json, every log line is one JSON object."""
-    with running(tmp_path, "--log-format=json") as worker:
+def test_json_log_is_one_object_per_line(transport: str, tmp_path: Path) -> None:
+    """With --log-format=json, every line is one JSON object; only the start entry names the transport."""
+    with running(tmp_path, "--log-format=json", f"--transport={transport}") as worker:
         worker.end()
         events = [json.loads(line) for line in worker.log.splitlines()]
     assert {"listening", "worker.started", "worker.drained"} <= {event["event"] for event in events}
+    assert [(event["event"], event["transport"]) for event in events if "transport" in event] == [
+        ("worker.started", transport)
+    ]
     (drained,) = [event for event in events if event["event"] == "worker.drained"]
     assert drained["ledger"] == "accepted 0 = acknowledged 0 + dropped 0 + pending 0"
 
@@ -221,12 +206,3 @@ def test_a_defect_ends_the_process_with_70(tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         assert worker.process.wait(20) == 70
         assert "RuntimeError: sabotage" in worker.log
-
-
-def test_settings_come_from_theenvironment_without_ours(tmp_path: Path) -> None:
-    """A TUPLEWIRE_ variable reaches the process."""
-    with (
-        running(tmp_path, environment={"TUPLEWIRE_TOPOLOGY": "words"}) as worker,
-        ControlClient(worker.address) as client,
-    ):
-        assert client.status().topology == "words"
