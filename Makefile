@@ -121,7 +121,7 @@ deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages 
 	deploy/install-tools.sh
 
 # Tests of `make test` that prove what production needs, too: who may talk, workers that find each other, metrics.
-PRODUCTION := $(addprefix tests/integration/core/test_,tls.py permissions.py other_users.py open_ports.py channels.py membership.py \
+PRODUCTION := $(addprefix tests/integration/core/test_,tls.py permissions.py open_ports.py channels.py membership.py \
 	worker_admin.py worker_times.py membership_program.py restarting_server.py) tests/integration/spark/test_tokens.py \
 	tests/integration/topology/test_program_rolls.py \
 	$(addprefix tests/unit/,project/test_layers.py project/test_metrics_page.py project/test_docs.py core/test_series.py \

@@ -1,20 +1,27 @@
-"""Forks, threads and the close of a blocking client."""
+"""Forks and threads of a blocking client, which belongs to its process, and its replacement."""
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from helpers.spawned import send_and_receive
-from helpers.topology import Pair, collect, numbered, numbers, queued
+from helpers.topology import TOPOLOGY, Pair, collect, numbered, numbers
 from helpers.traffic import client_of, deliver
+from pyspark import cloudpickle
 
-from tuplewire.errors import ClosedError, FlushTimeoutError, StaleIncarnationError
+from tuplewire import Client, aio
+from tuplewire.errors import ClosedError, StaleIncarnationError
+from tuplewire.spark.client_handle import ClientHandle, close_clients
 from tuplewire_service.testing import eventually
 
 
@@ -253,68 +260,12 @@ def test_fork(pair: Pair, script: str, expected: dict[str, object]) -> None:
     assert found == expected
 
 
-def test_close_is_idempotent_and_final(pair: Pair) -> None:
-    """A second close() has no effect; send() and recv() then raise ClosedError; the ledger stays readable."""
-    client = client_of(pair.near.address)
-    subscription = client.recv([pair.near_task()], timeout=10)
-    client.send(pair.near_task(), b"x")
-    client.close()
-    client.close()
-    with pytest.raises(ClosedError):
-        client.send(0, b"x")
-    with pytest.raises(ClosedError):
-        client.try_send(0, b"x")
-    with pytest.raises(ClosedError):
-        client.recv([0])
-    with pytest.raises(ClosedError):
-        next(subscription)
-    assert (client.ledger().accepted, client.ledger().acknowledged) == (1, 1)
-
-
 def test_unused_client_closes() -> None:
     """A client that never sends does not need a worker."""
     with client_of("127.0.0.1:1") as client:
         assert client.ledger().accepted == 0
     with pytest.raises(ClosedError):
         client.send(0, b"x")
-
-
-def test_context_manager_flushes(pair: Pair) -> None:
-    """After the block, all messages have arrived."""
-    task = pair.near_task()
-    with client_of(pair.near.address) as client:
-        client.send(numbered(task, range(1000)))
-    assert queued(pair.near, task) == 1000
-
-
-def test_context_manager_shows_the_error_of_its_block(pair: Pair) -> None:
-    """An exception within the block is raised, not an error of the flush."""
-    client = client_of(pair.near.address)
-    with pytest.raises(ZeroDivisionError), client:
-        client.send(999_999, b"%d" % (1 // 0))
-    with pytest.raises(ClosedError):
-        client.send(0, b"x")
-
-
-def test_threads_share_a_client(pair: Pair) -> None:
-    """Eight threads share one client; the order of each thread's messages holds over two hops."""
-    task = pair.far_task()
-    with client_of(pair.near.address) as client, client_of(pair.far.address) as consumer:
-
-        def send(source: int) -> None:
-            for start in range(0, 1000, 10):
-                client.send(numbered(task, range(start, start + 10), source))
-
-        threads = [threading.Thread(target=send, args=(source,)) for source in range(8)]
-        for thread in threads:
-            thread.start()
-        got = collect(consumer.recv([task], timeout=20), 8000)
-        for thread in threads:
-            thread.join()
-        client.flush(10)
-        assert client.ledger().acknowledged == 8000
-    for source in range(8):
-        assert numbers(got, source) == list(range(1000))
 
 
 def test_threads_waiting_for_room_all_get_it(pair: Pair) -> None:
@@ -341,37 +292,20 @@ def test_threads_waiting_for_room_all_get_it(pair: Pair) -> None:
     assert all(numbers(got, source) == list(range(200)) for source in range(8))
 
 
-def test_closing_wakes_a_blocked_sender(nobody: str) -> None:
-    """A thread that waits for space gets ClosedError when another thread closes the client."""
-    client = client_of(nobody, max_pending_messages=1)
-    client.send(0, b"x")
-    seen: list[BaseException] = []
-
-    def send() -> None:
-        try:
-            client.send(0, b"y")
-        except ClosedError as error:
-            seen.append(error)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    with pytest.raises(FlushTimeoutError):
-        client.close(0.1)
-    thread.join(10)
-    assert len(seen) == 1
-
-
-def test_processed_mode_waits_for_the_consumer(pair: Pair) -> None:
-    """With ack_mode="processed", flush() returns only after the consumer has acknowledged."""
-    task = pair.near_task()
-    with (
-        client_of(pair.near.address, ack_mode="processed") as sender,
-        client_of(pair.near.address) as consumer,
-        consumer.recv([task], timeout=10) as subscription,
-    ):
-        sender.send(numbered(task, range(10)))
-        assert len(next(subscription)) == 10
-        with pytest.raises(FlushTimeoutError, match="10 messages"):
-            sender.flush(0.5)
-        subscription.acknowledge()
-        sender.flush(10)
+@pytest.mark.parametrize("take", [pickle.dumps, cloudpickle.dumps, copy.copy, copy.deepcopy])
+def test_they_are_not_pickled_or_copied(workers: Pair, take: Callable[[Any], object]) -> None:
+    """Pickling or copying one, which happens on Spark's driver, raises an error that names ClientHandle."""
+    address, task = workers.near.address, workers.near_task()
+    unconnected = aio.Client(address, topology=TOPOLOGY)
+    with Client(address, topology=TOPOLOGY) as client, ClientHandle(address, topology=TOPOLOGY) as in_task:
+        subscription = client.recv([task], timeout=20)
+        for live in (client, in_task, subscription, unconnected, unconnected.recv([task])):
+            name = type(live).__name__
+            with pytest.raises(
+                TypeError, match=rf"a {name} has a connection .* tuplewire.spark.ClientHandle"
+            ):
+                take(live)
+        with pytest.raises(TypeError, match="ClientHandle"):
+            cloudpickle.dumps(lambda row: client.send(task, row))  # type: ignore[no-untyped-call]
+        subscription.close()
+    close_clients()

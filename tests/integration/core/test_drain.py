@@ -1,27 +1,31 @@
-"""A draining worker forwards its messages or counts them by reason, and exits in time with code 0."""
+"""A draining worker forwards or counts its messages, and exits in time; peers may be unreachable."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.restartable import drained_ledger
 from helpers.topology import (
     TOPOLOGY,
+    assign,
+    assignment_file,
     collect,
     has_ended,
     ledger,
-    messages_of,
     metric,
     numbered,
     numbers,
-    one_worker,
 )
 from helpers.traffic import Feeder, Reader, client_of, deliver
 
+from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.session.ledger import LedgerSnapshot
@@ -57,35 +61,6 @@ def test_drain_under_traffic_loses_nothing(tmp_path: Path, how: str) -> None:
         assert workers.stop() == [0, 0]
 
 
-def test_drain_delivers_what_is_queued_to_the_consumer(tmp_path: Path) -> None:
-    """A draining worker still serves its consumers, and exits once they have received all messages."""
-    with (
-        one_worker("w", "--drain-seconds=20", directory=tmp_path, tasks=[0]) as worker,
-        client_of(worker.address) as client,
-    ):
-        deliver(client, numbered(0, range(1000)))
-        with client.recv([0], timeout=10) as subscription:
-            first = messages_of(next(subscription))
-            os.kill(worker.process_id, signal.SIGTERM)
-            log = tmp_path / "w-0" / "worker-0.log"
-            eventually(lambda: "draining" in log.read_text(), 5)
-            rest = collect(subscription, 1000 - len(first)) if len(first) < 1000 else []
-            assert numbers(first + rest) == list(range(1000))
-            subscription.acknowledge()
-            eventually(lambda: "worker.drained" in log.read_text(), 5, "drained")
-    assert drained_ledger(log).acknowledged == 1000
-
-
-def test_drain_counts_what_nobody_took(tmp_path: Path) -> None:
-    """Messages that remain at the deadline are counted as dropped{shutdown}, and the exit code is 0."""
-    with WorkerProcesses(1, TOPOLOGY, directory=tmp_path, flags=["--drain-seconds=0.3"]) as workers:
-        workers.assign({0: [0]})
-        with client_of(workers.endpoints[0].address) as client:
-            deliver(client, numbered(0, range(70)))
-        assert workers.stop() == [0]
-        assert drained_ledger(workers.log_of(0)) == LedgerSnapshot(70, 0, {"shutdown": 70}, 0)
-
-
 def test_drain_counts_what_a_peer_never_took(tmp_path: Path) -> None:
     """Messages for a dead peer and for a consumer count as dropped in the log and in the last scrape."""
     with WorkerProcesses(2, TOPOLOGY, directory=tmp_path, flags=["--drain-seconds=1"]) as workers:
@@ -105,3 +80,60 @@ def test_drain_counts_what_a_peer_never_took(tmp_path: Path) -> None:
         assert drained_ledger(workers.log_of(0)) == LedgerSnapshot(100, 0, {"shutdown": 100}, 0)
         eventually(lambda: has_ended(near), 10, "ended")
         assert workers.stop() == [0, -signal.SIGKILL]
+
+
+@contextlib.contextmanager
+def _nobody(count: int) -> Iterator[dict[tuple[str, str], list[int]]]:
+    """Yield workers with one task each, from 1 on, at addresses that are bound but accept no connections."""
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))  # noqa: S104 - every address of 127.0.0.0/8
+        listener.listen(1)
+        port = listener.getsockname()[1]
+        hosts = {task: f"127.1.{task // 250}.{task % 250 + 1}" for task in range(1, count + 1)}
+        yield {(f"gone-{task}", f"{host}:{port}"): [task] for task, host in hosts.items()}
+
+
+@contextlib.contextmanager
+def _sending_to_nobody(directory: Path, peers: int, *flags: str) -> Iterator[tuple[WorkerProcesses, Client]]:
+    """Run a worker that holds a message for each of `peers` unreachable workers."""
+    with _nobody(peers) as gone:
+        file = assignment_file(directory, 1, {("w", "127.0.0.1:1"): [0], **gone})
+        flags = ("--worker-id=w", f"--assignment={file}", *flags)
+        with (
+            WorkerProcesses(1, TOPOLOGY, directory=directory, flags=flags) as workers,
+            client_of(workers.endpoints[0].address) as client,
+        ):
+            for task in range(1, peers + 1):
+                client.send(numbered(task, [task]))
+            client.flush(10)
+            yield workers, client
+
+
+@pytest.mark.parametrize("peers", [5, 100])
+def test_what_former_owners_never_took_comes_back_in_three_seconds(tmp_path: Path, peers: int) -> None:
+    """The messages of all unreachable previous owners are reclaimed after the same three seconds."""
+    tasks = range(1, peers + 1)
+    with _sending_to_nobody(tmp_path, peers, "--drain-seconds=0.5") as (workers, client):
+        worker = workers.endpoints[0]
+        began = time.monotonic()
+        assign(worker, 2, {("w", worker.address): [0, *tasks]})
+        with client.recv(tasks, timeout=60) as subscription:
+            assert sorted(numbers(collect(subscription, peers))) == list(tasks)
+        assert time.monotonic() - began < 3 + 2  # plus an allowance for a busy machine
+
+
+@pytest.mark.parametrize(
+    ("peers", "assigned", "deadline"), [(60, False, 5), (60, False, 1), (256, True, 1)], ids=str
+)
+def test_a_drain_ends_within_its_deadline(
+    tmp_path: Path, peers: int, *, assigned: bool, deadline: int
+) -> None:
+    """A drain exits with 0 and logs its ledger, whether or not the assignment still contains the peers."""
+    with _sending_to_nobody(tmp_path, peers, f"--drain-seconds={deadline}") as (workers, _):
+        if not assigned:
+            assign(workers.endpoints[0], 2, {("w", workers.endpoints[0].address): [0]})
+        began = time.monotonic()
+        assert workers.stop() == [0], workers.log_of(0).read_text()
+        assert time.monotonic() - began < deadline + 4  # the watchdog would end it then
+        ledger = drained_ledger(workers.log_of(0))
+        assert ledger.accepted == sum(ledger.dropped.values()) == peers

@@ -1,7 +1,7 @@
 """`ack_mode="processed"` over two workers: no failure between sender and consumer loses a message.
 
 A client sends numbers through the worker `near` to a task of the worker `far`. Second copies are marked as
-redelivered, and only a failure causes them.
+redelivered, even if the first is still queued when its entry worker fails; only a failure causes them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,31 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from helpers.restartable import RestartableWorker
-from helpers.topology import Message, assignment_file, has_ended, ledger, numbered, numbers, queued, settled
+from helpers.topology import (
+    TOPOLOGY,
+    Message,
+    assign,
+    assignment_file,
+    has_ended,
+    ledger,
+    metric,
+    numbered,
+    numbers,
+    one_worker,
+    queued,
+    settled,
+)
 from helpers.traffic import Feeder, Reader, client_of, deliver
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint
+from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 
 TASK = 0
@@ -218,3 +233,69 @@ def test_what_a_drain_gives_up_is_sent_again(hops: TwoHops, sender: Client) -> N
         sender.flush(20)
     assert numbers(reader.got) == list(range(500))
     assert numbers(reader.redelivered) == list(range(500))
+
+
+MESSAGES = 100
+
+
+def kept(subscription: Subscription, count: int) -> tuple[list[int], list[int]]:
+    """Take `count` messages; return the numbers of the unmarked and of the marked messages."""
+    plain: list[int] = []
+    marked: list[int] = []
+    while len(plain) + len(marked) < count:
+        for group in next(subscription).groups:
+            (marked if group.redelivered else plain).extend(map(int, group.payloads()))
+    return plain, marked
+
+
+def kill(endpoint: Endpoint) -> None:
+    """Kill a worker without a drain."""
+    os.kill(endpoint.process_id, signal.SIGKILL)
+
+
+def test_copies_that_were_overtaken_are_marked(tmp_path: Path) -> None:
+    """If resent copies are consumed first, after a move of the task, the first copies are also marked."""
+    with ExitStack() as stack:
+        entry = stack.enter_context(one_worker("entry", directory=tmp_path))
+        port = int(entry.address.rpartition(":")[2])
+        first = stack.enter_context(one_worker("first", directory=tmp_path))
+        second = stack.enter_context(one_worker("second", directory=tmp_path))
+        everybody = {each: (each.worker_id, each.address) for each in (entry, first, second)}
+        before = {everybody[entry]: [50], everybody[first]: [TASK], everybody[second]: [60]}
+        after = {everybody[entry]: [50], everybody[first]: [70], everybody[second]: [TASK, 60]}
+        assign(everybody, 1, before)
+        sender = stack.enter_context(client_of(entry.address, ack_mode="processed"))
+        sender.send(numbered(TASK, range(MESSAGES)))
+        eventually(lambda: queued(first, TASK) == MESSAGES)
+        kill(entry)
+        again = stack.enter_context(one_worker("entry", directory=tmp_path, port=port))
+        assign((again, second), 2, after)
+        consumer = stack.enter_context(Client(second.address, topology=TOPOLOGY))
+        subscription = stack.enter_context(consumer.recv([TASK], timeout=60))
+        assert kept(subscription, MESSAGES) == ([], list(range(MESSAGES)))
+        subscription.acknowledge()
+        sender.flush(60)
+        assign(first, 2, after)
+        assert kept(subscription, MESSAGES) == ([], list(range(MESSAGES)))
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_what_waits_where_its_entry_worker_has_ended(tmp_path: Path, *, drained: bool) -> None:
+    """Messages are marked if their entry worker was killed, and not if it has exited cleanly.
+
+    A new owner that the owner does not know may have delivered copies of a killed worker's messages. A worker
+    that exits cleanly leaves no second copies.
+    """
+    with one_worker("owner", directory=tmp_path) as owner, client_of(owner.address) as consumer:
+        with one_worker("entry", directory=tmp_path) as entry:
+            assign((entry, owner), 1, {entry: [50], owner: [TASK]})
+            with client_of(entry.address) as sender:
+                deliver(sender, numbered(TASK, range(MESSAGES)))
+            eventually(lambda: queued(owner, TASK) == MESSAGES)
+            if not drained:
+                kill(entry)
+                eventually(lambda: metric(owner, 'tuplewire_sessions{state="resumable"}') == 1)
+        with consumer.recv([TASK], timeout=60) as subscription:
+            plain, marked = kept(subscription, MESSAGES)
+        assert (plain if drained else marked) == list(range(MESSAGES))
+        assert not (marked if drained else plain)
