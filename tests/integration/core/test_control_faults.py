@@ -10,18 +10,10 @@ from typing import Any
 import grpc
 import pytest
 from helpers.control_faults import ControlFaults, Fate
-from helpers.errors import comes_to_say
 from helpers.topology import TOPOLOGY, assign, collect, ledger, numbered, numbers, one_worker, ready, settled
 from helpers.traffic import Feeder, Reader, client_of, deliver, reaches
 
-from tuplewire import Client
-from tuplewire.errors import (
-    FlushTimeoutError,
-    RefusedMessagesError,
-    UnknownTaskError,
-    UnreachableError,
-    WrongTopologyError,
-)
+from tuplewire.errors import FlushTimeoutError, RefusedMessagesError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.settings.config import PROTOCOL_VERSION, AckMode
 from tuplewire.wire import messaging_pb2 as pb
@@ -134,25 +126,6 @@ def test_doubled_acknowledgements_come_twice(worker: Endpoint) -> None:
     assert ledger(worker).accepted == before + 1
 
 
-def test_refusals_come_through(worker: Endpoint) -> None:
-    """The status of a stream and the name of its error pass through the proxy unchanged."""
-    with ControlFaults(worker.address) as faults:
-        faults.begin()
-        with (
-            pytest.raises(WrongTopologyError, match="serves topology"),
-            Client(faults.address, topology="another") as client,
-        ):
-            client.send(1, b"")
-        with client_of(faults.address) as client, pytest.raises(UnknownTaskError, match="task 4000"):
-            next(client.recv([4000], timeout=10))
-
-
-def test_an_absent_worker_is_unreachable() -> None:
-    """A worker that does not run is unreachable through the proxy, too."""
-    with ControlFaults("127.0.0.1:1") as faults, client_of(faults.address) as client:
-        comes_to_say(lambda: next(client.recv([1], timeout=1)), UnreachableError, "UNAVAILABLE|no connection")
-
-
 def test_between_workers(tmp_path: Path) -> None:
     """Between two workers, no messages are lost or duplicated, and both ledgers match the number sent."""
     with (
@@ -180,10 +153,3 @@ def test_between_workers(tmp_path: Path) -> None:
                 ),
                 10,
             )
-
-
-@pytest.mark.parametrize(("lose", "double"), [(-0.1, 0), (0, -0.1), (0.6, 0.6), (float("nan"), 0)])
-def test_probabilities_are_checked(lose: float, double: float) -> None:
-    """Values that are not probabilities are refused."""
-    with pytest.raises(ValueError, match="are probabilities"):
-        ControlFaults("127.0.0.1:1", lose=lose, double=double)
