@@ -1,15 +1,17 @@
-"""With a stopped consumer and a fast producer, the memory of each process stays within its limit."""
+"""With a stopped consumer, memory stays within its limit; a consumed queue returns it to the system."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from helpers import eventually
 from helpers.memory import MIB, rss
 from helpers.program import Program
 from helpers.streams import Load, Produced, producer
-from helpers.topology import TOPOLOGY, Pair, ledger, metric, pair_of_workers
+from helpers.topology import TOPOLOGY, Pair, ledger, metric, one_worker, pair_of_workers
 
-from tuplewire import Client
-from tuplewire_service.testing import eventually
+from tuplewire import Client, TaskMessageBatch
 
 BOUND_BYTES = 64 * MIB
 """The limit of the producer's buffer, and of the task's receive queue."""
@@ -101,3 +103,28 @@ def _fills_up(pair: Pair, producing: Program) -> None:
         return seen[-5:] == seen[-1:] * 5
 
     eventually(still, 60, "nothing more is taken")
+
+
+BATCHES, MESSAGES = 600, 200
+PAYLOAD = b"x" * 500
+HELD_BYTES = BATCHES * MESSAGES * len(PAYLOAD)
+
+
+@pytest.mark.slow
+def test_a_queue_that_was_full_leaves_nothing_behind(tmp_path: Path) -> None:
+    """After 57 MiB of queued messages are consumed, the worker is about as small as before."""
+    with (
+        one_worker("w", "--receive-queue-bytes=128MiB", directory=tmp_path, tasks=[0]) as worker,
+        Client(worker.address, topology=TOPOLOGY) as client,
+    ):
+        before = rss(worker.process_id)
+        for _ in range(BATCHES):
+            client.send(TaskMessageBatch.from_columns(0, [PAYLOAD] * MESSAGES))
+        client.flush(60)
+        assert rss(worker.process_id) - before > HELD_BYTES, "it was held in memory"
+        with client.recv([0], timeout=60) as batches:
+            left = BATCHES * MESSAGES
+            while left:
+                left -= len(next(batches))
+            batches.acknowledge()
+        eventually(lambda: rss(worker.process_id) - before < HELD_BYTES // 3, 30)

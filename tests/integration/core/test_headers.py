@@ -1,18 +1,18 @@
-"""Keys and headers stay with their messages across workers, reconnects, moves and drains."""
+"""Keys, headers and sending times stay with messages across workers, reconnects, moves and drains."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+import time
 from pathlib import Path
 
 import pytest
-from helpers.topology import TOPOLOGY, assign, balances, has_ended, one_worker, queued, ready, two_workers
+from helpers.topology import TOPOLOGY, acknowledged, balances, one_worker, queued, two_workers
 from helpers.traffic import client_of, deliver
 
 from tuplewire import TaskGroup, TaskMessage, TaskMessageBatch, aio
-from tuplewire.errors import MalformedError, MessageError, MessageTooLargeError
+from tuplewire.errors import MalformedError
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 
@@ -73,51 +73,6 @@ def test_they_cross_two_workers_and_broken_connections(tmp_path: Path, transport
         balances(sender, sent=800)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "zmq"])
-def test_they_follow_a_task_that_moves_from_a_worker_that_drains(tmp_path: Path, transport: str) -> None:
-    """Headers stay with queued, delivered and moved messages, and with messages of a draining worker."""
-    flags = (f"--transport={transport}", "--drain-seconds=60")
-    messages = messages_to(1, 400)
-    with one_worker("a", *flags, directory=tmp_path) as a, one_worker("b", *flags, directory=tmp_path) as b:
-        assign((a, b), 1, {a: [1], b: []})
-        ready(a, b)
-        with client_of(b.address) as sender, client_of(a.address) as first:
-            deliver(sender, messages[:200])
-            eventually(lambda: queued(a, 1) == 200)
-            with first.recv([1], timeout=30) as subscription:
-                seen: list[TaskMessage] = []
-                while len(seen) < 100:
-                    seen += next(subscription)
-            assign((b, a), 2, {a: [], b: [1]})
-            sender.send(messages[200:])
-            os.kill(a.process_id, signal.SIGTERM)
-            with client_of(b.address) as second, second.recv([1], timeout=30) as subscription:
-                came: list[TaskMessage] = []
-                while not came or came[-1] != messages[-1]:
-                    came += next(subscription)
-                subscription.acknowledge()
-            assert came == messages[-len(came) :]
-            assert seen == messages[: len(seen)]
-            assert len(seen) + len(came) >= len(messages)
-            sender.flush(30)
-        eventually(lambda: has_ended(a), 50, "drained")
-
-
-def test_what_is_wrong_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    """A wrong key or oversize headers are refused before anything is sent, and the client stays usable."""
-    with one_worker("a", directory=tmp_path, tasks=[1]) as a, client_of(a.address) as client:
-        with pytest.raises(MessageError, match="a key is bytes, not str; encode it first"):
-            client.send(1, b"x", key="k")  # type: ignore[call-overload]
-        with pytest.raises(MessageTooLargeError):
-            client.send(1, b"x", headers=[("large", bytes(2**20))])
-        with pytest.raises(TypeError, match="in a batch, each TaskMessage has its own"):
-            client.send(TaskMessageBatch(), key=b"k")  # type: ignore[call-overload]
-        deliver(client, 1, b"x", key=b"k")
-        assert client.ledger().accepted == 1
-        with client.recv([1], timeout=10) as subscription:
-            assert next(subscription).keys == [b"k"]
-
-
 def test_unread_bytes_reach_the_consumer_as_they_are(tmp_path: Path) -> None:
     """A worker forwards malformed header bytes unread; the consumer gets the error when it reads them."""
     with (
@@ -130,3 +85,47 @@ def test_unread_bytes_reach_the_consumer_as_they_are(tmp_path: Path) -> None:
         assert message.message == b"x"
         with pytest.raises(MalformedError, match="fix the program that sent the message"):
             _ = message.headers
+
+
+TASK = 1
+
+
+def now() -> int:
+    """Return the current time in whole milliseconds, like the reported times."""
+    return time.time_ns() // 1_000_000
+
+
+def times(endpoint: Endpoint, count: int) -> dict[bytes, int]:
+    """Return the sending time of each message, as reported to a consumer that acknowledges nothing."""
+    found: dict[bytes, int] = {}
+    with client_of(endpoint.address) as client, client.recv([TASK], timeout=20) as batches:
+        while len(found) < count:
+            for group in next(batches).groups:
+                found.update(dict.fromkeys(group.payloads(), group.accepted_micros // 1000))
+    return found
+
+
+@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+def test_the_time_of_sending_stays_with_a_message(transport: str) -> None:
+    """The sending time stays the same over two hops, for every consumer, and after a move of the task."""
+    sent: dict[bytes, tuple[int, int]] = {}
+    with WorkerProcesses(2, TOPOLOGY, flags=[f"--transport={transport}", "--drain-seconds=0.5"]) as workers:
+        near, far = workers.endpoints
+        workers.assign({0: [], 1: [TASK]})
+        with client_of(near.address) as client:
+            for number in range(5):
+                payload, before = b"%d" % number, now()
+                deliver(client, TASK, payload)
+                sent[payload] = before, now()
+                eventually(lambda before=before: now() > before + 30)  # type: ignore[misc]
+        eventually(lambda: queued(far, TASK) == 5)
+        read = times(far, 5)
+        assert {payload: low <= read[payload] <= high for payload, (low, high) in sent.items()} == (
+            dict.fromkeys(sent, True)
+        )
+        assert times(far, 5) == read
+        assert acknowledged(far, TASK) == 0
+
+        workers.assign({0: [TASK], 1: []})
+        eventually(lambda: queued(near, TASK) == 5, timeout=20)
+        assert times(near, 5) == read

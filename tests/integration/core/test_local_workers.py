@@ -1,15 +1,20 @@
-"""Workers that a process starts for itself, and stops."""
+"""Workers that a program starts for itself, with its packages, and stops."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 from helpers import eventually
+from helpers.traffic import deliver
 
+import tuplewire
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import ClosedError, ConfigError, UnknownTaskError, UnreachableError
 from tuplewire.processes.child import LaunchError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
@@ -91,3 +96,109 @@ def test_the_last_words_of_a_worker_that_spark_starts(monkeypatch: pytest.Monkey
 def test_where_a_worker_is_that_listens_everywhere(address: str, host: str) -> None:
     """The host is this one if the worker was reached locally; otherwise, it is the host of the address."""
     assert _host_of(address, "driver") == host
+
+
+def test_a_program_has_a_worker_of_its_own() -> None:
+    """The worker has the given tasks, serves its clients, and stops at the end of the block."""
+    with tuplewire.local("1,7-8") as worker:
+        with worker.client() as client:
+            client.send(8, b"eight")
+            deliver(client, 1, b"one")
+            with client.recv([1, 8], timeout=10) as batches:
+                found = {(m.task, m.message) for m in next(batches)}
+        assert found <= {(8, b"eight"), (1, b"one")}
+        with worker.client() as client, pytest.raises(UnknownTaskError):
+            next(client.recv([2], timeout=10))
+        assert worker.address in repr(worker)
+        address = worker.address
+    with ControlClient(address, timeout=1) as control, pytest.raises(UnreachableError):
+        control.status()
+    with pytest.raises(ClosedError, match="use it in a with statement"):
+        worker.client()
+
+
+def test_a_wrong_list_is_refused_at_once() -> None:
+    """Invalid task ids are an error before a process is started."""
+    with pytest.raises(ConfigError, match="task ids are written like"):
+        tuplewire.local("a-b")
+
+
+def test_its_worker_does_not_outlive_a_killed_program() -> None:
+    """When a program is killed, its worker stops, too."""
+    program = (
+        "import tuplewire, time\nworker = tuplewire.local()\nworker.start()\n"
+        "print(worker.address, flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        with ControlClient(address) as control:
+            worker_process = control.status().worker_id
+            assert worker_process == "local"
+            process.kill()
+
+            def gone() -> bool:
+                try:
+                    control.status()
+                except UnreachableError:
+                    return True
+                return False
+
+            eventually(gone, 20, "the worker outlives its program")
+
+
+def test_a_newer_assignment_takes_the_place_of_its_tasks() -> None:
+    """A local worker applies a newer assignment like any other worker, and can join a cluster."""
+    with tuplewire.local("1-3") as worker, ControlClient(worker.address) as control:
+        before = control.assignment()
+        assert before is not None
+        before.version += 1
+        before.workers[0].tasks.append(9)
+        assert control.update_assignment(before)
+        assert {each.task for each in control.status().tasks} >= {9}
+
+
+def test_tasks_and_an_assignment_contradict_each_other() -> None:
+    """A worker gets its tasks from one source: the flags exclude each other."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuplewire", "worker", "--tasks", "0-9", "--assignment-file", "a.json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TUPLEWIRE_ADMIN": "127.0.0.1:0"},
+        check=False,
+        timeout=30,
+    )
+    assert ran.returncode == 64
+    assert "tasks are for a worker that is alone" in ran.stderr
+
+
+_PROGRAM = """
+import sys
+sys.path[:0] = sys.argv[1:]
+import tuplewire
+with tuplewire.local("0-1") as worker, tuplewire.Client(worker.address) as client:
+    client.send(1, b"x")
+    client.flush(30)
+    print(tuplewire.__file__)
+"""
+
+
+def test_a_program_with_packages_on_its_path_alone(tmp_path: Path) -> None:
+    """A worker starts with Tuplewire only on sys.path, not in site-packages or PYTHONPATH."""
+    root = Path(__file__).parents[3]
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    archive = tmp_path / "tuplewire.zip"
+    with zipfile.ZipFile(archive, "w") as into:
+        for name in ("clients/tuplewire", "service/tuplewire_service", "topology/tuplewire_topology"):
+            for file in (root / name).rglob("*"):
+                if file.is_file() and "__pycache__" not in file.parts:
+                    into.write(file, file.relative_to((root / name).parent))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _PROGRAM, str(archive), *packages],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(archive) in done.stdout

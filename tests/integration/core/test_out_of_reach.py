@@ -9,14 +9,12 @@ import time
 
 import pytest
 from helpers.logged import logged
-from helpers.topology import TOPOLOGY, Pair
+from helpers.topology import Pair
 from helpers.traffic import client_of, deliver
 
-from tuplewire import Client, aio
-from tuplewire.errors import FlushTimeoutError, UnreachableError, WrongTopologyError
+from tuplewire import Client
+from tuplewire.errors import FlushTimeoutError
 from tuplewire_service.testing import eventually
-
-aio_client_of = functools.partial(aio.Client, topology=TOPOLOGY)
 
 
 @pytest.fixture(params=["send", "recv"])
@@ -53,40 +51,6 @@ def test_a_client_that_closes_has_lost_nothing(pair: Pair, caplog: pytest.LogCap
         assert next(client.recv(task)).payloads == [b"x"]
 
 
-def test_waits_end_by_default(nobody: str) -> None:
-    """flush(), close() and the end of a block fail after flush_seconds, and do not wait twice."""
-    client = client_of(nobody, flush_seconds=0.4)
-    client.send(1, b"x")
-    with pytest.raises(FlushTimeoutError, match=f"after 0.4 s; {nobody} is not connected: .*refused"):
-        client.flush()
-    with pytest.raises(FlushTimeoutError, match="dropped"):
-        client.close()
-    client.close()
-    assert client.ledger().dropped["closed"] == 1
-    with (
-        pytest.raises(FlushTimeoutError, match="they stay pending") as flushed,
-        client_of(nobody, flush_seconds=0.4) as client,
-    ):
-        client.send(1, b"x")
-    assert flushed.value.__context__ is None
-    assert client.ledger().dropped["closed"] == 1
-
-
-async def test_waits_of_asyncio_end_by_default(nobody: str) -> None:
-    """The asyncio client fails after the same times, with the same errors."""
-    client = aio_client_of(nobody, flush_seconds=0.4, connect_seconds=0.4)
-    await client.send(1, b"x")
-    with pytest.raises(FlushTimeoutError, match=r"after 0.4 s"):
-        await client.flush()
-    with pytest.raises(UnreachableError, match=f"no worker at {nobody} for 0.4 s: .*refused"):
-        await anext(client.recv(1))
-    with pytest.raises(FlushTimeoutError, match="dropped"):
-        await client.close()
-    with pytest.raises(FlushTimeoutError):
-        async with aio_client_of(nobody, flush_seconds=0.4) as client:
-            await client.send(1, b"x")
-
-
 def test_an_error_is_seen_as_it_is(nobody: str) -> None:
     """A block that ends with an error waits briefly for acknowledgements and adds no error of its own."""
     client = client_of(nobody, flush_seconds=0.1)
@@ -117,14 +81,6 @@ def test_a_block_does_not_wait_twice(nobody: str) -> None:
     assert patience == [0.0]
 
 
-def test_a_subscription_does_not_wait_for_nobody(nobody: str) -> None:
-    """Each read of a subscription without a worker fails after connect_seconds."""
-    with client_of(nobody, connect_seconds=0.4) as client, client.recv(1) as batches:
-        for _ in range(2):
-            with pytest.raises(UnreachableError, match=f"no worker at {nobody} for 0.4 s: .*refused"):
-                next(batches)
-
-
 def test_a_quiet_subscription_waits(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     """A subscription that the worker has accepted waits for messages longer than connect_seconds."""
     task = pair.near_task()
@@ -148,15 +104,3 @@ def test_waits_may_last_for_ever(pair: Pair) -> None:
     with client_of(pair.near.address, flush_seconds=math.inf, connect_seconds=math.inf) as client:
         deliver(client, task, b"x")
         assert next(client.recv(task, timeout=math.inf)).payloads == [b"x"]
-
-
-def test_a_wrong_topology_is_told_at_once(pair: Pair) -> None:
-    """WrongTopologyError is raised immediately by flush(), or by send() if the worker has answered before."""
-    client = Client(pair.near.address, topology="another", flush_seconds=math.inf)
-
-    def send_and_flush() -> None:
-        deliver(client, 1, b"x")
-
-    with pytest.raises(WrongTopologyError):
-        send_and_flush()
-    client.close()

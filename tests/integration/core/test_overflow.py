@@ -1,4 +1,4 @@
-"""Clients with the policy `drop_oldest`, and a real worker with a stopped consumer."""
+"""Full queues of a real worker: senders with the policy `drop_oldest`, and many short-lived senders."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers.topology import TOPOLOGY, Pair, collect, numbered, numbers, pair_of_workers, queued
+from helpers import eventually
+from helpers.streams import Sequences, numbered_group
+from helpers.topology import TOPOLOGY, Pair, collect, ledger, numbered, numbers, pair_of_workers, queued
 from helpers.traffic import deliver
 
 import tuplewire.aio
-from tuplewire import Client
-from tuplewire.errors import BufferFullError
+from tuplewire import Client, TaskMessageBatch
+from tuplewire.errors import BufferFullError, FlushTimeoutError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.testing import eventually
 
 QUEUE = 1000
 """Number of messages that the worker queues for a task without a consumer."""
@@ -126,3 +127,41 @@ def test_the_asyncio_client_does_the_same(pair: Pair) -> None:
             return arrived, producer.ledger()
 
     check(*asyncio.run(main()))
+
+
+BATCH = 250
+SENDERS = 20
+SOURCE = 7
+
+
+@pytest.mark.parametrize("hops", [1, 2])
+def test_a_queue_keeps_its_bound(pair: Pair, hops: int) -> None:
+    """Each sender, like a PySpark task, leaves its messages until the queue is full; the next waits."""
+    task = pair.far_task()
+    entrance = pair.far if hops == 1 else pair.near
+    before, sent = ledger(entrance).accepted, 0
+    waiting = None
+    for _ in range(SENDERS):
+        client = Client(entrance.address, topology=TOPOLOGY)
+        client.send(TaskMessageBatch.from_groups([numbered_group(task, SOURCE, sent, BATCH)]))
+        sent += BATCH
+        # The short flush timeout is not critical: a full queue blocks the next sender in any case.
+        eventually(lambda: not client.ledger().pending or queued(pair.far, task) >= QUEUE)  # noqa: B023
+        try:
+            client.flush(1)
+        except FlushTimeoutError:
+            waiting = client
+            break
+        client.close()
+    assert waiting is not None, "nobody was held back"
+    assert QUEUE <= queued(pair.far, task) <= QUEUE * 5 // 4
+    sequences = Sequences()
+    with Client(pair.far.address, topology=TOPOLOGY).recv([task], timeout=20) as subscription:
+        while sequences.next.get((SOURCE, task), 0) < sent:
+            for group in next(subscription).groups:
+                sequences.take(group)
+    assert sequences.problems == []
+    waiting.flush(20)
+    waiting.close()
+    assert ledger(entrance).accepted == before + sent
+    assert ledger(entrance).balanced

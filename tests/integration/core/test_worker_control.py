@@ -78,18 +78,10 @@ def test_nobody_there_is_unreachable() -> None:
         client.status()
 
 
-def test_wait_ready_says_what_it_waited_for(worker: Running) -> None:
+def test_wait_ready_says_what_it_waited_for(shared: Running) -> None:
     """A worker without an assignment is not ready, and the error refers to /readyz."""
-    with ControlClient(worker.address) as client, pytest.raises(UnreachableError, match="readyz"):
+    with ControlClient(shared.address) as client, pytest.raises(UnreachableError, match="readyz"):
         client.wait_ready(0.3)
-
-
-def test_drain_call_ends_the_worker(worker: Running) -> None:
-    """Drain returns immediately, and the worker exits with 0."""
-    with ControlClient(worker.address) as client:
-        assert client.drain(5)
-    assert worker.process.wait(20) == 0
-    assert "reason=drain-call deadline_seconds=5.0" in worker.log
 
 
 def test_health_check(worker: Running) -> None:
@@ -169,9 +161,9 @@ def _get_ready_and_drain(worker: Running) -> None:
         eventually(lambda: check().status == NOT_SERVING, 30, "the drain has begun")
 
 
-def test_health_watch_of_an_unknown_service(worker: Running) -> None:
+def test_health_watch_of_an_unknown_service(shared: Running) -> None:
     """Watch answers SERVICE_UNKNOWN and stays open, as the protocol requires."""
-    with grpc.insecure_channel(worker.address) as channel:
+    with grpc.insecure_channel(shared.address) as channel:
         health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
         watch = health.Watch(health_pb2.HealthCheckRequest(service="x"), timeout=30)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -215,6 +207,7 @@ def test_command_shows_status_and_assigns(worker: Running) -> None:
     assert re.search(r"^time        \d+% \w+, .*\d+% backpressured_queue", shown, re.MULTILINE)
     assert run_command("drain", worker.address).returncode == 0
     assert worker.process.wait(20) == 0
+    assert "worker.draining reason=drain-call" in worker.log
     gone = run_command("status", worker.address)
     assert (gone.returncode, gone.stderr.count("\n")) == (1, 1)
     assert worker.address in gone.stderr
