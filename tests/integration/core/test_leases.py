@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,11 +41,16 @@ async def acknowledged(call: Any) -> int:
     return int(response.ack.sequence)
 
 
+async def opened(channel: grpc.aio.Channel, **changes: Any) -> tuple[Any, pb.Welcome]:
+    """Open a session, and return its stream and the welcome."""
+    call: Any = channel.stream_stream(SEND)()
+    await call.write(hello(**changes))
+    return call, pb.SendResponse.FromString(await call.read()).welcome
+
+
 async def window_of_a_new_sender(channel: grpc.aio.Channel) -> int:
     """Return the number of messages to a task that a new sender may send; the sender then disconnects."""
-    call: Any = channel.stream_stream(SEND)()
-    await call.write(hello())
-    welcome = pb.SendResponse.FromString(await call.read()).welcome
+    call, welcome = await opened(channel)
     await call.write(pb.SendRequest(goodbye=pb.Goodbye()).SerializeToString())
     await call.done_writing()
     while await call.read() is not grpc.aio.EOF:
@@ -57,9 +60,7 @@ async def window_of_a_new_sender(channel: grpc.aio.Channel) -> int:
 
 async def die(channel: grpc.aio.Channel, messages: int = 0) -> None:
     """Open a session, send some messages, and end without a goodbye."""
-    call: Any = channel.stream_stream(SEND)()
-    await call.write(hello())
-    await call.read()
+    call, _ = await opened(channel)
     if messages:
         await call.write(frame(1, (b"x",) * messages, TASK))
         assert await acknowledged(call) == 1
@@ -97,10 +98,7 @@ async def test_a_sender_without_credit_hears_of_a_larger_share(tmp_path: Path) -
     """A sender without credit gets the share of a disconnected sender, even if no message is consumed."""
     with one_worker("w", "--receive-queue-messages=1000", directory=tmp_path, tasks=range(10)) as worker:
         async with grpc.aio.insecure_channel(worker.address) as channel:
-            others: list[Any] = [channel.stream_stream(SEND)() for _ in range(2)]
-            for other in others:
-                await other.write(hello())
-                await other.read()
+            others = [(await opened(channel))[0] for _ in range(2)]
             with Client(worker.address, topology=TOPOLOGY) as client:
                 client.send(numbered(TASK, range(1000)))
                 await asyncio.to_thread(eventually, lambda: queued(worker, TASK) == 500)
@@ -110,45 +108,31 @@ async def test_a_sender_without_credit_hears_of_a_larger_share(tmp_path: Path) -
         assert queued(worker, TASK) == 1000
 
 
-async def test_a_session_is_forgotten_after_its_time(tmp_path: Path) -> None:
-    """A session is removed `resume_seconds` after its sender disconnects; until then, it can resume."""
-    with one_worker("w", "--resume-seconds=1", directory=tmp_path, tasks=range(10)) as worker:
-        async with grpc.aio.insecure_channel(worker.address) as channel:
-            await die(channel)
-        assert metric(worker, CONNECTED) == 1
-        eventually(lambda: not metric(worker, CONNECTED) and not metric(worker, RESUMABLE))
-
-
 async def test_a_worker_that_is_gone_is_no_source_any_more(tmp_path: Path) -> None:
-    """The received counts of a worker end with its last session, and start again when it returns."""
+    """`resume_seconds` after a worker disconnects, its session and received counts are removed."""
     received = 'tuplewire_received_messages_total{source="peer"}'
     with one_worker("w", "--resume-seconds=1", directory=tmp_path, tasks=[TASK]) as worker:
         for messages in (3, 2):
             async with grpc.aio.insecure_channel(worker.address) as channel:
-                call: Any = channel.stream_stream(SEND)()
-                await call.write(hello(kind=pb.PEER_KIND_WORKER, sender_id="peer/1"))
-                await call.read()
+                call, _ = await opened(channel, kind=pb.PEER_KIND_WORKER, sender_id="peer/1")
                 await call.write(frame(1, (b"x",) * messages, TASK))
                 assert await acknowledged(call) == 1
                 call.cancel()
             assert metric(worker, received) == messages
             eventually(lambda: received not in samples(worker.metrics_url))
+            assert metric(worker, CONNECTED) == metric(worker, RESUMABLE) == 0
 
 
 async def test_a_sender_resumes_after_its_share_has_lapsed(worker: Endpoint) -> None:
     """A sender that returns after its lease resumes at the same position, without loss or duplicates."""
     async with grpc.aio.insecure_channel(worker.address) as channel:
-        call: Any = channel.stream_stream(SEND)()
-        await call.write(hello(sender_id="away"))
-        welcome = pb.SendResponse.FromString(await call.read()).welcome
+        call, welcome = await opened(channel, sender_id="away")
         await call.write(frame(1, (b"1", b"2"), TASK))
         assert await acknowledged(call) == 1
         call.cancel()
         await asyncio.to_thread(eventually, lambda: metric(worker, RESUMABLE) == 1)
-        call = channel.stream_stream(SEND)()
-        again = hello(sender_id="away", receiver_incarnation=welcome.receiver_incarnation)
-        await call.write(again)
-        resumed = pb.SendResponse.FromString(await call.read()).welcome
+        again = {"sender_id": "away", "receiver_incarnation": welcome.receiver_incarnation}
+        call, resumed = await opened(channel, **again)
         assert resumed.receiver_incarnation == welcome.receiver_incarnation
         assert resumed.last_sequence == 1
         assert metric(worker, CONNECTED) == 1
@@ -159,20 +143,6 @@ async def test_a_sender_resumes_after_its_share_has_lapsed(worker: Endpoint) -> 
     assert not metric(worker, RESUMABLE)
     with Client(worker.address, topology=TOPOLOGY).recv([TASK], timeout=30) as subscription:
         assert collect(subscription, 3) == [(None, b"1"), (None, b"2"), (None, b"3")]
-
-
-def test_programs_that_end_anyhow_leave_no_share(worker: Endpoint) -> None:
-    """After an exit without close, os._exit or SIGKILL, the worker reclaims the shares automatically."""
-    program = (
-        "import os, signal, sys, tuplewire\n"
-        f"client = tuplewire.Client({worker.address!r}, topology={TOPOLOGY!r})\n"
-        f"client.send({TASK}, b'x'); client.flush(30)\n"
-    )
-    for end in ("", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"):
-        subprocess.run([sys.executable, "-W", "ignore", "-c", program + end], check=False, timeout=60)
-    eventually(lambda: metric(worker, CONNECTED) == 0)
-    with Client(worker.address, topology=TOPOLOGY).recv([TASK], timeout=30) as subscription:
-        assert len(collect(subscription, 3)) == 3
 
 
 def flows_of(client: Client) -> int:

@@ -1,4 +1,4 @@
-"""In the local transport, senders and tasks have a share while they are in use, and then no state."""
+"""The local transport: senders and tasks have state only while they are in use, and can be stopped."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from helpers.ports import free_port
 
-from tuplewire.connection import receipts
 from tuplewire.connection.memory_stream import memory_servers
 from tuplewire.errors import FlushTimeoutError
+from tuplewire.session.send_events import SendEvents
+from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging import receiving_end
-from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
+from tuplewire_service.messaging.base import ConnectionStatus, IConnectionCallback, ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.streamed_transport import StreamedServer
 from tuplewire_service.testing import eventually
@@ -85,20 +87,6 @@ def test_senders_that_are_gone_take_no_share(size: int) -> None:
         assert queue.messages == WINDOW
 
 
-def test_sources_are_forgotten() -> None:
-    """The received counts of a worker end with its last session."""
-    with prepared() as receiving, prepared(worker_id="peer") as sending:
-        server = receiving.bind(TOPOLOGY, 0, Recorder())
-        first, second = connect(sending, server), connect(sending, server)
-        for sender in (first, second):
-            sender.send(1, b"x")
-            sender.end.buffer.flush(10)
-        first.close()
-        assert [(each.source, each.messages) for each in server.statistics().received] == [("peer", 2)]
-        second.close()
-        eventually(lambda: not server.statistics().received, 10)
-
-
 def test_nothing_is_left_of_what_has_ended() -> None:
     """Neither the registry nor a context retains closed ports and senders."""
     with prepared() as context:
@@ -131,22 +119,19 @@ def test_a_limit_of_sessions_is_told(
         senders[2].end.buffer.flush(10)
 
 
-def test_accounts_of_gone_tasks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sides forget tasks without traffic, even if no messages are sent at all."""
-    monkeypatch.setattr(receipts, "CLOSE_UNUSED_SECONDS", 0.2)
+def test_nothing_is_written_after_writing_is_stopped() -> None:
+    """A server that starts later receives nothing; the reclaimed messages are not marked as copies."""
+    recorder, port = Recorder(), free_port()
     with prepared() as context:
-        server = context.bind(TOPOLOGY, 0, Recorder())
-        sender = connect(context, server)
-        for task in range(1000, 2000):
-            sender.send(task, b"x")
-        sender.end.buffer.flush(10)
-        (session,) = sessions_of(server)
-        assert len(session.state.credit._accounts) == 1000
-        eventually(lambda: not session.state.credit._accounts, 20)
-        sender.send(1, b"x")
-        sender.end.buffer.flush(10)
-
-
-def sessions_of(server: StreamedServer[Any]) -> list[Any]:
-    """Return the sessions that a server stores."""
-    return list(server._send.leases._sessions.values())
+        events = SendEvents(settled=lambda _: None, released=lambda _: None)
+        client: Any = context.connect(TOPOLOGY, "", port, events=events)
+        end = client.end
+        assert end.thread.call(lambda: end.buffer.offer([TaskGroup.of(1, [b"a"])], "token"))
+        end.writes = False
+        context.bind(TOPOLOGY, port, recorder)
+        eventually(lambda: client.status is ConnectionStatus.READY, timeout=20)
+        left = end.thread.run(end.take_back(0.2))
+        assert [(group.payloads(), group.redelivered, token) for group, token in left] == [
+            ([b"a"], False, "token")
+        ]
+        assert recorder.seen() == []
