@@ -67,13 +67,6 @@ def _receive(endpoint: Endpoint, task: int, credentials: Credentials | None, cou
     return got
 
 
-def test_messages_pass_two_secured_workers(cluster: Cluster) -> None:
-    """A message is sent over TLS from a program to one worker, to the other worker, and to a program."""
-    with Client(cluster.near.address, topology=TOPOLOGY, credentials=cluster.program) as client:
-        deliver(client, 2, b"through")
-    assert _receive(cluster.far, 2, cluster.program, 1) == [b"through"]
-
-
 def test_environment_is_enough(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client without explicit credentials uses the environment's, as on a Spark executor."""
     for name, value in variables_of(cluster.program).items():
