@@ -93,6 +93,23 @@ def load_on(endpoint: Endpoint, load: Load = LOAD) -> Iterator[Program]:
         yield producing
 
 
+@contextmanager
+def two_under_load(
+    site: Site, load: Load, expire_seconds: float = 120.0
+) -> Iterator[tuple[Endpoint, Membership]]:
+    """Run the workers a and b, and yield b, which may fail, and the membership; no message is lost."""
+    first, second = site.start("a"), site.start("b")
+    with (
+        site.membership(at_least=2, expire_seconds=expire_seconds) as membership,
+        load_on(first, load) as producing,
+        Trackers(membership, TASKS, once=False) as followers,
+    ):
+        followers.goes_on()
+        yield second, membership
+        followers.goes_on()
+        finished(producing, followers)
+
+
 def finished(producing: Program, followers: Trackers) -> Produced:
     """Stop the load, and check that all messages arrived and that the sender's ledger agrees."""
     produced: Produced = producing.ask("finish")
@@ -133,29 +150,6 @@ def test_workers_come_and_drain_under_load(site: Site) -> None:
         assert not sum(ledger(first).dropped.values())
 
 
-def holds_messages(endpoint: Endpoint) -> bool:
-    """Return True if messages are queued at a worker; False once the worker has exited."""
-    try:
-        return any(each.queued_messages for each in status(endpoint).tasks)
-    except UnreachableError:
-        return not has_ended(endpoint)
-
-
-def test_what_a_draining_worker_holds_is_handed_over(site: Site) -> None:
-    """A draining worker hands off its queued messages to the new owners, even without a consumer."""
-    first = site.start("a")
-    with site.membership() as membership, load_on(first) as producing:
-        second = site.start("b")
-        membership.wait(2, SETTLES)
-        eventually(lambda: all(each.queued_messages for each in status(second).tasks), 30, "b holds some")
-        os.kill(second.process_id, signal.SIGTERM)
-        eventually(lambda: not holds_messages(second), 30, "handed over")
-        with Trackers(membership, TASKS) as followers:
-            eventually(lambda: has_ended(second), SETTLES, "b has drained")
-            assert site.balance_of("b") == {}
-            finished(producing, followers)
-
-
 def test_a_drain_that_nobody_consumes_is_over_in_time(site: Site) -> None:
     """Messages that were handed off are not dropped at the drain's deadline, even without a consumer."""
     first = site.start("a")
@@ -172,31 +166,17 @@ def test_a_drain_that_nobody_consumes_is_over_in_time(site: Site) -> None:
 
 def test_a_killed_worker_loses_nothing_that_is_kept_until_processed(site: Site) -> None:
     """When a killed worker expires, its tasks move, and senders in mode `processed` resend its messages."""
-    first, second = site.start("a"), site.start("b")
-    with (
-        site.membership(at_least=2, expire_seconds=2) as membership,
-        load_on(first, PROCESSED) as producing,
-        Trackers(membership, TASKS, once=False) as followers,
-    ):
-        followers.goes_on()
+    with two_under_load(site, PROCESSED, expire_seconds=2) as (second, membership):
         os.kill(second.process_id, signal.SIGKILL)
         eventually(lambda: len(tasks_of(membership).get("a", ())) == 6, SETTLES, "expired")
         absent = next(each for each in membership.status().workers if each.phase is Phase.ABSENT)
         assert absent.address == second.address
-        followers.goes_on()
-        finished(producing, followers)
 
 
 def test_a_worker_that_comes_back_gets_its_tasks_again(site: Site) -> None:
     """A worker that restarts at its address before it expires keeps its tasks."""
-    first, second = site.start("a"), site.start("b")
-    with (
-        site.membership(at_least=2) as membership,
-        load_on(first, PROCESSED) as producing,
-        Trackers(membership, TASKS, once=False) as followers,
-    ):
+    with two_under_load(site, PROCESSED) as (second, membership):
         before, version = tasks_of(membership), membership.status().version
-        followers.goes_on()
         incarnation = status(second).incarnation
         os.kill(second.process_id, signal.SIGKILL)
         eventually(lambda: has_ended(second))
@@ -211,19 +191,11 @@ def test_a_worker_that_comes_back_gets_its_tasks_again(site: Site) -> None:
         eventually(has_the_assignment, SETTLES, "it has the assignment")
         assert status(again).incarnation != incarnation
         assert tasks_of(membership) == before
-        followers.goes_on()
-        finished(producing, followers)
 
 
 def test_a_hung_worker_expires_and_comes_back(site: Site) -> None:
     """A hung worker loses its tasks when it expires, and gets a share when it resumes; no message is lost."""
-    first, hung = site.start("a"), site.start("b")
-    with (
-        site.membership(at_least=2, expire_seconds=2) as membership,
-        load_on(first) as producing,
-        Trackers(membership, TASKS, once=False) as followers,
-    ):
-        followers.goes_on()
+    with two_under_load(site, LOAD, expire_seconds=2) as (hung, membership):
         os.kill(hung.process_id, signal.SIGSTOP)
         try:
             eventually(lambda: len(tasks_of(membership).get("a", ())) == 6, SETTLES, "expired")
@@ -231,8 +203,6 @@ def test_a_hung_worker_expires_and_comes_back(site: Site) -> None:
             os.kill(hung.process_id, signal.SIGCONT)
         assert membership.wait(2, SETTLES).joined == 2
         assert sizes(membership) == [3, 3]
-        followers.goes_on()
-        finished(producing, followers)
 
 
 def test_a_driver_that_starts_again_takes_over(site: Site) -> None:
@@ -308,14 +278,15 @@ def test_where_the_workers_are_may_be_unknown_for_a_while(site: Site) -> None:
             membership.wait(2, 0.2)
 
 
-@pytest.mark.parametrize("workers", [[], ["unix:///run/tuplewire/worker.sock"], ["worker"], ["a:0"]])
-def test_wrong_workers(workers: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("workers", "tasks", "says"),
+    [
+        ([], [1], "host:port"),
+        (["unix:///run/tuplewire/worker.sock"], [1], "host:port"),
+        (["a:1"], [], "range"),
+    ],
+)
+def test_wrong_arguments(workers: list[str], tasks: list[int], says: str) -> None:
     """An empty list, or an address that other workers cannot reach, is an error."""
-    with pytest.raises(ConfigError, match="host:port"):
-        Membership(workers, TASKS)
-
-
-def test_wrong_tasks() -> None:
-    """An empty list of tasks is an error."""
-    with pytest.raises(ConfigError, match="range"):
-        Membership(["a:1"], [])
+    with pytest.raises(ConfigError, match=says):
+        Membership(workers, tasks)
