@@ -25,7 +25,6 @@ from helpers.worker_process import run_command
 
 from tuplewire import TaskMessage
 from tuplewire.aio import Client as AsyncClient
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import MessageError, SupersededError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.settings.config import RejectOrder
@@ -138,34 +137,6 @@ def test_after_the_limit_it_is_a_dead_letter(letter_pair: Pair) -> None:
     assert metric(letter_pair.near, "tuplewire_rejections_total") >= LIMIT
 
 
-def test_a_dead_letter_goes_to_another_worker(letter_pair: Pair) -> None:
-    """The dead-letter task may be on another worker; messages behind the rejected one then continue."""
-    task = letter_pair.far_task()
-    with client_of(letter_pair.far.address, reject_order="wait") as client:
-        deliver(client, numbered(task, range(3)))
-        with client.recv([task]) as subscription:
-            seen = []
-            for message in subscription.messages(quiet=0.5):
-                seen.append(int(message.message))
-                if message.message == b"1":
-                    subscription.reject()
-    assert seen == [0, 1, 1, 1, 2]
-    eventually(lambda: queued(letter_pair.near, DEAD) == 1)
-    assert [letter.message for letter in letters(letter_pair)] == [b"1"]
-
-
-def test_without_a_dead_letter_task_it_is_dropped(pair: Pair) -> None:
-    """Without a dead-letter task, the message is dropped as `rejected`, and the ledger balances."""
-    task = pair.near_task()
-    with client_of(pair.near.address) as client, client.recv([task]) as subscription:
-        client.send(task, b"poison")
-        for _ in subscription.messages(quiet=0.5):
-            subscription.reject()
-    eventually(lambda: ledger(pair.near).dropped["rejected"] == 1)
-    assert ledger(pair.near).balanced
-    assert queued(pair.near, task) == 0
-
-
 def test_an_acknowledgement_in_the_middle_leaves_later_rejections_out(letter_pair: Pair) -> None:
     """A rejection without an acknowledgement has no effect: the next consumer gets the message uncounted."""
     task = letter_pair.near_task()
@@ -266,25 +237,6 @@ def test_rejected_messages_follow_their_task(order: RejectOrder) -> None:
         eventually(lambda: all(ledger(each).balanced and not ledger(each).pending for each in (here, there)))
 
 
-def test_a_drain_waits_for_no_delay() -> None:
-    """A drain does not wait for the delay of a rejected message, which goes to the new owner immediately."""
-    with WorkerProcesses(2, TOPOLOGY, flags=["--drain-seconds=10"]) as workers:
-        workers.assign({0: [1], 1: [2]})
-        here, there = workers.endpoints
-        with client_of(here.address) as client, client.recv([1], timeout=10) as subscription:
-            client.send(1, b"later")
-            next(subscription)
-            subscription.reject(0, after=3600)
-            subscription.acknowledge()
-            eventually(lambda: status(here).rejected_waiting == 1)
-        assign((here, there), 2, {here: [], there: [1, 2]})
-        with ControlClient(here.address) as control:
-            control.drain()
-        with client_of(there.address) as client, client.recv([1], timeout=10) as subscription:
-            assert [message.message for message in next(subscription)] == [b"later"]
-            subscription.acknowledge()
-
-
 @pytest.mark.slow
 def test_the_command_lists_shows_replays_and_drops(letter_pair: Pair) -> None:
     """The command works with any worker's address, and leaves other dead letters in order."""
@@ -323,11 +275,13 @@ def test_the_command_lists_shows_replays_and_drops(letter_pair: Pair) -> None:
     eventually(lambda: queued(letter_pair.near, DEAD) == 0)
 
 
-def test_a_mark_survives_rejections_the_dead_letter_and_its_replay(letter_pair: Pair) -> None:
-    """The redelivered mark of a message survives rejections, the dead letter and its replay."""
+@pytest.mark.parametrize("replayed", [False, True])
+def test_a_mark_survives_rejections_and_the_dead_letter(letter_pair: Pair, *, replayed: bool) -> None:
+    """A message marked as redelivered keeps its mark in rejections, in its dead letter, and in the replay."""
     letters(letter_pair)
     task = letter_pair.near_task()
-    with client_of(letter_pair.near.address) as client:
+    order = RejectOrder.CONTINUE if replayed else RejectOrder.WAIT
+    with client_of(letter_pair.near.address, reject_order=order) as client:
         deliver(client, task, b"maybe processed")
         with client.recv([task], timeout=10) as subscription:
             assert not next(subscription).groups[0].redelivered
@@ -336,24 +290,8 @@ def test_a_mark_survives_rejections_the_dead_letter_and_its_replay(letter_pair: 
                 assert next(subscription).groups[0].redelivered
                 subscription.reject(0)
                 subscription.acknowledge()
-    way = ("--all", "--address", letter_pair.near.address, "--topology", TOPOLOGY)
-    assert "1 sent again" in command("replay", *way).stderr
-    with client_of(letter_pair.near.address) as client, client.recv([task], timeout=10) as subscription:
-        assert next(subscription).groups[0].redelivered
-
-
-def test_a_dead_letter_of_a_marked_message_is_marked(letter_pair: Pair) -> None:
-    """The dead letter of a message that is marked as redelivered is marked as well."""
-    letters(letter_pair)
-    task = letter_pair.near_task()
-    with client_of(letter_pair.near.address, reject_order="wait") as client:
-        deliver(client, task, b"maybe processed")
-        with client.recv([task], timeout=10) as subscription:
-            next(subscription)
-        with client.recv([task], timeout=10) as subscription:
-            for _ in range(LIMIT):
-                assert next(subscription).groups[0].redelivered
-                subscription.reject(0)
-                subscription.acknowledge()
-        with client.recv([DEAD], timeout=10) as subscription:
+        if replayed:
+            way = ("--all", "--address", letter_pair.near.address, "--topology", TOPOLOGY)
+            assert "1 sent again" in command("replay", *way).stderr
+        with client.recv([task if replayed else DEAD], timeout=10) as subscription:
             assert next(subscription).groups[0].redelivered
