@@ -167,46 +167,36 @@ class Workers:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("seed", "transport"), [(1, "grpc"), pytest.param(2, "grpc", marks=pytest.mark.long), (1, "zmq")]
+    ("overlapping", "seed", "transport"),
+    [
+        (0, 1, "grpc"),
+        pytest.param(0, 2, "grpc", marks=pytest.mark.long),
+        (0, 1, "zmq"),
+        (6, 3, "grpc"),
+        *(pytest.param(6, seed, "grpc", marks=pytest.mark.long) for seed in (4, 5)),
+        (6, 3, "zmq"),
+    ],
 )
-def test_a_task_moves_again_and_again_under_load(seed: int, transport: str) -> None:
-    """Each move reaches the workers one at a time, in random order; all messages arrive once, in order."""
+def test_a_task_moves_again_and_again_under_load(overlapping: int, seed: int, transport: str) -> None:
+    """Moves reach the workers one at a time, in random order; all messages arrive once, in order.
+
+    Before each move that all workers learn of, there may be `overlapping` moves that some workers miss.
+    """
     with Workers(seed, transport) as workers:
         owner = 0
         with senders(workers.endpoints) as sent:
-            for number in range(MOVES):
+            for number in range(10 if overlapping else MOVES):
+                for _ in range(overlapping):
+                    owner = workers.other_than(owner)
+                    workers.place(owner, [e for e in workers.endpoints if workers.chance.random() < 0.7])
                 owner = workers.other_than(owner)
                 before = workers.consumers.count(MOVING)
                 workers.place(owner, workers.endpoints)
-                eventually(workers.still, timeout=20)
+                if not overlapping:
+                    eventually(workers.still, timeout=20)
                 eventually(
                     lambda before=before: workers.consumers.count(MOVING) > before + 200,  # type: ignore[misc]
                     timeout=20,
                     what=f"messages after move {number}",
-                )
-        workers.check(sent)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("seed", "transport"),
-    [(3, "grpc"), *(pytest.param(seed, "grpc", marks=pytest.mark.long) for seed in (4, 5)), (3, "zmq")],
-)
-def test_a_task_moves_before_its_last_move_is_over(seed: int, transport: str) -> None:
-    """Overlapping moves that some workers miss do not lose, duplicate or reorder messages."""
-    with Workers(seed, transport) as workers:
-        owner = 0
-        with senders(workers.endpoints) as sent:
-            for _ in range(10):
-                for _ in range(6):
-                    owner = workers.other_than(owner)
-                    workers.place(owner, [e for e in workers.endpoints if workers.chance.random() < 0.7])
-                before = workers.consumers.count(MOVING)
-                owner = workers.other_than(owner)
-                workers.place(owner, workers.endpoints)
-                eventually(
-                    lambda before=before: workers.consumers.count(MOVING) > before + 200,  # type: ignore[misc]
-                    timeout=20,
-                    what="messages after the moves",
                 )
         workers.check(sent)
