@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from helpers.admin import samples
-from helpers.topology import Pair, collect, metric, numbered, one_worker, pair_of_workers, queued, status
+from helpers.topology import Pair, collect, metric, numbered, pair_of_workers, queued, status
 from helpers.traffic import client_of, deliver
 
 from tuplewire.client import Client
@@ -80,31 +78,6 @@ def stopped(endpoint: Endpoint) -> Iterator[None]:
         yield
     finally:
         os.kill(endpoint.process_id, signal.SIGCONT)
-
-
-def test_states_add_up_to_the_time_that_passes(workers: Pair) -> None:
-    """Between two scrapes, the sum of all states grows by the elapsed time."""
-    first_asked = time.monotonic()
-    first = sum(states(workers.near).values())
-    first_answered = time.monotonic()
-    task = workers.near_task()
-    with client_of(workers.near.address) as client:
-        for _ in range(20):
-            deliver(client, numbered(task, range(20)))
-        collect(client.recv([task], timeout=20), 400)
-    second_asked = time.monotonic()
-    second = sum(states(workers.near).values())
-    second_answered = time.monotonic()
-    assert second_asked - first_answered <= second - first + 1e-6
-    assert second - first <= second_answered - first_asked + 1e-6
-
-
-def test_a_worker_without_traffic_is_idle(workers: Pair) -> None:
-    """Without traffic, idle time grows and no backpressure is counted."""
-    before = states(workers.far)
-    grows_by(lambda: states(workers.far)["idle"], 0.5, "idle")
-    after = states(workers.far)
-    assert all(after[state] == before[state] for state in STATES if state.startswith("backpressured"))
 
 
 def test_a_slow_consumer_shows_where_it_is(workers: Pair) -> None:
@@ -235,19 +208,3 @@ def test_settings_in_force_are_told(workers: Pair) -> None:
     )
     assert 'receive_queue_messages="500"' in config
     assert "/" not in config
-
-
-def test_ten_thousand_tasks_make_a_bounded_number_of_series(tmp_path: Path) -> None:
-    """Tasks beyond the limit share one series, the same tasks at each scrape, and no task is omitted."""
-    with one_worker("w", "--metrics-series=100", directory=tmp_path, tasks=range(10_000)) as worker:
-        with client_of(worker.address) as client:
-            client.send(numbered(5, range(3)))
-            deliver(client, numbered(9_999, range(4)))
-        before, after = samples(worker.metrics_url), samples(worker.metrics_url)
-        assert before.keys() == after.keys()
-        own = {name for name in after if re.fullmatch(r'tuplewire_queue_messages\{task="\d+"\}', name)}
-        assert len(own) == 100
-        assert after['tuplewire_queue_messages{task="5"}'] == 3
-        assert after['tuplewire_queue_messages{task="other"}'] == 4
-        assert after['tuplewire_queue_capacity_messages{task="other"}'] == 9_900 * 131_072
-        assert len(after) < 1000
