@@ -118,15 +118,20 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
             yield Place(client, partial(numbers_of, worker), 60_000, 500, 100, 3e-3, 2e-3)
 
 
+def all_arrive(place: Place, accepted: int) -> None:
+    """Check that this number of messages arrives, in order and once."""
+    received = place.received(accepted)
+    assert len(received) == accepted
+    assert received == sorted(set(received))
+
+
 def check(place: Place, sender: Any) -> None:
     """Check that all messages that a sender has accepted have arrived, in order and once."""
     sender.flush(60)
     balance = sender.ledger()
     assert balance.accepted == balance.acknowledged
     assert not balance.pending
-    received = place.received(balance.accepted)
-    assert len(received) == balance.accepted
-    assert received == sorted(set(received))
+    all_arrive(place, balance.accepted)
 
 
 def singles(sender: Any, number: int) -> None:
@@ -234,9 +239,7 @@ def test_interrupted_closes(place: Place, on_alarm: OnAlarm) -> None:
         assert not balance.pending
         accepted += balance.acknowledged
     assert interrupts > 100, "too few to say anything"
-    received = place.received(accepted)
-    assert len(received) == accepted
-    assert received == sorted(set(received))
+    all_arrive(place, accepted)
 
 
 @pytest.mark.parametrize(("place", "more"), [("worker", False), ("local", True)], indirect=["place"])
@@ -297,9 +300,7 @@ def test_a_signal_handler_may_close(place: Place, on_alarm: OnAlarm) -> None:
         assert balance.balanced
         assert balance.dropped["closed"] <= 1  # the message that close() interrupted
         accepted += balance.acknowledged
-    received = place.received(accepted)
-    assert len(received) == accepted
-    assert received == sorted(set(received))
+    all_arrive(place, accepted)
 
 
 @pytest.mark.parametrize("begun", [False, True])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from helpers.topology import TOPOLOGY, status
-from helpers.worker_process import environment_without_ours
+from helpers.worker_process import COMMAND, environment_without_ours
 
 from tuplewire import Client
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
@@ -22,31 +21,18 @@ pytestmark = pytest.mark.long
 SECONDS = 60.0
 
 
-class Program:
-    """A process that runs `tuplewire membership`."""
-
-    def __init__(self, directory: Path, name: str, addresses: list[str]) -> None:
-        self.log = directory / f"{name}.log"
-        words = [sys.executable, "-m", "tuplewire_service", "membership", *addresses, "--tasks=1-6"]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*words, f"--topology={TOPOLOGY}"], env=environment_without_ours(), stderr=log
-            )
-
-    def has_said(self, event: str) -> bool:
-        """Return True if an event is in the program's log."""
-        return f" {event}" in self.log.read_text()
-
-
 @contextmanager
-def running(directory: Path, name: str, addresses: list[str]) -> Iterator[Program]:
-    """Run a program, and kill it at the end if it is still running."""
-    program = Program(directory, name, addresses)
-    try:
-        yield program
-    finally:
-        program.process.kill()
-        program.process.wait(SECONDS)
+def running(log: Path, addresses: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `tuplewire membership` with its log in a file, and kill it at the end if it is still running."""
+    words = [*COMMAND, "membership", *addresses, "--tasks=1-6", f"--topology={TOPOLOGY}"]
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(words, env=environment_without_ours(), stderr=errors) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
@@ -65,29 +51,29 @@ def tasks_of(endpoint: Endpoint) -> int:
 def test_a_program_that_was_killed_is_replaced(tmp_path: Path, workers: list[Endpoint]) -> None:
     """Workers keep tasks and messages without a program; the next one spreads the tasks over more workers."""
     addresses = [each.address for each in workers[:2]]
-    with running(tmp_path, "one", addresses) as first:
+    with running(tmp_path / "one", addresses) as first:
         eventually(lambda: [tasks_of(each) for each in workers[:2]] == [3, 3], SECONDS)
         with Client(addresses[0], topology=TOPOLOGY) as client:
             for task in range(1, 7):
                 client.send(task, b"kept")
             client.flush(SECONDS)
-        first.process.kill()
-        first.process.wait(SECONDS)
+        first.kill()
+        first.wait(SECONDS)
         assert [tasks_of(each) for each in workers[:2]] == [3, 3]
-    with running(tmp_path, "two", [each.address for each in workers]) as second:
+    with running(tmp_path / "two", [each.address for each in workers]) as second:
         eventually(lambda: [tasks_of(each) for each in workers] == [2, 2, 2], SECONDS, "it spreads them")
         held = sum(task.queued_messages for each in workers for task in status(each).tasks)
         assert held == 6, "nothing was lost, and nobody was restarted"
-        second.process.send_signal(signal.SIGINT)
-        assert second.process.wait(SECONDS) == 0
-        assert second.has_said("membership.stopped reason=SIGINT")
+        second.send_signal(signal.SIGINT)
+        assert second.wait(SECONDS) == 0
+    assert " membership.stopped reason=SIGINT" in (tmp_path / "two").read_text()
 
 
 @pytest.mark.slow
 def test_two_at_once_do_no_harm(tmp_path: Path, workers: list[Endpoint]) -> None:
     """If a lost node returns with its pod, two programs run: tasks stay spread, and no message is lost."""
     addresses = [each.address for each in workers]
-    with running(tmp_path, "one", addresses), running(tmp_path, "two", addresses):
+    with running(tmp_path / "one", addresses), running(tmp_path / "two", addresses):
         eventually(lambda: [tasks_of(each) for each in workers] == [2, 2, 2], SECONDS)
         with Client(addresses[0], topology=TOPOLOGY) as client:
             for number in range(600):
