@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuplewire.errors import ConfigError, MalformedTupleError, TopologyError
-from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
 from tuplewire_topology.acking.acker_tasks import (
     ID,
     RotatingMap,
@@ -16,14 +16,8 @@ from tuplewire_topology.acking.acker_tasks import (
     with_ackers,
 )
 from tuplewire_topology.authoring.topology_settings import TopologySettings
-from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM
-
-
-class Words(Spout):
-    outputs = ("word",)
-
-    def next_tuple(self) -> None:
-        """Emit nothing."""
+from tuplewire_topology.authoring.tuples import ACK_STREAM, INIT_STREAM
+from tuplewire_topology.clusters.capture import FeederSpout
 
 
 class Sink(BasicBolt):
@@ -34,20 +28,13 @@ class Sink(BasicBolt):
 def words() -> Topology:
     """Return a bolt "sink" with the tasks 1 and 2, and a spout "words" with task 3."""
     builder = TopologyBuilder()
-    builder.set_spout("words", Words())
+    builder.set_spout("words", FeederSpout(["word"]))
     builder.set_bolt("sink", Sink(), 2).shuffle_grouping("words")
     return builder.create_topology()
 
 
 SYSTEM = with_ackers(words(), 2)
 SPOUT, BOLT = 3, 1
-
-
-def told(stream: str, roots: list[int], edges: list[int] | None = None) -> Tuple:
-    """Return an executor's update about roots."""
-    task = SPOUT if stream == INIT_STREAM else BOLT
-    values = [to_block(roots)] if edges is None else [to_block(roots), to_block(edges)]
-    return Tuple(values, SYSTEM.source(task, stream))
 
 
 def test_tasks_keep_their_ids() -> None:
@@ -72,43 +59,10 @@ def test_one_acker_for_each_worker(conf: dict[str, int], ackers: int) -> None:
         TopologySettings.from_conf({"topology.acker.executors": "two"})
 
 
-def test_a_tree_is_over_when_every_edge_came_twice() -> None:
-    """A tree completes with its last edge, and its spout is notified."""
-    trees = Trees()
-    assert not trees.take(told(INIT_STREAM, [7, 8], [0b11, 5]))
-    assert not trees.take(told(ACK_STREAM, [7], [0b01]))
-    assert trees.take(told(ACK_STREAM, [7, 8], [0b10, 5])) == [(SPOUT, 7, True), (SPOUT, 8, True)]
-    assert len(trees) == 0
-
-
-def test_acks_before_the_beginning() -> None:
-    """An ack may arrive before the tree's start."""
-    trees = Trees()
-    assert not trees.take(told(ACK_STREAM, [7], [5]))
-    assert trees.take(told(INIT_STREAM, [7], [5])) == [(SPOUT, 7, True)]
-
-
-def test_nobody_subscribes() -> None:
-    """A tuple without a receiving task is processed immediately."""
-    assert Trees().take(told(INIT_STREAM, [7], [0])) == [(SPOUT, 7, True)]
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_failure_is_told_once(late: bool) -> None:  # noqa: FBT001
-    """A failure is reported once; if it precedes the tree's start, it is reported at that start."""
-    trees = Trees()
-    begin = [told(INIT_STREAM, [7], [6]), told(FAIL_STREAM, [7])]
-    fates = [fate for message in (reversed(begin) if late else begin) for fate in trees.take(message)]
-    fates += trees.take(told(FAIL_STREAM, [7]))
-    fates += trees.take(told(ACK_STREAM, [7], [6]))
-    assert fates == [(SPOUT, 7, False)]
-    assert len(trees) == 0
-
-
 def test_trees_of_which_nothing_becomes_are_given_up() -> None:
     """A tree is retained for two rotations and dropped by the third."""
     trees = Trees()
-    trees.take(told(INIT_STREAM, [7], [6]))
+    trees.take(Tuple([to_block([7]), to_block([6])], SYSTEM.source(SPOUT, INIT_STREAM)))
     trees.rotate()
     trees.rotate()
     assert len(trees) == 1

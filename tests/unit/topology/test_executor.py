@@ -87,6 +87,13 @@ class Numbers(Spout):
         self.log("close")
 
 
+class Once(Numbers):
+    """Does not emit a failed number again."""
+
+    def fail(self, message_id: Any) -> None:
+        self.log(("fail", message_id))
+
+
 class Do(BasicBolt):
     """Calls a function with each tuple, and emits its result unless that is None."""
 
@@ -280,10 +287,6 @@ def test_policy_skip_counts_and_goes_on() -> None:
     """With `skip`, an error fails the tuple, is counted and reported, and the bolt continues."""
     log, told = Log(), Log()
 
-    class Once(Numbers):
-        def fail(self, message_id: Any) -> None:
-            self.log(("fail", message_id))
-
     topology = chain(Once(10, log), Do(broken))
     with running(topology, {"topology.error.policy": "skip"}, error=told) as worker:
         assert wait_idle(worker, SECONDS)
@@ -300,13 +303,6 @@ def test_policy_dead_letter_keeps_the_tuple(*, taken: bool) -> None:
     """A dead letter contains the tuple and its error; if it is not accepted, the tuple fails."""
     letters: list[DeadLetter] = []
     log = Log()
-
-    class Once(Numbers):
-        def ack(self, message_id: Any) -> None:
-            self.log(("ack", message_id))
-
-        def fail(self, message_id: Any) -> None:
-            self.log(("fail", message_id))
 
     def take(letter: DeadLetter) -> bool:
         letters.append(letter)
@@ -336,10 +332,6 @@ def test_a_tuple_is_tried_as_often_as_it_says(tries: int) -> None:
         if message["number"] == 5 or given[message["number"]] < 2:
             raise ZeroDivisionError(message["number"])
 
-    class Once(Numbers):
-        def fail(self, message_id: Any) -> None:
-            """Do not retry."""
-
     conf = {"topology.error.policy": "dead_letter", "topology.error.tries": tries}
     with running(chain(Once(10, Log()), Do(twice)), conf, dead_letter=letters.append) as worker:
         assert wait_idle(worker, SECONDS)
@@ -359,10 +351,6 @@ def test_error_in_a_grouping_loses_one_tuple() -> None:
             if values[0] == 7:
                 raise KeyError(values[0])
             return [1]
-
-    class Once(Numbers):
-        def fail(self, message_id: Any) -> None:
-            self.log(("fail", message_id))
 
     builder = TopologyBuilder()
     builder.set_spout("s", Once(10, log))
@@ -389,13 +377,10 @@ def test_error_while_opening() -> None:
 def test_always_serialize_finds_what_does_not_travel() -> None:
     """With the test setting, an unserializable value is an error within a process as well."""
 
-    class Objects(Numbers):
+    class Objects(Once):
         def next_tuple(self) -> None:
             number = self.todo.popleft()
             self.collector.emit([object() if number == 1 else number], message_id=number)
-
-        def fail(self, message_id: Any) -> None:
-            self.log(("fail", message_id))
 
     log, seen = Log(), Log()
     conf = {"topology.testing.always.try.serialize": True, "topology.error.policy": "skip"}

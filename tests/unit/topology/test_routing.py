@@ -16,24 +16,16 @@ from tuplewire_topology import (
     DeclaredStream,
     GroupingContext,
     Locality,
-    Spout,
     Stream,
     TopologyBuilder,
     Tuple,
 )
 from tuplewire_topology.authoring.builder import BoltDeclarer
+from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.running.outgoing import Outgoing
 
+STREAMS = (Stream("number", "word"), Stream("word", name="to", direct=True))
 WORDS = ["the", "quick", "fox", "the", "lazy", "the", "dog", "the"]
-
-
-class Words(Spout):
-    """Emits on two streams."""
-
-    outputs = (Stream("number", "word"), Stream("word", name="to", direct=True))
-
-    def next_tuple(self) -> None:
-        """Emit nothing."""
 
 
 class Sink(BasicBolt):
@@ -66,7 +58,7 @@ def routed(
     """Return the positions of WORDS for each of a bolt's tasks, 1 to 4."""
     builder = TopologyBuilder()
     subscribe(builder.set_bolt("sink", Sink(), 4))
-    builder.set_spout("words", Words())
+    builder.set_spout("words", FeederSpout(STREAMS))
     topology = builder.create_topology()
     outgoing = Outgoing(topology, 5, lambda: locality or {}, lambda: loads or {})
     for _ in range(50):
@@ -135,7 +127,7 @@ def test_direct_stream_routes_nothing() -> None:
     """A direct stream needs no routing, because the emitter chooses the task."""
     builder = TopologyBuilder()
     builder.set_bolt("sink", Sink(), 4).direct_grouping("words", "to")
-    builder.set_spout("words", Words())
+    builder.set_spout("words", FeederSpout(STREAMS))
     topology = builder.create_topology()
     assert Outgoing(topology, 5).route("to", [Tuple(["x"], topology.source(5, "to"))]) == {}
 
@@ -145,7 +137,7 @@ def test_every_subscriber_gets_the_stream() -> None:
     builder = TopologyBuilder()
     builder.set_bolt("a", Sink(), 2).all_grouping("words")
     builder.set_bolt("b", Sink(), 2).global_grouping("words")
-    builder.set_spout("words", Words())
+    builder.set_spout("words", FeederSpout(STREAMS))
     topology = builder.create_topology()
     tuples = [Tuple([1, "x"], topology.source(5, "default"))]
     assert {task: list(route) for task, route in Outgoing(topology, 5).route("default", tuples).items()} == {
@@ -160,7 +152,7 @@ def test_field_that_cannot_decide(value: Any) -> None:
     """A key without a portable form is an error that names the bolt and the stream."""
     builder = TopologyBuilder()
     builder.set_bolt("sink", Sink()).fields_grouping("words", "word")
-    builder.set_spout("words", Words())
+    builder.set_spout("words", FeederSpout(STREAMS))
     topology = builder.create_topology()
     with pytest.raises(
         TopologyError, match=r"'sink' subscribes to stream 'default' of 'words': a grouping's key"

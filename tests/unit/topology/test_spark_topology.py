@@ -16,10 +16,11 @@ from helpers.logged import logged
 from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
 from tuplewire.spark.slots import check_slots
 from tuplewire.text.log_rate import LogRate
-from tuplewire_topology import BasicBolt, Spout, Topology, TopologyBuilder
+from tuplewire_topology import BasicBolt, Topology, TopologyBuilder
 from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.authoring.tuples import Stream, Tuple, TupleSource
+from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.coordination.control_channel import ControlInbox, ControlKind, ControlMessage
 from tuplewire_topology.coordination.coordinator import (
     SILENCE_SECONDS,
@@ -82,7 +83,7 @@ class Conversation:
 def test_an_unknown_setting_is_not_submitted(key: str, problem: str) -> None:
     """An unknown key with a reserved prefix is an error of submit_topology()."""
     builder = TopologyBuilder()
-    builder.set_spout("numbers", Source())
+    builder.set_spout("numbers", FeederSpout(["number"]))
     nowhere: Any = None
     with pytest.raises(ConfigError, match=problem):
         submit_topology(nowhere, builder.create_topology(), conf={key: 1})
@@ -260,15 +261,6 @@ def test_a_row_is_emitted_at_least_once() -> None:
 # --- the plan -----------------------------------------------------------------------------------
 
 
-class Source(Spout):
-    """Emits nothing."""
-
-    outputs = ("number",)
-
-    def next_tuple(self) -> None:
-        """Emit nothing."""
-
-
 class Sink(BasicBolt):
     """Accepts all tuples."""
 
@@ -279,7 +271,7 @@ class Sink(BasicBolt):
 def topology() -> Topology:
     """Return three tasks in three executors."""
     builder = TopologyBuilder()
-    builder.set_spout("source", Source())
+    builder.set_spout("source", FeederSpout(["number"]))
     builder.set_bolt("sink", Sink(), 2).shuffle_grouping("source")
     return builder.create_topology()
 

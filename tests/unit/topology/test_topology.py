@@ -67,18 +67,6 @@ def wordcount() -> TopologyBuilder:
     return builder
 
 
-def test_tasks_are_contiguous_ranges() -> None:
-    """Each component's tasks are a range, from 1, ordered by the components' ids."""
-    topology = wordcount().create_topology()
-    assert topology.tasks == range(1, 9)
-    assert topology.tasks_of("count") == range(1, 2)
-    assert topology.tasks_of("lines") == range(2, 6)
-    assert topology.tasks_of("split") == range(6, 9)
-    assert [topology.component_of(task).id for task in topology.tasks] == ["count"] + ["lines"] * 4 + [
-        "split"
-    ] * 3
-
-
 def test_task_ids_do_not_depend_on_the_program() -> None:
     """The order of declarations is irrelevant, so every process assigns the same task ids."""
     builder = TopologyBuilder()
@@ -87,13 +75,6 @@ def test_task_ids_do_not_depend_on_the_program() -> None:
     builder.set_spout("lines", Lines(), 2).set_num_tasks(4)
     topology, other = builder.create_topology(), wordcount().create_topology()
     assert (topology.components, topology.tasks) == (other.components, other.tasks)
-
-
-def test_executors_divide_the_tasks() -> None:
-    """The executors of a component have ranges of about equal length."""
-    topology = wordcount().create_topology()
-    assert topology.executors_of("lines") == [range(2, 4), range(4, 6)]
-    assert topology.executors_of("split") == [range(6, 7), range(7, 8), range(8, 9)]
 
 
 def test_targets_and_sources() -> None:
