@@ -191,15 +191,6 @@ def test_shuffle_goes_on_from_batch_to_batch() -> None:
     assert groups_of(shuffling, batch.slice(0, 0)) == []
 
 
-def test_null_rows_are_refused() -> None:
-    """A null message or task is refused."""
-    task = pa.array([1, None], pa.int32())
-    with pytest.raises(BadRowsError, match="row 1 of partition 0: the task is null"):
-        groups_of(router("direct"), pa.RecordBatch.from_pydict({"task": task, "message": ["a", "b"]}))
-    with pytest.raises(BadRowsError, match="row 1 of partition 0: the message is null"):
-        groups_of(router("shuffle"), pa.RecordBatch.from_pydict({"message": ["a", None]}))
-
-
 def test_wrong_columns() -> None:
     """The error names the column and the columns that the grouping requires."""
     message = StructType().add("message", StringType())

@@ -16,7 +16,8 @@ from helpers.interpreters import make_interpreter
 
 from tuplewire.spark import ClientHandle
 from tuplewire.spark.version_check import REQUIRED, VersionMismatchError, check, versions
-from tuplewire_topology import Spout, TopologyBuilder
+from tuplewire_topology import TopologyBuilder
+from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.spark.member import Submitted
 from tuplewire_topology.spark.rows import Output
 
@@ -65,17 +66,10 @@ def test_does_not_fit(executor: dict[str, str], message: str) -> None:
         check(DRIVER, executor)
 
 
-class Source(Spout):
-    """A spout that emits nothing."""
-
-    def next_tuple(self) -> None:
-        """Emit nothing."""
-
-
 def submitted() -> Submitted:
     """Return a topology in the form that is sent to executors."""
     builder = TopologyBuilder()
-    builder.set_spout("source", Source())
+    builder.set_spout("source", FeederSpout([]))
     return Submitted("t", "run", builder.create_topology(), {}, 1, Output({}, frozenset()))
 
 
@@ -105,18 +99,24 @@ def test_a_folder_of_the_same_name_is_no_library(tmp_path: Path) -> None:
     assert shown.stdout.decode() == "none (google.protobuf is a folder of something else)\n"
 
 
-@pytest.mark.parametrize("used_again", [True, False])
-def test_imports_are_set_apart_where_spark_uses_a_process_again(*, used_again: bool) -> None:
-    """Imports are excluded from Spark's garbage collection only in reused processes."""
-    code = "import gc, pickle, sys; pickle.load(sys.stdin.buffer); print(gc.get_freeze_count() > 10_000)"
+def counted(code: str, *, used_again: bool) -> bool:
+    """Run code with a pickled handle as its input, in a process that Spark uses again or not."""
+    variables = {"SPARK_REUSE_WORKER": "1"} if used_again else {}
     shown = subprocess.run(
         [sys.executable, "-c", code],
         input=pickle.dumps(ClientHandle("127.0.0.1:1")),
         capture_output=True,
         check=True,
-        env={**os.environ, **({"SPARK_REUSE_WORKER": "1"} if used_again else {})},
+        env={**os.environ, **variables},
     ).stdout.decode()
-    assert shown.strip() == str(used_again)
+    return {"True": True, "False": False}[shown.strip()]
+
+
+@pytest.mark.parametrize("used_again", [True, False])
+def test_imports_are_set_apart_where_spark_uses_a_process_again(*, used_again: bool) -> None:
+    """Imports are excluded from Spark's garbage collection only in reused processes."""
+    code = "import gc, pickle, sys; pickle.load(sys.stdin.buffer); print(gc.get_freeze_count() > 10_000)"
+    assert counted(code, used_again=used_again) is used_again
 
 
 def test_later_imports_are_set_apart_with_what_arrives_next() -> None:
@@ -131,11 +131,4 @@ def test_later_imports_are_set_apart_with_what_arrives_next() -> None:
         "  counts.append(gc.get_freeze_count())\n"
         "print(counts[1] > counts[0] + 1000)"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", code],
-        input=pickle.dumps(ClientHandle("127.0.0.1:1")),
-        capture_output=True,
-        check=True,
-        env={**os.environ, "SPARK_REUSE_WORKER": "1"},
-    ).stdout.decode()
-    assert shown.strip() == "True"
+    assert counted(code, used_again=True)
