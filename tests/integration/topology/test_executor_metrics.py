@@ -69,7 +69,7 @@ def samples(registry: CollectorRegistry) -> dict[str, float]:
     }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sorted_numbers() -> Iterator[CollectorRegistry]:
     """Run ten numbers, three of them negative, through two workers, and return their metrics."""
     feeder = FeederSpout(["number"])
@@ -164,10 +164,8 @@ def test_series_do_not_grow() -> None:
         assert names[0] == names[1]
 
 
-def test_a_full_queue_is_seen() -> None:
-    """The metrics of a slow bolt show a full queue and the waiting time of its tuples."""
-    go = threading.Event()
-    feeder = FeederSpout(["number"])
+def waiting(feeder: FeederSpout, go: threading.Event) -> Topology:
+    """Return a spout "s" and a bolt "b" that waits for the event."""
 
     class Wait(BasicBolt):
         def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
@@ -176,10 +174,17 @@ def test_a_full_queue_is_seen() -> None:
     builder = TopologyBuilder()
     builder.set_spout("s", feeder)
     builder.set_bolt("b", Wait()).shuffle_grouping("s")
+    return builder.create_topology()
+
+
+def test_a_full_queue_is_seen() -> None:
+    """The metrics of a slow bolt show a full queue and the waiting time of its tuples."""
+    go = threading.Event()
+    feeder = FeederSpout(["number"])
     registry = CollectorRegistry()
     with LocalCluster() as cluster:
         conf = {"topology.executor.receive.buffer.size": 4}
-        running = cluster.submit("t", conf, builder.create_topology())
+        running = cluster.submit("t", conf, waiting(feeder, go))
         registry.register(ProgramCollector(running.metrics))
         for number in range(20):
             feeder.feed([number])
@@ -194,16 +199,8 @@ def test_a_stuck_executor_is_seen_from_outside() -> None:
     """Readiness and metrics name a stuck executor until it continues."""
     go = threading.Event()
     feeder = FeederSpout(["number"])
-
-    class Wait(BasicBolt):
-        def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
-            go.wait(SECONDS)
-
-    builder = TopologyBuilder()
-    builder.set_spout("s", feeder)
-    builder.set_bolt("b", Wait()).shuffle_grouping("s")
     conf = {"worker.heartbeat.frequency.secs": 0.05, "nimbus.task.timeout.secs": 1}
-    worker = local_worker(builder.create_topology(), conf)
+    worker = local_worker(waiting(feeder, go), conf)
     registry = CollectorRegistry()
     registry.register(ProgramCollector(lambda: metric_families(worker.statistics(), worker.heartbeats)))
     admin = AdminServer("127.0.0.1:0", registry, lambda: "", lambda: worker.not_ready)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
@@ -12,47 +11,19 @@ import pytest
 from helpers.hosted import hosted
 from helpers.idle import wait_idle
 from helpers.logged import logged
+from helpers.words import EXPECTED, LINES, Lines, Split
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.errors import RefusedMessagesError, TuplewireError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_service.testing import eventually
-from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
 from tuplewire_topology.coordination.control_channel import ControlChannel, ControlKind, ControlMessage
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.serial.serializer import TupleSerializer
 
-LINES = ["to be or not to be", "that is the question", "whether tis nobler in the mind to suffer"] * 200
-EXPECTED = Counter(word for line in LINES for word in line.split())
 SECONDS = 30.0
-
-
-class Lines(Spout):
-    """Emits the lines."""
-
-    outputs = ("line",)
-
-    def __init__(self) -> None:
-        self.left = list(LINES)
-        self.acked = 0
-
-    def next_tuple(self) -> None:
-        self.collector.emit([self.left.pop()], message_id=len(self.left))
-
-    @property
-    def exhausted(self) -> bool:
-        return not self.left
-
-
-class Split(BasicBolt):
-    """Emits the words of a line."""
-
-    outputs = ("word",)
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        for word in message["line"].split():
-            collector.emit([word])
 
 
 class Count(BasicBolt):
@@ -71,30 +42,13 @@ class Count(BasicBolt):
 def word_count(counts: Counter[str]) -> Topology:
     """Return the topology: count has task 1, lines task 2, split tasks 3 and 4."""
     builder = TopologyBuilder()
-    builder.set_spout("lines", Lines())
+    builder.set_spout("lines", Lines(LINES))
     builder.set_bolt("split", Split(), 2).shuffle_grouping("lines")
     builder.set_bolt("count", Count(counts)).fields_grouping("split", "word")
     return builder.create_topology()
 
 
 HERE, THERE = (2, 3), (1, 4)
-
-
-@contextmanager
-def two_workers(topology: Topology, transport: str, **more: Any) -> Iterator[list[ExecutorWorker]]:
-    """Run a topology in two workers of this process, each with its own link."""
-    with ExitStack() as stack:
-        hosts = stack.enter_context(hosted(topology, HERE, THERE, transport=transport))
-        workers = [
-            ExecutorWorker(topology, tasks, topology_id="t", link=each.link, **more)
-            for tasks, each in zip((HERE, THERE), hosts, strict=True)
-        ]
-        for worker in reversed(workers):
-            stack.callback(worker.close)
-            worker.start()
-        for worker in workers:
-            worker.switch(active=True)
-        yield workers
 
 
 @pytest.mark.parametrize("transport", ["local", "grpc"])
@@ -106,7 +60,16 @@ def test_words_are_counted_over_a_transport(transport: str) -> None:
     counts: Counter[str] = Counter()
     topology = word_count(counts)
     conf = {"topology.serialized.message.size.metrics": True}
-    with two_workers(topology, transport, conf=conf) as (here, there):
+    with hosted(topology, HERE, THERE, transport=transport) as hosts, ExitStack() as stack:
+        here, there = workers = [
+            ExecutorWorker(topology, tasks, topology_id="t", link=each.link, conf=conf)
+            for tasks, each in zip((HERE, THERE), hosts, strict=True)
+        ]
+        for worker in reversed(workers):
+            stack.callback(worker.close)
+            worker.start()
+        for worker in workers:
+            worker.switch(active=True)
         assert wait_idle(here, SECONDS)
         eventually(lambda: counts == EXPECTED, SECONDS)
         assert here.spouts[0].tally.snapshot().acked == len(LINES)
@@ -158,30 +121,6 @@ def test_no_destination_is_counted() -> None:
         worker.close()
 
 
-def test_words_are_counted_over_clients() -> None:
-    """Executors also run as clients of worker processes: all messages are delivered and acknowledged."""
-    counts: Counter[str] = Counter()
-    topology = word_count(counts)
-    with WorkerProcesses(2, "t") as processes:
-        processes.assign({0: HERE, 1: THERE})
-        clients = [
-            Client(endpoint.unix_address, topology="t", ack_mode="processed")
-            for endpoint in processes.endpoints
-        ]
-        workers = [
-            ExecutorWorker(topology, tasks, topology_id="t", link=Link(client))
-            for tasks, client in zip((HERE, THERE), clients, strict=True)
-        ]
-        for worker in workers:
-            worker.start()
-        workers[0].switch(active=True)
-        eventually(lambda: counts == EXPECTED, SECONDS)
-        for worker in workers:
-            worker.close()
-        for client in clients:
-            assert (client.ledger().pending, sum(client.ledger().dropped.values())) == (0, 0)
-
-
 def test_a_client_link_tells_what_was_refused() -> None:
     """Messages that the worker refuses raise an error in close()."""
     counts: Counter[str] = Counter()
@@ -224,7 +163,7 @@ def test_a_tuple_for_several_tasks_is_serialized_once() -> None:
     class Words(Lines):
         outputs = ("word",)
 
-    builder.set_spout("words", Words())
+    builder.set_spout("words", Words(LINES))
     builder.set_bolt("count", Count(counts), 3).all_grouping("words")
     topology = builder.create_topology()
     counted = patch.object(TupleSerializer, "serialize", autospec=True, side_effect=TupleSerializer.serialize)

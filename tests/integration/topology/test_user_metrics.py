@@ -9,10 +9,7 @@ from helpers import measured_words
 from helpers.admin import samples
 from helpers.hosted import local_worker
 from helpers.measured_words import check
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
-from tuplewire_service.metrics.program_families import ProgramCollector
 from tuplewire_topology import BasicBolt, BasicOutputCollector, TopologyBuilder, TopologyContext, Tuple
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster
@@ -47,26 +44,6 @@ def test_in_processes() -> None:
             if name == 'tuplewire_serialized_bytes_total{component="measure",source="lines"}'
         ]
         assert sum(sent) > 0
-
-
-def test_in_one_process() -> None:
-    """A local cluster's status has the same metrics, and the collector exports them to Prometheus."""
-    registry = CollectorRegistry()
-    with LocalCluster() as cluster:
-        running = cluster.submit("words", {"topology.workers": 2}, measured_words.topology())
-        registry.register(ProgramCollector(running.metrics))
-        running.wait(SECONDS)
-        text = generate_latest(registry).decode()
-        check(
-            {
-                sample.name
-                + "{"
-                + ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
-                + "}": sample.value
-                for family in text_string_to_metric_families(text)
-                for sample in family.samples
-            }
-        )
 
 
 def test_a_bound_of_series_holds() -> None:

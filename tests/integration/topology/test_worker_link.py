@@ -304,39 +304,6 @@ def test_connections_follow_outbound_tasks(transport: str) -> None:
         worker.close(0.1)
 
 
-def test_an_executor_moves_while_tuples_flow() -> None:
-    """A bolt that moves finishes its tuples; later tuples are executed at its new worker, in order."""
-    feeder = FeederSpout(["number"])
-    topology = chain(feeder)
-    for number in range(1000):
-        feeder.feed([number])
-    seen: list[Any] = []
-    with hosted(topology, [1, 4], [2, 3]) as (here, there):
-        workers = [
-            ExecutorWorker(
-                topology,
-                tasks,
-                topology_id="t",
-                link=each.link,
-                received=lambda name, tuples: seen.extend((name, message["number"]) for message in tuples),
-            )
-            for each, tasks in ((here, [1, 4]), (there, [2, 3]))
-        ]
-        for worker in workers:
-            worker.start()
-        workers[0].switch(active=True)
-        eventually(lambda: len(seen) > 200, SECONDS)
-        workers[0].remove(range(1, 2), SECONDS)
-        assign(2, {here: [4], there: [1, 2, 3]})
-        workers[1].add(range(1, 2))
-        for number in range(1000, 2000):
-            feeder.feed([number])
-        eventually(lambda: sum(name == "b" for name, _ in seen) == 2000, SECONDS)
-        assert [number for name, number in seen if name == "a"] == list(range(2000))
-        for worker in workers:
-            worker.close()
-
-
 class Tell(BasicBolt):
     """Records its context."""
 
