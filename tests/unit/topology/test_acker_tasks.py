@@ -16,7 +16,7 @@ from tuplewire_topology.acking.acker_tasks import (
     with_ackers,
 )
 from tuplewire_topology.authoring.topology_settings import TopologySettings
-from tuplewire_topology.authoring.tuples import ACK_STREAM, INIT_STREAM
+from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM
 from tuplewire_topology.clusters.capture import FeederSpout
 
 
@@ -35,6 +35,13 @@ def words() -> Topology:
 
 SYSTEM = with_ackers(words(), 2)
 SPOUT, BOLT = 3, 1
+
+
+def told(stream: str, roots: list[int], edges: list[int] | None = None) -> Tuple:
+    """Return an executor's update about roots."""
+    task = SPOUT if stream == INIT_STREAM else BOLT
+    values = [to_block(roots)] if edges is None else [to_block(roots), to_block(edges)]
+    return Tuple(values, SYSTEM.source(task, stream))
 
 
 def test_tasks_keep_their_ids() -> None:
@@ -59,10 +66,22 @@ def test_one_acker_for_each_worker(conf: dict[str, int], ackers: int) -> None:
         TopologySettings.from_conf({"topology.acker.executors": "two"})
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_failure_is_told_once(late: bool) -> None:  # noqa: FBT001
+    """A failure is reported once; if it precedes the tree's start, it is reported at that start."""
+    trees = Trees()
+    begin = [told(INIT_STREAM, [7], [6]), told(FAIL_STREAM, [7])]
+    fates = [fate for message in (reversed(begin) if late else begin) for fate in trees.take(message)]
+    fates += trees.take(told(FAIL_STREAM, [7]))
+    fates += trees.take(told(ACK_STREAM, [7], [6]))
+    assert fates == [(SPOUT, 7, False)]
+    assert len(trees) == 0
+
+
 def test_trees_of_which_nothing_becomes_are_given_up() -> None:
     """A tree is retained for two rotations and dropped by the third."""
     trees = Trees()
-    trees.take(Tuple([to_block([7]), to_block([6])], SYSTEM.source(SPOUT, INIT_STREAM)))
+    trees.take(told(INIT_STREAM, [7], [6]))
     trees.rotate()
     trees.rotate()
     assert len(trees) == 1
