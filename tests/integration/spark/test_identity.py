@@ -51,20 +51,16 @@ def _readyz(worker: Endpoint) -> str:
     return get(worker.metrics_url.removesuffix("/metrics") + "/readyz")[1]
 
 
-def test_a_worker_refuses_those_who_mean_another_one(tmp_path: Path) -> None:
-    """A hello that names another worker fails with WRONG_WORKER; this worker's id and no id are accepted."""
-    with one_worker("w", directory=tmp_path, tasks=[0]) as worker:
-        answer = talk(worker, SEND, [hello(receiver_id="v")])
-        assert (answer.error, "this is worker 'w', the sender means 'v'" in answer.details) == (
-            "WRONG_WORKER",
-            True,
-        )
-        assert [talk(worker, SEND, [hello(receiver_id=each)]).error for each in ("w", "")] == ["", ""]
-
-
 def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
-    """The worker id is checked before the topology, for consumers, senders and sinks; they may retry."""
+    """The worker id is checked before the topology, for consumers, senders and sinks; they may retry.
+
+    This worker's id and no id are accepted.
+    """
     with one_worker("w", directory=tmp_path, tasks=[0]) as worker, ControlClient(worker.address) as control:
+        answer = talk(worker, SEND, [hello(receiver_id="v")])
+        assert answer.error == "WRONG_WORKER"
+        assert "this is worker 'w', the sender means 'v'" in answer.details
+        assert [talk(worker, SEND, [hello(receiver_id=each)]).error for each in ("w", "")] == ["", ""]
         assert [
             talk(worker, RECV, [subscribe(0, receiver_id="v")]).error,
             talk(worker, RECV, [subscribe(0, receiver_id="v", topology="other")]).error,

@@ -81,18 +81,6 @@ def test_only_the_chosen_attempts_are_sent(workers: Pair) -> None:
         assert numbers(collect(batches, 10)) == list(range(10))
 
 
-def test_exact_write_that_fails_sends_nothing(workers: Pair) -> None:
-    """If a job fails, the rows of its attempts are not sent."""
-    task = workers.near_task()
-    writer = TuplewireBatchWriter(sink_options(options(workers, deliveryGuarantee="exactlyOnce")))
-    begin_attempt(0, 20)
-    part = writer.write(iter([rows(task, range(5))]))
-    assert metric(workers.near, STAGED) > 0
-    writer.abort([part, None])
-    assert queued(workers.near, task) == 0
-    assert metric(workers.near, STAGED) == 0
-
-
 def test_newer_attempt_fences_the_older(workers: Pair) -> None:
     """A new attempt stops an older one that is still running; rows sent until then may be duplicated.
 
@@ -399,37 +387,28 @@ def test_bad_rows_are_dropped_or_go_to_a_task(guarantee: str, caplog: pytest.Log
         assert stories[1]["message"] == "x" * 1000 + "..."
 
 
-def test_a_stream_may_be_sent_as_it_is_computed(caplog: pytest.LogCaptureFixture) -> None:
-    """With atLeastOnce, rows are sent before the commit; a full queue blocks regardless of the timeout."""
+@pytest.mark.parametrize("timeout", ["1", "60"])
+def test_a_stream_may_be_sent_as_it_is_computed(timeout: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With atLeastOnce, rows are sent before the commit; a full queue blocks regardless of the timeout.
+
+    A blocked write soon logs that it waits and that Spark needs a free core.
+    """
     with small() as (worker, opts), ThreadPoolExecutor(1) as thread:
-        writer = TuplewireStreamWriter(sink_options({**opts, "deliveryGuarantee": "atLeastOnce"}))
+        more = {"deliveryGuarantee": "atLeastOnce", "timeout": timeout}
+        writer = TuplewireStreamWriter(sink_options(opts | more))
 
         def sent() -> Part:
             begin_attempt(0, 90)
             return writer.write(iter([large(300)]))
 
         waiting = thread.submit(sent)
-        eventually(lambda: "sink.waiting" in caplog.text, 20)
+        eventually(lambda: "Spark needs a free core" in caplog.text, 10)
+        assert logged(caplog, "sink.waiting")
         assert not wait([waiting], timeout=2).done, "the timeout is for workers that are out of reach"
         assert queued(worker, SMALL_TASK) >= 100
         assert take(worker, SMALL_TASK, 300) == list(range(300))
         writer.commit([waiting.result(20)], 0)
         assert metric(worker, STAGED) == 0
-
-
-def test_a_write_says_soon_that_it_waits(caplog: pytest.LogCaptureFixture) -> None:
-    """A blocked write soon logs that it waits and that Spark needs a free core, regardless of its timeout."""
-    with small() as (worker, opts), ThreadPoolExecutor(1) as thread:
-        writer = TuplewireBatchWriter(sink_options({**opts, "timeout": "60"}))
-
-        def sent() -> Part:
-            begin_attempt(0, 91)
-            return writer.write(iter([large(300)]))
-
-        waiting = thread.submit(sent)
-        eventually(lambda: "Spark needs a free core" in caplog.text, 10)
-        assert take(worker, SMALL_TASK, 300) == list(range(300))
-        assert waiting.result(20).failure is None
 
 
 def frame(**columns: Any) -> bytes:

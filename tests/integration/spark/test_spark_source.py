@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.restartable import restartable
 from helpers.spark_calls import payloads
 from helpers.topology import (
     TOPOLOGY,
@@ -90,23 +89,6 @@ def test_committed_only_once_spark_is_done(workers: Pair) -> None:
         assert queued(workers.far, task) == 0
 
 
-def test_acknowledges_what_another_consumer_has_put_back(workers: Pair) -> None:
-    """A consumer that connects between reading and committing changes nothing."""
-    task = workers.near_task()
-    with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
-        deliver(client, large(task, range(900)))
-        start, end = planned(reader)
-        assert payloads(reader, reader.partitions(start, end)) == list(range(900))
-        with client.recv([task], timeout=20) as batches:
-            next(batches)  # not acknowledged
-        deliver(client, numbered(task, range(900, 910)))
-        reader.commit(end)
-        assert acknowledged(workers.near, task) == 900
-        later = reader.latestOffset(end, ReadAllAvailable())
-        assert payloads(reader, reader.partitions(end, later)) == list(range(900, 910))
-        reader.commit(later)
-
-
 def test_begins_behind_what_is_there(workers: Pair) -> None:
     """With startingOffsets=latest for a task, a new query discards that task's queued messages."""
     first, second = workers.far_task(), workers.near_task()
@@ -155,7 +137,10 @@ def test_few_messages_wait_for_more(workers: Pair) -> None:
 
 @pytest.mark.parametrize("between", ["attempt", "consumer"])
 def test_a_read_goes_on_after_another(workers: Pair, between: str) -> None:
-    """A read continues after another attempt or a consumer has read the same messages."""
+    """A read continues after another attempt or a consumer has read the same messages.
+
+    A consumer that connects between reading and committing changes nothing.
+    """
     task = workers.near_task()
     with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
         deliver(client, large(task, range(900)))
@@ -171,7 +156,14 @@ def test_a_read_goes_on_after_another(workers: Pair, between: str) -> None:
         got += first
         assert [each for batch in got for each in batch.column("sequence").to_pylist()] == list(range(1, 901))
         assert acknowledged(workers.near, task) == 0
+        with client.recv([task], timeout=20) as batches:
+            next(batches)  # not acknowledged
+        deliver(client, numbered(task, range(900, 910)))
         reader.commit(end)
+        assert acknowledged(workers.near, task) == 900
+        later = reader.latestOffset(end, ReadAllAvailable())
+        assert payloads(reader, reader.partitions(end, later)) == list(range(900, 910))
+        reader.commit(later)
 
 
 def test_a_read_goes_on_through_broken_connections(workers: Pair) -> None:
@@ -296,38 +288,6 @@ def test_tasks_may_change(workers: Pair) -> None:
         reader.commit(again)
         assert [queued(workers.near, stays), queued(workers.far, comes)] == [0, 0]
         assert reader.latestOffset(again, ReadAllAvailable()) == again
-
-
-def test_a_dead_worker_takes_its_uncommitted_messages(tmp_path: Path) -> None:
-    """After its worker dies, a query fails, or continues with the new worker's messages."""
-    task = 5
-    with restartable(tmp_path, [task]) as worker:
-        where = worker.reached.address
-        with (
-            client_of(where, ack_mode="processed") as client,
-            stream_reader(worker.endpoint, str(task)) as reader,
-        ):
-            client.send(numbered(task, range(10)))
-            start, end = planned(reader)
-            while end == start:
-                end = reader.latestOffset(start, ReadAllAvailable())
-            partitions = reader.partitions(start, end)
-            assert payloads(reader, partitions) == list(range(10))
-            worker.kill()
-            worker.start()
-            with pytest.raises(DataLossError, match=r"restarted, or has died.*failOnDataLoss=false"):
-                reader.latestOffset(end, ReadAllAvailable())
-            with pytest.raises(DataLossError, match=r"messages 1 to 10 .* died with the worker"):
-                payloads(reader, partitions)
-            with stream_reader(worker.endpoint, str(task), failOnDataLoss="false") as brave:
-                assert payloads(brave, partitions) == []
-                later = brave.latestOffset(end, ReadAllAvailable())
-                while later == end:
-                    later = brave.latestOffset(end, ReadAllAvailable())
-                # The sender had not been notified that they were processed.
-                assert payloads(brave, brave.partitions(end, later)) == list(range(10))
-                brave.commit(later)
-            client.flush(20)
 
 
 def test_partition_of_nothing(workers: Pair) -> None:

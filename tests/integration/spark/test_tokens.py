@@ -63,14 +63,6 @@ def address(request: pytest.FixtureRequest, worker: Guarded) -> str:
     return worker.endpoint.address if request.param == "tcp" else worker.endpoint.unix_address
 
 
-def test_right_token_opens(address: str, tmp_path: Path) -> None:
-    """A client with a valid token can send and query the status, on either address."""
-    credentials = _credentials(tmp_path, OLD)
-    _sends(address, credentials)
-    with ControlClient(address, credentials=credentials) as control:
-        assert control.status().topology == TOPOLOGY
-
-
 @pytest.mark.parametrize("token", [None, WRONG])
 def test_wrong_token_and_none_are_refused(
     worker: Guarded, address: str, tmp_path: Path, token: str | None
