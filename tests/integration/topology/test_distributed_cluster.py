@@ -82,15 +82,18 @@ def test_tuples_are_followed_and_all_end_well(transport: str) -> None:
     assert topology.exit_codes == [0, 0]
 
 
-def test_an_error_comes_with_its_traceback() -> None:
-    """An error in a bolt's process is raised in this process, with its location in the user's code."""
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_an_error_comes_with_its_traceback(restarts: int) -> None:
+    """With and without restarts, a bolt's error is raised here, with its location in the user's code."""
+    conf = {"supervisor.worker.restarts": restarts}
     with (
-        running(topology_of([*LINES, words.POISON])) as topology,
+        running(topology_of([*LINES, words.POISON]), **conf) as topology,
         pytest.raises(ProcessFailedError, match=r"'split': ValueError: an unbearable word") as raised,
     ):
         topology.finish(SECONDS)
     assert "in execute" in raised.value.__notes__[0]
     assert "words.py" in raised.value.__notes__[0]
+    assert topology.log_dir
 
 
 def test_a_result_that_cannot_leave_its_process() -> None:
@@ -134,50 +137,19 @@ def test_a_process_that_fails_is_started_again(tmp_path: Path) -> None:
         assert (spout.counts.acked, spout.pending) == (len(lines), 0)
 
 
-def test_restarts_have_a_limit() -> None:
-    """After the maximum number of restarts, the topology fails with the error of the process."""
-    with (
-        running(topology_of([words.POISON]), **{"supervisor.worker.restarts": 1}) as topology,
-        pytest.raises(ProcessFailedError, match="an unbearable word"),
-    ):
-        topology.wait(SECONDS)
-    assert topology.log_dir
-
-
-def test_ports_and_logs(tmp_path: Path) -> None:
-    """Workers bind the configured ports in order, and each writes a log to the configured directory."""
-    ports = free_ports(2)
-    conf = {"supervisor.slots.ports": ports, "storm.log.dir": str(tmp_path)}
-    with running(**conf) as topology:
-        for port in ports:
-            socket.create_connection(("127.0.0.1", port), timeout=10).close()
-        topology.finish(SECONDS)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["words-worker-0.log", "words-worker-1.log"]
-
-
-def test_too_few_ports() -> None:
-    """Fewer ports than workers raise an error, and leave no process running."""
-    with pytest.raises(ConfigError, match=r"supervisor\.slots\.ports names 1 port"):
-        DistributedCluster().submit("words", {**CONF, "supervisor.slots.ports": [0]}, words.topology())
-
-
-def test_local_transport_between_processes() -> None:
-    """A transport that only connects workers within one process is refused immediately."""
-    conf = {**CONF, "storm.messaging.transport": "local"}
-    with pytest.raises(ConfigError, match="connects workers of one process only"):
-        DistributedCluster().submit("words", conf, words.topology())
-
-
 @pytest.mark.parametrize(
     ("conf", "problem"),
     [
         ({"tuplewire.session.max_block_seconds": "1"}, "max_block_seconds must be a time in seconds"),
         ({"tuplewire.transport.receive_bytes": 0}, "receive_bytes must be a number of bytes from 1"),
         ({"tuplewire.grpc.channel_factory": "mine"}, "unknown setting 'tuplewire.grpc.channel_factory'"),
+        ({"supervisor.slots.ports": [0]}, r"supervisor\.slots\.ports names 1 port"),
+        ({"storm.messaging.transport": "local"}, "connects workers of one process only"),
+        ({"supervisor.run.worker.as.user": True, "topology.submitter.user": "no-such-user"}, "no-such-user"),
     ],
 )
 def test_wrong_settings_start_no_process(conf: dict[str, Any], problem: str) -> None:
-    """submit() raises an error for a wrong session or transport setting, before any process starts."""
+    """submit() raises an error for a setting that cannot work, before any process starts."""
     with pytest.raises(ConfigError, match=problem):
         DistributedCluster().submit("words", {**CONF, **conf}, words.topology())
 
@@ -199,19 +171,27 @@ def test_sessions_between_processes_have_the_topologys_settings(transport: str) 
     assert counted == len(long)
 
 
-def test_options_and_environment_of_a_worker() -> None:
-    """A worker's interpreter gets the configured options, with placeholders replaced, and the variables."""
+def test_options_environment_ports_and_logs_of_workers(tmp_path: Path) -> None:
+    """Workers get the configured options, with placeholders replaced, and the variables.
+
+    They bind the configured ports in order, and each writes a log to the configured directory.
+    """
+    ports = free_ports(2)
     conf: dict[str, Any] = {
         "worker.childopts": "-X importtime=0 -X tuplewire=%WORKER-ID%",
-        "topology.workers": 1,
+        "topology.environment": {"GIVEN": "this"},
+        "supervisor.slots.ports": ports,
+        "storm.log.dir": str(tmp_path),
     }
-    conf["topology.environment"] = {"GIVEN": "this"}
     with running(**conf) as topology:
-        (process,) = process_ids(topology)
-        assert b"GIVEN=this" in Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-        command = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
-        assert "tuplewire=words-worker-0" in command
+        for number, process in enumerate(process_ids(topology)):
+            assert b"GIVEN=this" in Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+            command = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
+            assert f"tuplewire=words-worker-{number}" in command
+        for port in ports:
+            socket.create_connection(("127.0.0.1", port), timeout=10).close()
         assert topology.finish(SECONDS).tuples("count")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["words-worker-0.log", "words-worker-1.log"]
 
 
 def test_processes_end_with_their_parent(tmp_path: Path) -> None:
@@ -301,13 +281,6 @@ def test_another_user_where_that_is_not_permitted() -> None:
     require_root()
     ended = run_by_anybody(AS_NOBODY.replace("USER", "'root'"), "nobody")
     assert "cannot run as root: only root may start processes of other users" in ended.stderr
-
-
-def test_unknown_user() -> None:
-    """An unknown user raises an error with the user's name."""
-    conf = {**CONF, "supervisor.run.worker.as.user": True, "topology.submitter.user": "no-such-user"}
-    with pytest.raises(ConfigError, match="no-such-user"):
-        DistributedCluster().submit("words", conf, "helpers.words:topology")
 
 
 # --- passing the topology to a process ----------------------------------------------------------------

@@ -9,7 +9,6 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +102,13 @@ class Site:
         """Start a membership with a client's certificate and a token that is allowed to assign tasks."""
         program = files_of(self.authority.issue("driver.example"), self.folder / "driver", "worker.tuplewire")
         token = secret_file(self.folder / "driver-token", f"programs/driver {'0' * 20}")
-        words = [sys.executable, "-m", "tuplewire_service", "membership", f"--tasks={_several(self.tasks)}"]
+        words = [
+            sys.executable,
+            "-m",
+            "tuplewire_service",
+            "membership",
+            "--tasks=" + ",".join(map(str, self.tasks)),
+        ]
         with (self.folder / "membership.log").open("w") as log:
             return subprocess.Popen(
                 [*words, f"--token-file={token}", *(f"127.0.0.1:{port}" for port, _ in self.ports.values())],
@@ -130,26 +135,19 @@ class Site:
         except OSError:
             return False
 
-    def executed(self) -> int:
-        """Return the count of recorded numbers."""
-        return len(self.seen())
-
     def emitted(self) -> int:
         """Return the count of emitted numbers once the spout has recorded it; 0 before."""
         done = self.folder / numbered_spout.DONE
         return int(done.read_text() or 0) if done.exists() else 0
 
-    def has_written(self, more: int) -> bool:
-        """Return True if more than `more` numbers were recorded."""
-        return self.executed() > more
+    def goes_on(self) -> None:
+        """Wait until a hundred more numbers are recorded."""
+        more = len(self.seen()) + 100
+        eventually(lambda: len(self.seen()) > more, SECONDS, "it goes on")
 
     def seen(self) -> list[int]:
         """Return all recorded numbers, including duplicates."""
         return [int(line) for file in self.folder.glob("seen-*") for line in file.read_text().splitlines()]
-
-
-def _several(tasks: Sequence[int]) -> str:
-    return ",".join(map(str, tasks))
 
 
 @pytest.fixture
@@ -163,14 +161,13 @@ def test_a_cluster_rolls_without_loss(site: Site) -> None:
     running = {name: site.start(name) for name in NAMES}
     try:
         eventually(lambda: all(map(site.is_ready, NAMES)), SECONDS)
-        eventually(lambda: site.executed() > 100, SECONDS)
+        site.goes_on()
         for name in reversed(NAMES):  # in the order of a StatefulSet
             running[name].terminate()
             assert running[name].wait(SECONDS) == 0
             running[name] = site.start(name)
             eventually(lambda: all(map(site.is_ready, NAMES)), SECONDS)
-            more = site.executed() + 100
-            eventually(partial(site.has_written, more), SECONDS, "it goes on")
+            site.goes_on()
         (site.folder / numbered_spout.STOP).touch()
         emitted = eventually(site.emitted, SECONDS)
         assert set(site.seen()) == set(range(emitted)), "nothing is lost"
@@ -197,15 +194,15 @@ def test_a_cluster_is_scaled_by_its_membership(site: Site) -> None:
     leader = site.membership()
     try:
         eventually(lambda: site.held(NAMES) == site.tasks, SECONDS)
-        eventually(lambda: site.executed() > 100, SECONDS)
+        site.goes_on()
         last, stay = NAMES[-1], NAMES[:-1]
         running[last].terminate()
         assert running[last].wait(SECONDS) == 0
         eventually(lambda: site.held(stay) == site.tasks, SECONDS)
-        eventually(partial(site.has_written, site.executed() + 100), SECONDS, "it goes on with two")
+        site.goes_on()
         running[last] = site.start(last, told=True)
         eventually(lambda: site.tasks_of(last), SECONDS)
-        eventually(partial(site.has_written, site.executed() + 100), SECONDS, "it goes on with three")
+        site.goes_on()
         (site.folder / numbered_spout.STOP).touch()
         emitted = set(range(eventually(site.emitted, SECONDS)))
         eventually(lambda: set(site.seen()) == emitted, SECONDS, "every number")

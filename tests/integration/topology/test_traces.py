@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from helpers import eventually
 from helpers.admin import get
-from helpers.collector import RECEIVE, SEND, Collector, collector
+from helpers.collector import RECEIVE, SEND, Collector, SeenSpan, collector
 from helpers.topology import TOPOLOGY, Pair, pair_of_workers
 
-from tuplewire import Client, TaskMessage
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_topology.clusters.cluster import DistributedCluster
 
 _ASYNCIO = """
@@ -62,9 +62,19 @@ def traced(
         yield pair
 
 
+def marked(worker: Endpoint, span: SeenSpan) -> set[str]:
+    """Return the histograms of a worker with an exemplar of this span."""
+    mark = f'# {{span_id="{span.id}",trace_id="{span.trace}"}} '
+    _, text = get(worker.metrics_url, "application/openmetrics-text; version=1.0.0")
+    return {line.partition("{")[0] for line in text.splitlines() if mark in line}
+
+
 @pytest.mark.parametrize("traced", ["grpc", "zmq"], indirect=True)
 def test_one_message_through_two_workers(seen: Collector, traced: Pair) -> None:
-    """A message has one trace: sender, entry worker, the task's worker and consumer, in this order."""
+    """A message has one trace: sender, entry worker, the task's worker and consumer, in this order.
+
+    The histograms of both workers have exemplars of this trace.
+    """
     far, answer = traced.far_task(), traced.near_task()
     seen.run("sender", SEND, traced.near.address, TOPOLOGY, far)
     seen.run("consumer", RECEIVE, traced.far.address, TOPOLOGY, far, 1, answer)
@@ -89,6 +99,10 @@ def test_one_message_through_two_workers(seen: Collector, traced: Pair) -> None:
     assert forward.about["tuplewire.to"] == traced.far.worker_id
     assert process.links == [receive.id]
     assert send.start <= forward.start <= queue.start <= queue.end <= receive.end <= process.start
+    both = {"tuplewire_queue_wait_seconds_bucket", "tuplewire_end_to_end_seconds_bucket"}
+    eventually(lambda: marked(traced.far, queue) == both, 20)
+    eventually(lambda: marked(traced.near, send) == {"tuplewire_send_to_ack_seconds_bucket"}, 20)
+    assert "trace_id" not in get(traced.far.metrics_url)[1]
 
 
 def test_batches_are_linked_and_what_is_not_sampled_has_no_span(seen: Collector, traced: Pair) -> None:
@@ -123,42 +137,6 @@ def test_asyncio(seen: Collector, traced: Pair) -> None:
     first = seen.named(names[0])[0]
     assert [each.name for each in seen.trace(first.trace) if each.name in names] == names
     assert seen.named(names[-1])[0].parent == seen.named(f"process {task}")[0].id
-
-
-def test_exemplars_name_a_trace(seen: Collector, traced: Pair) -> None:
-    """The histograms of the task's worker have an exemplar with a trace that the collector received."""
-    task = traced.near_task()
-    seen.run("sender", SEND, traced.near.address, TOPOLOGY, task)
-    seen.run("consumer", RECEIVE, traced.near.address, TOPOLOGY, task, 1, -1)
-    seen.await_spans(lambda: seen.named(f"queue {task}"), "the time in the queue")
-    queue = seen.named(f"queue {task}")[0]
-    mark = f'# {{span_id="{queue.id}",trace_id="{queue.trace}"}} '
-
-    def marked() -> set[str]:
-        _, text = get(traced.near.metrics_url, "application/openmetrics-text; version=1.0.0")
-        return {line.partition("{")[0] for line in text.splitlines() if mark in line}
-
-    both = {"tuplewire_queue_wait_seconds_bucket", "tuplewire_end_to_end_seconds_bucket"}
-    eventually(lambda: marked() == both, 20, "an exemplar in each histogram of messages here")
-    assert "trace_id" not in get(traced.near.metrics_url)[1]
-
-
-@pytest.mark.parametrize("transport", ["grpc", "zmq"])
-def test_what_is_passed_on_has_an_exemplar(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The histogram of the time from send to acknowledgement has an exemplar with the sender's span."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-    headers = [("traceparent", f"00-{trace}-{span}-01".encode())]
-    mark = f'# {{span_id="{span}",trace_id="{trace}"}} '
-    with pair_of_workers("--tracing", f"--transport={transport}") as pair:
-        with Client(pair.near.address, topology=TOPOLOGY) as client:
-            client.send([TaskMessage(pair.far_task(), b"alone", headers=headers)])
-
-        def marked() -> list[str]:
-            _, text = get(pair.near.metrics_url, "application/openmetrics-text; version=1.0.0")
-            return [line.partition("{")[0] for line in text.splitlines() if mark in line]
-
-        eventually(lambda: marked() == ["tuplewire_send_to_ack_seconds_bucket"], 20)
 
 
 def test_a_spouts_tuple_through_two_bolts(seen: Collector) -> None:
