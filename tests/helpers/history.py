@@ -23,16 +23,80 @@ Source: the checkers of Jepsen, which judge a recorded history by a model.
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from helpers.ranges import Range, Ranges
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.config import AckMode
 
 _LISTED = 50
 """The maximum number of violations retained per rule; all are counted."""
+
+
+Range = tuple[int, int]
+"""The numbers from the first value up to, but not including, the second."""
+
+
+class Ranges:
+    """A set of numbers from 0, stored as ranges: a million consecutive numbers take as much memory as one.
+
+    The ranges neither overlap nor touch. Adding at the end takes constant time.
+    """
+
+    __slots__ = ("_starts", "_stops", "size")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        self.size = 0
+        """The number of elements."""
+
+    def __iter__(self) -> Iterator[Range]:
+        return iter(zip(self._starts, self._stops, strict=True))
+
+    def __repr__(self) -> str:
+        return f"<Ranges {list(self)}>"
+
+    @property
+    def stop(self) -> int:
+        """One more than the largest number, or 0 if the set is empty."""
+        return self._stops[-1] if self._stops else 0
+
+    def add(self, first: int, stop: int) -> list[Range]:
+        """Add the numbers from `first` up to `stop`, at least one; return the ranges already present."""
+        self.size += stop - first
+        starts, stops = self._starts, self._stops
+        if not stops or first > stops[-1]:
+            starts.append(first)
+            stops.append(stop)
+            return []
+        low = bisect_left(stops, first)
+        high = bisect_right(starts, stop)
+        known = list(self.within(first, stop))
+        self.size -= sum(end - begin for begin, end in known)
+        if low < high:
+            first, stop = min(first, starts[low]), max(stop, stops[high - 1])
+        starts[low:high] = [first]
+        stops[low:high] = [stop]
+        return known
+
+    def within(self, first: int, stop: int) -> Iterator[Range]:
+        """Return the ranges from `first` up to `stop` that are in the set, in order."""
+        low = bisect_right(self._stops, first)
+        high = bisect_left(self._starts, stop)
+        for begin, end in zip(self._starts[low:high], self._stops[low:high], strict=True):
+            yield max(first, begin), min(stop, end)
+
+    def missing(self, first: int, stop: int) -> Iterator[Range]:
+        """Return the ranges from `first` up to `stop` that are not in the set, in order."""
+        for begin, end in self.within(first, stop):
+            if first < begin:
+                yield first, begin
+            first = end
+        if first < stop:
+            yield first, stop
 
 
 class Rule(enum.StrEnum):
@@ -100,45 +164,31 @@ class Verdict:
         return ", ".join(f"{self.counts[rule]} {rule}" for rule in (*promised, *others))
 
 
+@dataclass(slots=True)
 class _Source:
-    __slots__ = ("ledger", "mode", "worker")
-
-    def __init__(self, mode: AckMode, worker: str) -> None:
-        self.mode = mode
-        self.worker = worker
-        self.ledger: LedgerSnapshot | None = None
+    mode: AckMode
+    worker: str
+    ledger: LedgerSnapshot | None = None
 
 
+@dataclass(slots=True)
 class _Flow:
     """The messages of one source to one task."""
 
-    __slots__ = (
-        "accepted",
-        "at_risk",
-        "copies",
-        "handed_over",
-        "received",
-        "since",
-        "strayed",
-        "subscriptions",
-        "unmarked",
-    )
-
-    def __init__(self) -> None:
-        self.handed_over = 0
-        self.accepted = 0
-        self.received = Ranges()
-        self.unmarked = Ranges()
-        self.copies: dict[int, Ranges] = {}
-        """The messages received by each subscription, by the order in which the subscriptions started."""
-        self.at_risk = Ranges()
-        """Messages that may be lost with a killed worker."""
-        self.strayed = Ranges()
-        """Messages that were in flight to a moving task when a worker was killed."""
-        self.since = 0
-        """The first number submitted after the last stop of a worker or move of the task."""
-        self.subscriptions: defaultdict[str, Ranges] = defaultdict(Ranges)
-        """The messages received by each subscription, from the number `since`."""
+    handed_over: int = 0
+    accepted: int = 0
+    received: Ranges = field(default_factory=Ranges)
+    unmarked: Ranges = field(default_factory=Ranges)
+    copies: defaultdict[int, Ranges] = field(default_factory=lambda: defaultdict(Ranges))
+    """The messages received by each subscription, by the order in which the subscriptions started."""
+    at_risk: Ranges = field(default_factory=Ranges)
+    """Messages that may be lost with a killed worker."""
+    strayed: Ranges = field(default_factory=Ranges)
+    """Messages that were in flight to a moving task when a worker was killed."""
+    since: int = 0
+    """The first number submitted after the last stop of a worker or move of the task."""
+    subscriptions: defaultdict[str, Ranges] = field(default_factory=lambda: defaultdict(Ranges))
+    """The messages received by each subscription, from the number `since`."""
 
     def excuse_copies(self) -> None:
         self.subscriptions.clear()
@@ -229,7 +279,7 @@ class History:
             fresh = [piece for each in again.within(first, stop) for piece in _without(each, repeated)]
             detail = f"came to {subscription} again, and this copy is not marked redelivered"
             self._violated(Rule.DUPLICATED, source, task, fresh, detail)
-        flow.copies.setdefault(turn, Ranges()).add(first, stop)
+        flow.copies[turn].add(first, stop)
         end = flow.received.stop
         late: list[Range] = []
         for begin, until in flow.received.missing(first, min(stop, end)):
@@ -279,7 +329,12 @@ class History:
                 for task, gap in missing:
                     _note(violations, Rule.LOST, source, task, gap, detail)
                 counts[Rule.LOST] += lost - told
-            self._check_balance(source, sender, counts, violations)
+            accepted = sum(flow.accepted for _, flow in self._flows_of(source))
+            ledger = sender.ledger
+            if ledger is not None and (not ledger.balanced or ledger.accepted != accepted):
+                counts[Rule.UNBALANCED] += max(1, abs(ledger.accepted - accepted))
+                detail = f"the producer has sent {accepted}, its client says: {ledger}"
+                _note(violations, Rule.UNBALANCED, source, None, (0, accepted), detail)
         flows = self._flows.values()
         return Verdict(
             accepted=sum(flow.accepted for flow in flows),
@@ -298,22 +353,7 @@ class History:
         return self._flows[source, task]
 
     def _flows_of(self, source: int) -> list[tuple[int, _Flow]]:
-        return sorted(
-            ((task, flow) for (sender, task), flow in self._flows.items() if sender == source),
-            key=lambda each: each[0],
-        )
-
-    def _check_balance(
-        self, source: int, sender: _Source, counts: Counter[Rule], violations: dict[Rule, list[Violation]]
-    ) -> None:
-        ledger = sender.ledger
-        if ledger is None:
-            return
-        accepted = sum(flow.accepted for _, flow in self._flows_of(source))
-        if not ledger.balanced or ledger.accepted != accepted:
-            counts[Rule.UNBALANCED] += max(1, abs(ledger.accepted - accepted))
-            detail = f"the producer has sent {accepted}, its client says: {ledger}"
-            _note(violations, Rule.UNBALANCED, source, None, (0, accepted), detail)
+        return [(task, flow) for (sender, task), flow in sorted(self._flows.items()) if sender == source]
 
     def _violated(self, rule: Rule, source: int, task: int, pieces: Iterable[Range], detail: str) -> None:
         for piece in pieces:

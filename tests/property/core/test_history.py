@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from helpers.history import History, Rule
-from helpers.ranges import Ranges
+from helpers.history import History, Ranges, Rule
 from hypothesis import given
 from hypothesis import strategies as st
 
