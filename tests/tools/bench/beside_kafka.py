@@ -17,7 +17,7 @@ from typing import Any
 
 import pyspark
 from agent import HERE, Agent, BenchError
-from kafka_broker import Broker
+from kafka_broker import broker
 from kafka_rows import LATENCY, ROWS, SIZES, Cell, Plan, lines, name_of
 from maven import NotHereError, libraries, outcome
 from report import Line, progress, table
@@ -111,15 +111,15 @@ def _measured(plan: Plan) -> str:
     started = time.monotonic()
     connector, jars = _connector()
     progress("starting a Kafka broker")
-    with Broker() as broker, WorkerProcesses(2, TOPOLOGY, flags=_ROOM) as workers:
+    with broker() as (kafka, version), WorkerProcesses(2, TOPOLOGY, flags=_ROOM) as workers:
         workers.assign(tasks_of_workers())
         progress("starting Spark")
         addresses = [each.address for each in workers.endpoints]
-        with Agent("kafka_agent.py", "spark", broker.address, jars, *addresses) as spark:
+        with Agent("kafka_agent.py", "spark", kafka, jars, *addresses) as spark:
             found = _measure(spark, plan)
     return (
         f"{table(found)}\n\n"
-        f"Spark {pyspark.__version__}, connector {connector}, Kafka {broker.version}, Python "
+        f"Spark {pyspark.__version__}, connector {connector}, Kafka {version}, Python "
         f"{platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f} over the last 5 "
         f"minutes, medians of {plan.rounds} rounds, {time.monotonic() - started:.0f} s in all.\nCompare the "
         "ratios; the rates belong to this machine and moment. Every row came once."

@@ -13,11 +13,9 @@ import argparse
 import multiprocessing
 import os
 import time
-from dataclasses import dataclass
 
 from report import progress
-from resting import cpu_seconds
-from workload import TOPOLOGY
+from workload import TOPOLOGY, cpu_seconds
 
 from tuplewire.client import Client
 from tuplewire.processes.worker_processes import WorkerProcesses
@@ -26,16 +24,6 @@ from tuplewire.values.batch import TaskMessageBatch
 TASKS = 32
 _LIST, _BYTES = 1_000, 100
 _ROOM = ("--receive-queue-messages=1000000", "--receive-queue-bytes=268435456", "--drain-seconds=1")
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Messages per second, and CPU microseconds per message of the workers and of all processes."""
-
-    workers: int
-    rate: float
-    worker_cpu: float
-    cpu: float
 
 
 def _send(address: str, lists: int) -> None:
@@ -53,8 +41,11 @@ def _take(address: str, tasks: range, messages: int) -> None:
         batches.acknowledge()
 
 
-def spread(count: int, lists: int) -> Spread:
-    """Send from `count` programs, each `lists` lists. lists: a multiple of the number of tasks."""
+def spread(count: int, lists: int) -> str:
+    """Send `lists` lists from each of `count` programs, and return the row of the table.
+
+    lists: a multiple of the number of tasks.
+    """
     progress(f"{count} workers, {count * lists * _LIST:,} messages")
     context = multiprocessing.get_context("spawn")
     with WorkerProcesses(count, TOPOLOGY, flags=_ROOM) as workers:
@@ -80,7 +71,8 @@ def spread(count: int, lists: int) -> Spread:
         children = os.times()
         others = children.children_user + children.children_system
         others -= all_before.children_user + all_before.children_system
-    return Spread(count, messages / seconds, 1e6 * used / messages, 1e6 * (used + others) / messages)
+    costs = (1e6 * used / messages, 1e6 * (used + others) / messages)
+    return f"| {count} | {messages / seconds:,.0f} | {costs[0]:.2f} | {costs[1]:.2f} |"
 
 
 def main() -> None:
@@ -93,13 +85,12 @@ def main() -> None:
         "--millions", type=int, default=16, help="messages of all programs together (default: 16)"
     )
     given = parser.parse_args()
-    found = [
+    rows = [
         spread(count, given.millions * 1_000_000 // (count * _LIST * TASKS) * TASKS)
         for count in given.workers
     ]
-    print("\n| workers | messages/s | workers' CPU, us a message | CPU of all |\n|---|---|---|---|")
-    for each in found:
-        print(f"| {each.workers} | {each.rate:,.0f} | {each.worker_cpu:.2f} | {each.cpu:.2f} |")
+    print("\n| workers | messages/s | workers' CPU, us a message | CPU of all |")
+    print("|---|---|---|---|", *rows, sep="\n")
     print(f"\n{os.cpu_count()} cores, load {os.getloadavg()[1]:.1f} over the last 5 minutes")
 
 

@@ -9,15 +9,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from agent import BenchError, serve
 from kafka_peer import Kafka
 from pyspark.sql import DataFrame, SparkSession
-from queries import Peer, Query, Wire, noop, stream_noop
-from spark_agent import CORES, TARGET, TASKS, WORKER_OF, Frames, timed
+from queries import Wire, running, stream_noop
+from spark_agent import CORES, TARGET, TASKS, WORKER_OF, Frames, noop, timed
 from warm_spark import WarmSpark
 from workload import TOPOLOGY, WAIT_SECONDS
 
@@ -61,12 +61,26 @@ class Tuplewire:
         self._drain(TASKS)
         return answer
 
-    def through(self) -> AbstractContextManager[Wire]:
-        """Run a query from task 1 to task 3."""
+    @contextmanager
+    def through(self) -> Iterator[Wire]:
+        """Run a query from task 1 to task 3, and a client of each worker."""
         reader = self._spark.readStream.format("tuplewire").options(**self._where, tasks=str(TASKS[0]))
         frame = reader.load().selectExpr(f"{TARGET} as task", "upper(cast(message as string)) as message")
-        query = Query(frame, "tuplewire", self._where)
-        return TuplewireWire(query, self._addresses, lambda: self._drain(TASKS[:1]))
+        near, far = (self._addresses[WORKER_OF[task]] for task in (TASKS[0], TARGET))
+        with (
+            Client(near, topology=TOPOLOGY) as sender,
+            Client(far, topology=TOPOLOGY) as receiver,
+            running(frame, "tuplewire", self._where),
+        ):
+            batches = receiver.recv([TARGET], timeout=WAIT_SECONDS)
+
+            def take() -> Sequence[bytes]:
+                batch = next(batches)
+                batches.acknowledge()
+                return batch.payloads
+
+            yield Wire(lambda payload: sender.send(TASKS[0], payload), take)
+        self._drain(TASKS[:1])  # Spark acknowledges a micro-batch with the next one
 
     def _drain(self, tasks: Iterable[int]) -> int:
         """Receive all messages of the tasks, up to an end mark; return their number."""
@@ -83,37 +97,6 @@ class Tuplewire:
                         batches.acknowledge()
                         break
         return got - 1
-
-
-class TuplewireWire:
-    """A program with clients of both workers. drain: removes messages that the query did not acknowledge."""
-
-    def __init__(self, query: Query, addresses: list[str], drain: Callable[[], object]) -> None:
-        self._query = query
-        self._drain = drain
-        self._sender = Client(addresses[WORKER_OF[TASKS[0]]], topology=TOPOLOGY)
-        self._receiver = Client(addresses[WORKER_OF[TARGET]], topology=TOPOLOGY)
-
-    def __enter__(self) -> Self:
-        self._query.__enter__()
-        self._batches = self._receiver.recv([TARGET], timeout=WAIT_SECONDS)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._query.__exit__()
-        self._receiver.close()
-        self._sender.close()
-        self._drain()  # Spark acknowledges a micro-batch with the next one
-
-    def send(self, payload: bytes) -> None:
-        """Send to the task that the query reads."""
-        self._sender.send(TASKS[0], payload)
-
-    def take(self) -> Sequence[bytes]:
-        """Wait for a batch."""
-        batch = next(self._batches)
-        self._batches.acknowledge()
-        return batch.payloads
 
 
 def latencies(wire: Wire, count: int, size: int) -> list[float]:
@@ -147,47 +130,8 @@ def latencies(wire: Wire, count: int, size: int) -> list[float]:
     return [(moment - sent[number]) * 1000 for number, moment in sorted(came) if number >= WARM_MESSAGES]
 
 
-class Beside:
-    """The requests of either system, by name."""
-
-    def __init__(self, spark: SparkSession, kafka: str, addresses: list[str]) -> None:
-        self._frames = Frames(spark, *addresses)
-        self._peers: dict[str, Peer] = {
-            "tuplewire": Tuplewire(spark, addresses),
-            "kafka": Kafka(spark, kafka),
-        }
-
-    def write(self, peer: str, rows: int, size: int, options: Mapping[str, str]) -> dict[str, Any]:
-        """Write a DataFrame in Spark's memory."""
-        return self._peers[peer].write(self._frames.frame(rows, size), options)
-
-    def read(self, peer: str, rows: int, size: int) -> dict[str, Any]:
-        """Read into `noop`; the rows are written before the clock starts."""
-        return self._peers[peer].read(self._frames.frame(rows, size))
-
-    def stream(self, peer: str, rows: int, size: int) -> dict[str, Any]:
-        """Do the same with a streaming query."""
-        return self._peers[peer].stream(self._frames.frame(rows, size))
-
-    def latency(self, peer: str, count: int, size: int) -> dict[str, Any]:
-        """Send single messages through a query that converts them to upper case."""
-        with self._peers[peer].through() as wire:
-            return {"milliseconds": latencies(wire, count, size)}
-
-    def verbs(self) -> dict[str, Callable[..., dict[str, Any]]]:
-        """Return the supported requests."""
-        return {
-            "noop": self._frames.noop,
-            "drop": self._frames.drop,
-            "write": self.write,
-            "read": self.read,
-            "stream": self.stream,
-            "latency": self.latency,
-        }
-
-
 def main(kafka: str, jars: str, *addresses: str) -> None:
-    """Answer requests."""
+    """Answer requests, of either system by its name."""
     conf = {
         "spark.executorEnv.GRPC_VERBOSITY": "ERROR",
         "spark.driver.memory": "2g",
@@ -197,7 +141,30 @@ def main(kafka: str, jars: str, *addresses: str) -> None:
     os.environ.update(WarmSpark().environment)
     with local_session("bench-kafka", cores=2 * CORES, conf=conf) as spark:
         spark.sparkContext.setLogLevel("ERROR")
-        serve(Beside(spark, kafka, list(addresses)).verbs())
+        frames = Frames(spark, *addresses)
+        peers: dict[str, Tuplewire | Kafka] = {
+            "tuplewire": Tuplewire(spark, list(addresses)),
+            "kafka": Kafka(spark, kafka),
+        }
+
+        def latency(peer: str, count: int, size: int) -> dict[str, Any]:
+            """Send single messages through a query that converts them to upper case."""
+            with peers[peer].through() as wire:
+                return {"milliseconds": latencies(wire, count, size)}
+
+        # The rows are in Spark's memory, or in the peer's, before the clock starts.
+        serve(
+            {
+                "noop": frames.noop,
+                "drop": frames.drop,
+                "write": lambda peer, rows, size, options: peers[peer].write(
+                    frames.frame(rows, size), options
+                ),
+                "read": lambda peer, rows, size: peers[peer].read(frames.frame(rows, size)),
+                "stream": lambda peer, rows, size: peers[peer].stream(frames.frame(rows, size)),
+                "latency": latency,
+            }
+        )
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Self
+from typing import Any
 
 from agent import HERE, BenchError
 from maven import free_ports, java, libraries
@@ -39,30 +40,17 @@ log4j.appender.out.layout.ConversionPattern=%d %p %m (%c)%n
 """
 
 
-class Broker:
-    """Starts a broker, and stops it at the end of the block. `address` is its listening address."""
+@contextmanager
+def broker() -> Iterator[tuple[str, str]]:
+    """Run a broker during the block; yield its address and its version.
 
-    def __init__(self) -> None:
-        self.address = ""
-        self.version = ""
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        with self._stack:
-            self._start()
-            self._stack = self._stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def _start(self) -> None:
-        """Start it; NotHereError if its libraries are not available, BenchError if it does not start."""
-        place = libraries(POM)
-        (server,) = place.glob("kafka_2.13-*.jar")
-        self.version = server.stem.rpartition("-")[2]
-        directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tuplewire-kafka-")))
-        port, controller = free_ports(2)
+    NotHereError if its libraries are not available, BenchError if it does not start.
+    """
+    place = libraries(POM)
+    (server,) = place.glob("kafka_2.13-*.jar")
+    port, controller = free_ports(2)
+    with tempfile.TemporaryDirectory(prefix="tuplewire-kafka-") as made:
+        directory = Path(made)
         settings, logging, said = (directory / name for name in ("settings", "logging", "said"))
         settings.write_text(
             _SETTINGS.format(port=port, controller=controller, directory=directory, partitions=PARTITIONS),
@@ -70,38 +58,28 @@ class Broker:
         )
         logging.write_text(_LOGGING, encoding="utf-8")
         command = [java(), *_HEAP, f"-Dlog4j.configuration={logging.as_uri()}", "-classpath", f"{place}/*"]
-        output = self._stack.enter_context(said.open("wb"))
-        _run([*command, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings)], output)
-        process = subprocess.Popen(
-            [*command, "kafka.Kafka", str(settings)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        self._stack.callback(_stop, process)
-        self.address = f"127.0.0.1:{port}"
-        deadline = time.monotonic() + _START_SECONDS
-        while not _listens(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise BenchError(f"the broker did not start: {said.read_text(encoding='utf-8')[-2000:]}")
-            time.sleep(0.2)
-
-
-def _run(command: list[str], output: IO[bytes]) -> None:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)
-    if done.returncode:
-        raise BenchError(f"{' '.join(command)} ended with {done.returncode}")
+        formatting = [*command, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings)]
+        with said.open("wb") as output:
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            if code := subprocess.run(formatting, check=False, **streams).returncode:
+                raise BenchError(f"{' '.join(formatting)} ended with {code}")
+            process = subprocess.Popen([*command, "kafka.Kafka", str(settings)], **streams)
+        try:
+            deadline = time.monotonic() + _START_SECONDS
+            while not _listens(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise BenchError(f"the broker did not start: {said.read_text(encoding='utf-8')[-2000:]}")
+                time.sleep(0.2)
+            yield f"127.0.0.1:{port}", server.stem.rpartition("-")[2]
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

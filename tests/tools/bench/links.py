@@ -22,9 +22,10 @@ from workload import (
     STOPPED_TASK,
     TOPOLOGY,
     Look,
+    cpu_seconds,
 )
 
-from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 
 HOP, CHAIN, BARE, UNBATCHED, ZMQ, ECHO = "hop", "chain", "bare", "unbatched", "zmq", "echo"
 HOP_ZMQ, HOP_LOCAL, CHAIN_ZMQ, WIDE = "hop-zmq", "hop-local", "chain-zmq", "wide"
@@ -65,7 +66,7 @@ class Latencies:
     late: int
     """Number of messages sent late."""
     seconds: float = 0.0
-    """Time from when the first message was due until the last one arrived, if measured."""
+    """Time from when the first message was due until the last one arrived."""
 
     @property
     def rate(self) -> float:
@@ -93,36 +94,29 @@ class Link:
         """Send numbered messages; BenchError unless each arrives once and in order. Also warms up."""
         self._run("order", verb="load", frame=frame, messages=messages)
 
-    def paced(self, rate: int, seconds: float, stop_seconds: float = 0.0) -> Latencies:
-        """Send at a fixed rate and return the times at the receiver, which may be stopped in the middle."""
+    def paced(self, rate: int, seconds: float, stop_seconds: float = 0.0, **how: int) -> Latencies:
+        """Send at a fixed rate and return the times at the receiver, which may be stopped in the middle.
+
+        how: arguments for the producer of a chain.
+        """
         self._begin("latency")
         with self._stopped(seconds / 2, stop_seconds):
-            sent = self.sender.ask("pace", rate=rate, seconds=seconds)
+            sent = self.sender.ask("pace", rate=rate, seconds=seconds, **how)
         got = self._finish(sent)
-        return Latencies(got["latencies_ns"], sent["late"])
+        return Latencies(got["latencies_ns"], sent["late"], (got["last_ns"] - sent["start_ns"]) / 1e9)
 
     @contextlib.contextmanager
     def _stopped(self, after: float, seconds: float) -> Iterator[None]:
         """Stop the receiving process for `seconds` seconds, after a delay of `after` seconds."""
-        stop = threading.Timer(after, os.kill, (self.receiver.pid, signal.SIGSTOP))
-        go_on = threading.Timer(after + seconds, os.kill, (self.receiver.pid, signal.SIGCONT))
-        if not seconds:
-            yield
-            return
-        stop.start()
-        go_on.start()
+        changes = [(after, signal.SIGSTOP), (after + seconds, signal.SIGCONT)] if seconds else []
+        timers = [threading.Timer(at, os.kill, (self.receiver.pid, number)) for at, number in changes]
+        for timer in timers:
+            timer.start()
         try:
             yield
         finally:
-            stop.join()
-            go_on.join()
-
-    def offered(self, rate: int, seconds: float, gather: int) -> Latencies:
-        """Do the same with small messages, of which the program gathers `gather` before it sends them."""
-        self._begin("latency")
-        sent = self.sender.ask("offer", rate=rate, seconds=seconds, gather=gather)
-        got = self._finish(sent)
-        return Latencies(got["latencies_ns"], sent["late"], (got["last_ns"] - sent["start_ns"]) / 1e9)
+            for timer in timers:
+                timer.join()
 
     def still(self) -> None:
         """BenchError if messages have arrived since the last trial."""
@@ -144,11 +138,11 @@ class Link:
 
     def _run(self, look: Look, **request: Any) -> Trial:
         self._begin(look)
-        cpu_seconds = sum(map(_cpu_seconds, self.between))
+        before = sum(map(cpu_seconds, self.between))
         sent = self.sender.ask(**request)
         got = self._finish(sent)
         settled = self.sender.ask("settle")
-        cpu_seconds = sum(map(_cpu_seconds, self.between)) - cpu_seconds
+        used = sum(map(cpu_seconds, self.between)) - before
         if got["disorder"]:
             raise BenchError(f"{self.name}: {got['disorder']} of {sent['sent']} messages out of order")
         if settled["pending"] or settled.get("dropped") or not settled.get("balanced", True):
@@ -156,15 +150,8 @@ class Link:
         return Trial(
             sent["sent"],
             (got["last_ns"] - sent["start_ns"]) / 1e9,
-            cpu_seconds + (got["cpu_ns"] + settled["cpu_ns"]) / 1e9,
+            used + (got["cpu_ns"] + settled["cpu_ns"]) / 1e9,
         )
-
-
-def _cpu_seconds(process_id: int) -> float:
-    with open(f"/proc/{process_id}/stat", encoding="ascii") as file:  # noqa: PTH123 - no path to speak of
-        fields = file.read().rpartition(")")[2].split()
-    user, system = int(fields[11]), int(fields[12])
-    return (user + system) / os.sysconf("SC_CLK_TCK")
 
 
 class Links:
@@ -235,10 +222,15 @@ class Links:
         sender = self._agent("peers.py", "grpc-pace", port)
         return Link(name, sender, sink, tuple(relay.pid for relay in relays))
 
+    def _workers(self, *shares: Sequence[int], flags: Sequence[str] = ()) -> Sequence[Endpoint]:
+        """Start a worker for each share of tasks."""
+        processes = WorkerProcesses(count=len(shares), topology=TOPOLOGY, flags=flags)
+        workers = self._stack.enter_context(processes)
+        workers.assign(dict(enumerate(shares)))
+        return workers.endpoints
+
     def _sends(self, name: str) -> Link:
-        workers = self._stack.enter_context(WorkerProcesses(count=1, topology=TOPOLOGY))
-        workers.assign({0: [DESTINATION_TASK]})
-        (worker,) = workers.endpoints
+        (worker,) = self._workers([DESTINATION_TASK])
         consumer = self._agent("sends.py", "consumer", worker.address)
         sender = self._agent("sends.py", name, worker.address)
         return Link(name, sender, consumer, (worker.process_id,))
@@ -252,28 +244,22 @@ class Links:
         return Link(name, self._agent("ours.py", "hop-client", port, transport), server)
 
     def _chain(self, name: str, transport: str) -> Link:
-        flags = [f"--transport={transport}"]
-        workers = self._stack.enter_context(WorkerProcesses(count=2, topology=TOPOLOGY, flags=flags))
         idle = IDLE_TASKS if name == WIDE else ()
-        workers.assign({0: [SOURCE_TASK, *idle[::2]], 1: [DESTINATION_TASK, PACED_TASK, *idle[1::2]]})
-        near, far = workers.endpoints
+        shares = [SOURCE_TASK, *idle[::2]], [DESTINATION_TASK, PACED_TASK, *idle[1::2]]
+        near, far = self._workers(*shares, flags=[f"--transport={transport}"])
         consumer = self._agent("ours.py", "consumer", far.address)
         producer = self._agent("ours.py", "producer", near.address)
         return Link(name, producer, consumer, (near.process_id, far.process_id), near.address)
 
     def _spread(self, name: str) -> Link:
-        workers = self._stack.enter_context(WorkerProcesses(count=2, topology=TOPOLOGY, flags=_HURRY))
-        workers.assign({0: [SOURCE_TASK], 1: [*SPREAD_TASKS, STOPPED_TASK]})
-        near, far = workers.endpoints
+        near, far = self._workers([SOURCE_TASK], [*SPREAD_TASKS, STOPPED_TASK], flags=_HURRY)
         consumer = self._agent("many.py", "streams-consumer", far.address, *SPREAD_TASKS)
         stopped = "yes" if name == STOPPED else "no"
         producer = self._agent("many.py", "spread-producer", near.address, stopped)
         return Link(name, producer, consumer, (near.process_id, far.process_id))
 
     def _senders(self, name: str) -> Link:
-        workers = self._stack.enter_context(WorkerProcesses(count=1, topology=TOPOLOGY))
-        workers.assign({0: [DESTINATION_TASK]})
-        (worker,) = workers.endpoints
+        (worker,) = self._workers([DESTINATION_TASK])
         consumer = self._agent("many.py", "streams-consumer", worker.address, DESTINATION_TASK)
         sender = self._agent("many.py", "senders", worker.address, SENDERS if name == MANY else 1)
         return Link(name, sender, consumer, (worker.process_id,))

@@ -9,7 +9,9 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Self
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from agent import BenchError
@@ -29,48 +31,40 @@ _TARGETS: Mapping[float, float] = {50: 1.1, 99: 1.1}
 _RATE_TARGET = 0.95
 
 
-class Page:
-    """Runs `tuplewire top --web`, and requests the page's data at the page's interval, until the block ends.
+@contextmanager
+def live_page(address: str) -> Iterator[None]:
+    """Run `tuplewire top --web`, and request the page's data at the page's interval, during the block.
 
     The first request has finished when the block starts.
     """
+    command = [sys.executable, "-m", "tuplewire_service", "top", "--web", "--port=0", address]
+    ended, opened = threading.Event(), threading.Event()
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._ended = threading.Event()
-        self._opened = threading.Event()
-        self._problem: Exception | None = None
-        self._thread = threading.Thread(target=self._main)
+    def read(viewer: subprocess.Popen[str]) -> None:
+        try:
+            assert viewer.stdout is not None
+            link = urlsplit(viewer.stdout.readline().split()[1])
+            token = {"Authorization": f"Bearer {link.fragment.removeprefix('token=')}"}
+            request = urllib.request.Request(f"http://{link.netloc}/live.json", headers=token)
+            pace = 0.0
+            while not ended.wait(pace):
+                with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - our own address
+                    pace = json.load(answer)["pace"]
+                opened.set()
+        except (OSError, ValueError, IndexError) as error:
+            raise BenchError(f"the live page was not answered: {error}") from error
+        finally:
+            opened.set()
+            viewer.terminate()
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._opened.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        if self._problem is not None:
-            raise BenchError(f"the live page was not answered: {self._problem}")
-
-    def _main(self) -> None:
-        command = [sys.executable, "-m", "tuplewire_service", "top", "--web", "--port=0", self._address]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer:
-            try:
-                assert viewer.stdout is not None
-                link = urlsplit(viewer.stdout.readline().split()[1])
-                token = {"Authorization": f"Bearer {link.fragment.removeprefix('token=')}"}
-                request = urllib.request.Request(f"http://{link.netloc}/live.json", headers=token)
-                pace = 0.0
-                while not self._ended.wait(pace):
-                    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - our own address
-                        pace = json.load(answer)["pace"]
-                    self._opened.set()
-            except (OSError, ValueError, IndexError) as error:
-                self._problem = error
-            finally:
-                self._opened.set()
-                viewer.terminate()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer, ThreadPoolExecutor() as pool:
+        reading = pool.submit(read, viewer)
+        opened.wait()
+        try:
+            yield
+        finally:
+            ended.set()
+            reading.result()
 
 
 class Side(NamedTuple):
@@ -97,16 +91,12 @@ def measure_looked(links: Links, seconds: float, progress: Callable[[str], None]
         pairs = []
         for number in range(1, _ROUNDS + 1):
             progress(f"the live page of workers with {tasks}, round {number} of {_ROUNDS}")
-            pairs.append(_pair(link, each, page_first=number % 2 == 0))
+            alone = None if number % 2 == 0 else _side(link, each)
+            with live_page(link.address):
+                looked = _side(link, each)
+            pairs.append(Pair(looked, alone or _side(link, each)))
         lines += looked_lines(tasks, pairs)
     return lines
-
-
-def _pair(link: Link, seconds: float, *, page_first: bool) -> Pair:
-    alone = None if page_first else _side(link, seconds)
-    with Page(link.address):
-        looked = _side(link, seconds)
-    return Pair(looked, alone or _side(link, seconds))
 
 
 def _side(link: Link, seconds: float) -> Side:
@@ -136,15 +126,13 @@ def looked_lines(tasks: str, pairs: Sequence[Pair]) -> Iterator[Line]:
     yield line("CPU of a message", "us", _cpu, None)
     for percent in PERCENTILES:
         what = f"{LATENCY_RATE:,} messages/s of 1 KiB, p{percent}"
-        yield line(what, "ms", _milliseconds(percent), _TARGETS.get(percent))
+        yield line(
+            what,
+            "ms",
+            lambda side, percent=percent: percentile(side.latencies.nanoseconds, percent) / 1e6,  # type: ignore[misc]
+            _TARGETS.get(percent),
+        )
 
 
 def _cpu(side: Side) -> float:
     return side.trial.cpu_seconds / side.trial.messages * 1e6
-
-
-def _milliseconds(percent: float) -> Callable[[Side], float]:
-    def value(side: Side) -> float:
-        return percentile(side.latencies.nanoseconds, percent) / 1e6
-
-    return value

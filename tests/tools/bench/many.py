@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import resource
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from agent import BenchError, serve
-from ours import Load
+from ours import Load, consume, settled
 from workload import (
     DESTINATION_TASK,
     SOURCE_TASK,
@@ -29,7 +27,6 @@ from workload import (
 from tuplewire import aio
 from tuplewire.client import Client
 from tuplewire.connection.loop import messaging_loop
-from tuplewire.errors import ClosedError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.values.batch import TaskMessageBatch
 
@@ -42,22 +39,13 @@ _SPARE_FILES = 200
 
 def streams_consumer(address: str, *tasks: str) -> None:
     """Role: a program that receives from its local worker; each (source, task) has its own order."""
-    meter = Meter()
-    client = Client(address, topology=TOPOLOGY)
-    subscription = client.recv(map(int, tasks))
 
-    def consume() -> None:
-        with contextlib.suppress(ClosedError):
-            for batch in subscription:
-                for group in batch.groups:
-                    stream = (group.source or 0) << 32 | group.task
-                    meter.add(len(group), len(group.data), group.payloads, stream)
+    def add(meter: Meter, batch: TaskMessageBatch) -> None:
+        for group in batch.groups:
+            stream = (group.source or 0) << 32 | group.task
+            meter.add(len(group), len(group.data), group.payloads, stream)
 
-    thread = threading.Thread(target=consume)
-    thread.start()
-    serve({"begin": meter.begin, "finish": meter.finish})
-    client.close()
-    thread.join()
+    consume(address, map(int, tasks), add)
 
 
 def spread_producer(address: str, stopped: str) -> None:
@@ -106,19 +94,16 @@ class Senders:
         ]
         self._usage = Usage()
 
-    def load(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
+    async def load(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
         """Send batches from all clients for `seconds` seconds, or at least `messages` numbered messages."""
         self._usage.begin()
         each = None if messages is None else -(-messages // frame // len(self._clients))
         start = time.monotonic_ns()
         end = start + int(seconds * 1e9)
-        counts = messaging_loop().run(self._send_all(frame, end, each))
+        counts = await asyncio.gather(*(self._send(client, frame, end, each) for client in self._clients))
         if not min(counts):
             raise BenchError(f"{counts.count(0)} of {len(counts)} senders could not send anything")
         return {"start_ns": start, "sent": sum(counts)}
-
-    async def _send_all(self, frame: int, end: int, batches: int | None) -> list[int]:
-        return await asyncio.gather(*(self._send(client, frame, end, batches) for client in self._clients))
 
     @staticmethod
     async def _send(client: aio.Client, frame: int, end: int, batches: int | None) -> int:
@@ -132,19 +117,10 @@ class Senders:
             await asyncio.sleep(0)  # a send with free credit does not yield to the other clients
         return sent
 
-    def settle(self) -> dict[str, Any]:
+    async def settle(self) -> dict[str, Any]:
         """Wait until all messages are acknowledged, and return the sum of the ledgers."""
-        messaging_loop().run(self._flush())
-        ledgers = [client.ledger() for client in self._clients]
-        return {
-            "pending": sum(ledger.pending for ledger in ledgers),
-            "dropped": sum(sum(ledger.dropped.values()) for ledger in ledgers),
-            "balanced": all(ledger.balanced for ledger in ledgers),
-            "cpu_ns": self._usage.nanoseconds(),
-        }
-
-    async def _flush(self) -> None:
         await asyncio.gather(*(client.flush(WAIT_SECONDS) for client in self._clients))
+        return settled(self._usage, *(client.ledger() for client in self._clients))
 
     async def close(self) -> None:
         """Close every session."""
@@ -153,9 +129,10 @@ class Senders:
 
 def senders(address: str, count: str) -> None:
     """Role: a program with many senders."""
+    loop = messaging_loop()
     many = Senders(address, int(count))
-    serve({"load": many.load, "settle": many.settle})
-    messaging_loop().run(many.close())
+    serve({"load": lambda **how: loop.run(many.load(**how)), "settle": lambda: loop.run(many.settle())})
+    loop.run(many.close())
 
 
 ROLES: dict[str, Callable[..., None]] = {

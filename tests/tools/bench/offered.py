@@ -31,7 +31,9 @@ def measure_offered(links: Links, seconds: float, progress: Callable[[str], None
         rounds: list[dict[int, Latencies]] = []
         for number in range(1, _ROUNDS + 1):
             progress(f"{rate:,} messages/s offered, round {number} of {_ROUNDS}")
-            rounds.append({gather: link.offered(rate, each, gather) for gather in choices})
+            rounds.append(
+                {gather: link.paced(rate, each, size=MESSAGE_BYTES, gather=gather) for gather in choices}
+            )
         lines += _lines(rate, rounds)
     return lines
 

@@ -6,24 +6,23 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any, Protocol
 
 from agent import serve
 from workload import (
-    CHECK_EVERY,
     DESTINATION_TASK,
-    MESSAGE_BYTES,
+    PACED_BYTES,
     PACED_TASK,
     SOURCE_TASK,
     TOPOLOGY,
     WAIT_SECONDS,
+    Frames,
     Meter,
     Pace,
     Usage,
-    numbered,
 )
 
 from tuplewire.client import Client
@@ -61,30 +60,43 @@ class Load:
     def load(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
         """Send batches of `frame` messages for `seconds` seconds, or at least `messages`, all numbered."""
         self._usage.begin()
-        send, build, tasks = self._sends.send, TaskMessageBatch.from_columns, self._tasks
-        payloads = numbered(0, frame)
-        burst = max(1, CHECK_EVERY // frame)
-        sent = 0
-        start = time.monotonic_ns()
-        end = start + int(seconds * 1e9)
-        while sent < messages if messages is not None else time.monotonic_ns() < end:
-            for _ in range(burst):
-                rounds, index = divmod(sent // frame, len(tasks))
-                if messages is not None:
-                    payloads = numbered(rounds * frame, frame)
-                send(build(tasks[index], payloads, SOURCE_TASK))
-                sent += frame
-        return {"start_ns": start, "sent": sent}
+        send, build = self._sends.send, TaskMessageBatch.from_columns
+        frames = Frames(frame, seconds, messages, len(self._tasks))
+        for payloads, task in zip(frames, cycle(self._tasks), strict=False):
+            send(build(task, payloads, SOURCE_TASK))
+        return frames.told()
 
     def settle(self) -> dict[str, Any]:
         """Wait until all messages are acknowledged, and return the ledger."""
-        ledger = self._settle()
-        return {
-            "pending": ledger.pending,
-            "dropped": sum(ledger.dropped.values()),
-            "balanced": ledger.balanced,
-            "cpu_ns": self._usage.nanoseconds(),
-        }
+        return settled(self._usage, self._settle())
+
+
+def settled(usage: Usage, *ledgers: LedgerSnapshot) -> dict[str, Any]:
+    """Return the sum of the ledgers, and the processor time of a trial."""
+    return {
+        "pending": sum(ledger.pending for ledger in ledgers),
+        "dropped": sum(sum(ledger.dropped.values()) for ledger in ledgers),
+        "balanced": all(ledger.balanced for ledger in ledgers),
+        "cpu_ns": usage.nanoseconds(),
+    }
+
+
+def consume(address: str, tasks: Iterable[int], add: Callable[[Meter, TaskMessageBatch], None]) -> None:
+    """Receive from tasks at a local worker; `add` counts a batch."""
+    meter = Meter()
+    client = Client(address, topology=TOPOLOGY)
+    subscription = client.recv(tasks)
+
+    def receive() -> None:
+        with contextlib.suppress(ClosedError):
+            for batch in subscription:
+                add(meter, batch)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    serve({"begin": meter.begin, "finish": meter.finish})
+    client.close()
+    thread.join()
 
 
 # --- one hop ----------------------------------------------------------------------------------
@@ -133,7 +145,7 @@ def hop_client(port: str, transport: str) -> None:
         schedule = Pace(rate, seconds)
         for payload in schedule:
             connection.send(TaskMessageBatch.from_columns(PACED_TASK, [payload], SOURCE_TASK))
-        return {"sent": schedule.sent, "late": schedule.late}
+        return schedule.told()
 
     load = _load(connection)
     serve({"load": load.load, "settle": load.settle, "pace": pace})
@@ -164,15 +176,9 @@ def producer(address: str) -> None:
             client.flush(timeout=WAIT_SECONDS)
             return client.ledger()
 
-        def pace(rate: int, seconds: float) -> dict[str, Any]:
-            schedule = Pace(rate, seconds)
-            for payload in schedule:
-                client.send(PACED_TASK, payload)
-            return {"sent": schedule.sent, "late": schedule.late}
-
-        def offer(rate: int, seconds: float, gather: int) -> dict[str, Any]:
+        def pace(rate: int, seconds: float, size: int = PACED_BYTES, gather: int = 1) -> dict[str, Any]:
             """Send each message when it is due, or `gather` messages together when the last one is due."""
-            schedule = Pace(rate, seconds, MESSAGE_BYTES)
+            schedule = Pace(rate, seconds, size)
             if gather == 1:
                 for payload in schedule:
                     client.send(PACED_TASK, payload)
@@ -180,28 +186,19 @@ def producer(address: str) -> None:
                 due = iter(schedule)
                 while payloads := list(islice(due, gather)):
                     client.send(TaskMessageBatch.from_columns([PACED_TASK] * len(payloads), payloads))
-            return {"sent": schedule.sent, "late": schedule.late, "start_ns": schedule.start_ns}
+            return schedule.told()
 
         load = Load(client, settle)
-        serve({"load": load.load, "settle": load.settle, "pace": pace, "offer": offer})
+        serve({"load": load.load, "settle": load.settle, "pace": pace})
 
 
 def consumer(address: str) -> None:
     """Role: a program that receives from its local worker."""
-    meter = Meter()
-    client = Client(address, topology=TOPOLOGY)
-    subscription = client.recv([DESTINATION_TASK, PACED_TASK])
 
-    def consume() -> None:
-        with contextlib.suppress(ClosedError):
-            for batch in subscription:
-                meter.add(len(batch), batch.nbytes, partial(getattr, batch, "payloads"))
+    def add(meter: Meter, batch: TaskMessageBatch) -> None:
+        meter.add(len(batch), batch.nbytes, partial(getattr, batch, "payloads"))
 
-    thread = threading.Thread(target=consume)
-    thread.start()
-    serve({"begin": meter.begin, "finish": meter.finish})
-    client.close()
-    thread.join()
+    consume(address, [DESTINATION_TASK, PACED_TASK], add)
 
 
 ROLES: dict[str, Callable[..., None]] = {

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import grpc
 import zmq
 from agent import serve
-from workload import CHECK_EVERY, MESSAGE_BYTES, WAIT_SECONDS, Look, Meter, Pace, Usage, numbered, stamp
+from workload import CHECK_EVERY, MESSAGE_BYTES, WAIT_SECONDS, Frames, Look, Meter, Pace, Usage, stamp
 
 from tuplewire.wire.messaging_pb2 import Ack, Frame, Group, SendRequest, SendResponse
 
@@ -121,33 +121,27 @@ def grpc_server() -> None:
 # --- gRPC aio: relay --------------------------------------------------------------------------
 
 
-class GrpcRelay:
-    """Forwards the bytes of a stream to the next process, and does nothing else."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-
-    async def take(self, requests: AsyncIterator[bytes], _: _Context) -> bytes:
-        """Write the messages to the next process; close that stream when this one ends."""
-        call = self._next()
-        async for message in requests:
-            await call.write(message)
-        await call.done_writing()
-        answer: bytes = await call
-        return answer
-
-    async def start(self) -> int:
-        """Listen on a free port and return it."""
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._target}", options=OPTIONS)
-        self._next: Any = self._channel.stream_unary(f"/{SERVICE}/Take")
-        self._server, port = await _listen({"Take": grpc.stream_unary_rpc_method_handler(self.take)})
-        return port
-
-
 def grpc_relay(port: str) -> None:
-    """Role: a relay between a sender and the process at `port`."""
-    listening = LoopThread().run(GrpcRelay(int(port)).start())
+    """Role: forwards the bytes of a stream to the process at `port`, and does nothing else."""
+    loop = LoopThread()
+
+    async def start() -> tuple[grpc.aio.Server, int]:
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
+
+        async def take(requests: AsyncIterator[bytes], _: _Context) -> bytes:
+            """Write the messages to the next process; close that stream when this one ends."""
+            call: Any = channel.stream_unary(f"/{SERVICE}/Take")()
+            async for message in requests:
+                await call.write(message)
+            await call.done_writing()
+            answer: bytes = await call
+            return answer
+
+        return await _listen({"Take": grpc.stream_unary_rpc_method_handler(take)})
+
+    server, listening = loop.run(start())
     serve({"port": lambda: {"port": listening}})
+    loop.run(server.stop(None))
 
 
 # --- gRPC aio: client -------------------------------------------------------------------------
@@ -167,10 +161,9 @@ class GrpcClient:
         self._written = self._acknowledged = 0
         self._awaited: int | None = None
         self._settled = asyncio.Event()
-        self._loop = LoopThread()
-        self._loop.run(self._open())
 
-    async def _open(self) -> None:
+    async def open(self) -> None:
+        """Start the stream."""
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._port}", options=OPTIONS)
         self._call: Any
         if self._framed:
@@ -188,60 +181,43 @@ class GrpcClient:
             if self._acknowledged == self._awaited:
                 self._settled.set()
 
-    async def _settle(self) -> int:
+    async def load(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
+        """Send frames for `seconds` seconds, or at least `messages` messages, all numbered."""
+        self._usage.begin()
+        frames = Frames(frame, seconds, messages)
+        write = self._call.write
+        for payloads in frames:
+            if self._framed:
+                await write(b"".join(payloads))
+                self._written += 1
+            else:
+                for payload in payloads:
+                    await write(_one_message(payload))
+                self._written += len(payloads)
+        return frames.told()
+
+    async def settle(self) -> dict[str, Any]:
+        """Wait until all messages are acknowledged."""
         self._awaited = self._written
         if self._acknowledged < self._written:
             await asyncio.wait_for(self._settled.wait(), WAIT_SECONDS)
         self._settled.clear()
-        return self._written - self._acknowledged
+        return {"pending": self._written - self._acknowledged, "cpu_ns": self._usage.nanoseconds()}
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
+        """Close the stream and the channel."""
         await self._call.done_writing()
         await self._reader
         await self._channel.close()
 
-    async def _load(self, frame: int, seconds: float, messages: int | None) -> tuple[int, int]:
-        write = self._call.write
-        payloads = numbered(0, frame)
-        burst = max(1, CHECK_EVERY // frame)
-        sent = 0
-        start = time.monotonic_ns()
-        end = start + int(seconds * 1e9)
-        while sent < messages if messages is not None else time.monotonic_ns() < end:
-            for _ in range(burst):
-                if messages is not None:
-                    payloads = numbered(sent, frame)
-                if self._framed:
-                    await write(b"".join(payloads))
-                    self._written += 1
-                else:
-                    for payload in payloads:
-                        await write(_one_message(payload))
-                    self._written += frame
-                sent += frame
-        return start, sent
-
-    def load(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
-        """Send frames for `seconds` seconds, or at least `messages` messages, all numbered."""
-        self._usage.begin()
-        start, sent = self._loop.run(self._load(frame, seconds, messages))
-        return {"start_ns": start, "sent": sent}
-
-    def settle(self) -> dict[str, Any]:
-        """Wait until all messages are acknowledged."""
-        pending = self._loop.run(self._settle())
-        return {"pending": pending, "cpu_ns": self._usage.nanoseconds()}
-
-    def close(self) -> None:
-        """Close the stream and the channel."""
-        self._loop.run(self._close())
-
 
 def grpc_client(port: str, kind: str) -> None:
     """Role: the sending end of one gRPC stream; kind: `frames` or `messages`."""
+    loop = LoopThread()
     client = GrpcClient(int(port), framed=kind == "frames")
-    serve({"load": client.load, "settle": client.settle})
-    client.close()
+    loop.run(client.open())
+    serve({"load": lambda **how: loop.run(client.load(**how)), "settle": lambda: loop.run(client.settle())})
+    loop.run(client.close())
 
 
 def grpc_pace(port: str) -> None:
@@ -255,7 +231,7 @@ def grpc_pace(port: str) -> None:
     def pace(rate: int, seconds: float) -> dict[str, Any]:
         schedule = Pace(rate, seconds)
         take(iter(schedule))
-        return {"sent": schedule.sent, "late": schedule.late}
+        return schedule.told()
 
     serve({"pace": pace})
     channel.close()
@@ -270,13 +246,17 @@ def grpc_echo(port: str) -> None:
     def pace(rate: int, seconds: float) -> dict[str, Any]:
         schedule = Pace(rate, seconds)
         latencies[:] = [time.monotonic_ns() - stamp(answer) for answer in echo(iter(schedule))]
-        return {"sent": schedule.sent, "late": schedule.late}
+        return schedule.told()
 
     serve(
         {
             "begin": lambda look: {"extra": 0},  # noqa: ARG005 - it measures latency in any case
             "pace": pace,
-            "finish": lambda expected: {"received": len(latencies), "latencies_ns": latencies},  # noqa: ARG005
+            "finish": lambda expected: {  # noqa: ARG005
+                "received": len(latencies),
+                "latencies_ns": latencies,
+                "last_ns": time.monotonic_ns(),
+            },
         }
     )
     channel.close()
@@ -373,24 +353,15 @@ def zmq_push(port: str, kind: str) -> None:
     def load(frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
         usage.begin()
         send = socket.send
-        many = frame if kind == "frames" else max(frame, CHECK_EVERY)
-        payloads = numbered(0, many)
-        burst = max(1, CHECK_EVERY // many)
-        sent = 0
-        start = time.monotonic_ns()
-        end = start + int(seconds * 1e9)
-        while sent < messages if messages is not None else time.monotonic_ns() < end:
-            for _ in range(burst):
-                if messages is not None:
-                    payloads = numbered(sent, many)
-                if kind == "frames":
-                    send(b"".join(payloads))
-                else:
-                    for payload in payloads:
-                        send(payload)
-                sent += many
+        frames = Frames(frame if kind == "frames" else max(frame, CHECK_EVERY), seconds, messages)
+        for payloads in frames:
+            if kind == "frames":
+                send(b"".join(payloads))
+            else:
+                for payload in payloads:
+                    send(payload)
         send(_END)
-        return {"start_ns": start, "sent": sent}
+        return frames.told()
 
     serve({"load": load, "settle": lambda: {"pending": 0, "cpu_ns": usage.nanoseconds()}})
     context.destroy()

@@ -42,14 +42,12 @@ def profiled(name: str, seconds: float) -> str:
                     trial = links[row.cell.link].trial(row.cell.frame, seconds, row.cell.look)
                     print(f"{row.name}: {trial.rate:,.0f} messages/s under the profiler", file=text)
         for file in sorted(Path(directory).glob("*.prof")):
-            _print_profile(file, seconds, text)
+            stats = pstats.Stats(str(file), stream=text)
+            functions: dict[tuple[str, int, str], tuple[Any, ...]] = stats.stats  # type: ignore[attr-defined]
+            busy = sum(
+                own[2] for (_, _, name), own in functions.items() if not any(each in name for each in _WAITS)
+            )
+            if busy > seconds * _BUSY_SHARE:
+                print(f"\n=== {file.stem}: busy for {busy:.1f} s", file=text)
+                stats.strip_dirs().sort_stats("tottime").print_stats(_TOP)
         return text.getvalue()
-
-
-def _print_profile(file: Path, seconds: float, text: io.StringIO) -> None:
-    stats = pstats.Stats(str(file), stream=text)
-    functions: dict[tuple[str, int, str], tuple[Any, ...]] = stats.stats  # type: ignore[attr-defined]
-    busy = sum(own[2] for (_, _, name), own in functions.items() if not any(each in name for each in _WAITS))
-    if busy > seconds * _BUSY_SHARE:
-        print(f"\n=== {file.stem}: busy for {busy:.1f} s", file=text)
-        stats.strip_dirs().sort_stats("tottime").print_stats(_TOP)

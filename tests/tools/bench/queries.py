@@ -1,45 +1,23 @@
-"""The operations of bench-kafka that both systems implement, and shared code for Spark."""
+"""Queries of bench-kafka, for both systems."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
 from spark_agent import memory, timed
 
 
-class Wire(Protocol):
+class Wire(NamedTuple):
     """The program at both ends of a query."""
 
-    def send(self, payload: bytes) -> None:
-        """Send one message to the query, immediately."""
-
-    def take(self) -> Sequence[bytes]:
-        """Return the output of the query, after a short wait."""
-
-
-class Peer(Protocol):
-    """One of the two systems; every method leaves it empty."""
-
-    def write(self, frame: DataFrame, options: Mapping[str, str]) -> dict[str, Any]:
-        """Write a DataFrame: return its seconds, and the number of rows that arrived."""
-
-    def read(self, frame: DataFrame) -> dict[str, Any]:
-        """Read a DataFrame's number of rows into `noop`; return the seconds, and the number of rows."""
-
-    def stream(self, frame: DataFrame) -> dict[str, Any]:
-        """Do the same with a streaming query that ends when all rows are read, and count the rows."""
-
-    def through(self) -> AbstractContextManager[Wire]:
-        """Run a query that converts messages to upper case, from a source to a sink."""
-
-
-def noop(frame: DataFrame) -> None:
-    """Write a DataFrame to Spark's noop sink."""
-    frame.write.format("noop").mode("overwrite").save()
+    send: Callable[[bytes], object]
+    """Sends one message to the query, immediately."""
+    take: Callable[[], Sequence[bytes]]
+    """Returns the output of the query, after a short wait."""
 
 
 def stream_noop(frame: DataFrame) -> dict[str, Any]:
@@ -62,17 +40,13 @@ def stream_noop(frame: DataFrame) -> dict[str, Any]:
         }
 
 
-class Query:
-    """A query that runs until the end of the block, with its checkpoint in memory."""
-
-    def __init__(self, frame: DataFrame, sink: str, options: Mapping[str, str]) -> None:
-        self._writer = frame.writeStream.format(sink).options(**options)
-
-    def __enter__(self) -> Self:
-        self._directory = tempfile.TemporaryDirectory(dir=memory())
-        self._query = self._writer.option("checkpointLocation", self._directory.name).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._query.stop()
-        self._directory.cleanup()
+@contextmanager
+def running(frame: DataFrame, sink: str, options: Mapping[str, str]) -> Iterator[None]:
+    """Run a query until the end of the block, with its checkpoint in memory."""
+    with tempfile.TemporaryDirectory(dir=memory()) as directory:
+        writer = frame.writeStream.format(sink).options(**options)
+        query = writer.option("checkpointLocation", directory).start()
+        try:
+            yield
+        finally:
+            query.stop()

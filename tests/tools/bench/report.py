@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from links import (
     BARE,
@@ -214,10 +213,6 @@ class Line:
     highest: float
     target: str
     verdict: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it for JSON output."""
-        return asdict(self)
 
 
 def compared(

@@ -12,11 +12,10 @@ import argparse
 import os
 import statistics
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from report import progress
-from workload import TOPOLOGY
+from workload import TOPOLOGY, cpu_seconds
 
 from tuplewire.processes.worker_processes import WorkerProcesses
 
@@ -26,17 +25,6 @@ _STARTS = 5
 _SETTLE_SECONDS = 5.0
 """Time before the measurement, for a worker's work after startup."""
 _UPDATES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Resting:
-    """Idle workers: memory and CPU of each, and the seconds until all have a new assignment."""
-
-    workers: int
-    tasks: int
-    memory_mib: float
-    cpu_percent: float
-    update_seconds: float
 
 
 def start_seconds() -> float:
@@ -50,8 +38,8 @@ def start_seconds() -> float:
     return statistics.median(found)
 
 
-def at_rest(count: int, task_count: int, seconds: float) -> Resting:
-    """Measure a mesh of `count` workers for `seconds` seconds."""
+def at_rest(count: int, task_count: int, seconds: float) -> str:
+    """Measure a mesh of `count` workers for `seconds` seconds; return its row of the table."""
     progress(f"{count} workers with {task_count:,} tasks")
     with WorkerProcesses(count, TOPOLOGY) as workers:
         tasks = {index: range(index, task_count, count) for index in range(count)}
@@ -67,13 +55,9 @@ def at_rest(count: int, task_count: int, seconds: float) -> Resting:
         time.sleep(seconds)
         used = (sum(map(cpu_seconds, processes)) - before) / (time.monotonic() - began)
         memory = sum(map(_resident_bytes, processes))
-    return Resting(count, task_count, memory / count / 2**20, 100 * used / count, statistics.median(updates))
-
-
-def cpu_seconds(process_id: int) -> float:
-    """Return the CPU time of a process."""
-    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    update = statistics.median(updates)
+    measured = f"{memory / count / 2**20:.0f} | {100 * used / count:.2f} | {update:.2f} s"
+    return f"| {count} | {task_count:,} | {measured} |"
 
 
 def _resident_bytes(process_id: int) -> int:
@@ -90,12 +74,9 @@ def main() -> None:
     given = parser.parse_args()
     print(f"up, with its addresses, after {start_seconds():.2f} s")
     sizes = [map(int, each.split(":")) for each in given.mesh or MESHES]
-    found = [at_rest(count, tasks, given.seconds) for count, tasks in sizes]
+    rows = [at_rest(count, tasks, given.seconds) for count, tasks in sizes]
     print("\n| workers | tasks | MiB each | % of a core each | update in force everywhere |")
-    print("|---|---|---|---|---|")
-    for each in found:
-        measured = f"{each.memory_mib:.0f} | {each.cpu_percent:.2f} | {each.update_seconds:.2f} s"
-        print(f"| {each.workers} | {each.tasks:,} | {measured} |")
+    print("|---|---|---|---|---|", *rows, sep="\n")
     print(f"\n{os.cpu_count()} cores, load {os.getloadavg()[1]:.1f} over the last 5 minutes")
 
 

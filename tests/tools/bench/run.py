@@ -11,6 +11,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from agent import BenchError
@@ -152,7 +153,7 @@ def main() -> int:
         "seconds": round(time.monotonic() - started, 1),
     }
     if arguments.json:
-        print(json.dumps({**machine, "lines": [line.as_json() for line in lines]}, indent=1))
+        print(json.dumps({**machine, "lines": [asdict(line) for line in lines]}, indent=1))
     else:
         print(table(lines))
         print(

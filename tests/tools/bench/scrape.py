@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 
 from agent import BenchError
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
-from report import Line
+from report import Line, compared
 from workload import TOPOLOGY
 
 from tuplewire.processes.worker_processes import WorkerProcesses
@@ -41,24 +41,11 @@ def measure_scrape(progress: Callable[[str], None]) -> list[Line]:
         server.shutdown()
         server.server_close()
         thread.join()
-    milliseconds = statistics.median(each for each, _ in pairs)
-    ratios = [each / other for each, other in pairs]
-    return [
-        Line(
-            SCRAPE,
-            f"a scrape of a worker with {_TASKS:,} tasks, {_SERIES:,} series",
-            milliseconds,
-            "ms",
-            None,
-            "prometheus-client, as many series",
-            statistics.median(other for _, other in pairs),
-            round(statistics.median(ratios), 2),
-            min(ratios),
-            max(ratios),
-            f"<= {_TARGET_MS:.0f} ms",
-            "met" if milliseconds <= _TARGET_MS else "missed",
-        )
-    ]
+    title = f"a scrape of a worker with {_TASKS:,} tasks, {_SERIES:,} series"
+    times, others = zip(*pairs, strict=True)
+    line = compared(SCRAPE, title, "ms", times, "prometheus-client, as many series", others)
+    verdict = "met" if line.value <= _TARGET_MS else "missed"
+    return [replace(line, target=f"<= {_TARGET_MS:.0f} ms", verdict=verdict)]
 
 
 def _scrape(url: str) -> float:

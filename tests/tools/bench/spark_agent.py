@@ -87,7 +87,7 @@ class Frames:
     def noop(self, rows: int, size: int = MESSAGE_BYTES) -> dict[str, Any]:
         """Write a DataFrame to Spark's noop sink."""
         frame = self.frame(rows, size)
-        return timed(lambda: frame.write.format("noop").mode("overwrite").save())
+        return timed(lambda: noop(frame))
 
     def drop(self, rows: int, size: int = MESSAGE_BYTES) -> dict[str, Any]:
         """Write it to a sink in Python that drops it."""
@@ -104,8 +104,7 @@ class Frames:
 
         def both() -> None:
             self._write(rows)
-            frame = self._read(self._spark.read, TASKS).load()
-            frame.write.format("noop").mode("overwrite").save()
+            noop(self._read(self._spark.read, TASKS).load())
 
         answer = timed(both)
         return {**answer, "received": self._take(rows)}
@@ -202,6 +201,11 @@ def timed(action: Callable[[], object]) -> dict[str, Any]:
     start = time.monotonic()
     action()
     return {"seconds": time.monotonic() - start}
+
+
+def noop(frame: DataFrame) -> None:
+    """Write a DataFrame to Spark's noop sink."""
+    frame.write.format("noop").mode("overwrite").save()
 
 
 def memory() -> str | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 TOPOLOGY = "bench"
@@ -43,6 +45,38 @@ def stamp(payload: bytes) -> int:
     return int.from_bytes(payload[:_STAMP_BYTES], "big")
 
 
+class Frames:
+    """A schedule of lists of `frame` payloads for `seconds` seconds, or at least `messages`, all numbered.
+
+    tasks: the number of tasks that get the lists in turn, each with its own numbers.
+    """
+
+    def __init__(self, frame: int, seconds: float = 0.0, messages: int | None = None, tasks: int = 1) -> None:
+        self._frame = frame
+        self._nanoseconds = int(seconds * 1e9)
+        self._messages = messages
+        self._tasks = tasks
+        self._start_ns = self._sent = 0
+
+    def __iter__(self) -> Iterator[list[bytes]]:
+        """Yield each list; the clock is read after some lists."""
+        frame, messages = self._frame, self._messages
+        payloads = numbered(0, frame)
+        burst = max(1, CHECK_EVERY // frame)
+        self._start_ns = time.monotonic_ns()
+        end = self._start_ns + self._nanoseconds
+        while self._sent < messages if messages is not None else time.monotonic_ns() < end:
+            for _ in range(burst):
+                if messages is not None:
+                    payloads = numbered(self._sent // frame // self._tasks * frame, frame)
+                yield payloads
+                self._sent += frame
+
+    def told(self) -> dict[str, int]:
+        """Return the answer of a sender that has finished."""
+        return {"sent": self._sent, "start_ns": self._start_ns}
+
+
 class Pace:
     """A schedule of payloads at a fixed rate, each stamped with the time at which it is due.
 
@@ -72,6 +106,16 @@ class Pace:
                 self.late += 1
             self.sent += 1
             yield due.to_bytes(_STAMP_BYTES, "big") + filler
+
+    def told(self) -> dict[str, int]:
+        """Return the answer of a sender that has finished."""
+        return {"sent": self.sent, "late": self.late, "start_ns": self.start_ns}
+
+
+def cpu_seconds(process_id: int) -> float:
+    """Return the CPU time of a process."""
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
