@@ -11,9 +11,7 @@ from collections.abc import Iterator
 import pytest
 from helpers import eventually
 from helpers.program import Program
-from helpers.zmq_contexts import bound, works
-from helpers.zmq_programs import sender
-from helpers.zmq_stranger import PLENTY, StandIn, Stranger
+from helpers.zmq_ends import PLENTY, StandIn, Stranger, bound, sender, works
 
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.stream import StreamBroken

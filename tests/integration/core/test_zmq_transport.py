@@ -17,9 +17,7 @@ import zmq
 from helpers import eventually
 from helpers.hostile import hello
 from helpers.program import Program
-from helpers.zmq_contexts import bound, transport, works
-from helpers.zmq_programs import server
-from helpers.zmq_stranger import PLENTY, Stranger
+from helpers.zmq_ends import PLENTY, Stranger, bound, server, transport, works
 
 from tuplewire.errors import BindError, ConfigError
 from tuplewire.values.batch import TaskMessageBatch
