@@ -9,7 +9,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -35,7 +34,7 @@ class Fate(enum.StrEnum):
     DOUBLED = "doubled"
 
 
-_COPIES = {Fate.PASSED: 1, Fate.LOST: 0, Fate.DOUBLED: 2}
+_COPIES = {Fate.LOST: 0, Fate.DOUBLED: 2, Fate.PASSED: 1}
 
 
 class _Kinds:
@@ -58,7 +57,7 @@ _RECV = (_Kinds(pb.RecvRequest, "progress"), _Kinds(pb.RecvResponse, "probe"))
 
 
 class ControlFaults:
-    """Forwards the Send and Recv streams between a worker and its clients; a context manager.
+    """Forwards the Send and Recv streams between a worker and its clients, during a block.
 
     Messages are forwarded as bytes, in order. Metadata and the final status, with its trailing metadata, are
     forwarded too. Hello, Welcome, Subscribe, Subscribed, Drain, Goodbye and frames are never lost or
@@ -91,23 +90,17 @@ class ControlFaults:
         self.counts: Counter[tuple[str, Fate]] = Counter()
         """Outcomes of control messages while the faults were on, by name (`SendResponse.ack`)."""
         self._chance = random.Random(seed)
-        self._lose = lose
-        self._double = double
+        self._weights = (lose, double, 1 - lose - double)
         self._settings = SessionSettings()
         self._thread = messaging_loop()
-        self._server: grpc.aio.Server | None = None
 
     def __enter__(self) -> Self:
         self._thread.run(self._start())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<ControlFaults {self.address} -> {self.target}: {'on' if self.on else 'off'}>"
+    def __exit__(self, *_: object) -> None:
+        self._thread.run(self._server.stop(None))
+        self._thread.pinned -= 1
 
     def begin(self) -> None:
         """Start to lose and duplicate messages."""
@@ -121,17 +114,10 @@ class ControlFaults:
         """Return the number of control messages with this outcome while the faults were on."""
         return sum(number for (_, each), number in self.counts.items() if each is fate)
 
-    def close(self) -> None:
-        """Close every stream and stop listening. Further calls do nothing."""
-        server, self._server = self._server, None
-        if server is not None:
-            self._thread.run(server.stop(None))
-            self._thread.pinned -= 1
-
     # --- on the loop -----------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        server = grpc.aio.server(options=server_options(self._settings))
+        self._server = server = grpc.aio.server(options=server_options(self._settings))
         methods: dict[str, Any] = {
             name: grpc.stream_stream_rpc_method_handler(partial(self._carry, f"/{_SERVICE}/{name}", kinds))
             for name, kinds in (("Send", _SEND), ("Recv", _RECV))
@@ -141,7 +127,6 @@ class ControlFaults:
         await server.start()
         self.address = f"{self.address.rpartition(':')[0]}:{port}"
         self._thread.pinned += 1
-        self._server = server
 
     async def _carry(self, method: str, kinds: tuple[_Kinds, _Kinds], _: object, context: _Context) -> None:
         requests, responses = kinds
@@ -184,13 +169,6 @@ class ControlFaults:
     def _copies(self, kind: str | None) -> int:
         if kind is None or not self.on:
             return 1
-        draw = self._chance.random()
-        fate = (
-            Fate.LOST
-            if draw < self._lose
-            else Fate.DOUBLED
-            if draw < self._lose + self._double
-            else Fate.PASSED
-        )
+        ((fate, copies),) = self._chance.choices(list(_COPIES.items()), self._weights)
         self.counts[kind, fate] += 1
-        return _COPIES[fate]
+        return copies

@@ -56,17 +56,15 @@ def history_of(journals: Iterable[Path], killed: Collection[Path] = ()) -> Histo
         journals: The journals to merge.
         killed: The journals of killed producers, without a guarantee for their accepted messages.
     """
+
+    def promised(path: Path) -> Iterator[Record]:
+        return (record for record in records(path) if record[1] != "accepted" or path not in killed)
+
     history = History()
-    for _, event, facts in heapq.merge(
-        *(_promised(path, path in killed) for path in journals), key=lambda record: record[0]
-    ):
+    for _, event, facts in heapq.merge(*map(promised, journals), key=lambda record: record[0]):
         if event == "settled":
             facts["ledger"] = LedgerSnapshot(**facts["ledger"])
         elif event == "source":
             facts["mode"] = AckMode(facts["mode"])
         getattr(history, event)(**facts)
     return history
-
-
-def _promised(path: Path, killed: bool) -> Iterator[Record]:  # noqa: FBT001 - internal
-    return (record for record in records(path) if not (killed and record[1] == "accepted"))

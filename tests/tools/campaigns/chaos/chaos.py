@@ -8,50 +8,32 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from campaigns.campaign import Action, Campaign, schedule
+from campaigns.chaos.ends import Within
 from campaigns.chaos.faults import Kind, Targets
-from campaigns.chaos.network import LATENCY_SECONDS
 from campaigns.journal import history_of, records
 from campaigns.programs import Program
 from helpers.history import Verdict
-from helpers.restartable import THIS_HOST, Host
+from helpers.restartable import THIS_HOST, Host, RestartableWorker
 
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.testing.fault_proxy import Direction, FaultProxy
 
+LATENCY_SECONDS = 0.01
+"""Latency of each connection: some data is always in flight, so that a fault affects it."""
 _EXIT_SECONDS = 10.0
 
-
-class Signalled(Protocol):
-    """A process that receives signals, or an object that behaves like one."""
-
-    def signal(self, number: signal.Signals, /) -> None:
-        """Stop the process, or let it continue."""
+Life = Program | Within
+"""A sender or receiver across all its restarts: a process, or an object of this process."""
 
 
-class Life(Signalled, Protocol):
-    """A program across all its restarts: a process, or an object of this process."""
-
-    def kill(self) -> None:
-        """Kill the program."""
-
-    def start(self) -> None:
-        """Start the program again."""
-
-    def begin_end(self) -> None:
-        """Let the program finish, and do not wait."""
-
-    def end(self, timeout: float, /) -> int:
-        """Stop the program cleanly; return its exit code."""
-
-    @property
-    def ended(self) -> bool:
-        """True if the program has exited unexpectedly."""
-
-    def journals(self) -> list[Path]:
-        """Return the journals of all its runs."""
+def proxy(stack: ExitStack, target: str, listen: str = "127.0.0.1:0") -> FaultProxy:
+    """Start a fault proxy with some latency."""
+    started = stack.enter_context(FaultProxy(target, listen))
+    started.delay(LATENCY_SECONDS)
+    return started
 
 
 class Chaos(Campaign):
@@ -112,16 +94,14 @@ class Chaos(Campaign):
     def launch(
         self, stack: ExitStack, role: str, name: str, config: Mapping[str, Any], host: Host = THIS_HOST
     ) -> None:
-        """Start a program of campaigns.chaos.ends."""
-        started = Program(
-            "campaigns.chaos.ends", name, self.config(role, config), self.directory, host.entered
-        )
+        """Start a sender or receiver of campaigns.chaos.ends."""
+        given = {"role": role, "seed": self.seed, "rate": self.rate, "transport": self.transport, **config}
+        if self.transport == "local":
+            self.programs[name] = Within(name, self.directory, given)
+            return
+        started = Program("campaigns.chaos.ends", name, given, self.directory, host.entered)
         stack.callback(started.kill)
         self.programs[name] = started
-
-    def config(self, role: str, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration of a program."""
-        return {"role": role, "seed": self.seed, "rate": self.rate, "transport": self.transport, **config}
 
     def end(self, names: Collection[str], deadline: float) -> None:
         """Stop programs at the same time. A program that misses the deadline is killed."""
@@ -161,7 +141,7 @@ class Chaos(Campaign):
         proxy.resume()
         proxy.delay(LATENCY_SECONDS)
 
-    def suspend(self, process: Signalled, seconds: float) -> None:
+    def suspend(self, process: Life | RestartableWorker, seconds: float) -> None:
         """Stop a process temporarily."""
         process.signal(signal.SIGSTOP)
         self.stop.wait(seconds)

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -338,6 +339,46 @@ ENDS: dict[str, Callable[[dict[str, Any]], End]] = {
     "receiver": Receiver,
     "sender": Sender,
 }
+
+
+class Within:
+    """A sender or receiver within this process, with the methods of campaigns.programs.Program."""
+
+    ended = False
+
+    def __init__(self, name: str, directory: Path, config: dict[str, Any]) -> None:
+        self._name = name
+        self._directory = directory
+        self._config = config
+        self._journals: list[Path] = []
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        life = f"{self._name}.{len(self._journals) + 1}"
+        self._journals.append(self._directory / f"{life}.jsonl")
+        config = {**self._config, "name": life, "journal": str(self._journals[-1])}
+        self._end = ENDS[self._config["role"]](config)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Stop it, or let it continue."""
+        (self._end.pause if number is signal.SIGSTOP else self._end.go_on)()
+
+    def kill(self) -> None:
+        """Abort it."""
+        self._end.kill()
+
+    def begin_end(self) -> None:
+        """Do nothing: end() closes it."""
+
+    def end(self, timeout: float) -> int:
+        """Close it cleanly; return its exit status."""
+        del timeout  # finish() has its own timeout
+        return self._end.finish()
+
+    def journals(self) -> list[Path]:
+        """Return the journals of all starts."""
+        return self._journals
 
 
 def main() -> int:

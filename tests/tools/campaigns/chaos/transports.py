@@ -7,7 +7,6 @@ receivers are stopped, aborted and closed within one process.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from campaigns.campaign import Action
-from campaigns.chaos.chaos import Chaos
-from campaigns.chaos.ends import ENDS
+from campaigns.chaos.chaos import Chaos, proxy
 from campaigns.chaos.faults import OF_WAYS, Kind, Targets
 from campaigns.chaos.layout import way
-from campaigns.chaos.network import proxy
 
 from tuplewire_service.testing import eventually
 
@@ -33,47 +30,6 @@ _OF_PROGRAMS = {
 }
 _START_SECONDS = 30.0
 _END_SECONDS = 90.0
-
-
-class Within:
-    """A sender or receiver within this process, see Life."""
-
-    ended = False
-
-    def __init__(self, name: str, directory: Path, config: dict[str, Any]) -> None:
-        self._name = name
-        self._directory = directory
-        self._config = config
-        self._journals: list[Path] = []
-        self.start()
-
-    def start(self) -> None:
-        """See Life."""
-        life = f"{self._name}.{len(self._journals) + 1}"
-        self._journals.append(self._directory / f"{life}.jsonl")
-        self._end = ENDS[self._config["role"]](
-            {**self._config, "name": life, "journal": str(self._journals[-1])}
-        )
-
-    def signal(self, number: signal.Signals) -> None:
-        """See Life."""
-        (self._end.pause if number is signal.SIGSTOP else self._end.go_on)()
-
-    def kill(self) -> None:
-        """See Life."""
-        self._end.kill()
-
-    def begin_end(self) -> None:
-        """See Life."""
-
-    def end(self, timeout: float) -> int:
-        """See Life."""
-        del timeout  # finish() has its own timeout
-        return self._end.finish()
-
-    def journals(self) -> list[Path]:
-        """See Life."""
-        return self._journals
 
 
 class TransportChaos(Chaos):
@@ -95,7 +51,7 @@ class TransportChaos(Chaos):
         """The journals of senders that were killed."""
         ports = {name: self.directory / f"{name}.port" for name in RECEIVERS}
         for name, file in ports.items():
-            self._launch(stack, "receiver", name, {"port_file": str(file)})
+            self.launch(stack, "receiver", name, {"port_file": str(file)})
         for name, file in ports.items():
             eventually(file.exists, _START_SECONDS, f"{name} is bound")
         reached = {
@@ -112,13 +68,7 @@ class TransportChaos(Chaos):
                 for receiver, tasks in RECEIVERS.items()
             ]
             config = {"source": source, "mode": mode, "worker": "", "receivers": receivers}
-            self._launch(stack, "sender", sender, config)
-
-    def _launch(self, stack: ExitStack, role: str, name: str, config: dict[str, Any]) -> None:
-        if self.transport == "local":
-            self.programs[name] = Within(name, self.directory, self.config(role, config))
-        else:
-            self.launch(stack, role, name, config)
+            self.launch(stack, "sender", sender, config)
 
     def act(self, action: Action) -> None:
         """See Campaign."""

@@ -12,12 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import permutations
 
 from campaigns.campaign import Action
-from campaigns.chaos.chaos import Chaos
+from campaigns.chaos.chaos import Chaos, proxy
 from campaigns.chaos.faults import OF_WAYS, Kind, Targets
-from campaigns.chaos.layout import CONSUMERS, PRODUCERS, TASKS, WORKERS, ways
-from campaigns.chaos.network import Network
+from campaigns.chaos.layout import CONSUMERS, PRODUCERS, TASKS, WORKERS, way, ways
 from campaigns.cluster import Cluster
 from helpers.control_faults import ControlFaults, Fate
 from helpers.restartable import THIS_HOST, Host
@@ -53,10 +53,29 @@ class WorkerChaos(Chaos):
 
     def connect(self, stack: ExitStack) -> Callable[[str, str], str]:
         """Open the connections; return a function for the address at which one process reaches a worker."""
-        network = Network(stack, self.cluster.endpoints, self.directory, self.seed)
-        self.proxies = network.proxies
-        self._control = network.control
-        return network.address
+        endpoints = self.cluster.endpoints
+        self._control = control = {
+            worker: stack.enter_context(ControlFaults(endpoints[worker].address, seed=self.seed + index))
+            for index, worker in enumerate(WORKERS)
+        }
+        self.proxies = proxies = {
+            way(near, far): proxy(stack, endpoints[far].peer_address or control[far].address)
+            for near, far in permutations(WORKERS, 2)
+        }
+        for each in (*PRODUCERS, *CONSUMERS):
+            for worker in each.workers if each.proxied else ():
+                unix = f"unix://{self.directory}/{each.name}-{worker}.sock"
+                proxies[way(each.name, worker)] = (
+                    proxy(stack, control[worker].address)
+                    if each.control
+                    else proxy(stack, endpoints[worker].unix_address, unix)
+                )
+
+        def address(near: str, worker: str) -> str:
+            found = proxies.get(way(near, worker))
+            return endpoints[worker].unix_address if found is None else found.address
+
+        return address
 
     def open(self, stack: ExitStack) -> None:
         """See Campaign."""
