@@ -17,7 +17,7 @@ from tuplewire.values.batch import TaskMessageBatch
 
 
 def _bursts(frame: int, seconds: float = 0.0, messages: int | None = None) -> Frames:
-    """Return a schedule of payloads that are sent one by one, with one read of the clock for each list."""
+    """Return a schedule of payloads that are sent individually, with one read of the clock for each list."""
     return Frames(max(frame, CHECK_EVERY), seconds, messages)
 
 

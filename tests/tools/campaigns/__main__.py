@@ -39,10 +39,6 @@ def _chaos(
     )
 
 
-def _fuzz(arguments: argparse.Namespace, directory: Path) -> Campaign:
-    return fuzz.Fuzz(arguments.seed, arguments.minutes * 60, directory=directory)
-
-
 def _month(arguments: argparse.Namespace, directory: Path) -> Campaign:
     extent = Extent(
         arguments.days,
@@ -54,10 +50,6 @@ def _month(arguments: argparse.Namespace, directory: Path) -> Campaign:
         resume_seconds=15.0,
     )
     return month.Month(arguments.seed, extent, directory=directory)
-
-
-def _rolling(arguments: argparse.Namespace, directory: Path) -> Campaign:
-    return rolling.RollingRestarts(arguments.restarts, arguments.drain_seconds, directory=directory)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,14 +89,24 @@ def _parser() -> argparse.ArgumentParser:
         each.add_argument(
             "--rate", type=float, default=2000.0, help="messages per second of each sender (default: 2000)"
         )
-    each = add("fuzz", "fuzz", fuzz.__doc__, _fuzz)
+    each = add(
+        "fuzz",
+        "fuzz",
+        fuzz.__doc__,
+        lambda given, at: fuzz.Fuzz(given.seed, given.minutes * 60, directory=at),
+    )
     each.add_argument("--minutes", type=float, default=3.0, help="length of the run (default: 3)")
     each.add_argument(
         "--replay", metavar="LEVEL/THREAD/NUMBER", help="repeat one conversation of the seed only"
     )
     each = add("month", "soak", month.__doc__, _month, seed=7)
     each.add_argument("--days", type=int, default=30, metavar="N", help="days, 2 or more (default: 30)")
-    each = add("rolling", "soak PART=rolling", rolling.__doc__, _rolling)
+    each = add(
+        "rolling",
+        "soak PART=rolling",
+        rolling.__doc__,
+        lambda given, at: rolling.RollingRestarts(given.restarts, given.drain_seconds, directory=at),
+    )
     each.add_argument("--restarts", type=int, default=100, metavar="N", help="restarts (default: 100)")
     each.add_argument(
         "--drain-seconds", type=float, default=10.0, metavar="S", help="the workers' limit (default: 10)"

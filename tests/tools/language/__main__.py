@@ -53,21 +53,12 @@ class Counts:
         self.wh += more.wh
 
 
-def dictionary() -> dict[str, str]:
-    """Return the words and phrases to avoid, with their replacements."""
-    lines = (HERE / "words.txt").read_text(encoding="utf-8").splitlines()
-    return dict(line.split(" -> ") for line in lines)
-
-
-def pattern_of(words: dict[str, str]) -> re.Pattern[str]:
-    """Return a pattern that matches any of the words, the longest first."""
-    longest_first = sorted(words, key=len, reverse=True)
-    joined = "|".join(re.escape(word).replace(r"\ ", r"\s+") for word in longest_first)
-    return re.compile(rf"(?<![\w-])(?:{joined})(?![\w-])", re.IGNORECASE)
-
-
-WORDS = dictionary()
-_PATTERN = pattern_of(WORDS)
+_LINES = (HERE / "words.txt").read_text(encoding="utf-8").splitlines()
+WORDS: dict[str, str] = dict(line.split(" -> ") for line in _LINES)
+"""The words and phrases to avoid, with their replacements."""
+_LONGEST_FIRST = sorted(WORDS, key=len, reverse=True)
+_ANY = "|".join(re.escape(word).replace(r"\ ", r"\s+") for word in _LONGEST_FIRST)
+_PATTERN = re.compile(rf"(?<![\w-])(?:{_ANY})(?![\w-])", re.IGNORECASE)
 
 
 def files(part: str) -> list[Path]:
@@ -115,12 +106,6 @@ def counted(part: str, listed: str | None = None) -> Counts:
     return counts
 
 
-def limits() -> dict[str, Counts]:
-    """Return the limits of each part."""
-    rows = (line.split() for line in LIMITS.read_text(encoding="utf-8").splitlines())
-    return {part: Counts(*map(int, counts)) for part, *counts in rows}
-
-
 def subject_problem(message: str) -> str:
     """Return the problem of a commit message's subject; empty if there is no problem."""
     subject = message.partition("\n")[0]
@@ -144,7 +129,8 @@ def main() -> int:
         print(problem, file=sys.stderr)
         return bool(problem)
     found = {part: counted(part, arguments.list) for part in PARTS}
-    known = limits()
+    limits = (line.split() for line in LIMITS.read_text(encoding="utf-8").splitlines())
+    known = {part: Counts(*map(int, counts)) for part, *counts in limits}
     if arguments.lower:
         lowered = {part: Counts(*map(min, astuple(known[part]), astuple(found[part]))) for part in PARTS}
         rows = (f"{part} {each.words} {each.clauses} {each.wh}\n" for part, each in lowered.items())

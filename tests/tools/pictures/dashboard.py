@@ -25,6 +25,7 @@ from helpers.browser import browser
 from helpers.certificates import Authority
 from helpers.manifests import CHART
 from helpers.ports import free_port
+from helpers.program import Threads
 from helpers.prometheus import RATE_INTERVAL, Prometheus
 from helpers.restartable import RestartableWorker
 from helpers.secured import tls_flags
@@ -60,22 +61,18 @@ class Load:
     def __init__(self, workers: list[RestartableWorker]) -> None:
         self._workers = workers
         self._began = time.monotonic()
-        self._ended = threading.Event()
-        self._threads = [
-            *(threading.Thread(target=self._read, args=(number,)) for number in range(3)),
-            *(threading.Thread(target=self._send, args=(number,)) for number in range(3)),
-            threading.Thread(target=self._read_slowly),
-            threading.Thread(target=self._come_and_go),
-        ]
+        self._threads = Threads()
+        self._ended = self._threads.stop
 
     def __enter__(self) -> None:
-        for each in self._threads:
-            each.start()
+        for number in range(3):
+            self._threads.start(self._read, number)
+            self._threads.start(self._send, number)
+        self._threads.start(self._read_slowly)
+        self._threads.start(self._come_and_go)
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for each in self._threads:
-            each.join()
+        self._threads.end()
 
     @property
     def seconds(self) -> float:
@@ -172,11 +169,9 @@ def scene(directory: Path) -> Iterator[tuple[Prometheus, list[RestartableWorker]
         assignment_file(directory, 1, shares)
         for each in workers:
             each.wait_ready()
-        ended = threading.Event()
-        stranger = threading.Thread(target=knock, args=(secured.address, ended))
-        stranger.start()
-        stack.callback(stranger.join)
-        stack.callback(ended.set)
+        stranger = Threads()
+        stranger.start(knock, secured.address, stranger.stop)
+        stack.callback(stranger.end)
         yield stack.enter_context(Prometheus([*shares, secured], directory)), workers
 
 

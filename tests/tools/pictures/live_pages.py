@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from helpers import eventually
 from helpers.browser import Browser, browser
+from helpers.program import Threads
 from helpers.slow_words import FILE_KEY, topology
 from helpers.viewer import web_viewer
 
@@ -57,7 +57,7 @@ def topology_with_a_slow_bolt(directory: Path) -> None:
 
 def workers_with_a_slow_task(directory: Path) -> None:
     """Draw two workers, in the dark theme; the consumer of one of twenty tasks never acknowledges."""
-    ended = threading.Event()
+    threads = Threads()
     with (
         WorkerProcesses(2, "default", flags=["--receive-queue-messages=1000"], drain_seconds=1) as workers,
         contextlib.ExitStack() as stack,
@@ -71,14 +71,14 @@ def workers_with_a_slow_task(directory: Path) -> None:
         ]
 
         def read(client: Client, tasks: list[int]) -> None:
-            while not ended.is_set():
+            while not threads.stop.is_set():
                 with contextlib.suppress(TimeoutError), client.recv(tasks, timeout=1) as batches:
                     for _ in batches:
-                        if ended.is_set():
+                        if threads.stop.is_set():
                             return
 
         def send() -> None:
-            while not ended.wait(0.01):
+            while not threads.stop.wait(0.01):
                 for task in range(20):
                     with contextlib.suppress(BufferFullError):
                         sender.send(
@@ -86,24 +86,16 @@ def workers_with_a_slow_task(directory: Path) -> None:
                         )
 
         asleep = stack.enter_context(consumers[2].recv([SLOW_TASK], timeout=30))
-        threads = [
-            threading.Thread(target=read, args=(consumers[0], [*range(10)])),
-            threading.Thread(
-                target=read, args=(consumers[1], [each for each in range(10, 20) if each != SLOW_TASK])
-            ),
-            threading.Thread(target=send),
-        ]
-        for each in threads:
-            each.start()
+        threads.start(read, consumers[0], [*range(10)])
+        threads.start(read, consumers[1], [each for each in range(10, 20) if each != SLOW_TASK])
+        threads.start(send)
         next(asleep)
         try:
             with browser(directory / "another") as tab, web_viewer(near.address) as link:
                 tab.dark()
                 take(tab, link, "live-page.png", f"task {SLOW_TASK} at worker-1")
         finally:
-            ended.set()
-            for each in threads:
-                each.join()
+            threads.end()
             with contextlib.suppress(FlushTimeoutError):
                 sender.close(0.1)
             for consumer in consumers:

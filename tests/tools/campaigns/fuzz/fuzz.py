@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -163,12 +162,9 @@ class Fuzz(Campaign):
     def report(self) -> Iterator[str]:
         """See Campaign."""
         for level, tally in self.tallies.items():
-            yield f"{level:8} {tally.counts.total():8,}: {_counts(tally.counts)}"
+            counts = ", ".join(f"{key} {count:,}" for key, count in tally.counts.most_common())
+            yield f"{level:8} {tally.counts.total():8,}: {counts}"
         yield f"well-behaved session: {sum(self.steady.produced.sent.values()):,} sent"
         quarters = ", ".join(f"{peak / MIB:.1f}" for peak in self._peaks(4))
         yield f"worker's memory, peak of each quarter: {quarters} MiB"
         yield f"worker's ledger: {self.ledger}"
-
-
-def _counts(counts: Counter[str]) -> str:
-    return ", ".join(f"{key} {count:,}" for key, count in counts.most_common())

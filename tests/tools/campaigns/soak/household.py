@@ -17,7 +17,7 @@ from campaigns.soak.lives import Ending, Errand, Household, Life, Told
 from helpers.streams import numbered_group
 from helpers.topology import TOPOLOGY
 
-from tuplewire import Client, TaskGroup, TaskMessageBatch, aio
+from tuplewire import Client, TaskMessageBatch, aio
 from tuplewire.errors import RefusedError, RefusedMessagesError, TuplewireError
 from tuplewire.session.ledger import DropReason
 from tuplewire.settings.config import AckMode
@@ -117,14 +117,13 @@ def _batches(life: Life) -> list[TaskMessageBatch]:
     step = -(-life.messages // _BATCHES)
     return [
         TaskMessageBatch.from_groups(
-            [_group(life, task, first, min(step, life.messages - first)) for task in life.tasks]
+            [
+                numbered_group(task, life.source, first, min(step, life.messages - first), life.size)
+                for task in life.tasks
+            ]
         )
         for first in range(0, life.messages, step)
     ]
-
-
-def _group(life: Life, task: int, first: int, count: int) -> TaskGroup:
-    return numbered_group(task, life.source, first, count, life.size)
 
 
 def _listen(client: Client, tasks: tuple[int, ...]) -> None:

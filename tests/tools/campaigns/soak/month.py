@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,16 +19,15 @@ from campaigns.campaign import Action, Campaign
 from campaigns.cluster import Cluster
 from campaigns.fuzz.attackers import FOREIGN, WIRE, Attacker, attackers
 from campaigns.soak.account import Account, Extent, Night
-from campaigns.soak.canary import canary
+from campaigns.soak.canary import canary, medians
 from campaigns.soak.certificates import Certificates
 from campaigns.soak.follower import follower
 from campaigns.soak.generations import MEASURED_TASK, ROAMING_TASK, STEADY_TASKS, Generation, moved, without
 from campaigns.soak.lives import Household, Scenery, draw_household
 from campaigns.soak.owed import Owed, live
-from campaigns.soak.summary import progress, table
 from campaigns.soak.vitals import Vitals, vitals_of
 from campaigns.steady import Steady, within
-from helpers.memory import rss
+from helpers.memory import MIB, rss
 from helpers.program import Program
 from helpers.secured import variables_of
 from helpers.streams import Load, Stream
@@ -52,6 +52,8 @@ _WAIT_SECONDS = 60.0
 _REST_SECONDS = 40.0
 _LONGER = 4
 """Factor for the number of measurements in the first and the last night."""
+_COLUMNS = "  night   time  worker    MiB  files  threads  series  sessions"
+_MEASURED = "    messages/s  a trip, ms  of peace: rate  speed"
 
 
 class Month(Campaign):
@@ -124,12 +126,35 @@ class Month(Campaign):
             self._live_generation(action.kind)
 
     def look(self) -> str:
-        """See Campaign."""
-        return progress(self)
+        """Return the programs so far, and the remaining time."""
+        extent, lived = self._extent, self.account.lived
+        done = lived["programs"] / (extent.days * extent.generations * extent.programs)
+        rest = _clock(self.seconds_so_far / done - self.seconds_so_far) if done else "?"
+        parts = [f"about {rest} to go", *(f"{number:,} {what}" for what, number in lived.items() if number)]
+        if self.account.nights:
+            memory = (f"{each.rss / MIB:.0f}" for each in self.account.nights[-1].vitals.values())
+            parts.append(f"workers {' and '.join(memory)} MiB")
+        return ", ".join(parts)
 
     def report(self) -> Iterator[str]:
         """See Campaign."""
-        yield from table(self)
+        account = self.account
+        yield f"lived in {_clock(self.seconds_so_far)}, SEED={self.seed}:"
+        for counts in (self.done, account.lived, account.programs):
+            yield from _rows(counts)
+        yield "refused, by answer:"
+        yield from _rows(account.attacks.counts)
+        yield _COLUMNS + (_MEASURED if self._extent.pairs else "")
+        for number, night in enumerate(account.nights, 1):
+            yield from _lines_of(number, night)
+        first, last = account.nights[0].memory, account.nights[-1].memory
+        yield from (
+            f"{name}: {first[name] / MIB:.1f} MiB, at last {last[name] / MIB:.1f} MiB" for name in first
+        )
+        yield from (
+            f"{what} of the canary is {ratio:.3f} of the first night's"
+            for what, ratio in account.ratios().items()
+        )
         for name, code, ledger in self._cluster.ledgers[-3:]:
             yield f"{name} has exited with code {code}: {ledger}"
 
@@ -271,3 +296,23 @@ class Month(Campaign):
     def _roaming(self) -> dict[Stream, int]:
         received: dict[Stream, int] = self._follower.ask("received")
         return {stream: count for stream, count in received.items() if stream[1] == ROAMING_TASK}
+
+
+def _lines_of(number: int, night: Night) -> Iterator[str]:
+    measured = ""
+    if night.pairs:
+        found = medians(night.pairs)
+        measured = f"{found.messages_per_second:14,.0f}{1e3 * found.trip_seconds:12.2f}"
+        measured += f"{found.rate:16.3f}{found.speed:7.3f}"
+    for name, vitals in night.vitals.items():
+        shown = f"{number:7}{_clock(night.seconds):>7}  {name:<6}{vitals.rss / MIB:7.1f}{vitals.files:7}"
+        yield f"{shown}{vitals.threads:9}{vitals.series.total():8}{vitals.connected:10}{measured}"
+        measured = ""
+
+
+def _rows(counts: Counter[str]) -> Iterator[str]:
+    yield from (f"  {number:>12,}  {what}" for what, number in counts.items())
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
