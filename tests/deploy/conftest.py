@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers.image import build_image, unpack
+from helpers.container import build_image, unpack
 from helpers.tools import ROOT
 
 

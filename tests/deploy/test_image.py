@@ -17,8 +17,7 @@ import grpc
 import pytest
 from helpers import eventually
 from helpers.admin import get
-from helpers.container import SOCKETS, Container, running
-from helpers.image import NAME_OF_AN_INDEX, build_image
+from helpers.container import NAME_OF_AN_INDEX, SOCKETS, Container, build_image, running
 from helpers.tools import ROOT, require_tool
 from helpers.topology import collect
 

@@ -1,4 +1,7 @@
-"""A container of an image, created as by Kubernetes: another user, a read-only root, no capabilities."""
+"""The worker's image, and a container of it, created as by Kubernetes.
+
+The container has another user, a read-only root and no capabilities.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import copy
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +18,12 @@ from types import MappingProxyType
 from typing import Any
 
 from helpers import eventually
-from helpers.tools import missing, require_tool
+from helpers.tools import ROOT, missing, require_tool
 
 SOCKETS = "/run/tuplewire"
 """The mount point of the volume that the worker shares with the executor."""
+NAME_OF_AN_INDEX = "index-of-this-machine.invalid"
+"""Used in pip's configuration during the build; it must not occur in the image."""
 _PRIVATE_CGROUPS = 'umount -R /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"'
 """crun does not support hosts with cgroups of both versions: it gets a view of version 2 alone."""
 
@@ -140,3 +146,27 @@ def _configured(
     ]
     made["linux"]["namespaces"] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
     return made
+
+
+def build_image(layout: Path) -> None:
+    """Build the image into an OCI layout. Earlier downloads are used again."""
+    require_namespaces()  # the build mounts, too
+    for tool in ("buildah", "skopeo", "mmdebstrap"):
+        require_tool(tool, f"Debian's {tool}")
+    trusted = f"{os.environ.get('PIP_TRUSTED_HOST', '')} {NAME_OF_AN_INDEX}"
+    built = subprocess.run(
+        [ROOT / "deploy" / "build-image.sh", "--out", layout],
+        env=os.environ | {"PYTHON": sys.executable, "PIP_TRUSTED_HOST": trusted},
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+
+
+def unpack(layout: Path, bundle: Path) -> None:
+    """Make a bundle of an image: its files in `rootfs`, and `config.json` for an OCI runtime."""
+    umoci = require_tool("umoci", "Debian's umoci")
+    command = [umoci, "unpack", "--image", f"{layout}:dev", str(bundle)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)

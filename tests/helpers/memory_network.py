@@ -16,7 +16,6 @@ from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import ClientStream, StreamBroken, StreamOpener
 from tuplewire.errors import TuplewireError, UnreachableError, refused
 from tuplewire.session.send_events import SendEvents
-from tuplewire.settings.config import SessionSettings
 from tuplewire_service.messaging.server_stream import ServerStream, code_of
 from tuplewire_service.messaging.streamed_transport import StreamedClient, StreamedContext, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -278,10 +277,3 @@ class NetworkContext(StreamedContext):
 
     def term(self) -> None:
         """See IContext. Does nothing: a drain or a kill has already closed everything."""
-
-
-def sender(
-    network: Network, address: str, identity: Identity, settings: SessionSettings, events: SendEvents
-) -> SendingEnd:
-    """Return a sending session to an address."""
-    return SendingEnd(address, identity, settings, network.thread, network.dial(address), events=events)

@@ -6,10 +6,12 @@ import struct
 from asyncio import Task
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
-from helpers.memory_network import HOST, Network, sender
+from helpers.memory_network import HOST, Network
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.reconnecting_stream import Identity
+from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.consume import Arrived
 from tuplewire.session.ledger import LedgerSnapshot, Settled
 from tuplewire.session.send_events import SendEvents
@@ -105,13 +107,12 @@ class Program:
         self.settled = dict.fromkeys(TASKS, 0)
         self.done: dict[int, set[int]] = {task: set() for task in TASKS}
         """Messages that consumers have acknowledged."""
-        session = SessionSettings(
-            **{name: getattr(SESSION, name) for name in SESSION.__slots__ if name != "ack_mode"},
-            ack_mode=mode,
-        )
+        session = replace(SESSION, ack_mode=mode)
         identity = Identity(TOPOLOGY, f"p{number}", 1)
         events = SendEvents(settled=self._settled)
-        self.sender = sender(network, address_of(self.worker), identity, session, events)
+        address = address_of(self.worker)
+        open_stream = network.dial(address)
+        self.sender = SendingEnd(address, identity, session, network.thread, open_stream, events=events)
         self.sender.start()
 
     def _settled(self, settled: Sequence[Settled]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from helpers.program import Threads
 from tuplewire import Client
 
 _DIGITS = 12
@@ -23,41 +23,31 @@ class RowCounter:
         self.times = bytearray(rows)
         self.count = 0
         self._row_bytes = row_bytes
-        self._errors: list[Exception] = []
-        self._stop = threading.Event()
+        self._threads = Threads()
 
     @contextmanager
     def reading(self, workers: Sequence[Any], tasks: Mapping[int, Sequence[int]]) -> Iterator[None]:
         """Read the messages to tasks of some workers during the block, and then the pending ones."""
-        threads = [
-            threading.Thread(target=self._read, args=(workers[index].address, tasks[index]))
-            for index in tasks
-        ]
-        for each in threads:
-            each.start()
+        for index in tasks:
+            self._threads.start(self._read, workers[index].address, tasks[index])
         try:
             yield
         finally:
-            self._stop.set()
-            for each in threads:
-                each.join()
-        assert not self._errors, self._errors
+            self._threads.end()
+        assert not self._threads.errors, self._threads.errors
 
     def _read(self, address: str, tasks: Sequence[int]) -> None:
-        try:
-            with (
-                Client(address, topology="spark") as client,
-                client.recv(tasks, timeout=_WAIT_SECONDS) as batches,
-            ):
-                over = False
-                while not over:
-                    over = self._stop.is_set()
-                    with suppress(TimeoutError):
-                        while True:
-                            self._add(next(batches).groups)
-                batches.acknowledge()
-        except Exception as error:  # noqa: BLE001 - checked at the end of reading()
-            self._errors.append(error)
+        with (
+            Client(address, topology="spark") as client,
+            client.recv(tasks, timeout=_WAIT_SECONDS) as batches,
+        ):
+            over = False
+            while not over:
+                over = self._threads.stop.is_set()
+                with suppress(TimeoutError):
+                    while True:
+                        self._add(next(batches).groups)
+            batches.acknowledge()
 
     def _add(self, groups: Sequence[Any]) -> None:
         for group in groups:

@@ -265,18 +265,16 @@ class RuntimeContract(Contract):
 
     @pytest.mark.parametrize("pause", [0.0, 0.05], ids=["busy", "pausing"])
     def test_it_is_over_when_all_is_processed(self, runtime: Runtime, notes: Notes, pause: float) -> None:
-        """finish() waits for every tuple, also if a spout pauses; the last tick follows all tuples."""
+        """finish() waits for every tuple, also if a spout pauses; the last tick follows all tuples.
+
+        A task receives the tuples of another task in order, and each tuple once.
+        """
         with runtime.run(passing(Numbers(notes, pause=pause), Pass(notes))) as running:
             assert running.finish() == [(COUNT, COUNT)]
             done = running.counts("pass")
             assert (done["executed"], done["emitted"]) == (COUNT, COUNT)
         assert sorted(notes.read("prepared")) == sorted(notes.read("cleaned"))
         assert notes.read("activations")[:1] == ["activate"]
-
-    def test_order_is_kept(self, runtime: Runtime, notes: Notes) -> None:
-        """A task receives the tuples of another task in order, and each tuple once."""
-        with runtime.run(passing(Numbers(notes), Pass(notes))) as running:
-            running.finish()
         check_order(notes)
 
     def test_last_ticks_come_in_the_order_of_the_graph(self, runtime: Runtime) -> None:

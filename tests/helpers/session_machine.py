@@ -7,6 +7,7 @@ from __future__ import annotations
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -33,7 +34,7 @@ from tuplewire.session.delivery import Delivery
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.send import SendWindow
 from tuplewire.session.shares import Share
-from tuplewire.settings.config import AckMode, Overflow, SessionSettings
+from tuplewire.settings.config import AckMode, Overflow
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, decode, encode_frame, groups_of
@@ -53,17 +54,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.processed_mode = processed
         self.drops_oldest = overflow is Overflow.DROP_OLDEST
         mode = AckMode.PROCESSED if processed else AckMode.QUEUED
-        self.window = SendWindow(
-            SessionSettings(
-                ack_mode=mode,
-                overflow=overflow,
-                max_pending_messages=SETTINGS.max_pending_messages,
-                max_pending_bytes=SETTINGS.max_pending_bytes,
-                max_pending_task_messages=SETTINGS.max_pending_task_messages,
-                max_message_bytes=SETTINGS.max_message_bytes,
-                max_frame_bytes=SETTINGS.max_frame_bytes,
-            )
-        )
+        self.window = SendWindow(replace(SETTINGS, ack_mode=mode, overflow=overflow))
         self.worker = Worker(1, window, processed=processed)
         self.consumer, self.other = Consumer(1), Consumer(2)
         self.consumers = 2

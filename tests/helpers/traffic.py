@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
+from helpers.program import Threads
 from helpers.topology import TOPOLOGY, Message, balances, messages_of, numbers
 from tuplewire import Client
 from tuplewire.errors import UnreachableError
@@ -43,22 +43,20 @@ class Feeder:
         self.sent = 0
         self._client = client
         self._task = task
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._threads = Threads()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._threads.stop.is_set():
             self._client.send(self._task, b"%d" % self.sent)
             self.sent += 1
-            self._stop.wait(0.0005)
+            self._threads.stop.wait(0.0005)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._threads.start(self._run)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        self._threads.end()
 
     def goes_on(self, messages: int = 100) -> None:
         """Wait until `messages` more are sent."""
@@ -73,11 +71,10 @@ class Reader:
         self.got: list[Message] = []
         self.redelivered: list[Message] = []
         self._subscription = subscription
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._threads = Threads()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._threads.stop.is_set():
             try:
                 batch = next(self._subscription)
             except (TimeoutError, UnreachableError):
@@ -88,12 +85,11 @@ class Reader:
             self.got += messages_of(batch)  # last: a thread that waits for it then reads the other attributes
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._threads.start(self._run)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        self._threads.end()
         self._subscription.acknowledge()
 
     def has(self, messages: int) -> None:
