@@ -81,11 +81,16 @@ CONTROL = r"\x1b\[[?0-9;]*[a-zA-Z]"
 ROWS = [("9E", "18,460", f"{EVIL} of 336,776"), ("AA", "32,729", "[bold]ten[/bold] :smile:")]
 
 
-def test_a_table_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines fit the width, names are wrapped instead of truncated, and no markup is interpreted."""
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> StringIO:
+    """Return a terminal of this width."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    terminal = _Terminal()
+    return _Terminal()
+
+
+def test_a_table_fits_a_terminal(terminal: StringIO) -> None:
+    """Lines fit the width, names are wrapped instead of truncated, and no markup is interpreted."""
     write_table(terminal, ("who", "flights", "which"), [*ROWS, ("x" * 100, "1", "2")])
     written = re.sub(CONTROL, "", terminal.getvalue())
     assert all(line.isprintable() and len(line) <= WIDTH for line in written.splitlines())
@@ -94,12 +99,10 @@ def test_a_table_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert written.count("x") == 100 + 2
 
 
-def test_long_lines_are_wrapped_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lines_are_wrapped_between_words(terminal: StringIO) -> None:
     """Long lines are wrapped on a terminal only."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(WIDTH))
     text = f"\nLedger of worker-0: accepted {'1' * 40} = acknowledged 1 (balances)\nnext\n"
-    terminal, plain = _Terminal(), StringIO()
+    plain = StringIO()
     write_text(terminal, text)
     write_text(plain, text)
     broken = text.replace("= acknowledged", "= \nacknowledged")
@@ -123,11 +126,8 @@ def test_a_plain_table(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_progress_has_its_end_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_has_its_end_in_sight(terminal: StringIO) -> None:
     """A terminal shows a percentage, a rate and the remaining time on a line that is erased afterwards."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(WIDTH))
-    terminal = _Terminal()
     with Progress(terminal) as progress:
         progress.stage(f"Counting the words of {EVIL} ...")
         for done in (0, 250, 500):
@@ -143,11 +143,8 @@ def test_progress_has_its_end_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.findall(CONTROL, terminal.getvalue())[-1] == "\x1b[2K"
 
 
-def test_messages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_counted(terminal: StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages are counted during sending and receiving if standard error is a terminal."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(WIDTH))
-    terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     assert list(counted(range(3), "messages", lambda _: None, drawn=False)) == [0, 1, 2]
     assert terminal.getvalue() == ""
@@ -172,13 +169,8 @@ def test_plain_progress() -> None:
 def test_a_topology_says_what_is_new(capsys: pytest.CaptureFixture[str]) -> None:
     """On Spark, a line is printed for each new generation, and otherwise occasionally."""
     line = ProgressLine("words", "tuplewire top --web 127.0.0.1:6700")
-    for progress in (
-        TopologyProgress(),
-        TopologyProgress(),
-        TopologyProgress(1, 2),
-        TopologyProgress(1, 2, 1000, 10),
-    ):
-        line(progress)
+    for counts in ((), (), (1, 2), (1, 2, 1000, 10)):
+        line(TopologyProgress(*counts))
     assert capsys.readouterr().err.splitlines() == [
         "topology words: watch it with tuplewire top --web 127.0.0.1:6700",
         "topology words: waiting for Spark to start the PySpark tasks",
