@@ -1,22 +1,15 @@
-"""The benchmark report: medians, ratios and verdicts. No test depends on a timing."""
+"""The benchmark reports: medians, ratios and verdicts. No test depends on a timing."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import kafka_rows
 import pytest
 from links import CHAIN, ECHO, RELAY, SENDS, ZMQ, Latencies, Trial
 from looked import Pair, Side, looked_lines
-from report import (
-    RATE,
-    ROWS,
-    Against,
-    Cell,
-    LatencyRow,
-    Row,
-    compared,
-    latency_lines,
-    table,
-    throughput_lines,
-)
+from maven import NotHereError, java, libraries
+from report import RATE, Against, Cell, LatencyRow, Row, compared, latency_lines, table, throughput_lines
 
 OURS, PEER = Cell(SENDS, 1), Cell(ZMQ, 1)
 ROW = Row("sends", "one by one", OURS, (Against(PEER, 0.5), Against(PEER)))
@@ -67,12 +60,6 @@ def test_each_percentile_stands_beside_each_peer() -> None:
     assert [line.verdict for line in lines] == ["missed", *[""] * 7]
 
 
-def test_what_users_try_first_stands_first() -> None:
-    """The table starts with unbatched single sends, compared with pyzmq."""
-    assert ROWS[0].name == "sends"
-    assert [against.cell.link for against in ROWS[0].against] == [ZMQ]
-
-
 def test_table_names_a_row_once() -> None:
     """A second peer's line omits the row's own figures."""
     rounds = [{OURS: _trial(100_000), PEER: _trial(200_000)}]
@@ -96,3 +83,63 @@ def test_the_live_page_is_compared_round_by_round() -> None:
         ("ms", 1.25, ""),
     ]
     assert lines[0].title == "two workers with few tasks, and a live page of them: as much as goes"
+
+
+# --- beside Kafka and Storm --------------------------------------------------------------------------------
+
+KAFKA = kafka_rows.Plan(tuple(kafka_rows.ROWS), tuple(kafka_rows.SIZES), 2, quick=False)
+
+
+def test_each_cell_is_measured_once_a_round() -> None:
+    """A write is compared with several peers, but measured once in each round."""
+    cells = KAFKA.cells()
+    assert len(cells) == len(set(cells)) == 18
+    assert [cell.peer for cell in cells if cell.verb == kafka_rows.LATENCY] == ["tuplewire", "kafka"]
+
+
+def test_lines_are_of_every_row_with_its_targets() -> None:
+    """Rates are compared per round, and query latencies by percentile."""
+    rounds = []
+    for slow in (1, 2):
+        rates = {cell: (300 if cell.peer == "tuplewire" else 100) // slow for cell in KAFKA.cells()}
+        times = {
+            cell: [float(number * slow) for number in range(100)]
+            for cell in KAFKA.cells()
+            if cell.verb == kafka_rows.LATENCY
+        }
+        rounds.append({**rates, **times})
+    found = list(kafka_rows.lines(KAFKA, 10_000, rounds))
+    judged = {line.row: (line.ratio, line.target, line.verdict) for line in found if line.target}
+    assert judged == {
+        "write/10000": (3.0, ">= 2.0", "met"),
+        "bulk/10000": (3.0, ">= 2.0", "met"),
+        "sink/10000": (3.0, ">= 0.9", "met"),
+        "read/10000": (3.0, ">= 1.5", "met"),
+        "stream/10000": (3.0, ">= 1.2", "met"),
+        "backlog/10000": (3.0, ">= 1.2", "met"),
+        "batches/10000": (3.0, ">= 1.2", "met"),
+        "latency/10000": (1.0, "<= 0.4", "missed"),
+    }
+    assert [line.title for line in found[-2:]] == [
+        "one message through a query, 10 KB: p50",
+        "one message through a query, 10 KB: p90",
+    ]
+    assert [line.value for line in found[-2:]] == [75.0, 135.0]
+
+
+def test_quick_is_a_tenth_of_the_rows() -> None:
+    """A quick run measures a tenth of the rows."""
+    quick = kafka_rows.Plan(("write",), (100,), 1, quick=True)
+    assert quick.amount(quick.cells()[0], 100) == kafka_rows.SIZES[100] // 10
+    assert [kafka_rows.name_of(size) for size in kafka_rows.SIZES] == ["10 B", "100 B", "10 KB"]
+
+
+def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Maven or Java, the error of a Java benchmark contains the installation instructions."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("maven.BUILD", tmp_path)
+    with pytest.raises(NotHereError, match=r"Maven \(mvn\) is not here: install it"):
+        libraries(tmp_path / "pom.xml")
+    with pytest.raises(NotHereError, match="install Java 17 or newer"):
+        java()

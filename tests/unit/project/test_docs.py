@@ -65,9 +65,7 @@ def test_every_entry_is_whole() -> None:
     assert "deselected" not in collected.stdout, "a test that is skipped shows nothing"
 
 
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
 DESIGN = ROOT / "docs" / "design"
-MOST_STEPS = 25
 LONGEST_LINE = 160
 MOST_WORDS = 25
 
@@ -83,15 +81,6 @@ def files(ending: str) -> list[Path]:
 
 
 DESIGN_PAGES = [page for page in sorted(DESIGN.glob("*.md")) if page.name != "README.md"]
-
-
-def test_walk() -> None:
-    """The steps of one message are few, numbered from 1, and each names an existing function."""
-    walk = re.findall(r"^\| (\d+) \| `([\w.]+)` \|", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert [int(number) for number, _ in walk] == list(range(1, len(walk) + 1))
-    assert 10 < len(walk) <= MOST_STEPS
-    for _, name in walk:
-        assert callable(find(name)), name
 
 
 def test_glossary_is_short() -> None:
@@ -118,18 +107,14 @@ def test_design_pages_that_code_names_are_there() -> None:
 
 
 @pytest.mark.parametrize("page", files(".md"), ids=lambda page: str(page.relative_to(ROOT)))
-def test_links(page: Path) -> None:
-    """Every link from a page to a file has an existing target."""
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-        assert "://" in target or (page.parent / target).exists(), target
-
-
-@pytest.mark.parametrize("page", files(".md"), ids=lambda page: str(page.relative_to(ROOT)))
-def test_tests_that_pages_name_are_there(page: Path) -> None:
-    """Every test file that a page names exists."""
-    for name in re.findall(r"`(tests/[\w/.]+)", page.read_text(encoding="utf-8")):
+def test_a_page(page: Path) -> None:
+    """Files that a page links to, and tests that it names, exist; no line is too long to read."""
+    text = page.read_text(encoding="utf-8")
+    assert [line for line in text.splitlines() if len(line) > LONGEST_LINE] == []
+    for name in re.findall(r"`(tests/[\w/.]+)", text):
         assert (ROOT / name).exists(), name
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        assert "://" in target or (page.parent / target).exists(), target
 
 
 def test_every_guarantee_has_its_tests() -> None:
@@ -142,10 +127,3 @@ def test_every_guarantee_has_its_tests() -> None:
     assert [number for number, _ in notes] == rows
     for number, note in notes:
         assert re.search(r"Tested\s+by\s+(`tests/|`make |the tests above|all of the above)", note), number
-
-
-@pytest.mark.parametrize("page", files(".md"), ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_line_is_too_long(page: Path) -> None:
-    """No line of a page is too long to read."""
-    lines = page.read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if len(line) > LONGEST_LINE] == []

@@ -6,62 +6,38 @@ import json
 import subprocess
 import sys
 
+import pytest
 
-def loaded_by(statement: str) -> set[str]:
-    """Return the modules that a fresh interpreter has loaded after a statement."""
+ROWS = """
+import tuplewire.spark.reader, tuplewire.spark.writer
+from tuplewire import TaskGroup, TaskMessageBatch
+from tuplewire.session.delivery import Delivery
+from tuplewire.spark.columns import read_batch
+groups = TaskGroup.of(1, [b'a', b'b']).accepted(5000), TaskGroup.of(1, [b'c'], 7)
+rows = read_batch([Delivery(1, groups[0]), Delivery(3, groups[1])], headers=True)
+assert len(TaskMessageBatch.from_arrow(rows['task'], rows['message'])) == 3
+"""
+"""Pandas is slow to load in Spark's new processes."""
+TUPLES = "from tuplewire_topology.serial.serializer import TupleSerializer; import tuplewire_topology"
+OPTIONAL = "opentelemetry pyspark_tuplewire pyspark zmq prometheus_client rich pyarrow numpy pandas"
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        pytest.param("import tuplewire", f"tuplewire_service {OPTIONAL}", id="clients"),
+        pytest.param("from tuplewire import TaskMessageBatch", "grpc google.protobuf", id="batches alone"),
+        pytest.param(TUPLES, "grpc google.protobuf numpy", id="topologies and tuples"),
+        pytest.param(
+            "import tuplewire_service.command.cli", "pyspark pyarrow pandas rich opentelemetry", id="command"
+        ),
+        # Spark imports the format in every planning process, and most of them send no messages.
+        pytest.param("import pyspark_tuplewire", "grpc pyarrow pandas", id="Spark's format"),
+        pytest.param(ROWS, "pandas", id="rows"),
+    ],
+)
+def test_import_is_light(statement: str, heavy: str) -> None:
+    """A fresh interpreter that runs the statement does not load these modules."""
     code = f"{statement}\nimport json, sys\nprint(json.dumps(list(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
-    return set(json.loads(run.stdout))
-
-
-def test_import_is_light() -> None:
-    """`import tuplewire` loads neither the service nor an optional package."""
-    heavy = {
-        "tuplewire_service",
-        "opentelemetry",
-        "pyspark_tuplewire",
-        "pyspark",
-        "zmq",
-        "prometheus_client",
-        "rich",
-        "pyarrow",
-        "numpy",
-        "pandas",
-    }
-    assert not heavy & loaded_by("import tuplewire")
-
-
-def test_topology_is_light() -> None:
-    """Topologies are defined, and tuples are decoded, without gRPC and numpy."""
-    assert not {"grpc", "google.protobuf", "numpy"} & loaded_by(
-        "from tuplewire_topology.serial.serializer import TupleSerializer\nimport tuplewire_topology"
-    )
-
-
-def test_command_is_light() -> None:
-    """The command loads packages for Spark and for terminal output only when it uses them."""
-    heavy = {"pyspark", "pyarrow", "pandas", "rich", "opentelemetry"}
-    assert not heavy & loaded_by("import tuplewire_service.command.cli")
-
-
-def test_finding_the_format_is_light() -> None:
-    """Spark imports the format in every planning process, and most of them send no messages."""
-    assert not {"grpc", "pyarrow", "pandas"} & loaded_by("import pyspark_tuplewire")
-
-
-def test_rows_need_no_pandas() -> None:
-    """Rows are read and written without pandas, which is slow to load in Spark's new processes."""
-    assert "pandas" not in loaded_by(
-        "import tuplewire.spark.reader, tuplewire.spark.writer\n"
-        "from tuplewire import TaskGroup, TaskMessageBatch\n"
-        "from tuplewire.session.delivery import Delivery\n"
-        "from tuplewire.spark.columns import read_batch\n"
-        "groups = TaskGroup.of(1, [b'a', b'b']).accepted(5000), TaskGroup.of(1, [b'c'], 7)\n"
-        "rows = read_batch([Delivery(1, groups[0]), Delivery(3, groups[1])], headers=True)\n"
-        "assert len(TaskMessageBatch.from_arrow(rows['task'], rows['message'])) == 3"
-    )
-
-
-def test_values_need_no_grpc() -> None:
-    """A program that only builds batches does not load gRPC."""
-    assert not {"grpc", "google.protobuf"} & loaded_by("from tuplewire import TaskMessageBatch")
+    assert not set(heavy.split()) & set(json.loads(run.stdout))

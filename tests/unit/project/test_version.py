@@ -14,6 +14,7 @@ PLACES = {
     "CHANGELOG.md": r"^## (\d\S+), unreleased$|^## (\d\S+), \d{4}-\d\d-\d\d$",
     "docs/how-to/deploy.md": r"docker://\S+/tuplewire:(\d\S+)",
     "deploy/build-image.sh": r"docker://\S+/tuplewire:(\d\S+)",
+    "deploy/helm/tuplewire/Chart.yaml": r"^(?:appVersion|version): \"?([^\s\"]+)",
     "deploy/manifests.yaml": r"image: \"registry.example.com/tuplewire:(\S+)\"",
     "deploy/prometheus/rules_test.yml": r"tuplewire_build_info\{.*?version=\"([^\"]+)\"",
 }
