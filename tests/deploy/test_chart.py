@@ -17,7 +17,19 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.manifests import CHART, Manifest, chart, container, executor, helm, selects, the, variables
+from helpers.manifests import (
+    CHART,
+    PROFILES,
+    Manifest,
+    chart,
+    cluster,
+    container,
+    executor,
+    helm,
+    selects,
+    the,
+    variables,
+)
 from helpers.pod_checks import check_pod
 from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT, missing
@@ -28,16 +40,19 @@ from tuplewire_service.config.worker_config import WorkerConfig
 
 CLUSTER = ("membership.enabled=true", "autoscaling.kind=keda", "program.reference=a.b:c", "program.conf.x=1")
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "default": (),
     "plain": ("secure=false", "networkPolicy.enabled=false"),
     "program": ("program.reference=a.b:c",),
     "cluster": CLUSTER,
     "cluster-plain": (*CLUSTER, "secure=false"),
     "hpa": ("membership.enabled=true", "autoscaling.kind=hpa"),
-    "monitoring": ("monitoring.enabled=true",),
 }
 
-every_choice = pytest.mark.parametrize("choice", CHOICES)
+every_choice = pytest.mark.parametrize("choice", [*PROFILES, *CHOICES])
+
+
+def chosen(choice: str) -> tuple[Manifest, ...]:
+    """Return the manifests of a profile or of a choice."""
+    return cluster(choice) if choice in PROFILES else chart(*CHOICES[choice])
 
 
 def workers(*settings: str) -> Manifest:
@@ -55,17 +70,25 @@ def test_the_linter_has_nothing_to_say() -> None:
 @every_choice
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_schemas_are_kept(choice: str, version: str) -> None:
-    """Every object matches its schema, in old and new versions of Kubernetes and for operators' kinds."""
-    for manifest in chart(*CHOICES[choice]):
+    """Every object and template matches its schema, in old and new Kubernetes and for operators' kinds."""
+    objects = chosen(choice)
+    templates = (
+        yaml.safe_load(text)
+        for each in objects
+        if each["metadata"]["name"].endswith("-template")
+        for text in each["data"].values()
+    )
+    for manifest in (*objects, *templates):
         validate(manifest, version)
 
 
 @every_choice
 def test_objects_are_different_and_pods_whole(choice: str) -> None:
-    """No two objects share a kind and a name, and every volume of a pod exists."""
-    objects = chart(*CHOICES[choice])
+    """No two objects share a kind and a name, none is a Secret, and every volume of a pod exists."""
+    objects = chosen(choice)
     names = [(each["kind"], each["metadata"]["name"]) for each in objects]
     assert len(names) == len(set(names))
+    assert "Secret" not in dict(names)
     maps = {name for kind, name in names if kind == "ConfigMap"}
     for each in objects:
         if each["kind"] in {"StatefulSet", "Deployment"}:
@@ -77,14 +100,6 @@ def test_objects_are_different_and_pods_whole(choice: str) -> None:
                 if "configMap" in volume
             }
             assert named <= maps
-
-
-def test_the_version_is_the_packages() -> None:
-    """The chart and the image have the version of the code."""
-    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    code = (ROOT / "clients" / "tuplewire" / "__init__.py").read_text()
-    assert f'__version__ = "{about["appVersion"]}"' in code
-    assert about["version"] == about["appVersion"]
 
 
 def test_settings_that_are_read_at_the_start_roll() -> None:

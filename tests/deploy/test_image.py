@@ -1,28 +1,34 @@
-"""The image: its Dockerfile, its contents, and running it with minimal rights."""
+"""The image: its Dockerfile, its contents, and its container, also as the template's sidecar."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 import pytest
 from helpers import eventually
 from helpers.admin import get
+from helpers.certificates import Authority
 from helpers.container import NAME_OF_AN_INDEX, SOCKETS, Container, build_image, running
+from helpers.manifests import Manifest, cluster, container, executor, the
 from helpers.tools import ROOT, require_tool
 from helpers.topology import collect
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.identity.credentials import Credentials
 from tuplewire.wire import health_pb2
 from tuplewire.wire.health_pb2_grpc import HealthStub
 from tuplewire_service.control.control_messages import assignment_to_wire
@@ -32,6 +38,24 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MESSAGES = 1000
+OVERLAY = "mtls"
+WORKER, GROUP = 186, 185
+PROGRAM = f"""
+import os, socket, sys
+os.chdir(sys.argv[1])
+os.setgroups([{GROUP}])
+os.setgid(65534)
+os.setuid(185)
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect("worker.sock")
+    print("connected")
+try:
+    os.kill(int(sys.argv[2]), 0)
+except PermissionError:
+    print("no signals")
+"""
+"""Code in the executor's container: user 185 in any group, and also in the pod's group."""
+GIVEN = {"POD_NAME": "a-pod", "POD_IP": "127.0.0.1"}
 
 
 @dataclass
@@ -58,28 +82,36 @@ class Worker:
 
 
 @contextmanager
+def listening(
+    bundle: Path,
+    directory: Path,
+    *arguments: str,
+    user: tuple[int, int],
+    volumes: Mapping[str, Path] = MappingProxyType({}),
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Worker]:
+    """Run the image as a pod does, on free ports, until it listens."""
+    arguments += ("--admin=127.0.0.1:0", f"--address-file={SOCKETS}/addresses.json")
+    with running(bundle, directory, *arguments, user=user, volumes=volumes, environment=environment) as here:
+        written = here.shared / "addresses.json"
+        eventually(lambda: written.exists() or here.process.poll() is not None, 60, "addresses written")
+        assert here.process.poll() is None, here.log
+        bound = json.loads(written.read_text(encoding="utf-8"))
+        yield Worker(here, bound["address"], bound["metrics_url"])
+
+
+@contextmanager
 def worker(
     bundle: Path, directory: Path, *flags: str, user: tuple[int, int] = (185, 185)
 ) -> Iterator[Worker]:
-    """Run the image as a pod does, on free ports, with an active assignment."""
-    with running(
-        bundle,
-        directory,
-        "worker",
+    """Run the image with an active assignment."""
+    own = (
         "--worker-id=a",
         "--listen=127.0.0.1:0",
-        "--admin=127.0.0.1:0",
         f"--listen-unix={SOCKETS}/worker.sock",
-        f"--address-file={SOCKETS}/addresses.json",
         "--log-format=json",
-        *flags,
-        user=user,
-    ) as container:
-        written = container.shared / "addresses.json"
-        eventually(lambda: written.exists() or container.process.poll() is not None, 60, "addresses written")
-        assert container.process.poll() is None, container.log
-        bound = json.loads(written.read_text(encoding="utf-8"))
-        started = Worker(container, bound["address"], bound["metrics_url"])
+    )
+    with listening(bundle, directory, "worker", *own, *flags, user=user) as started:
         assignment = Assignment(1, "default", (AssignedWorker("a", started.address, (0,)),))
         with ControlClient(started.address, timeout=30) as control:
             control.update_assignment(assignment_to_wire(assignment))
@@ -175,8 +207,11 @@ def test_everything_is_for_reading(bundle: Path) -> None:
         assert path.is_symlink() or not status.st_mode & 0o022, path
 
 
-def test_it_runs_with_next_to_no_rights(bundle: Path, tmp_path: Path) -> None:
-    """It runs as user 185 without capabilities or a way to gain them; only the volume is writable."""
+def test_it_serves_with_next_to_no_rights(bundle: Path, tmp_path: Path) -> None:
+    """It runs as user 185 without capabilities or a way to gain them; only the volume is writable.
+
+    It answers a pod's probes and Prometheus, and gRPC health checks over TCP and the Unix socket.
+    """
     with worker(bundle, tmp_path) as started:
         status = started.container.status
         assert set(status["Uid"].split()) == set(status["Gid"].split()) == {"185"}
@@ -184,11 +219,6 @@ def test_it_runs_with_next_to_no_rights(bundle: Path, tmp_path: Path) -> None:
         assert status["NoNewPrivs"] == "1"
         writable = {point for point, options in started.container.mounts.items() if "rw" in options}
         assert [point for point in writable if not point.startswith(("/proc", "/dev"))] == [SOCKETS]
-
-
-def test_probes_metrics_and_health(bundle: Path, tmp_path: Path) -> None:
-    """It answers a pod's probes and Prometheus, and gRPC health checks over TCP and the Unix socket."""
-    with worker(bundle, tmp_path) as started:
         assert (started.get("/livez"), started.get("/readyz")) == ("live\n", "ready\n")
         assert "tuplewire_accepted_messages_total" in started.get("/metrics")
         for address in (started.address, started.unix_address):
@@ -222,3 +252,73 @@ def test_any_user_will_do(bundle: Path, tmp_path: Path) -> None:
     with worker(bundle, tmp_path, user=(1_000_650_000, 0)) as started:
         assert started.get("/livez") == "live\n"
         assert started.stop() == 0
+
+
+# --- as the template's sidecar ----------------------------------------------------------------------------
+
+
+def _volumes(pod: Manifest, folder: Path) -> dict[str, Path]:
+    """Create the worker's mounts; as in Kubernetes, secrets belong to root and the pod's group."""
+    pod_group = pod["spec"]["securityContext"]["fsGroup"]
+    config = folder / "config"
+    config.mkdir()
+    (config / "worker.toml").write_text(
+        the(cluster(OVERLAY), "ConfigMap", "tuplewire-config")["data"]["worker.toml"], encoding="utf-8"
+    )
+    tls = Authority().issue("worker.tuplewire").write(folder / "tls")
+    token = folder / "token"
+    token.mkdir()
+    (token / "token").write_text("programs 0123456789abcdef0123456789abcdef", encoding="utf-8")
+    rules = folder / "rules"
+    rules.mkdir()
+    for name, text in the(cluster(OVERLAY), "ConfigMap", "tuplewire-permissions")["data"].items():
+        (rules / name).write_text(text, encoding="utf-8")
+    made = {
+        "tuplewire-config": config,
+        "tuplewire-permissions": rules,
+        "tuplewire-tls": tls,
+        "tuplewire-worker-tokens": token,
+    }
+    for volume in pod["spec"]["volumes"]:
+        if "secret" in volume and volume["name"] in made:
+            for path in made[volume["name"]].rglob("*"):
+                if not path.is_symlink():
+                    os.chown(path, 0, pod_group)
+                    path.chmod(0o2750 if path.is_dir() else volume["secret"]["defaultMode"])
+    return {
+        mount["mountPath"]: made[mount["name"]] / mount.get("subPath", "")
+        for mount in container(pod)["volumeMounts"]
+        if mount["name"] in made
+    }
+
+
+@contextmanager
+def _sidecar(bundle: Path, folder: Path, volumes: dict[str, Path]) -> Iterator[Worker]:
+    one = container(executor(OVERLAY))
+    user = (one["securityContext"]["runAsUser"], one["securityContext"]["runAsGroup"])
+    arguments = [re.sub(r"\$\((\w+)\)", lambda found: GIVEN[found[1]], text) for text in one["args"]]
+    arguments.append("--listen=0.0.0.0:0")
+    try:
+        with listening(bundle, folder, *arguments, user=user, volumes=volumes, environment=GIVEN) as started:
+            yield started
+    finally:
+        # The runtime created these folders in the image's root, which other tests inspect.
+        shutil.rmtree(bundle / "rootfs" / "etc" / "tuplewire", ignore_errors=True)
+
+
+def test_the_image_runs_as_the_template_says(bundle: Path, tmp_path: Path) -> None:
+    """As a separate user, it reads its group's secrets, serves, answers its probe, and drains."""
+    volumes = _volumes(executor(OVERLAY), tmp_path)
+    token = volumes["/etc/tuplewire/token"] / "token"
+    with _sidecar(bundle, tmp_path, volumes) as started:
+        sidecar = started.container
+        started.get(container(executor(OVERLAY))["startupProbe"]["httpGet"]["path"])
+        socket = sidecar.shared / "worker.sock"
+        with ControlClient(started.unix_address, credentials=Credentials(token_file=str(token))) as control:
+            assert control.status().worker_id == "a-pod"
+        assert oct(socket.stat().st_mode & 0o777) == "0o660"
+        assert (socket.stat().st_uid, socket.stat().st_gid) == (WORKER, GROUP)
+        program = [sys.executable, "-c", PROGRAM, str(sidecar.shared), str(sidecar.pid)]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout, done.returncode) == ("connected\nno signals\n", 0), done.stderr
+        assert started.stop() == 0, sidecar.log

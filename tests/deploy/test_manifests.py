@@ -26,7 +26,6 @@ from helpers.manifests import (
     variables,
 )
 from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
-from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT
 from helpers.worker_process import environment_without_ours
 
@@ -69,26 +68,6 @@ def config_of(profile: str, kind: str) -> Mapping[str, Any]:
         )
     assert done.returncode == 0, done.stderr
     return tomllib.loads(done.stdout)
-
-
-@every_profile
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_schemas_are_kept(profile: str, version: str) -> None:
-    """Every object matches its schema, without unknown fields, in old and new versions of Kubernetes.
-
-    test_rules.py checks the operator's kinds, which are not part of Kubernetes.
-    """
-    for manifest in (*cluster(profile), executor(profile)):
-        if not manifest["apiVersion"].startswith("monitoring.coreos.com/"):
-            validate(manifest, version)
-
-
-@every_profile
-def test_objects_are_different(profile: str) -> None:
-    """No two objects share a kind and a name, and no object is a Secret."""
-    names = [(each["kind"], each["metadata"]["name"]) for each in cluster(profile)]
-    assert len(names) == len(set(names))
-    assert "Secret" not in dict(names)
 
 
 @every_pod

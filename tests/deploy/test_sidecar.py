@@ -180,12 +180,6 @@ def test_executors_reach_each_other(pods: Pods) -> None:
     assert received.stdout.strip() == "[b'from the other executor']", received.stderr
 
 
-def test_an_executor_reaches_the_worker_of_another(pods: Pods) -> None:
-    """Like Spark's readers: over TCP, at the pod's address, with the executor's own certificate."""
-    done = pods.near.run(STATUS.replace("()", f"({pods.far.address!r})", 1))
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("profile", [SECURE], indirect=True, scope="module")
 def test_an_executor_may_not_control(pods: Pods) -> None:
     """The executor's token does not let user code drain a worker or reassign tasks, locally or remotely."""

@@ -47,15 +47,18 @@ def sized_for(profile: str, kind: str) -> tuple[int, int, int]:
     return local, remote, sessions
 
 
+def limit_of(profile: str, kind: str = "executor") -> int:
+    """Return a pod's memory limit in bytes."""
+    return int(quantity(container(pods(profile)[kind])["resources"]["limits"]["memory"]))
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("kind", ["worker", "executor"])
 def test_the_limit_is_what_the_settings_come_to(profile: str, kind: str) -> None:
     """The formula of docs/how-to/tune.md, with the profile's own settings, gives the pod's limit."""
     local, remote, sessions = sized_for(profile, kind)
-    limit = quantity(container(pods(profile)[kind])["resources"]["limits"]["memory"])
-    assert limit == memory_bytes(
-        bounds(profile), local_tasks=local, remote_tasks=remote, sessions=sessions
-    ), limit / MIB
+    expected = memory_bytes(bounds(profile), local_tasks=local, remote_tasks=remote, sessions=sessions)
+    assert limit_of(profile, kind) == expected
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -73,10 +76,8 @@ def test_the_assignment_fits_the_size(profile: str, tmp_path: Path) -> None:
 def test_the_page_shows_this_arithmetic(profile: str) -> None:
     """docs/how-to/tune.md lists both sizes of the chart's values, with the limit."""
     local, remote, sessions = sized_for(profile, "executor")
-    config = bounds(profile)
-    limit = memory_bytes(config, local_tasks=local, remote_tasks=remote, sessions=sessions)
-    task = f"{task_bytes(config, sessions) / MIB:.1f}"
-    row = f"| {local} + {remote} | {sessions} | {task} MiB | {limit // MIB} MiB |"
+    task = f"{task_bytes(bounds(profile), sessions) / MIB:.1f}"
+    row = f"| {local} + {remote} | {sessions} | {task} MiB | {limit_of(profile) // MIB} MiB |"
     page = (ROOT / "docs" / "how-to" / "tune.md").read_text(encoding="utf-8")
     assert any(line.endswith(row) and profile in line for line in page.splitlines()), row
 
@@ -86,7 +87,6 @@ def test_a_full_worker_stays_below_its_limit() -> None:
     """Without a consumer, senders fill the worker one after another: its memory stays below the limit."""
     local, remote, sessions = sized_for("dev", "executor")
     config = bounds("dev")
-    limit = memory_bytes(config, local_tasks=local, remote_tasks=remote, sessions=sessions)
     flags = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in BOUNDS]
     with WorkerProcesses(2, "default", drain_seconds=0.5, flags=flags) as workers, ExitStack() as senders:
         workers.assign({0: range(local), 1: range(local, local + remote)})
@@ -101,7 +101,7 @@ def test_a_full_worker_stays_below_its_limit() -> None:
             _is_full(worker)
             taken.append(rss(worker.process_id))
         assert SIZE * ledger(worker).pending > (local + remote) * config.receive_queue_bytes
-        assert max(taken) < limit
+        assert max(taken) < limit_of("dev")
 
 
 def _sender(worker: Endpoint, config: WorkerConfig) -> Client:

@@ -1,4 +1,8 @@
-"""The pod that Spark builds from our template: Spark's pod builder requests it from a stub of the API."""
+"""The pods that Spark builds from our templates, requested from a stub of the Kubernetes API.
+
+Spark's pod builder requests an executor, and the real spark-submit a driver, in cluster mode. A whole
+program runs without a cluster, too: the containers of its executor's pod are processes.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +13,64 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 import yaml
 from helpers import eventually
 from helpers.kubernetes_api import KubernetesApi, kubernetes_api
 from helpers.manifests import PROFILES, Manifest, cluster, container, executor, selects, the, variables
-from helpers.pod_checks import check_pod, check_restricted, check_sidecar
+from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
+from helpers.pod_here import SPARK, PodHere, pod_here
 from helpers.schemas import VERSIONS, validate
+from helpers.topology import collect
 
+from tuplewire import Client
+from tuplewire.identity.credentials import Credentials
 from tuplewire.spark import kubernetes
+from tuplewire_demos.java import find_java, wrapped_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-DRIVER = Path(__file__).with_name("spark_pod_driver.py")
+PROGRAM = Path(__file__).with_name("spark_pod_driver.py")
+SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+SUBMITTED = "mtls"
+"""The profile of the submitted program."""
+DRIVER = "spark-kubernetes-driver"
+IMAGE = "apache/spark:4.3.0"
 POD_SECONDS = 200.0
-SPARK = "spark-kubernetes-executor"
+JOB = Path(__file__).with_name("spark_job_driver.py")
+MESSAGES = 100
+_SECONDS = 120.0
 
 
-def _ask_for_executor(api: KubernetesApi, template: Path) -> Manifest:
-    """Run a driver until it has requested an executor; return the pod."""
-    settings = {
+def _template(folder: Path, profile: str, role: str) -> Path:
+    path = folder / f"{role}-template.yaml"
+    path.write_text(yaml.safe_dump(executor(profile, role)), encoding="utf-8")
+    return path
+
+
+def _settings(api: KubernetesApi, template: Path) -> dict[str, str]:
+    """Return the settings of a driver outside the cluster, with one executor."""
+    return {
         **kubernetes.settings(template),
         "spark.master": api.master,
-        "spark.kubernetes.container.image": "apache/spark:4.3.0",
+        "spark.kubernetes.container.image": IMAGE,
         "spark.kubernetes.executor.enableApiWatcher": "false",
         "spark.executor.instances": "1",
-        "spark.scheduler.minRegisteredResourcesRatio": "0",
-        "spark.decommission.enabled": "true",
     }
-    asked = len(api.of_kind("Pod"))
-    driver = subprocess.Popen(
-        [sys.executable, DRIVER, json.dumps(settings)],
-        stdin=subprocess.PIPE,
-        env={**os.environ, "KUBECONFIG": os.devnull},
-    )
-    try:
-        eventually(lambda: len(api.of_kind("Pod")) > asked or driver.poll() is not None, POD_SECONDS, "a pod")
-        assert driver.poll() is None, "the driver has ended; its error is above"
-    finally:
-        driver.communicate(timeout=60)
-    return api.of_kind("Pod")[asked]
+
+
+def _check(pod: Manifest, program: str) -> None:
+    """Check that Kubernetes accepts a pod, that its worker starts first, and that it has few rights."""
+    check_pod(pod)
+    check_sidecar(pod)
+    for name in ("tuplewire", program):
+        check_restricted(pod, name)
+    for version in VERSIONS:
+        validate(pod, version)
+
+
+# --- an executor ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=PROFILES)
@@ -59,35 +81,38 @@ def profile(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def pod(profile: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manifest]:
+def pod(profile: str, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """Return the executor's pod that Spark requests, with the template of the profile."""
-    template = tmp_path_factory.mktemp(profile) / "executor-template.yaml"
-    template.write_text(yaml.safe_dump(executor(profile)), encoding="utf-8")
+    template = _template(tmp_path_factory.mktemp(profile), profile, "executor")
     with kubernetes_api() as api:
-        yield _ask_for_executor(api, template)
+        settings = {
+            **_settings(api, template),
+            "spark.scheduler.minRegisteredResourcesRatio": "0",
+            "spark.decommission.enabled": "true",
+        }
+        driver = subprocess.Popen(
+            [sys.executable, PROGRAM, json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "KUBECONFIG": os.devnull},
+        )
+        try:
+            eventually(lambda: api.of_kind("Pod") or driver.poll() is not None, POD_SECONDS, "a pod")
+            assert driver.poll() is None, "the driver has ended; its error is above"
+        finally:
+            driver.communicate(timeout=60)
+        return api.of_kind("Pod")[0]
 
 
-def test_it_keeps_the_schemas(pod: Manifest) -> None:
-    """The merged pod is valid, without unknown fields, in old and new versions of Kubernetes."""
-    for version in VERSIONS:
-        validate(pod, version)
-
-
-def test_it_is_whole(pod: Manifest) -> None:
-    """Spark's additions leave mounts, names, resources and probes valid."""
-    check_pod(pod)
-
-
-def test_the_worker_comes_first(profile: str, pod: Manifest) -> None:
-    """The sidecar is the same as in the template, and starts before all other containers."""
-    check_sidecar(pod)
+def test_the_executors_pod_is_one(profile: str, pod: Manifest) -> None:
+    """Spark's additions leave the pod valid and restricted, and the sidecar as in the template."""
+    _check(pod, SPARK)
     assert container(pod) == container(executor(profile))
 
 
 def test_the_executor_is_sparks(profile: str, pod: Manifest) -> None:
     """Its image, command and resources come from Spark; address, mounts and rights from the template."""
     merged, ours = container(pod, SPARK), container(executor(profile), SPARK)
-    assert merged["image"] == "apache/spark:4.3.0"
+    assert merged["image"] == IMAGE
     assert merged["args"] == ["executor"]
     assert merged["resources"]["limits"]["memory"]
     assert variables(merged).items() >= variables(ours).items()
@@ -96,21 +121,11 @@ def test_the_executor_is_sparks(profile: str, pod: Manifest) -> None:
     assert merged["securityContext"] == ours["securityContext"]
 
 
-def test_nobody_has_more_rights_than_needed(pod: Manifest) -> None:
-    """Both containers satisfy the `restricted` standard, with separate users."""
-    check_restricted(pod, "tuplewire")
-    check_restricted(pod, SPARK)
-
-
-def test_the_grace_period_is_ours(pod: Manifest) -> None:
-    """The grace period follows the settings, not Spark's default of 30 seconds for every template."""
+def test_the_end_of_an_executor(pod: Manifest) -> None:
+    """The grace period follows our settings, not Spark's default; Spark's hook is on its own container."""
     assert pod["spec"]["terminationGracePeriodSeconds"] == 45
-
-
-def test_only_the_executor_is_decommissioned(pod: Manifest) -> None:
-    """Spark's hook is on its own container; the worker drains at SIGTERM."""
     assert "preStop" in container(pod, SPARK)["lifecycle"]
-    assert "lifecycle" not in container(pod)
+    assert "lifecycle" not in container(pod), "the worker drains at SIGTERM"
 
 
 def test_the_network_policy_takes_it(profile: str, pod: Manifest) -> None:
@@ -121,3 +136,167 @@ def test_the_network_policy_takes_it(profile: str, pod: Manifest) -> None:
     ports = {port["name"]: port["containerPort"] for port in container(pod, SPARK)["ports"]}
     (blocks,) = [rule for rule in spec["ingress"] if rule["ports"][0]["port"] == ports["blockmanager"]]
     assert any(selects(peer["podSelector"], labels) for peer in blocks["from"])
+
+
+# --- a submitted program ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesApi]:
+    """Submit a program with our settings, and return the API with the requested objects."""
+    folder = tmp_path_factory.mktemp("submit")
+    template, drivers = (_template(folder, SUBMITTED, role) for role in ("executor", "driver"))
+    with kubernetes_api() as api:
+        settings = {
+            **kubernetes.settings(template, driver_template=drivers),
+            "spark.kubernetes.container.image": IMAGE,
+            "spark.kubernetes.submission.waitAppCompletion": "false",
+        }
+        flags = ["--master", api.master, "--deploy-mode", "cluster", "--name", "tuplewire"]
+        flags += [f"--conf={name}={value}" for name, value in settings.items()]
+        environment = {
+            **os.environ,
+            "JAVA_HOME": str(wrapped_home(find_java(), folder / "java")),
+            "KUBECONFIG": os.devnull,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        done = subprocess.run(
+            [SUBMIT, *flags, "local:///opt/program.py"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        yield api
+
+
+@pytest.fixture
+def driver(submitted: KubernetesApi) -> Manifest:
+    """Return the driver's pod."""
+    (pod,) = submitted.of_kind("Pod")
+    return pod
+
+
+def test_the_drivers_pod_is_one(driver: Manifest) -> None:
+    """It is valid and restricted, its worker starts first, and it has the worker's address and ports."""
+    _check(driver, DRIVER)
+    assert variables(container(driver, DRIVER))["TUPLEWIRE_ADDRESS"] == "unix:///run/tuplewire/worker.sock"
+    ports = {each["containerPort"] for each in container(driver, DRIVER)["ports"]}
+    assert ports >= {kubernetes.DRIVER_PORT, kubernetes.BLOCK_MANAGER_PORT}
+
+
+def test_the_driver_shows_who_it_is(driver: Manifest) -> None:
+    """The driver's credentials are files of mounted Secrets: a program's, not a worker's."""
+    one = container(driver, DRIVER)
+    credentials = Credentials.from_environment(variables(one))
+    assert credentials.tls_worker_names == ("worker.tuplewire",)
+    volumes = [each for each in driver["spec"]["volumes"] if "secret" in each]
+    secrets = {each["name"]: each["secret"]["secretName"] for each in volumes}
+    found = {}
+    for path in (*map(str, credentials.files), str(credentials.token_file)):
+        mount = mounted(one, path)
+        assert mount, path
+        found[path] = secrets[mount["name"]]
+    assert set(found.values()) == {"tuplewire-client-tls", "tuplewire-driver-token"}
+    assert found[str(credentials.token_file)] == "tuplewire-driver-token"
+
+
+def test_the_template_travels(submitted: KubernetesApi) -> None:
+    """The driver gets the unchanged template, and creates its executors from it."""
+    (travels,) = [each for each in submitted.of_kind("ConfigMap") if "podspec-configmap-key" in each["data"]]
+    assert yaml.safe_load(travels["data"]["podspec-configmap-key"]) == executor(SUBMITTED)
+
+
+def test_sparks_own_policy_leaves_ours_room(submitted: KubernetesApi, driver: Manifest) -> None:
+    """Spark admits only a program's own pods to executors; our policy also admits workers and Prometheus."""
+    (sparks,) = submitted.of_kind("NetworkPolicy")
+    of_driver = driver["metadata"]["labels"]
+    labels = {
+        **executor(SUBMITTED)["metadata"]["labels"],
+        "spark-role": "executor",
+        "spark-app-selector": of_driver["spark-app-selector"],
+    }
+    # Policies are additive, so neither one restricts the other.
+    assert selects(sparks["spec"]["podSelector"], labels)
+    ours = the(cluster(SUBMITTED), "NetworkPolicy", "tuplewire")["spec"]
+    assert selects(ours["podSelector"], labels)
+    (peer,) = sparks["spec"]["ingress"][0]["from"]
+    assert not selects(peer["podSelector"], {"app.kubernetes.io/name": "prometheus"})
+    assert any(
+        selects(each["podSelector"], of_driver)
+        for rule in ours["ingress"]
+        for each in rule["from"]
+        if rule["ports"][0]["port"] == 6700
+    )
+
+
+# --- a whole program --------------------------------------------------------------------------------------
+
+
+def _executor_command(pod: Manifest) -> list[str | Path]:
+    """Return the command of the entry point in Spark's image. Source: Spark's `entrypoint.sh`, `executor`."""
+    given = variables(container(pod, SPARK))
+    options = [value for name, value in sorted(given.items()) if name.startswith("SPARK_JAVA_OPT_")]
+    return [
+        find_java().home / "bin" / "java",
+        *options,
+        "-Xmx512m",
+        "-cp",
+        f"{Path(pyspark.__file__).parent}/jars/*",
+        "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
+        *("--driver-url", given["SPARK_DRIVER_URL"]),
+        *("--executor-id", given["SPARK_EXECUTOR_ID"]),
+        *("--cores", given["SPARK_EXECUTOR_CORES"]),
+        *("--app-id", given["SPARK_APPLICATION_ID"]),
+        *("--hostname", "127.0.0.1"),
+        *("--resourceProfileId", given["SPARK_RESOURCE_PROFILE_ID"]),
+        *("--podName", pod["metadata"]["name"]),
+    ]
+
+
+@pytest.mark.slow
+def test_executors_send_through_the_worker_beside_them(tmp_path: Path) -> None:
+    """The driver finds the worker at the executor's address, and the executor by the template alone."""
+    template = _template(tmp_path, "dev", "executor")
+    config = the(cluster("dev"), "ConfigMap", "tuplewire-config")["data"]["worker.toml"]
+    port_file = tmp_path / "port"
+    with kubernetes_api() as api:
+        settings = {**_settings(api, template), "spark.executor.memory": "512m"}
+        driver = subprocess.Popen(
+            [sys.executable, JOB, json.dumps(settings), port_file],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "KUBECONFIG": os.devnull, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        try:
+            eventually(lambda: api.of_kind("Pod") or driver.poll() is not None, _SECONDS, "a pod")
+            (pod,) = api.of_kind("Pod")
+            with pod_here(pod, pod["metadata"]["name"], tmp_path / "pod", config, {}) as here:
+                _write_whole(port_file, here.address.rpartition(":")[2])
+                with here.running(*_executor_command(pod)):
+                    said, _ = driver.communicate(timeout=_SECONDS)
+                assert driver.returncode == 0, here.log
+                _check_messages(here, json.loads(said))
+                assert here.end() == 0, here.log
+        finally:
+            driver.kill()
+            driver.wait(60)
+
+
+def _check_messages(here: PodHere, seen: list[tuple[str, int]]) -> None:
+    """Check that all messages were sent through the pod's socket, acknowledged, and delivered."""
+    one = container(here.pod, SPARK)
+    socket = here.local(one, variables(one)["TUPLEWIRE_ADDRESS"])
+    assert {address for address, _ in seen} == {socket}
+    assert sum(acknowledged for _, acknowledged in seen) == MESSAGES
+    with Client(socket) as client:
+        received = collect(client.recv([1], timeout=30), MESSAGES)
+    assert sorted(int(payload) for _, payload in received) == list(range(MESSAGES))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that appears only when it is complete."""
+    aside = path.with_suffix(".new")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)

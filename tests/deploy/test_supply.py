@@ -24,6 +24,7 @@ import tuplewire
 
 DEPLOY = ROOT / "deploy"
 LOCKS = ("requirements.lock", "build-requirements.lock")
+RELEASE = "deploy/release-image.sh"
 PERMISSIVE = {"Apache-2.0", "MIT", "BSD-2-Clause", "BSD-3-Clause", "PSF-2.0", "ISC", "MPL-2.0"}
 """Licences that allow redistribution next to our own."""
 
@@ -98,10 +99,16 @@ def stub(folder: Path, program: str, text: str) -> Path:
     return folder / "said"
 
 
-def run_with_stubs(script: Path, stubs: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script that finds these programs first."""
-    environment = os.environ | {"PATH": f"{stubs}{os.pathsep}{os.environ['PATH']}", "PYTHON": sys.executable}
-    return subprocess.run([script], env=environment, capture_output=True, text=True, check=False, timeout=60)
+def run(script: Path, *arguments: str, stubs: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a script, which finds the programs in the folder `stubs` first."""
+    path = [str(stubs)] if stubs else []
+    environment = os.environ | {
+        "PATH": os.pathsep.join([*path, os.environ["PATH"]]),
+        "PYTHON": sys.executable,
+    }
+    return subprocess.run(
+        [script, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 def test_the_base_is_the_same_for_all(tmp_path: Path) -> None:
@@ -113,7 +120,7 @@ def test_the_base_is_the_same_for_all(tmp_path: Path) -> None:
     folder = clone(tmp_path / "source", base)
     said = stub(tmp_path, "skopeo", "")
     stub(tmp_path, "buildah", "exit 1")
-    assert run_with_stubs(folder / "deploy" / "build-image.sh", tmp_path).returncode == 1
+    assert run(folder / "deploy" / "build-image.sh", stubs=tmp_path).returncode == 1
     inspected, pulled = said.read_text(encoding="utf-8").splitlines()
     asked = f"{found[1]}@{found[2]}"
     assert inspected.startswith("skopeo inspect")
@@ -127,10 +134,10 @@ def test_the_digest_is_the_registrys(tmp_path: Path) -> None:
     script, dockerfile = folder / "deploy" / "pin-base.sh", folder / "deploy" / "Dockerfile"
     before = dockerfile.read_text(encoding="utf-8")
     stub(tmp_path, "skopeo", "exit 1")
-    failed = run_with_stubs(script, tmp_path)
+    failed = run(script, stubs=tmp_path)
     assert (failed.returncode, dockerfile.read_text(encoding="utf-8")) == (1, before)
     said = stub(tmp_path, "skopeo", "printf manifest")
-    assert run_with_stubs(script, tmp_path).returncode == 0
+    assert run(script, stubs=tmp_path).returncode == 0
     assert said.read_text().endswith("skopeo inspect --raw docker://r.example/python:3.11-slim\n")
     digest = hashlib.sha256(b"manifest").hexdigest()
     assert f"\nARG BASE=r.example/python:3.11-slim@sha256:{digest}\n" in dockerfile.read_text(
@@ -217,31 +224,18 @@ def test_a_base_with_a_python_of_its_own(tmp_path: Path) -> None:
     header.parent.mkdir(parents=True)
     header.write_text('/* text */\n#define PY_VERSION              "3.11.14"\n')
     (tmp_path / "index.json").write_text('{"manifests": [{"digest": "sha256:0"}]}')
-    words = {
-        "layout": tmp_path,
-        "out": tmp_path,
-        "base": f"r/b@sha256:{'1' * 64}",
-        "revision": "r",
-        "version": "1",
-    }
+    base = f"r/b@sha256:{'1' * 64}"
+    flags = (f"--layout={tmp_path}", f"--out={tmp_path}", f"--base={base}", "--revision=r", "--version=1")
     if find_spec("cyclonedx") is None:
         missing("cyclonedx-python-lib is missing; make deploy-check installs it")
-    subprocess.run(
-        [
-            sys.executable,
-            DEPLOY / "image_facts.py",
-            tmp_path / "root",
-            *(f"--{key}={word}" for key, word in words.items()),
-        ],
-        check=True,
-        timeout=60,
-    )
+    command = [sys.executable, DEPLOY / "image_facts.py", tmp_path / "root", *flags]
+    subprocess.run(command, check=True, timeout=60)
     (python,) = json.loads((tmp_path / "bom.cdx.json").read_text())["components"]
     assert (python["name"], python["version"]) == ("python", "3.11.14")
     assert "| python | 3.11.14 | PSF-2.0 |" in (tmp_path / "licences.md").read_text()
     statement = json.loads((tmp_path / "provenance.json").read_text())
-    base = statement["predicate"]["buildDefinition"]["resolvedDependencies"][1]
-    assert base == {"uri": words["base"], "digest": {"sha256": "1" * 64}}
+    found = statement["predicate"]["buildDefinition"]["resolvedDependencies"][1]
+    assert found == {"uri": base, "digest": {"sha256": "1" * 64}}
 
 
 # --- the release --------------------------------------------------------------------------------------------
@@ -254,7 +248,7 @@ def test_the_workflow_runs_the_script() -> None:
     assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML's `on`
     assert workflow["permissions"]["id-token"] == "write"
     steps = workflow["jobs"]["image"]["steps"]
-    assert "deploy/release-image.sh" in steps[-1]["run"]
+    assert RELEASE in steps[-1]["run"]
     # The signing tools are pinned: the actions by their commits, the programs by their versions.
     assert all(re.search(r"@[0-9a-f]{40}$", each["uses"]) for each in steps if "uses" in each)
     asked = " ".join(each.get("run", "") for each in steps)
@@ -280,29 +274,22 @@ def clone(folder: Path, base: str) -> Path:
     return folder
 
 
-def release(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the script there."""
-    command = [str(folder / "deploy" / "release-image.sh"), *arguments]
-    environment = os.environ | {"PYTHON": sys.executable}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
-
-
 def test_a_release_refuses_what_cannot_be_made_again(tmp_path: Path) -> None:
     """A base by tag, uncommitted changes, and a commit without the version's tag are reported."""
     plain = clone(tmp_path / "plain", "docker.io/library/python:3.11-slim")
-    assert "has no digest: run deploy/pin-base.sh" in release(plain, "r.example/t").stderr
+    assert "has no digest: run deploy/pin-base.sh" in run(plain / RELEASE, "r.example/t").stderr
     pinned = clone(tmp_path / "pinned", f"docker.io/library/python:3.11-slim@sha256:{'0' * 64}")
-    assert "has no tag v" in release(pinned, "r.example/t").stderr
+    assert "has no tag v" in run(pinned / RELEASE, "r.example/t").stderr
     (pinned / "deploy" / "Dockerfile").write_text("ARG BASE=x@sha256:y\n")
-    assert "changes that are not committed" in release(pinned, "r.example/t").stderr
-    assert release(pinned).returncode == 1
+    assert "changes that are not committed" in run(pinned / RELEASE, "r.example/t").stderr
+    assert run(pinned / RELEASE).returncode == 1
 
 
 def test_a_release_builds_for_both_machines_and_signs(tmp_path: Path) -> None:
     """A dry run prints a build for amd64 and arm64, signatures for image and chart, and statements."""
     folder = clone(tmp_path / "ready", f"docker.io/library/python:3.11-slim@sha256:{'0' * 64}")
     subprocess.run(["git", "tag", f"v{tuplewire.__version__}"], cwd=folder, check=True)
-    done = release(folder, "r.example/team/tuplewire", "--dry-run")
+    done = run(folder / RELEASE, "r.example/team/tuplewire", "--dry-run")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     (build,) = (line for line in lines if line.startswith("docker buildx build"))
