@@ -16,7 +16,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from helpers.terminals import on_terminal
 from helpers.worker_process import Running, assignment_for
 
 from tuplewire.connection.control_client import ControlClient
@@ -24,8 +23,6 @@ from tuplewire_service.testing import eventually
 
 MARK = "MARK_OF_A_TEST"
 SECONDS = 60.0
-LEFT_SCREEN = b"\x1b[?1049l"
-"""The escape sequence with which a program restores the terminal's previous screen."""
 DELAYS = [0.0, 0.02, 0.05, 0.1, 0.2, 0.4]
 new_interpreter = pytest.mark.usefixtures("no_fork_server")
 """For tests that depend on the imports, or on a mark in /proc/PID/environ."""
@@ -214,21 +211,6 @@ def test_while_it_reads_what_to_send(worker: Running) -> None:
             assert process.wait(SECONDS) == 130
             assert process.stderr is not None
             assert process.stderr.read() == b"tuplewire send: interrupted\n"
-
-
-def test_the_live_view_ends_by_ctrl_c(worker: Running) -> None:
-    """The terminal is restored, with one line on it."""
-    with ControlClient(worker.address) as control:
-        control.update_assignment(assignment_for(worker))
-    command = [sys.executable, "-m", "tuplewire", "top", worker.address, "--interval=0.1"]
-    with on_terminal(command, {**os.environ, "TERM": "xterm-256color"}) as shown:
-        eventually(lambda: b"\nworkers" in shown.seen(), SECONDS)
-        shown.process.send_signal(signal.SIGINT)
-        eventually(shown.ended, SECONDS)
-        assert shown.process.returncode == 130
-        _, _, after = shown.seen().rpartition(LEFT_SCREEN)
-        assert after.count(b"tuplewire top: interrupted\r\n") == after.count(b"\n") == 1
-        assert shown.as_before()
 
 
 @new_interpreter

@@ -1,4 +1,4 @@
-"""The live page of `tuplewire top --web`: on this machine only, with the credentials of its user."""
+"""The live page of `tuplewire top --web`: who may see it, and how it names a slow task or bolt."""
 
 from __future__ import annotations
 
@@ -6,30 +6,39 @@ import contextlib
 import http.client
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
 from helpers import eventually
-from helpers.browser import browser
+from helpers.browser import Browser, browser
 from helpers.certificates import Authority
-from helpers.program import Threads
 from helpers.secured import files_of, tls_flags, token_files, variables_of
+from helpers.slow_words import FILE_KEY, topology
 from helpers.traffic import deliver
 from helpers.viewer import page_data, web_viewer
 from helpers.worker_process import run_command
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import BindError, BufferFullError, FlushTimeoutError
+from tuplewire.errors import BindError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.command.viewer.live_page import PAGE, LivePage
 from tuplewire_service.command.viewer.rates import WorkerSample
+from tuplewire_topology.clusters.cluster import DistributedCluster
 
 SLOW_TASK = 3
+SECONDS = 60.0
+"""Seconds that a new user may need."""
+
+
+def until(tab: Browser, expression: str, what: str) -> None:
+    """Wait until an expression is true in the page."""
+    eventually(lambda: tab.value(expression), SECONDS, f"{what}; {tab.complaints}")
 
 
 class Answer(NamedTuple):
@@ -50,32 +59,14 @@ def asked(link: str, path: str, method: str = "GET", **headers: str) -> Answer:
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Endpoint]:
+def worker(blocked: Any) -> Iterator[Endpoint]:
     """Run a worker with a sender, and with a consumer that never acknowledges messages."""
     flags = ["--receive-queue-messages=100"]
     with WorkerProcesses(1, "default", flags=flags, drain_seconds=1) as workers:
         workers.assign({0: range(10)})
         at = workers.endpoints[0]
-        with (
-            Client(at.address, client_id="sends") as sender,
-            Client(at.address, client_id="sleeps") as consumer,
-            consumer.recv([SLOW_TASK], timeout=30) as batches,
-        ):
-            threads = Threads()
-
-            def send() -> None:
-                while not threads.stop.is_set():
-                    with contextlib.suppress(BufferFullError):
-                        sender.send(SLOW_TASK, b"x", timeout=0.1)
-
-            threads.start(send)
-            try:
-                next(batches)
-                yield at
-            finally:
-                threads.end()
-                with contextlib.suppress(FlushTimeoutError):
-                    sender.close(0.1)
+        with blocked(at.address, at.address, SLOW_TASK):
+            yield at
 
 
 @pytest.fixture(scope="module")
@@ -209,25 +200,6 @@ def test_it_shows_what_its_user_may_see(tmp_path: Path) -> None:
             assert seen("one") == {"token one"}
 
 
-def test_the_whole_cluster_is_told() -> None:
-    """The page of any worker shows all workers of the assignment, including one that does not answer."""
-    flags = ["--receive-queue-messages=100"]
-    with WorkerProcesses(2, "default", flags=flags, drain_seconds=0.1) as workers:
-        workers.assign({0: range(5), 1: range(5, 10)})
-        near, far = workers.endpoints
-        with Client(near.address, client_id="sends") as client:
-            deliver(client, 7, b"x")
-            with web_viewer(near.address) as one, web_viewer(far.address) as two:
-                for found, other in ((one, "worker-1"), (two, "worker-0")):
-                    told = page_data(found)
-                    assert told["workers"][1]["worker"] == other
-                    assert told["counts"]["tasks"] == len(told["tasks"]) == 10
-                    assert {"sends", "worker-0"} <= {each["sender"] for each in told["senders"]}
-                with ControlClient(far.address) as control:
-                    control.drain(0.1)
-                eventually(lambda: page_data(one)["workers"][1]["state"] == "no answer", 60, "one is gone")
-
-
 def test_ten_thousand_tasks_stay_quick(tmp_path: Path) -> None:
     """A browser gets the most relevant of 10,000 tasks, and the number of all."""
     with WorkerProcesses(1, "default", drain_seconds=0.1) as workers:
@@ -245,9 +217,7 @@ def test_ten_thousand_tasks_stay_quick(tmp_path: Path) -> None:
             assert told["tasks"][0]["task"] == 9_999
             with browser(tmp_path) as tab:
                 tab.open(link)
-                eventually(
-                    lambda: tab.value("by('count').textContent.includes('200 of 10,000')"), 60, "the rows"
-                )
+                until(tab, "by('count').textContent.includes('200 of 10,000')", "the rows")
                 assert tab.value("document.querySelectorAll('*').length") < 5000
                 assert tab.complaints == []
 
@@ -257,14 +227,15 @@ def test_a_browser_shows_the_culprit(link: str, tmp_path: Path) -> None:
     eventually(lambda: page_data(link)["blocking"], 60, "somebody blocks")
     with browser(tmp_path) as tab:
         tab.open(link)
-
-        def until(expression: str, what: str) -> None:
-            eventually(lambda: tab.value(expression), 60, f"{what}; {tab.complaints}")
-
         sentence = f"task {SLOW_TASK} at worker-0 holds up senders at worker-0"
-        until(f"document.querySelector('#blocking').innerText.includes('{sentence}')", "the culprit is named")
+        until(
+            tab,
+            f"document.querySelector('#blocking').innerText.includes('{sentence}')",
+            "the culprit is named",
+        )
         first = "document.querySelector('#body tr')"
         until(
+            tab,
             f"{first}.cells[0].innerText === '{SLOW_TASK}' && {first}.className === 'held'",
             "its row is first",
         )
@@ -272,10 +243,10 @@ def test_a_browser_shows_the_culprit(link: str, tmp_path: Path) -> None:
             "getComputedStyle(document.querySelector('#blocking p')).color",
             "document.querySelector('#worker-worker-0 .box')",
         )
-        until(f"getComputedStyle({first}.cells[0]).color === {red}", "its row is red")
-        until(f"getComputedStyle({box}).stroke === {red}", "the worker is red")
+        until(tab, f"getComputedStyle({first}.cells[0]).color === {red}", "its row is red")
+        until(tab, f"getComputedStyle({box}).stroke === {red}", "the worker is red")
         square = f"document.querySelector('[aria-label=\"task {SLOW_TASK}, holds others up\"]')"
-        until(f"getComputedStyle({square}).fill === {red}", "its square is red")
+        until(tab, f"getComputedStyle({square}).fill === {red}", "its square is red")
         captions = "[...document.querySelectorAll('#lines figcaption')]"
         assert tab.value(f"{captions}.map(each => each.firstChild.textContent)") == [
             "Accepted",
@@ -289,19 +260,101 @@ def test_a_browser_shows_the_culprit(link: str, tmp_path: Path) -> None:
         ledger = "/^Accepted [0-9,]+ = acknowledged 0 [+] dropped 0 [+] pending/"
         assert tab.value(f"{ledger}.test(by('ledger').innerText)")
         tab.value(f"{first}.click()")
-        until("document.querySelector('#detail').innerText.includes('sleeps')", "the task by itself")
+        until(tab, "document.querySelector('#detail').innerText.includes('sleeps')", "the task by itself")
         tab.value(f"{box}.parentNode.onclick()")
-        until("by('detailtitle').innerText === 'worker worker-0'", "the worker by itself")
+        until(tab, "by('detailtitle').innerText === 'worker worker-0'", "the worker by itself")
         tab.value("document.querySelector('#tab-consumers').click()")
-        until(f"{first}.cells[0].innerText === 'sleeps'", "the consumers")
+        until(tab, f"{first}.cells[0].innerText === 'sleeps'", "the consumers")
         tab.value(f"{first}.click()")
-        until("by('detailtitle').innerText === 'consumer sleeps'", "a consumer by itself")
+        until(tab, "by('detailtitle').innerText === 'consumer sleeps'", "a consumer by itself")
         tab.value("document.querySelector('#tab-senders').click()")
-        until(f"{first}.cells[0].innerText === 'sends'", "the senders")
+        until(tab, f"{first}.cells[0].innerText === 'sends'", "the senders")
         tab.value(f"{first}.click()")
-        until("by('detailtitle').innerText === 'sender sends'", "a program by itself")
+        until(tab, "by('detailtitle').innerText === 'sender sends'", "a program by itself")
         tab.value("const f = document.querySelector('#filter'); f.value = 'nobody'; f.oninput()")
-        until("document.querySelectorAll('#body tr').length === 0", "the filter")
+        until(tab, "document.querySelectorAll('#body tr').length === 0", "the filter")
         tab.resize(390, 800)
-        until("document.documentElement.scrollWidth <= 390", "it fits a phone")
+        until(tab, "document.documentElement.scrollWidth <= 390", "it fits a phone")
+        assert tab.complaints == []
+
+
+BOX = "getComputedStyle(document.querySelector('#component-{} .box')).stroke"
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    """Return the file that makes the bolt slow."""
+    return tmp_path / "slow"
+
+
+@pytest.fixture
+def urls(slow: Path) -> Iterator[list[str]]:
+    """Run the topology in two processes with a viewer of each, and yield the links to the pages."""
+    conf = {
+        FILE_KEY: str(slow),
+        "topology.workers": 2,
+        "topology.acker.executors": 0,
+        "topology.executor.receive.buffer.size": 64,
+        "tuplewire.worker.receive_queue_messages": 64,
+    }
+    with DistributedCluster() as cluster, ExitStack() as viewers:
+        running = cluster.submit("words", conf, topology())
+        yield [viewers.enter_context(web_viewer(each)) for each in running.addresses]
+        slow.unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+def test_a_stranger_finds_the_slow_bolt(urls: list[str], slow: Path, tmp_path: Path) -> None:
+    """The page names the slow bolt and the blocked component, and shows the bolt in red until it recovers."""
+    for url in urls:
+        shown = {each["component"] for each in page_data(url)["components"]}
+        assert shown == {"lines", "split", "count", "store"}
+    with browser(tmp_path / "profile") as tab:
+        tab.open(urls[0])
+        until(tab, "by('map').querySelectorAll('[id^=component-]').length === 4", "the topology is drawn")
+        until(tab, f"{BOX.format('count')} === {BOX.format('split')}", "nobody is slow yet")
+        widths = "last.edges.map(e => width(e.rate))"
+        until(tab, f"last.edges.every(e => e.rate > 0) && new Set({widths}).size > 1", "tuples flow")
+        drawn = "[...by('map').querySelectorAll('path')].map(each => +each.getAttribute('stroke-width'))"
+        assert tab.value(f"String({drawn}) === String({widths})")  # widths of the edges by rate
+        slow.touch()
+        until(tab, "by('blocking').innerText.includes('bolt count is slow')", "the culprit is named")
+        until(tab, "by('blocking').innerText.includes('holds up split')", "and whom it holds up")
+        red = tab.value("getComputedStyle(by('blocking').firstChild).color")
+        until(tab, f"{BOX.format('count')} === '{red}'", "the culprit is red")
+        until(tab, f"{BOX.format('store')} !== '{red}'", "who comes after it is not, once its queue is done")
+        assert tab.value("by('news').textContent.includes('bolt count is slow')")  # for a screen reader
+        slow.unlink()
+        until(tab, f"{BOX.format('count')} !== '{red}' && !by('blocking').innerText", "all is well")
+        assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_the_page_works_for_everybody(urls: list[str], tmp_path: Path) -> None:
+    """The page works by keyboard, on a phone and in dark mode, and all controls have names."""
+    with browser(tmp_path / "profile") as tab:
+        tab.resize(390, 800)
+        tab.open(urls[1])
+        until(tab, "by('map').querySelectorAll('[id^=component-]').length === 4", "the topology is drawn")
+        assert tab.value("document.documentElement.scrollWidth") <= 390
+        press = "dispatchEvent(new KeyboardEvent('keydown', {{key: '{}', bubbles: true}}))"
+        tab.value("by('component-split').focus()")
+        tab.value(f"by('component-split').{press.format('Enter')}")
+        assert tab.value("document.activeElement.innerText") == "component split"
+        until(tab, "by('trail').querySelectorAll('figure').length === 2", "its time lines")
+        tab.value(f"document.activeElement.{press.format('Escape')}")
+        assert tab.value("by('detail').hidden")
+        assert tab.value("document.activeElement.id") == "component-split"
+        tab.value("window.seen = last; by('component-split').focus()")
+        until(tab, "window.seen !== last", "it is drawn anew")
+        assert tab.value("document.activeElement.id") == "component-split"  # the focus is unchanged
+        nameless = (
+            "[...document.querySelectorAll('[role=button], [role=img], button, input')].filter(each => "
+            "!each.ariaLabel && !each.textContent.trim() && !each.closest('label')).map(each => each.id)"
+        )
+        assert tab.value(nameless) == []
+        ground = "getComputedStyle(document.body).backgroundColor"
+        light = tab.value(ground)
+        tab.dark()
+        assert tab.value(ground) != light
         assert tab.complaints == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
@@ -11,18 +10,17 @@ from typing import Any, NamedTuple
 
 import pytest
 from helpers import eventually
-from helpers.program import Threads
 from helpers.terminals import on_terminal
 from helpers.worker_process import COMMAND, environment_without_ours, run_command
 
-from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import BufferFullError, FlushTimeoutError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.command.viewer.cluster_poller import ClusterPoller
 from tuplewire_service.command.viewer.cluster_rows import cluster_rows
 
 SLOW_TASK = 12
+LEFT_SCREEN = b"\x1b[?1049l"
+"""The escape sequence with which a program restores the terminal's previous screen."""
 
 
 class Cluster(NamedTuple):
@@ -33,32 +31,14 @@ class Cluster(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(blocked: Any) -> Iterator[Cluster]:
     """Run the cluster with a sender, and with a consumer that never acknowledges messages."""
     flags = ["--receive-queue-messages=100", "--drain-seconds=1"]
     with WorkerProcesses(2, "default", flags=flags) as workers:
         workers.assign({0: range(10), 1: range(10, 20)})
         near, far = workers.endpoints
-        with (
-            Client(near.address, client_id="sends") as sender,
-            Client(far.address, client_id="sleeps") as consumer,
-            contextlib.ExitStack() as stack,
-        ):
-            threads = Threads()
-
-            def send() -> None:
-                while not threads.stop.is_set():
-                    with contextlib.suppress(BufferFullError):
-                        sender.send(SLOW_TASK, b"x", timeout=0.1)
-
-            batches = stack.enter_context(consumer.recv([SLOW_TASK], timeout=30))
-            threads.start(send)
-            stack.callback(threads.end)
-            next(batches)
+        with blocked(near.address, far.address, SLOW_TASK):
             yield Cluster(near, far)
-            threads.end()
-            with contextlib.suppress(FlushTimeoutError):
-                sender.close(0.1)
 
 
 def looked(address: str) -> dict[str, Any]:
@@ -147,11 +127,14 @@ def test_without_a_terminal_it_says_what_to_do() -> None:
 
 
 def test_a_terminal_gets_the_live_view(cluster: Cluster) -> None:
-    """The live view draws the filtered rows that fit; Ctrl-C ends it and restores the terminal."""
+    """The live view draws the filtered rows that fit; Ctrl-C restores the terminal, and prints one line."""
     command = [*COMMAND, "top", cluster.near.address, "--interval=0.2", "--filter=worker-1"]
     with on_terminal(command, {**environment_without_ours(), "TERM": "xterm-256color"}) as shown:
         eventually(lambda: shown.seen().count(b"holds up senders") > 1, 60, "the culprit is drawn again")
         eventually(lambda: re.search(rb"\n%d +worker-1 " % SLOW_TASK, shown.seen()) is not None, 60)
         shown.process.send_signal(signal.SIGINT)
         eventually(shown.ended, 60, "it ends")
+        assert shown.process.returncode == 130
+        after = shown.seen().rpartition(LEFT_SCREEN)[2]
+        assert after.count(b"tuplewire top: interrupted\r\n") == after.count(b"\n") == 1
         assert shown.as_before()
