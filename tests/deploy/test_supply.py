@@ -228,7 +228,7 @@ def test_a_base_with_a_python_of_its_own(tmp_path: Path) -> None:
     flags = (f"--layout={tmp_path}", f"--out={tmp_path}", f"--base={base}", "--revision=r", "--version=1")
     if find_spec("cyclonedx") is None:
         missing("cyclonedx-python-lib is missing; make deploy-check installs it")
-    command = [sys.executable, DEPLOY / "image_facts.py", tmp_path / "root", *flags]
+    command = [sys.executable, f"{DEPLOY}/image_facts.py", f"{tmp_path}/root", *flags]
     subprocess.run(command, check=True, timeout=60)
     (python,) = json.loads((tmp_path / "bom.cdx.json").read_text())["components"]
     assert (python["name"], python["version"]) == ("python", "3.11.14")

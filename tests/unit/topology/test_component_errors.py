@@ -27,7 +27,7 @@ from tuplewire_topology import (
     Tuple,
 )
 from tuplewire_topology.authoring.component import TaskError
-from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.clusters.local_worker import LocalWorker
 from tuplewire_topology.running.timer import SystemTimer
 
 SECONDS = 30.0
@@ -117,7 +117,7 @@ class To(CustomStreamGrouping):
         return []
 
 
-def worker_of(raises: Raises) -> ExecutorWorker:
+def worker_of(raises: Raises) -> LocalWorker:
     """Return a worker with a spout, a grouping and a bolt; its policy skips tuples on an Exception."""
     builder = TopologyBuilder()
     builder.set_spout("spout", One(raises))
@@ -220,7 +220,7 @@ def run(spout: Spout, bolt: BasicBolt | None = None) -> None:
     builder.set_spout("spout", spout)
     if bolt is not None:
         builder.set_bolt("bolt", bolt).shuffle_grouping("spout")
-    worker = ExecutorWorker(builder.create_topology(), conf=STRICT)
+    worker = local_worker(builder.create_topology(), STRICT)
     try:
         worker.start()
         worker.switch(active=True)
