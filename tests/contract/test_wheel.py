@@ -35,7 +35,7 @@ def test_every_module(names: set[str]) -> None:
 
 
 def test_every_proto(names: set[str]) -> None:
-    """The wheel contains the wire contract, for users who generate their own code."""
+    """The wheel contains the wire contract, for users with other generators."""
     protos = [path.relative_to(ROOT / "proto").as_posix() for path in (ROOT / "proto").rglob("*.proto")]
     assert protos
     assert {f"tuplewire/proto/{path}" for path in protos} <= names

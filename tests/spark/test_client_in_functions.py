@@ -169,7 +169,7 @@ T = TypeVar("T")
 
 
 def forget(handle: ClientHandle, given: T) -> T:
-    """Send without a flush, and return what is given."""
+    """Send without a flush, and return the argument."""
     client = handle.__enter__()
     client.send(TaskMessageBatch.from_columns(LEFT, [b"x"]))
     return given

@@ -167,7 +167,7 @@ REFUSED_RECEIVES: dict[str, tuple[Callable[[], list[bytes]], str]] = {
     [*((SEND, case) for case in MALFORMED_SENDS), *((RECV, case) for case in MALFORMED_RECEIVES)],
 )
 def test_a_malformed_stream_is_refused(worker: Endpoint, method: str, case: str) -> None:
-    """A stream with a request that is malformed or out of place ends with a status that says so."""
+    """A stream with a request that is malformed or out of place ends with a status that reports it."""
     answer = talk(worker, method, (MALFORMED_SENDS if method == SEND else MALFORMED_RECEIVES)[case]())
     assert (answer.status, answer.error) == MALFORMED, answer
     assert answer.details

@@ -69,7 +69,7 @@ def test_rates_are_over_the_workers_own_time() -> None:
 
 
 def test_one_look_gives_no_rate() -> None:
-    """A single sample has no rates; its states are those of the last seconds."""
+    """A single sample has no rates; its states describe the last seconds."""
     rows = cluster_rows([look(worker(accepted=100, tasks=(task(1, 5, 5),)))])
     assert (rows.workers[0].accepted_rate, rows.tasks[0].received_rate) == (None, None)
     assert (rows.workers[0].busy, rows.workers[0].idle) == (0.2, 0.8)

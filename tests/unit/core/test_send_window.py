@@ -403,7 +403,7 @@ def alone(sending: Sending, count: int) -> list[OutFrame]:
     ids=["slow", "full speed", "slowly", "at last", "at the edge", "over the edge"],
 )
 def test_quick_frames_ask_more_often(times: list[float], asking: list[int]) -> None:
-    """Every fourth frame asks if the last four took at most QUICK_SECONDS; otherwise, only every 32nd."""
+    """Every fourth frame requests an update if the last four were quick; otherwise, only every 32nd."""
     ack_requests = AckRequestPolicy()
     assert [number for number, now in enumerate(times, 1) if ack_requests.is_due(now)] == asking
 

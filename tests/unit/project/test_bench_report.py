@@ -85,7 +85,7 @@ def test_the_live_page_is_compared_round_by_round() -> None:
     assert lines[0].title == "two workers with few tasks, and a live page of them: as much as goes"
 
 
-# --- beside Kafka and Storm --------------------------------------------------------------------------------
+# --- compared with Kafka and Storm --------------------------------------------------------------------------
 
 KAFKA = kafka_rows.Plan(tuple(kafka_rows.ROWS), tuple(kafka_rows.SIZES), 2, quick=False)
 

@@ -61,7 +61,7 @@ def test_the_generated_function_registers_the_service() -> None:
 
 
 def test_no_path_is_written_by_hand() -> None:
-    """Only the generated code has the names of the services whose streams carry messages."""
+    """Only the generated code names the services with streams of messages."""
     found = [
         f"{path}:{node.lineno}"
         for path, module in _product()

@@ -46,7 +46,7 @@ _TELL_SECONDS = 5.0
 """The time that a failed program waits for the call that gets its error."""
 _PART_BYTES = MIB
 COLLECT_KEY = "__collect"
-"""The setting with the components whose tuples are collected. Only clusters set it."""
+"""The setting with the names of the collected components. Only clusters set it."""
 
 
 class CallKind(StrEnum):
