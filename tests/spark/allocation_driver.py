@@ -6,6 +6,7 @@ Reads settings as JSON from its standard input, and prints the result as JSON.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -14,7 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
-from membership_driver import Kubelet, two_executors  # type: ignore[import-not-found]  # next to this script
+import pyspark
+from membership_driver import Kubelet  # type: ignore[import-not-found]  # next to this script
 from pyspark.sql import SparkSession
 
 from tuplewire import Client, TaskMessageBatch
@@ -23,6 +25,7 @@ from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark import membership
 from tuplewire.spark.executors import Executors
+from tuplewire_demos.local_session import local_session
 from tuplewire_service.testing import eventually
 
 TOPOLOGY = "spark"
@@ -190,7 +193,14 @@ def run(spark: SparkSession, home: Path, stack: ExitStack) -> dict[str, object]:
 def main() -> None:
     """Run the query on one or two executors, as Spark decides."""
     home = Path(json.load(sys.stdin)["home"])
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    os.environ["SPARK_SCALA_VERSION"] = "2.13"
+    os.environ["SPARK_WORKER_DIR"] = str(home / "work")
     conf = {
+        "spark.master": "local-cluster[2,1,900]",
+        "spark.executor.memory": "512m",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.decommission.enabled": "true",
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
@@ -198,7 +208,7 @@ def main() -> None:
         "spark.dynamicAllocation.maxExecutors": "2",
         "spark.dynamicAllocation.executorIdleTimeout": "3s",
     }
-    with two_executors("dynamic allocation", str(home / "work"), conf) as spark, ExitStack() as stack:
+    with local_session("dynamic allocation", conf=conf) as spark, ExitStack() as stack:
         print(json.dumps(run(spark, home, stack)), flush=True)
 
 

@@ -2,21 +2,17 @@
 
 Writes the numbers to 3999, exactly once. One attempt of a partition fails halfway. An attempt of another
 partition kills its executor, and with it the shuffle output of an earlier stage: Spark runs that stage again.
-Then writes the numbers to 5999: an attempt is so slow that Spark makes a speculative copy of it.
-
-Before that, in one process with four attempts per task, it writes a thousand rows in four partitions; one row
-has no task. It writes them at least once, exactly once, and as a stream, which is then started again with
-badRows=drop. Prints the errors as lines of JSON. DIRECTORY gets a file for each attempt.
+Then writes the numbers to 5999: an attempt is so slow that Spark makes a speculative copy of it. DIRECTORY
+gets a file for each attempt.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,15 +20,12 @@ from typing import Any
 import pyarrow as pa
 import pyspark
 from pyspark import TaskContext
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tuplewire_demos.local_session import local_session
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 COPY_SECONDS = 100.0
-BAD = 777
-ROWS = 1000
 
 
 def happens(directory: Path, what: str) -> bool:
@@ -110,41 +103,6 @@ def speculate(spark: SparkSession, address: str, place: Path) -> None:
     write(numbers(spark, 4000, 6000).mapInArrow(slow, "task int, message string"), address)
 
 
-def noted(frame: DataFrame, place: Path, job: str) -> DataFrame:
-    """Return the same rows, and record each attempt that computes some of them."""
-
-    def note(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        begins(place, job)
-        yield from batches
-
-    return frame.mapInArrow(note, frame.schema)
-
-
-def tell(job: str, write: Callable[[], object]) -> None:
-    """Print the error that a write raises."""
-    try:
-        write()
-    except PySparkException as error:
-        print(json.dumps({"job": job, "error": str(error)}), flush=True)
-
-
-def refuse(spark: SparkSession, address: str, place: Path) -> None:
-    """Write a bad row among others, in each way."""
-    where = {"address": address, "topology": "spark"}
-    rows = spark.range(0, ROWS, 1, 4).selectExpr(
-        f"if(id = {BAD}, null, cast(id % 2 + 5 as int)) as task", "cast(id as string) as message"
-    )
-    for guarantee in ("atLeastOnce", "exactlyOnce"):
-        writer = noted(rows, place, guarantee).write.format("tuplewire").mode("append")
-        tell(guarantee, writer.options(**where, deliveryGuarantee=guarantee).save)
-    rows.write.parquet(str(place / "rows"))
-    for policy in ("fail", "drop"):
-        files = spark.readStream.schema(rows.schema).parquet(str(place / "rows"))
-        stream = noted(files, place, policy).writeStream.format("tuplewire").trigger(availableNow=True)
-        stream.options(**where, badRows=policy, checkpointLocation=str(place / "checkpoint"))
-        tell(policy, stream.start().awaitTermination)
-
-
 @contextmanager
 def cluster(spark: SparkSession) -> Iterator[str]:
     """Run Spark's master and two workers in this JVM, as local-cluster does; yield the master's address.
@@ -172,14 +130,13 @@ def cluster(spark: SparkSession) -> Iterator[str]:
 
 
 def main(address: str, directory: str) -> None:
-    """Write a bad row, and then with failing and with slow attempts."""
+    """Write with failing and with slow attempts."""
     place = Path(directory)
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_SCALA_VERSION"] = "2.13"
     os.environ["SPARK_WORKER_DIR"] = str(place / "work")
     os.environ["PYSPARK_PYTHON"] = sys.executable  # local_session does not create the second session
     conf = {
-        "spark.master": "local[2,4]",
         "spark.executor.memory": "512m",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50",
@@ -187,8 +144,7 @@ def main(address: str, directory: str) -> None:
         "spark.speculation.interval": "100ms",
         "spark.speculation.quantile": "0.5",
     }
-    with local_session("attempts", conf=conf) as first, cluster(first) as master:
-        refuse(first, address, place)
+    with local_session("attempts", cores=1, conf=conf) as first, cluster(first) as master:
         first.stop()
         spark = SparkSession.builder.master(master).getOrCreate()
         fail(spark, address, place)

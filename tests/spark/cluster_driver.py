@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from membership_driver import two_executors  # type: ignore[import-not-found]  # next to this script
+import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tuplewire import TaskMessageBatch
 from tuplewire.spark import ClientHandle, register
+from tuplewire_demos.local_session import local_session
 
 TOPOLOGY = "spark"
 ROWS = 1000
@@ -100,6 +102,25 @@ class Cases:
         self.write(session, "9,10", address=self.where["address"])
         return self.read(session, "9,10"), places(session)
 
+    def no_library(self) -> int:
+        """Use a client in an executor without grpcio."""
+        return self.handed_to("no_grpcio")
+
+    def other_release(self) -> int:
+        """Use a client in an executor with another release of Tuplewire."""
+        return self.handed_to("other")
+
+    def handed_to(self, interpreter: str) -> int:
+        """Use a client in an incompatible interpreter."""
+        self.use(self.settings[interpreter])
+        handle = ClientHandle(self.where["address"], topology=TOPOLOGY)
+
+        def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with handle:
+                yield from batches
+
+        return self.spark.range(1).mapInArrow(send, "id bigint").count()
+
 
 def place() -> str:
     """Return the location of Tuplewire in an executor."""
@@ -122,18 +143,35 @@ def places(spark: SparkSession) -> list[str]:
 def main() -> None:
     """Run every case."""
     settings = json.load(sys.stdin)
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    os.environ["SPARK_SCALA_VERSION"] = "2.13"
+    os.environ["SPARK_WORKER_DIR"] = settings["work"]
     # Executors must use only the packages of their interpreter.
     os.environ.pop("PYTHONPATH", None)
     conf = {
+        "spark.master": "local-cluster[2,2,900]",
+        "spark.executor.memory": "512m",
         "spark.task.maxFailures": "1",  # a retry would fail again
+        # Most plans run only once here.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.archives": f"{settings['archive']}#environment",
         # Both executors must exist before the first task starts.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
     }
-    with two_executors("cluster", settings["work"], conf, cores=2) as spark:
+    with local_session("cluster", conf=conf) as spark:
         cases = Cases(spark, settings)
-        for case in (cases.sink, cases.stream, cases.client, cases.archive, cases.artifact):
+        each: list[Callable[[], object]] = [
+            cases.sink,
+            cases.stream,
+            cases.client,
+            cases.archive,
+            cases.no_library,
+            cases.other_release,
+            cases.artifact,
+        ]
+        for case in each:
             result: Any
             try:
                 result = case()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,29 +84,6 @@ def _jvm_without_fork(environment: Mapping[str, str]) -> Iterator[None]:
 def launch() -> Launch:
     """Return a function that runs a worker for each entry of an assignment, as a context manager."""
     return _launched
-
-
-Drive = Callable[..., list[str]]
-
-
-def _driven(driver: str, place: Path, *arguments: object, timeout: float, given: str = "") -> list[str]:
-    run = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(driver)), *map(str, arguments)],
-        check=True,
-        cwd=place,
-        input=given,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        text=True,
-        timeout=timeout,
-    )
-    return run.stdout.splitlines()
-
-
-@pytest.fixture(scope="session")
-def drive() -> Drive:
-    """Return a function that runs a separate driver in a directory, and returns the lines that it prints."""
-    return _driven
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,11 @@ import signal
 import sys
 from pathlib import Path
 
-from membership_driver import two_executors  # type: ignore[import-not-found]  # next to this script
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from tuplewire.spark.executors import Executors
+from tuplewire_demos.local_session import local_session
 from tuplewire_service.testing import eventually
 
 BATCH = 300
@@ -83,7 +84,16 @@ def run(spark: SparkSession, settings: dict[str, str]) -> dict[str, object]:
 def main() -> None:
     """Run the query on two executors in separate JVMs."""
     settings = json.load(sys.stdin)
-    with two_executors("killed executors", settings["work"], {}) as spark:
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    os.environ["SPARK_SCALA_VERSION"] = "2.13"
+    os.environ["SPARK_WORKER_DIR"] = settings["work"]
+    conf = {
+        "spark.master": "local-cluster[2,1,900]",
+        "spark.executor.memory": "512m",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
+    with local_session("killed executors", conf=conf) as spark:
         print(json.dumps(run(spark, settings)), flush=True)
 
 

@@ -9,8 +9,8 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyspark
@@ -30,23 +30,6 @@ TASKS = range(1, 9)
 MESSAGES = 500
 """Messages for each task, sent by each of two executors."""
 SETTLES = 60.0
-
-
-@contextmanager
-def two_executors(name: str, work: str, conf: Mapping[str, str], cores: int = 1) -> Iterator[SparkSession]:
-    """Run Spark with two executors in their own JVMs, for this and other drivers."""
-    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
-    os.environ["SPARK_SCALA_VERSION"] = "2.13"
-    os.environ["SPARK_WORKER_DIR"] = work
-    common = {
-        "spark.master": f"local-cluster[2,{cores},900]",
-        "spark.executor.memory": "512m",
-        # Most plans run only once here.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    }
-    with local_session(name, conf={**common, **conf}) as spark:
-        yield spark
 
 
 class Kubelet:
@@ -140,8 +123,15 @@ def queued(workers: Membership) -> int:
 def main() -> None:
     """Start and stop executors while messages are sent to their workers."""
     home = Path(json.load(sys.stdin)["home"])
-    conf = {"spark.decommission.enabled": "true"}
-    with two_executors("membership", str(home / "work"), conf) as spark, ExitStack() as stack:
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    os.environ["SPARK_SCALA_VERSION"] = "2.13"
+    os.environ["SPARK_WORKER_DIR"] = str(home / "work")
+    conf = {
+        "spark.master": "local-cluster[2,1,900]",
+        "spark.executor.memory": "512m",
+        "spark.decommission.enabled": "true",
+    }
+    with local_session("membership", conf=conf) as spark, ExitStack() as stack:
         kubelet = Kubelet(spark, home, drain_seconds=2)
         stack.callback(kubelet.end)
         workers = stack.enter_context(

@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -165,34 +165,46 @@ def test_another_interpreter(spark: SparkSession, handle: ClientHandle) -> None:
 FORGOTTEN = r"UnflushedMessagesError: Spark's task attempt \d+ has sent messages and ended without leaving"
 
 
-T = TypeVar("T")
-
-
-def forget(handle: ClientHandle, given: T) -> T:
-    """Send without a flush, and return the argument."""
+def forget(handle: ClientHandle, payloads: Iterable[bytes]) -> None:
+    """Send without a flush."""
     client = handle.__enter__()
-    client.send(TaskMessageBatch.from_columns(LEFT, [b"x"]))
-    return given
+    client.send(TaskMessageBatch.from_columns(LEFT, list(payloads)))
 
 
 def forget_in_arrow(frame: DataFrame, handle: ClientHandle) -> None:
     """Omit the flush in mapInArrow."""
-    frame.mapInArrow(lambda batches: (forget(handle, each) for each in batches), "id bigint").count()
+
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            forget(handle, [b"x"])
+            yield batch
+
+    frame.mapInArrow(send, "id bigint").count()
 
 
 def forget_in_partitions(frame: DataFrame, handle: ClientHandle) -> None:
     """Omit the flush in mapPartitions."""
-    frame.rdd.mapPartitions(lambda rows: forget(handle, rows)).collect()
+
+    def send(rows: Iterable[Any]) -> Iterator[int]:
+        forget(handle, [b"x"])
+        return iter([len(list(rows))])
+
+    frame.rdd.mapPartitions(send).collect()
 
 
 def forget_in_foreach_partition(frame: DataFrame, handle: ClientHandle) -> None:
     """Omit the flush in foreachPartition."""
-    frame.foreachPartition(lambda _: forget(handle, None))
+    frame.foreachPartition(lambda _: forget(handle, [b"x"]))
 
 
 def forget_in_pandas(frame: DataFrame, handle: ClientHandle) -> None:
     """Omit the flush in applyInPandas."""
-    frame.groupBy("id").applyInPandas(lambda group: forget(handle, group), "id bigint").count()
+
+    def send(group: pd.DataFrame) -> pd.DataFrame:
+        forget(handle, [b"x"])
+        return group
+
+    frame.groupBy("id").applyInPandas(send, "id bigint").count()
 
 
 def forget_in_a_generator(frame: DataFrame, handle: ClientHandle) -> None:
@@ -235,8 +247,9 @@ def test_the_query_that_forgets_fails(spark: SparkSession, handle: ClientHandle,
     """If the driver does not flush, the next micro-batch fails, because no task could fail."""
     done = []
 
-    def send(_: DataFrame, batch: int) -> None:
-        done.append(forget(handle, batch))
+    def send(frame: DataFrame, batch: int) -> None:
+        forget(handle, [b"%d" % row.id for row in frame.collect()])
+        done.append(batch)
 
     numbers_frame(spark, 20).write.parquet(str(tmp_path / "numbers"))
     query = (

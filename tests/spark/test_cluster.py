@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from tuplewire_demos.java import find_java, wrapped_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
+DRIVER = Path(__file__).with_name("cluster_driver.py")
 APPLICATION = Path(__file__).with_name("submitted.py")
 DRIVER_SECONDS = 300.0
 ROWS = 1000
@@ -61,7 +63,7 @@ def beside_its_worker(python: Path, sockets: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def outcome(
-    spark: SparkSession, launch: Any, drive: Any, tmp_path_factory: pytest.TempPathFactory
+    spark: SparkSession, launch: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Any]]:
     """Run the driver; yield the result of each case, and the number of messages that each worker received."""
     home = tmp_path_factory.mktemp("cluster")
@@ -73,6 +75,12 @@ def outcome(
     bare = make_interpreter(home / "bare")
     installed = make_interpreter(home / "wheel")
     install(installed, wheel)
+    no_grpcio = make_interpreter(home / "no-grpcio", without=["grpc"])
+    other = make_interpreter(home / "other")
+    for python in (no_grpcio, other):
+        shutil.copytree(site_packages(installed) / "tuplewire", site_packages(python) / "tuplewire")
+    init = site_packages(other) / "tuplewire" / "__init__.py"
+    init.write_text(init.read_text(encoding="utf-8") + '__version__ = "0.0.9"\n', encoding="utf-8")
     archive = packed(home, wheel)
     with launch("spark", TASKS) as running:
         settings = {
@@ -81,11 +89,22 @@ def outcome(
             "artifact": str(artifact),
             "bare": str(bare),
             "checkpoint": str(home / "checkpoint"),
+            "no_grpcio": str(no_grpcio),
+            "other": str(other),
             "wheel": str(beside_its_worker(installed, running.local.directory)),
             "work": str(home / "work"),
         }
-        printed = drive("cluster_driver.py", home, timeout=DRIVER_SECONDS, given=json.dumps(settings))
-        found = dict(map(json.loads, printed))
+        driver = subprocess.run(
+            [sys.executable, str(DRIVER)],
+            check=True,
+            cwd=home,
+            input=json.dumps(settings),
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+            timeout=DRIVER_SECONDS,
+        )
+        found = dict(json.loads(line) for line in driver.stdout.splitlines())
         found["py_file"] = submit(bare, py_file, running.endpoints[0].address, home, quick)
         found["sent"] = [sent_by_programs(each.address) for each in running.endpoints]
         yield found
@@ -153,3 +172,16 @@ def test_shipped(outcome: dict[str, Any], case: str, origin: str) -> None:
     rows, places = outcome[case]
     assert rows == ROWS
     assert all(origin in place for place in places), places
+
+
+def test_missing_library(outcome: dict[str, Any]) -> None:
+    """An executor without grpcio raises an error with advice."""
+    assert "no-grpcio/bin/python" in outcome["no_library"]
+    assert "has grpcio none (No module named 'grpc')" in outcome["no_library"]
+    assert "spark.archives" in outcome["no_library"]
+
+
+def test_other_release(outcome: dict[str, Any]) -> None:
+    """An executor with another release raises an error with advice."""
+    assert "has tuplewire 0.0.9, and the driver has" in outcome["other_release"]
+    assert "bring them to the same release" in outcome["other_release"]

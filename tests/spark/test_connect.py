@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +18,8 @@ from tuplewire.processes.worker_processes import WorkerProcesses
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
+CLIENT = Path(__file__).with_name("connect_client.py")
+PROGRAM = Path(__file__).with_name("connect_program.py")
 CLIENT_SECONDS = 200.0
 
 
@@ -33,20 +37,22 @@ def remote(spark: SparkSession) -> Iterator[str]:
 
 
 @pytest.mark.long
-def test_source_sink_and_client(remote: str, launch: Any, drive: Any, tmp_path: Path) -> None:
+def test_source_sink_and_client(remote: str, launch: Any, tmp_path: Path) -> None:
     """A client without a JVM writes, sends in functions, streams and reads; everything runs on the server."""
     with launch("spark", {0: [1, 2], 1: [3, 4, 5]}) as running:
         address = running.endpoints[0].address
-        printed = drive("connect_client.py", tmp_path, remote, address, tmp_path, timeout=CLIENT_SECONDS)
-    assert printed == ["1000 1000"]
+        client = [sys.executable, str(CLIENT), remote, address, str(tmp_path)]
+        run = subprocess.run(client, check=True, timeout=CLIENT_SECONDS, stdout=subprocess.PIPE, text=True)
+    assert run.stdout.split() == ["1000", "1000"]
 
 
-def test_topologies(remote: str, drive: Any, tmp_path: Path) -> None:
+def test_topologies(remote: str) -> None:
     """Rows, failures with tracebacks, stop and cancel work; unsupported calls raise errors with advice."""
     with WorkerProcesses(2, "connect", flags=["--drain-seconds=1"]) as local:
-        workers = [each.unix_address for each in local.endpoints]
-        printed = drive("connect_program.py", tmp_path, remote, *workers, timeout=CLIENT_SECONDS)
-    found = json.loads(printed[-1])
+        program = [sys.executable, str(PROGRAM), remote, *(each.unix_address for each in local.endpoints)]
+        ran = subprocess.run(program, capture_output=True, text=True, check=False, timeout=CLIENT_SECONDS)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
     assert found["rows"] == list(range(1000))
     summary, traceback = found["failure"]
     assert "of 'pass': LookupError: no such number" in summary

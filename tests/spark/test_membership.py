@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,25 @@ from tuplewire.spark import membership
 
 pytestmark = pytest.mark.spark
 
+DRIVER = Path(__file__).with_name("membership_driver.py")
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.long
-def test_executors_come_and_go(drive: Any, tmp_path: Path) -> None:
+def test_executors_come_and_go(tmp_path: Path) -> None:
     """A decommissioned executor loses no message, and the executor that follows gets its share of tasks."""
-    settings = json.dumps({"home": str(tmp_path)})
-    printed = drive("membership_driver.py", tmp_path, timeout=240, given=settings)
-    found: dict[str, Any] = dict(map(json.loads, printed))
+    driver = subprocess.run(
+        [sys.executable, str(DRIVER)],
+        check=True,
+        cwd=tmp_path,
+        input=json.dumps({"home": str(tmp_path)}),
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+        timeout=240,
+    )
+    found: dict[str, Any] = dict(json.loads(line) for line in driver.stdout.splitlines())
     assert found["start"] == {"executor-0": 4, "executor-1": 4}
     assert found["names"] == ["executor 0", "executor 1"]
     assert found["go on"] == ["1"]

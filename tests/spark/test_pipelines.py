@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 from helpers.worker_process import run_command
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_demos import flight_input, flights
@@ -171,13 +171,16 @@ def test_no_usable_row(
         flights.run_flights(spark, flights_workers, path=path, progress=quiet)
 
 
-def test_differences_are_named() -> None:
+def test_differences_are_named(spark: SparkSession) -> None:
     """The comparison detects a wrong count, a wrong mean, and an additional or a missing carrier."""
-    row = Row("carrier", "n", "mean")
-    ours = [row("A", 1, 2.0), row("B", 2, 1.0), row("C", 1, 1.0)]
-    theirs = [row("A", 2, 2.0), row("B", 2, 1.0 + 1e-8), row("D", 1, 1.0)]
-    assert flights.differences(ours, ours) == []
-    assert flights.differences(ours, theirs) == [
+    ours = spark.createDataFrame(
+        [("A", 1, 2.0), ("B", 2, 1.0), ("C", 1, 1.0)], "carrier string, n int, mean double"
+    )
+    theirs = spark.createDataFrame(
+        [("A", 2, 2.0), ("B", 2, 1.0 + 1e-8), ("D", 1, 1.0)], "carrier string, n int, mean double"
+    )
+    assert flights.differences(ours.collect(), ours.collect()) == []
+    assert flights.differences(ours.collect(), theirs.collect()) == [
         "A: n is 1, Spark has 2",
         "B: mean is 1.0, Spark has 1.00000001",
         "C: carrier is C, Spark has None",
@@ -187,7 +190,7 @@ def test_differences_are_named() -> None:
         "D: mean is None, Spark has 1.0",
         "D: n is None, Spark has 1",
     ]
-    assert flights.differences(ours * 2, ours) == ["the number of rows is 6, Spark has 3"]
+    assert flights.differences(ours.collect() * 2, ours.collect()) == ["the number of rows is 6, Spark has 3"]
 
 
 # --- the command ------------------------------------------------------------------------------

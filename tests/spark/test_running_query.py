@@ -1,4 +1,4 @@
-"""Streaming queries while their worker fails, or does not respond."""
+"""Streaming queries while their worker fails, or while they are slower than their senders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 from helpers.restartable import RestartableWorker, restartable
-from helpers.topology import TOPOLOGY, numbered
+from helpers.topology import TOPOLOGY, numbered, queued
 from helpers.traffic import client_of
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.spark
 
 TASK = 1
 SECONDS = 100
+QUEUE = 200
+"""Maximum number of messages that the worker queues for the task."""
 
 
 class Seen:
@@ -56,7 +58,7 @@ class Seen:
 @pytest.fixture
 def worker(spark: SparkSession, tmp_path: Path) -> Iterator[RestartableWorker]:  # noqa: ARG001 - Spark forks
     """Run a worker that can be killed and restarted at its address."""
-    with restartable(tmp_path, [TASK]) as running:
+    with restartable(tmp_path, [TASK], f"--receive-queue-messages={QUEUE}") as running:
         yield running
 
 
@@ -134,3 +136,67 @@ def test_a_worker_is_away_for_a_while(spark: SparkSession, worker: RestartableWo
         assert query.isActive
         query.stop()
     assert seen.numbers == list(range(300))
+
+
+@pytest.mark.long
+def test_two_queries_on_one_task(spark: SparkSession, worker: RestartableWorker, tmp_path: Path) -> None:
+    """One of two queries on a task fails with an explanation; the other reads each message once."""
+    both = [Seen(), Seen()]
+    with client_of(worker.endpoint.address) as client:
+        queries = [
+            start(spark, worker, tmp_path / f"checkpoint-{number}", seen) for number, seen in enumerate(both)
+        ]
+        sent = 0
+
+        def one_has_failed() -> bool:
+            nonlocal sent
+            client.send(numbered(TASK, range(sent, sent + 10)))
+            client.flush(SECONDS)
+            sent += 10
+            return not all(query.isActive for query in queries)
+
+        eventually(one_has_failed, SECONDS, "one has noticed the other")
+        failed, other = sorted(range(2), key=lambda number: queries[number].isActive)
+        with pytest.raises(PySparkException, match=r"(?si)DataLossError.*a task has one consumer"):
+            queries[failed].awaitTermination(SECONDS)
+        client.send(numbered(TASK, range(sent, sent + 10)))
+        both[other].wait_for(sent + 10)
+        assert queries[other].isActive
+        queries[other].stop()
+    assert both[other].numbers == list(range(sent + 10))
+
+
+def test_a_slow_query_holds_its_senders_up(
+    spark: SparkSession, worker: RestartableWorker, tmp_path: Path
+) -> None:
+    """Messages in flight stay within the limits of worker and sender, and all arrive once and in order."""
+    count = 10 * QUEUE
+    seen = Seen()
+    seen.hold()
+    client = client_of(worker.endpoint.address, max_pending_messages=QUEUE, max_block_seconds=SECONDS)
+    with client:
+
+        def send() -> None:
+            for number in range(0, count, 20):
+                client.send(numbered(TASK, range(number, number + 20)))
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        query = start(spark, worker, tmp_path / "checkpoint", seen)
+
+        def is_full() -> bool:
+            held = queued(worker.endpoint, TASK), client.ledger().pending
+            assert max(held) <= QUEUE, held
+            return held == (QUEUE, QUEUE)
+
+        eventually(is_full, SECONDS, "worker and sender hold what they may")
+        assert not client.try_send(numbered(TASK, range(1)))
+        assert client.ledger().accepted == 2 * QUEUE
+        assert sender.is_alive()
+        seen.goes.set()
+        sender.join(SECONDS)
+        client.flush(SECONDS)
+        seen.wait_for(count)
+        query.stop()
+        assert client.ledger().accepted == count
+    assert seen.numbers == list(range(count))

@@ -119,6 +119,22 @@ def test_batch_write(spark: SparkSession, workers: Any) -> None:
     assert Counter(got) == Counter((number % 4 + 1, 9, b"%d" % number) for number in range(1000))
 
 
+@pytest.mark.parametrize("kind", ["TIMESTAMP_NTZ", "TIMESTAMP_LTZ"])
+@pytest.mark.parametrize("headers", ["false", "true"])
+def test_the_sessions_timestamp_type_changes_nothing(
+    spark: SparkSession, workers: Any, kind: str, headers: str
+) -> None:
+    """The session's timestamp type applies to DDL, not to the format's columns."""
+    write(rows(spark, 8), workers)
+    spark.conf.set("spark.sql.timestampType", kind)
+    try:
+        frame = read(spark, workers, includeHeaders=headers)
+        assert frame.schema["timestamp"].dataType.typeName() == "timestamp"
+        assert frame.count() == len(frame.collect()) == 8
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+
+
 @pytest.mark.parametrize("guarantee", ["atLeastOnce", "exactlyOnce"])
 @pytest.mark.parametrize(
     ("setting", "value"),
@@ -126,7 +142,6 @@ def test_batch_write(spark: SparkSession, workers: Any) -> None:
         ("spark.sql.execution.arrow.useLargeVarTypes", "true"),
         ("spark.sql.execution.arrow.maxRecordsPerBatch", "1"),
         ("spark.sql.session.timeZone", "Asia/Tokyo"),
-        ("spark.sql.timestampType", "TIMESTAMP_NTZ"),  # of DDL, not of the format's columns
         ("spark.sql.ansi.enabled", "false"),
         ("spark.sql.caseSensitive", "true"),
     ],
@@ -135,19 +150,14 @@ def test_settings_of_a_session_change_nothing(
     spark: SparkSession, workers: Any, setting: str, value: str, guarantee: str
 ) -> None:
     """Nulls arrive unchanged: a header without a value, and a key without a message (a tombstone)."""
-    pairs = "case when id = 1 then array(struct('n' as key, cast(null as binary) as value)) end as headers"
+    headers = "case when id = 1 then array(struct('n' as key, cast(null as binary) as value)) end as headers"
     message = "case when id <> 3 then concat('m', id) end as message"
     before = spark.conf.get(setting, None)
     spark.conf.set(setting, value)
     try:
-        columns = "2 as task", message, "concat('k', id) as key", pairs
-        frame = spark.range(0, 5, 1, 1).selectExpr(*columns)
+        frame = spark.range(0, 5, 1, 1).selectExpr("2 as task", message, "concat('k', id) as key", headers)
         write(frame, workers, deliveryGuarantee=guarantee)
-        for headers in ("false", "true"):
-            arrived = read(spark, workers, "2", includeHeaders=headers)
-            assert arrived.schema["timestamp"].dataType.typeName() == "timestamp"
-            found = arrived.orderBy("sequence").collect()
-            assert len(found) == arrived.count()
+        found = read(spark, workers, "2", includeHeaders="true").orderBy("sequence").collect()
     finally:
         if before is None:
             spark.conf.unset(setting)
@@ -287,6 +297,43 @@ def test_an_old_checkpoint_with_other_rows(spark: SparkSession, workers: Any, tm
     with pytest.raises(StreamingQueryException, match="has got epoch 1 already, with other messages"):
         publish("c.txt", range(40, 60))
     assert sorted(int(message) for _, _, message in consume(workers)) == list(range(40))
+
+
+def test_the_tasks_of_a_query_change(spark: SparkSession, workers: Any, tmp_path: Path) -> None:
+    """A restarted query reads new tasks, and stops reading a removed task once that is allowed."""
+    rows: list[tuple[int, bytes]] = []
+
+    def run(tasks: str, **more: str) -> None:
+        query = (
+            spark.readStream.format("tuplewire")
+            .options(**options(workers, tasks=tasks, **more))
+            .load()
+            .writeStream.foreachBatch(
+                lambda frame, _: rows.extend((row.task, bytes(row.message)) for row in frame.collect())
+            )
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(110)
+
+    def send(tasks: list[int], text: bytes) -> None:
+        with Client(address(workers), topology=TOPOLOGY) as client:
+            client.send(TaskMessageBatch.from_columns(tasks, [text] * len(tasks)))
+
+    send([1, 2, 3, 4], b"a")
+    run("1-3")
+    send([1, 3, 4], b"b")
+    with pytest.raises(PySparkException, match=r"(?s)1 of the tasks in its checkpoint.*task 3 holds 1"):
+        run("1,2,4")
+    run("1,3,4")
+    send([1, 2, 4], b"c")
+    run("1,4", failOnDataLoss="false")
+    run("1,2,4")
+    assert sorted(rows) == [
+        *[(1, b"a"), (1, b"b"), (1, b"c"), (2, b"a"), (2, b"c")],
+        *[(3, b"a"), (3, b"b"), (4, b"a"), (4, b"b"), (4, b"c")],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from helpers import doubling as doubling_module
 from helpers import eventually
@@ -19,15 +20,14 @@ from helpers.admin import samples
 from helpers.doubling import Double, Numbers, doubling
 from helpers.listening import listening_hosts
 from helpers.measured_words import added_up
-from helpers.secured import secret_file
 from helpers.viewer import page_data, web_viewer
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from tuplewire import Credentials
-from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import UnauthenticatedError
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
+from tuplewire.wire import control_pb2, messaging_pb2
+from tuplewire.wire.control_pb2_grpc import ControlStub
+from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 from tuplewire_topology import BasicOutputCollector, TopologyContext, Tuple
 from tuplewire_topology.spark import submit_topology
 
@@ -83,6 +83,31 @@ def started(topology: str) -> dict[Path, dict[str, str]]:
     return found
 
 
+def foreign_calls(channel: grpc.Channel, token: tuple[tuple[str, str], ...]) -> dict[str, Callable[[], Any]]:
+    """Return calls that a foreign program may try, by method."""
+    control: Any = ControlStub(channel)  # type: ignore[no-untyped-call]
+    messaging: Any = MessagingStub(channel)  # type: ignore[no-untyped-call]
+    assignment = control_pb2.Assignment(version=1 << 40, topology="guarded")
+    hello = messaging_pb2.Hello(protocol_version=1, topology="guarded", sender_id="x", incarnation=1)
+    common: dict[str, Any] = {"metadata": token, "timeout": 20}
+    return {
+        "Drain": lambda: control.Drain(control_pb2.DrainRequest(), **common),
+        "GetStatus": lambda: control.GetStatus(control_pb2.GetStatusRequest(), **common),
+        "UpdateAssignment": lambda: control.UpdateAssignment(
+            control_pb2.UpdateAssignmentRequest(assignment=assignment, force=True), **common
+        ),
+        "Send": lambda: next(messaging.Send(iter([messaging_pb2.SendRequest(hello=hello)]), **common)),
+        "Recv": lambda: next(messaging.Recv(iter([messaging_pb2.RecvRequest()]), **common)),
+    }
+
+
+def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
+    """Return the status code and the details of a refused call."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), str(caught.value.details())
+
+
 @pytest.mark.slow
 def test_only_the_run_talks_to_its_workers(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -96,7 +121,6 @@ def test_only_the_run_talks_to_its_workers(
         name="guarded",
     )
     secret = running._submitted.token.secret
-    foreign = Credentials(token_file=str(secret_file(tmp_path / "foreign", "0" * len(secret))))
     eventually(lambda: running.progress().executed > 1000, SECONDS, "tuples are executed")
     workers = started("guarded")
     assert len(workers) == N_WORKERS
@@ -105,11 +129,12 @@ def test_only_the_run_talks_to_its_workers(
         address = json.loads(file.read_text())["address"]
         bound = socket.gethostbyname(address.rpartition(":")[0])
         assert listening_hosts(int(process.name)) <= {bound, "127.0.0.1"}, "no other port is on the network"
-        for credentials in (Credentials(), foreign):
-            with ControlClient(address, credentials=credentials) as control:
-                with pytest.raises(UnauthenticatedError) as caught:
-                    control.status()
-                assert secret not in str(caught.value)
+        for token in ((), (("authorization", f"Bearer {'0' * len(secret)}"),)):
+            with grpc.insecure_channel(address) as channel:
+                for method, call in foreign_calls(channel, token).items():
+                    code, details = refused(call)
+                    assert code is grpc.StatusCode.UNAUTHENTICATED, (method, details)
+                    assert secret not in details
         assert Path(flags["--token-file"]).stat().st_mode & 0o777 == 0o600
         for shown in (process / "cmdline", process / "environ", *file.parent.glob("*.log")):
             assert secret.encode() not in shown.read_bytes(), shown

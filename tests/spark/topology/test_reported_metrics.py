@@ -61,6 +61,29 @@ def scraped(workers: WorkerProcesses) -> list[dict[str, float]]:
     return [samples(each.metrics_url) for each in workers.endpoints]
 
 
+@pytest.mark.slow
+def test_each_run_is_told_by_itself(spark: SparkSession, workers: WorkerProcesses, tmp_path: Path) -> None:
+    """Both workers export the metrics of their local tasks; the next run replaces them."""
+    addresses = [each.unix_address for each in workers.endpoints]
+    result = run_topology(
+        spark, measured_words.topology(), conf=TWO, workers=addresses, progress=quiet, name="words"
+    )
+    one, other = told(workers)
+    assert one
+    assert other
+    assert one.keys().isdisjoint(other.keys())
+    check(one | other)
+    for name in ('emitted_tuples_total{component="lines"', 'executed_tuples_total{component="measure"'):
+        assert sum(added_up(read, f"tuplewire_{name}") for read in scraped(workers)) == len(words.LINES)
+    assert {sample.task for each in result.executors for sample in each.metrics} == {1, 2, 3}
+    for name in ("go", "died"):
+        (tmp_path / name).touch()
+    run_topology(spark, counting(tmp_path), conf=TWO, workers=addresses, progress=quiet, name="numbers")
+    one, other = told(workers)
+    assert {name.partition("{")[0] for name in one | other} == {SEEN, "tuplewire_user_next"}
+    assert added_up(one, SEEN) + added_up(other, SEEN) == COUNT
+
+
 class Held(Spout):
     """Emits half of its numbers, and the rest once a file exists."""
 
@@ -111,23 +134,11 @@ def counting(folder: Path) -> Topology:
 
 
 @pytest.mark.slow
-def test_each_run_is_told_by_itself(spark: SparkSession, workers: WorkerProcesses, tmp_path: Path) -> None:
-    """Both workers export the metrics of their local tasks; the next run replaces them.
-
-    Metrics are exported while a stage runs; numbers counted before a process died are not added again.
-    """
+def test_a_stage_that_runs_again_counts_anew(
+    spark: SparkSession, workers: WorkerProcesses, tmp_path: Path
+) -> None:
+    """Metrics are exported while a stage runs; numbers counted before a process died are not added again."""
     addresses = [each.unix_address for each in workers.endpoints]
-    result = run_topology(
-        spark, measured_words.topology(), conf=TWO, workers=addresses, progress=quiet, name="words"
-    )
-    one, other = told(workers)
-    assert one
-    assert other
-    assert one.keys().isdisjoint(other.keys())
-    check(one | other)
-    for name in ('emitted_tuples_total{component="lines"', 'executed_tuples_total{component="measure"'):
-        assert sum(added_up(read, f"tuplewire_{name}") for read in scraped(workers)) == len(words.LINES)
-    assert {sample.task for each in result.executors for sample in each.metrics} == {1, 2, 3}
     running = submit_topology(spark, counting(tmp_path), conf=TWO, workers=addresses, name="numbers")
 
     def seen() -> float:
@@ -138,7 +149,5 @@ def test_each_run_is_told_by_itself(spark: SparkSession, workers: WorkerProcesse
     running.result(SECONDS)
     assert (tmp_path / "died").exists()
     assert seen() == COUNT
-    one, other = told(workers)
-    assert {name.partition("{")[0] for name in one | other} == {SEEN, "tuplewire_user_next"}
-    (name,) = (name for name in one | other if "_user_next" in name)
+    (name,) = (name for each in told(workers) for name in each if "_user_next" in name)
     assert name.startswith('tuplewire_user_next{component="numbers"')

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,8 @@ from pyspark.sql import SparkSession
 
 from tuplewire.errors import ClosedError, ConfigError, TopologyError
 from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire_demos.file_spout import SKIPPED
+from tuplewire_demos.words import COUNTS, wordcount_topology
 from tuplewire_topology import BasicBolt, BasicOutputCollector, FailedError, TopologyContext, Tuple
 from tuplewire_topology.coordination.termination import ProcessFailedError
 from tuplewire_topology.spark import (
@@ -118,8 +121,8 @@ class FailToPrepare(Double):
         raise ConnectionError(f"no database for task {context.task}")
 
 
-class DieAndRefuse(Double):
-    """Kills its process the first time that it gets one number; raises an error at every tenth number."""
+class Die(Double):
+    """Kills its process the first time that it receives one number."""
 
     def __init__(self, at: int, notes: Path) -> None:
         self.at = at
@@ -133,6 +136,13 @@ class DieAndRefuse(Double):
                 pass
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
+        super().execute(message, collector)
+
+
+class DieAndRefuse(Die):
+    """Also raises an error at every tenth number."""
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         if message["number"] % 10 == 0:
             raise ValueError(message["number"])
         super().execute(message, collector)
@@ -160,6 +170,32 @@ def pairs(count: int) -> list[tuple[int, int]]:
     return [(number, 2 * number) for number in range(count)]
 
 
+def test_words_are_counted(run: Run, tmp_path: Path) -> None:
+    """A topology in three PySpark tasks over two workers counts the same as collections.Counter."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"".join(b"w%d and the %d\n" % (n % 50, n) for n in range(COUNT)) + b"\xff\n")
+    result = run(
+        wordcount_topology(path, n_spouts=2),
+        conf={"topology.workers": 3, "topology.max.spout.pending": 500},
+        outputs={COUNTS: "word string, n bigint", SKIPPED: None},
+    )
+    counted = {row["word"]: row["n"] for row in result.frames[COUNTS].collect()}
+    assert counted == Counter(path.read_bytes().decode(errors="replace").split()) - Counter(["\ufffd"])
+    (skipped,) = result.frames[SKIPPED].collect()
+    assert skipped["problem"] == "is not UTF-8"
+    acked = sum(each.counts.acked for each in result.executors if each.component == "lines")
+    assert acked == COUNT
+
+
+def test_rows_of_a_frame(spark: SparkSession, run: Run) -> None:
+    """Each row of a DataFrame is emitted once, by column name; without a schema, fields return as strings."""
+    rows = spark.range(COUNT).selectExpr("'x' as other", "id as number")
+    result = run(doubling(Rows("number"), Double(), 2), rows=rows)
+    assert result.frame.dtypes == [("number", "string"), ("doubled", "string")]
+    found = sorted((int(row["number"]), int(row["doubled"])) for row in result.frame.collect())
+    assert found == pairs(COUNT)
+
+
 class OddOnes(Double):
     """Accepts only odd numbers."""
 
@@ -169,19 +205,15 @@ class OddOnes(Double):
         super().execute(message, collector)
 
 
-def test_rows_of_a_frame(spark: SparkSession, run: Run) -> None:
-    """Each row of a DataFrame is emitted once, by column name; without a schema, fields return as strings.
-
-    A row that always fails is emitted three times; the result has the number, examples and errors.
-    """
+def test_rows_that_always_fail_are_given_up(spark: SparkSession, run: Run) -> None:
+    """A row that always fails is emitted three times; the result has the number, examples and errors."""
     result = run(
         doubling(Rows("number"), OddOnes(), 2),
         conf={**TWO, "topology.error.policy": "skip"},
-        rows=spark.range(20).selectExpr("'x' as other", "id as number"),
+        outputs=SCHEMA,
+        rows=spark.range(20).withColumnRenamed("id", "number"),
     )
-    assert result.frame.dtypes == [("number", "string"), ("doubled", "string")]
-    found = sorted((int(row["number"]), int(row["doubled"])) for row in result.frame.collect())
-    assert found == [pair for pair in pairs(20) if pair[0] % 2]
+    assert sorted(map(tuple, result.frame.collect())) == [pair for pair in pairs(20) if pair[0] % 2]
     assert result.failed_rows.rows == 10
     assert {int(example.removeprefix("number=")) % 2 for example in result.failed_rows.examples} == {0}
     assert all("ValueError: an even number" in error for error in result.failed_rows.errors)
@@ -247,18 +279,14 @@ def test_dead_letters_are_rows_of_the_result(spark: SparkSession, run: Run) -> N
         _ = again.dead_letters
 
 
-def test_results_are_those_of_one_generation(submit: Submit, tmp_path: Path) -> None:
-    """If a Python process is killed, the topology starts again: each tuple and dead letter appears once."""
-    generations = set()
-    running = submit(
+def test_dead_letters_are_those_of_one_generation(run: Run, tmp_path: Path) -> None:
+    """If a Python process is killed, the topology starts again, and each dead letter appears once."""
+    result = run(
         doubling(Numbers(COUNT), DieAndRefuse(COUNT // 2 + 1, tmp_path)),
         conf={**SMALL, "topology.error.policy": "dead_letter"},
         outputs=SCHEMA,
     )
-    running.listen(lambda progress: generations.add(progress.generation))
-    result = running.result(SECONDS)
     assert (tmp_path / "died").exists()
-    assert len(generations - {None}) == 2
     assert sorted(map(tuple, result.frame.collect())) == [pair for pair in pairs(COUNT) if pair[0] % 10]
     letters = sorted(json.loads(row["tuple"])["number"] for row in result.dead_letters.collect())
     assert letters == list(range(0, COUNT, 10))
@@ -316,6 +344,17 @@ def test_failures_are_named(
     made = FailInTurn(tmp_path) if bolt is FailInTurn else bolt()
     with pytest.raises(ProcessFailedError, match=message):
         run(doubling(spout, made), **more)
+
+
+def test_lost_process(submit: Submit, tmp_path: Path) -> None:
+    """If a Python process is killed, the topology starts again, and the result is the same."""
+    generations = set()
+    running = submit(doubling(Numbers(COUNT), Die(COUNT // 2, tmp_path)), conf=SMALL, outputs=SCHEMA)
+    running.listen(lambda progress: generations.add(progress.generation))
+    result = running.result(SECONDS)
+    assert (tmp_path / "died").exists()
+    assert sorted(map(tuple, result.frame.collect())) == pairs(COUNT)
+    assert len(generations - {None}) == 2
 
 
 def test_stop(submit: Submit, tmp_path: Path) -> None:

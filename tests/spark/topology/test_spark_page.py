@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from helpers.viewer import page_data, web_viewer
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
-from tuplewire_topology import TopologyBuilder
+from tuplewire_topology import Topology, TopologyBuilder
 from tuplewire_topology.spark import Rows, SparkTopology, run_topology, submit_topology
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a wait may take SECONDS
@@ -51,11 +52,7 @@ def test_a_slow_bolt_on_spark_is_seen(
     """The page has the topology of all workers, and names and marks the slow bolt."""
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     slow = tmp_path / "slow"
-    with ExitStack() as stack:
-        running = stack.enter_context(submitted(spark, slow))
-        *variables, _tuplewire, _top, _web, address = shlex.split(running.watch_command)
-        viewer = web_viewer(address, dict(each.split("=", 1) for each in variables))
-        link = stack.enter_context(viewer)
+    with submitted(spark, slow) as running, viewer_of(running.watch_command) as link:
 
         def until(holds: Callable[[dict[str, Any]], bool], what: str) -> None:
             eventually(lambda: holds(page_data(link)), SECONDS, what)
@@ -74,19 +71,45 @@ def test_a_slow_bolt_on_spark_is_seen(
         until(lambda page: not row(page, "count")["slow"], "all is well")
 
 
+def viewer_of(command: str) -> AbstractContextManager[str]:
+    """Run the watch command of a topology."""
+    *variables, _tuplewire, _top, _web, address = shlex.split(command)
+    return web_viewer(address, dict(each.split("=", 1) for each in variables))
+
+
+def rows_of_spark() -> Topology:
+    """Return a topology that ends automatically: it stores the rows of a DataFrame."""
+    builder = TopologyBuilder()
+    builder.set_spout("rows", Rows("id"))
+    builder.set_bolt("store", slow_words.Store()).shuffle_grouping("rows")
+    return builder.create_topology()
+
+
 @pytest.mark.slow
 def test_a_run_says_how_to_watch_it(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The log has the watch command with the name of the run's token file, but not the token."""
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
-    builder = TopologyBuilder()
-    builder.set_spout("rows", Rows("id"))
-    builder.set_bolt("store", slow_words.Store()).shuffle_grouping("rows")
     conf = {"topology.workers": 1}
-    topology = builder.create_topology()
-    run_topology(spark, topology, conf=conf, rows=spark.range(10), outputs={}, name="rows")
+    run_topology(spark, rows_of_spark(), conf=conf, rows=spark.range(10), outputs={}, name="rows")
     said = capsys.readouterr().err
     watch = r"topology rows: watch it with TUPLEWIRE_TOKEN_FILE=/\S+ tuplewire top --web \S+\n"
     assert re.search(watch, said), said
     assert re.search("[0-9a-f]{64}", said) is None  # as long as a token
+
+
+def test_a_run_beside_named_workers_says_so(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    """The watch command of a run with named workers has the address of the driver's worker."""
+    with WorkerProcesses(1, "rows", flags=["--drain-seconds=1"]) as local:
+        (address,) = (each.unix_address for each in local.endpoints)
+        run_topology(
+            spark,
+            rows_of_spark(),
+            conf={"topology.workers": 1},
+            rows=spark.range(10),
+            outputs={},
+            workers=[address],
+            name="rows",
+        )
+    assert f"topology rows: watch it with tuplewire top --web {address}\n" in capsys.readouterr().err
