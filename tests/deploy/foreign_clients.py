@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from helpers.tools import ROOT, missing, require_tool
-from helpers.topology import TOPOLOGY
 
 FOREIGN = ROOT / "tests" / "deploy" / "foreign"
 NODE_MODULES = ROOT / "build" / "npm" / "node_modules"
@@ -44,15 +43,15 @@ def client(name: str) -> Client:
     """Return the client for a library; call helpers.tools.missing() if the library is not installed.
 
     Args:
-        name: `node` (@grpc/grpc-js), `go` (grpc-go), `java` (grpc-java), `rust` (tonic), `grpclib`; or,
-            without programs, `buf` (curl) and `stubs`, which are the stubs of this package.
+        name: `buf` (curl), `node` (@grpc/grpc-js), `go` (grpc-go), `java` (grpc-java), `rust` (tonic),
+            `grpclib`, or `stubs`: the stubs of this package, without programs.
     """
     if name == "stubs":
         return Client([sys.executable, "-m"], "", dict(os.environ))
     if name == "buf":
         buf = Path(require_tool("buf", "make install"))
         path = os.pathsep.join((str(buf.parent), os.environ["PATH"]))
-        return Client([str(buf)], "", {**os.environ, "PATH": path})
+        return Client([sys.executable, "-m"], "deploy.foreign.buf.{}", _python(path=path))
     if name == "node":
         node = require_tool("node", "the Debian package nodejs")
         if not (NODE_MODULES / "@grpc" / "grpc-js").is_dir():
@@ -67,8 +66,12 @@ def client(name: str) -> Client:
         return Client([built_with_cargo()], "{}", dict(os.environ))
     python = str(GRPCLIB_VENV / "bin" / "python")
     beside = str(ROOT / "clients")  # next to grpclib, as in an environment with Tuplewire installed
-    roots = os.pathsep.join((str(ROOT / "tests"), beside, generated_for_grpclib()))
-    return Client([python, "-m"], "deploy.foreign.grpclib.{}", {**os.environ, "PYTHONPATH": roots})
+    return Client([python, "-m"], "deploy.foreign.grpclib.{}", _python(beside, generated_for_grpclib()))
+
+
+def _python(*directories: str, path: str | None = None) -> dict[str, str]:
+    roots = os.pathsep.join((str(ROOT / "tests"), *directories))
+    return {**os.environ, "PYTHONPATH": roots, **({} if path is None else {"PATH": path})}
 
 
 @cache
@@ -89,11 +92,11 @@ def protoc() -> Path:
     return FOREIGN / "protoc"
 
 
-def generate(plugins: Path, *flags: str) -> None:
-    """Run protoc on every file of proto/, with the plug-ins of a directory."""
+def generate(plugins: Path, *flags: str, by: Path | None = None) -> None:
+    """Run protoc on every file of proto/, with the plug-ins of a directory. by: another protoc."""
     proto = ROOT / "proto"
     subprocess.run(
-        [protoc(), f"-I{proto}", *flags, *sorted(proto.rglob("*.proto"))],
+        [by or protoc(), f"-I{proto}", *flags, *sorted(proto.rglob("*.proto"))],
         cwd=ROOT,
         env={**os.environ, "PATH": f"{plugins}{os.pathsep}{os.environ['PATH']}"},
         check=True,
@@ -174,26 +177,26 @@ class Running:
     """A running program of a client, killed at the end of the block.
 
     Args:
-        name: The client with the program: see client().
+        client: The client with the program.
         role: `send` or `recv`.
         address: The address of the worker.
+        topology: The topology of the worker.
         tasks: The tasks to send to or receive from.
         messages: Number of messages to or from each task.
         flags: Further flags, for a TLS connection.
-        topology: The topology of the worker.
     """
 
     def __init__(
         self,
-        name: str,
+        client: Client,
         role: str,
+        *,
         address: str,
+        topology: str,
         tasks: Iterable[int],
         messages: int,
         flags: Iterable[str] = (),
-        topology: str = TOPOLOGY,
     ) -> None:
-        library = client(name)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the program
         words = {
             "address": address,
@@ -204,12 +207,12 @@ class Running:
         }
         self._process = subprocess.Popen(
             [
-                *library.run,
-                library.script.format(role),
+                *client.run,
+                client.script.format(role),
                 *(word for key, value in words.items() for word in (f"--{key}", value)),
                 *flags,
             ],
-            env=library.environment,
+            env=client.environment,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from deploy.foreign_clients import Running
+from deploy.foreign_clients import Running, built_with_go, client
 from helpers import eventually
 from helpers.admin import samples
 from helpers.certificates import Authority
@@ -35,7 +35,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
-CLIENTS = ("node", "go", "java", "rust", "grpclib")
+CLIENTS = ("buf", "node", "go", "java", "rust", "grpclib")
 RESUMING = ("node", "go", "grpclib")
 QUEUE = 200
 MESSAGES = 1000
@@ -150,22 +150,45 @@ def test_what_is_sent_is_received_and_every_count_agrees(
     pair: Pair, secured: Secured, name: str, way: str
 ) -> None:
     """A client fills queues at this worker and the next one, waits for credit, and ends with a ledger."""
+    library = client(name)
     flags: list[str] = []
     if way == "mtls":
         pair, flags = secured.pair, secured.flags()
-    tasks = {pair.near_task(): pair.near, pair.far_task(): pair.far}
+    near, far = pair.near_task(), pair.far_task()
     before = {end: seen_by_metrics(end) for end in (pair.near, pair.far)}
     with ExitStack() as programs:
-        start = programs.enter_context
-        sender = start(Running(name, "send", address_of(pair.near, way), tasks, MESSAGES, flags))
-        for task, endpoint in tasks.items():
+        sender = programs.enter_context(
+            Running(
+                library,
+                "send",
+                address=address_of(pair.near, way),
+                topology=TOPOLOGY,
+                tasks=[near, far],
+                messages=MESSAGES,
+                flags=flags,
+            )
+        )
+        for endpoint, task in ((pair.near, near), (pair.far, far)):
             eventually(partial(_full, endpoint, task), _WAIT_SECONDS, "a full queue")
-        receivers = {
-            task: start(Running(name, "recv", address_of(endpoint, way), [task], MESSAGES, flags))
-            for task, endpoint in tasks.items()
-        }
+        receivers = [
+            (
+                task,
+                programs.enter_context(
+                    Running(
+                        library,
+                        "recv",
+                        address=address_of(endpoint, way),
+                        topology=TOPOLOGY,
+                        tasks=[task],
+                        messages=MESSAGES,
+                        flags=flags,
+                    )
+                ),
+            )
+            for endpoint, task in ((pair.near, near), (pair.far, far))
+        ]
         sent(2 * MESSAGES, sender.report())
-        for task, receiver in receivers.items():
+        for task, receiver in receivers:
             received(task, MESSAGES, receiver.report())
     for endpoint, from_client, accepted in ((pair.near, 2 * MESSAGES, 2 * MESSAGES), (pair.far, 0, MESSAGES)):
         expected = dict(before[endpoint])
@@ -180,14 +203,19 @@ def test_what_is_sent_is_received_and_every_count_agrees(
 @pytest.mark.parametrize("name", RESUMING)
 def test_a_session_goes_on_after_its_connection_is_cut(pair: Pair, name: str) -> None:
     """Connections are reset with frames in flight: both sides resume, and no message is duplicated."""
+    library = client(name)
     task = pair.near_task()
     before = ledger(pair.near)
     with FaultProxy(pair.near.address) as sending, FaultProxy(pair.near.address) as receiving:
         for proxy in (sending, receiving):
             proxy.delay(0.01)  # keeps frames in flight
         with (
-            Running(name, "send", sending.address, [task], MESSAGES) as sender,
-            Running(name, "recv", receiving.address, [task], MESSAGES) as receiver,
+            Running(
+                library, "send", address=sending.address, topology=TOPOLOGY, tasks=[task], messages=MESSAGES
+            ) as sender,
+            Running(
+                library, "recv", address=receiving.address, topology=TOPOLOGY, tasks=[task], messages=MESSAGES
+            ) as receiver,
         ):
             for number in range(1, 4):
                 goal = number * MESSAGES // 4
@@ -210,15 +238,23 @@ def test_a_session_goes_on_after_its_connection_is_cut(pair: Pair, name: str) ->
 @pytest.mark.parametrize("name", RESUMING)
 def test_a_session_starts_over_with_a_worker_that_was_restarted(tmp_path: Path, name: str) -> None:
     """A worker drains and restarts without state: its clients start new sessions, and no message is lost."""
+    library = client(name)
     assignment = tmp_path / "assignment.json"
     flags = [f"--receive-queue-messages={QUEUE}", "--drain-seconds=20"]
     with RestartableWorker("worker", tmp_path, assignment, flags) as worker:
         assignment_file(tmp_path, 1, {worker.endpoint: [1]})
         worker.wait_ready()
         address = worker.endpoint.address
-        with FaultProxy(address) as slow, Running(name, "send", address, [1], 5 * MESSAGES) as sender:
+        with (
+            FaultProxy(address) as slow,
+            Running(
+                library, "send", address=address, topology=TOPOLOGY, tasks=[1], messages=5 * MESSAGES
+            ) as sender,
+        ):
             slow.delay(0.01)
-            with Running(name, "recv", slow.address, [1], 5 * MESSAGES) as receiver:
+            with Running(
+                library, "recv", address=slow.address, topology=TOPOLOGY, tasks=[1], messages=5 * MESSAGES
+            ) as receiver:
                 eventually(partial(_consumed, worker.endpoint, 1, MESSAGES), _WAIT_SECONDS, "a good start")
                 restart = worker.restart()
                 balance, account = sender.report(), receiver.report()
@@ -238,7 +274,9 @@ def test_a_session_starts_over_with_a_worker_that_was_restarted(tmp_path: Path, 
 def test_messages_to_an_unknown_task_come_back_refused(pair: Pair, name: str) -> None:
     """The client and the worker count the same rejected messages."""
     before = seen_by_metrics(pair.near)
-    with Running(name, "send", pair.near.address, [9999], 10) as sender:
+    with Running(
+        client(name), "send", address=pair.near.address, topology=TOPOLOGY, tasks=[9999], messages=10
+    ) as sender:
         report = sender.report()
     assert (report["accepted"], report["acknowledged"], report["refused"]) == (10, 0, 10)
     after = seen_by_metrics(pair.near)
@@ -269,14 +307,44 @@ def test_a_client_without_a_certificate_does_not_get_in(secured: Secured, name: 
     """A certificate signed by another authority is rejected; no message is counted."""
     stranger = Authority().issue("program.example").write(tmp_path)
     before = seen_by_status(secured.pair.near)
-    address = secured.pair.near.address
-    with Running(name, "send", address, [1], 1, secured.flags(stranger)) as sender:
+    with Running(
+        client(name),
+        "send",
+        address=secured.pair.near.address,
+        topology=TOPOLOGY,
+        tasks=[1],
+        messages=1,
+        flags=secured.flags(stranger),
+    ) as sender:
         eventually(lambda: sender.ended or sender.errors(), _WAIT_SECONDS, "a refusal")
     assert seen_by_status(secured.pair.near) == before
+
+
+def test_buf_makes_the_same_code_for_go(tmp_path: Path) -> None:
+    """The code that `buf generate` writes differs from protoc's only in comments."""
+    made = Path(built_with_go()).parents[1]
+    plugins = [
+        {"local": str(made / "bin" / name), "out": str(tmp_path), "opt": "paths=source_relative"}
+        for name in ("protoc-gen-go", "protoc-gen-go-grpc")
+    ]
+    template = json.dumps({"version": "v2", "plugins": plugins})
+    buf = require_tool("buf", "make install")
+    subprocess.run([buf, "generate", "--template", template], cwd=ROOT / "proto", check=True, timeout=60)
+
+    def code(folder: Path) -> dict[str, list[str]]:
+        return {
+            path.name: [line for line in path.read_text("utf-8").splitlines() if not line.startswith("//")]
+            for path in (folder / "tuplewire" / "v1").glob("*.go")
+        }
+
+    assert len(code(tmp_path)) == 5  # messages of three files, services of two
+    assert code(tmp_path) == code(made)
 
 
 @pytest.mark.parametrize("name", RESUMING)
 def test_a_refused_session_ends(pair: Pair, name: str) -> None:
     """A client exits with the worker's error if a retry cannot succeed."""
-    with Running(name, "send", pair.near.address, [1], 1, topology="another") as sender:
+    with Running(
+        client(name), "send", address=pair.near.address, topology="another", tasks=[1], messages=1
+    ) as sender:
         assert "this worker serves topology 'test'" in sender.failure()

@@ -10,7 +10,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from deploy.foreign_clients import GRPCLIB_VENV, NODE_MODULES, generate
+import pytest
+from deploy.foreign_clients import GRPCLIB_VENV, NODE_MODULES, built_with_maven, generate, protoc
 from google.protobuf import descriptor_pb2
 from helpers.tools import ROOT, missing, require_tool
 
@@ -47,6 +48,13 @@ def es_plugins() -> Path:
         missing(f"{NODE_MODULES} has no @bufbuild/protoc-gen-es; make deploy-tools installs it")
     require_tool("node", "the Debian package nodejs")
     return plugins
+
+
+def mavens_protoc() -> Path:
+    """Return the protoc that Maven's plug-in uses to generate Java code."""
+    built_with_maven()
+    (found,) = (ROOT / "build" / "foreign-java" / "protoc-plugins").glob("protoc-[0-9]*.exe")
+    return found
 
 
 def buf(*words: str | Path) -> None:
@@ -89,20 +97,31 @@ def test_plug_ins_get_the_same_from_both(tmp_path: Path) -> None:
     assert sets[0] == sets[1]
 
 
-def test_buf_generates_the_same(tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["java", "python", "es"])
+def test_buf_generates_the_same(language: str, tmp_path: Path) -> None:
     """`buf generate` and plain protoc write the same files, without additional options.
 
-    Shown for one plug-in: every plug-in gets the same descriptors, by the test above.
+    protoc's own generators also keep the JSON names that buf passes; only plug-ins write the same.
     """
     protocs, bufs = tmp_path / "protoc", tmp_path / "buf"
     protocs.mkdir()
-    plugins = es_plugins()
-    generate(plugins, f"--es_out={protocs}")
-    template = {"version": "v2", "plugins": [{"local": str(plugins / "protoc-gen-es"), "out": str(bufs)}]}
-    buf("generate", "--template", json.dumps(template))
-    written = files_of(protocs)
+    program = mavens_protoc() if language == "java" else protoc()
+    plugins = es_plugins() if language == "es" else tmp_path
+    generate(plugins, f"--{language}_out={protocs}", by=program)
+    plugin = {"protoc_builtin": language, "protoc_path": str(program)}
+    if language == "es":
+        plugin = {"local": str(plugins / "protoc-gen-es")}
+    buf("generate", "--template", json.dumps({"version": "v2", "plugins": [{**plugin, "out": str(bufs)}]}))
+    written, again = files_of(protocs), files_of(bufs)
+    assert written.keys() == again.keys()
     assert len(written) >= 3
-    assert written == files_of(bufs)
+    if language == "es":
+        assert written == again
+    if language == "python":
+        assert python(ALONE, bufs) == "a\n"
+        for path in ((bufs, PACKAGE), (PACKAGE, bufs)):
+            python(BESIDE, *path)
 
 
 def test_javascript_reads_and_writes_the_contract(tmp_path: Path) -> None:

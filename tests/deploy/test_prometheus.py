@@ -40,6 +40,7 @@ READ = {1: 11, 2: 21}
 """Tasks with a consumer under load, by the number of their worker."""
 STUCK = (5, 15)
 """Tasks without a consumer under load: one of the first worker and one of the second."""
+COUNTED = 25
 BATCH = 100
 DASHBOARD = json.loads((CHART / "files" / "tuplewire.json").read_text(encoding="utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -131,6 +132,24 @@ def test_targets_are_up(scene: Scene) -> None:
     eventually(lambda: found() == wanted, SECONDS, "all targets are up")
 
 
+def test_received_is_what_was_sent(scene: Scene) -> None:
+    """Prometheus counts exactly the messages that a program sent, at both workers on their path."""
+    total = 12_345
+    with (
+        client_of(scene.workers[2].address) as consumer,
+        Reader(consumer.recv([COUNTED], timeout=1)) as reader,
+        client_of(scene.workers[0].address) as program,
+    ):
+        program.send(numbered(COUNTED, range(total)))
+        program.flush(SECONDS)
+        eventually(lambda: len(reader.got) == total, SECONDS, "everything is read")
+    for worker, source in (("worker-0", "client"), ("worker-2", "worker-0")):
+        scene.prometheus.until(
+            f'tuplewire_received_messages_total{{worker="{worker}", source="{source}"}}',
+            lambda samples: [value for _, value in samples] == [total],
+        )
+
+
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel["title"]))
 def test_panels_have_data(load: Scene, panel: dict[str, Any]) -> None:
     """Every query of the dashboard is valid, and returns numbers under load."""
@@ -175,23 +194,38 @@ def test_promtool_finds_nothing(load: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("alert", "labels", "expected"),
+    ("alert", "workers"),
     [
-        ("Backpressured", ("worker",), {("worker-0",)}),
-        ("NoConsumer", ("worker",), {("worker-0",), ("worker-1",)}),
-        ("NotReady", ("worker",), {("secured",)}),
-        ("CertificateExpires", ("worker",), {("secured",)}),
-        ("AssignmentsDiffer", ("topology",), {(TOPOLOGY,)}),
-        ("TaskBlocking", ("worker", "task"), {("worker-0", str(task)) for task in STUCK}),
+        ("TuplewireBackpressured", {"worker-0"}),
+        ("TuplewireNoConsumer", {"worker-0", "worker-1"}),
+        ("TuplewireNotReady", {"secured"}),
+        ("TuplewireCertificateExpires", {"secured"}),
     ],
 )
-def test_alerts_fire(
-    load: Scene, alert: str, labels: tuple[str, ...], expected: set[tuple[str, ...]]
-) -> None:
-    """Each alert fires for exactly the workers, topologies or tasks with a problem: see the scene."""
+def test_alerts_fire(load: Scene, alert: str, workers: set[str]) -> None:
+    """Each alert fires for exactly the workers with a problem: see the scene and its load."""
     load.prometheus.until(
-        f'ALERTS{{alertname="Tuplewire{alert}", alertstate="firing"}}',
-        lambda samples: {tuple(found[name] for name in labels) for found, _ in samples} == expected,
+        f'ALERTS{{alertname="{alert}", alertstate="firing"}}',
+        lambda samples: {labels["worker"] for labels, _ in samples} == workers,
+    )
+
+
+def test_workers_with_different_assignments_are_told_of(load: Scene) -> None:
+    """The alert names the topology in which one worker has a newer assignment than the others."""
+    load.prometheus.until(
+        'ALERTS{alertname="TuplewireAssignmentsDiffer", alertstate="firing"}',
+        lambda samples: [labels["topology"] for labels, _ in samples] == [TOPOLOGY],
+    )
+
+
+def test_tasks_that_hold_others_up_are_named(load: Scene) -> None:
+    """The alert names both tasks without a consumer, local and remote, at the sending program's worker."""
+    load.prometheus.until(
+        'ALERTS{alertname="TuplewireTaskBlocking", alertstate="firing"}',
+        lambda samples: (
+            {(labels["worker"], labels["task"]) for labels, _ in samples}
+            == {("worker-0", str(task)) for task in STUCK}
+        ),
     )
 
 
