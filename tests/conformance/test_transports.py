@@ -108,6 +108,15 @@ class SharedBehaviour(TransportHarness):
             assert sorted(task for _, task, _ in recorder.seen()) == [1, 2]
             assert server.statistics().refused_messages == {"UNKNOWN_TASK": 1}
 
+    def test_a_close_without_time_frees_the_port(self) -> None:
+        """close(0) does not wait for senders, and raises no error; the port can be bound again."""
+        with self.context() as context:
+            server = context.bind(TOPOLOGY, 0, Recorder())
+            client = context.connect(TOPOLOGY, HOST, server.port)
+            eventually(lambda: is_ready(client))
+            server.close(0)
+            context.bind(TOPOLOGY, server.port, Recorder())
+
     def test_messages_can_be_pulled(self) -> None:
         """Without a callback, recv() gives one message at a time."""
         with self.pair(None) as (server, client):

@@ -8,6 +8,7 @@ of a context. Thread-safe. Exceptions: methods of the event loop. Design: docs/d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from abc import abstractmethod
@@ -179,9 +180,10 @@ class StreamedServer(IServerConnection, Generic[_Context]):
             # The close ends every Recv stream, so new consumers connect to another worker.
             self._recv.draining = True
         # Acknowledge first, then end the streams: a lost acknowledgement would cause a resend.
-        async with asyncio.timeout(timeout):
-            await self._send.drain(AcceptedPeers.NOBODY)
-            await self._send.end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._send.drain(AcceptedPeers.NOBODY)
+                await self._send.end()
         await self._stop(_LAST_CALLS_SECONDS)
 
     def abort(self) -> None:
