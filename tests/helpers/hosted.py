@@ -1,8 +1,8 @@
-"""Embedded workers with the links or the executors of their topology, joined by an assignment."""
+"""Embedded workers with the links of their executors, joined by an assignment."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -10,9 +10,6 @@ from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
 from tuplewire_service.process.embedded_worker import EmbeddedWorker
 from tuplewire_topology import Topology
-from tuplewire_topology.acking.acker import Acker
-from tuplewire_topology.authoring.tuples import AddressedTuples
-from tuplewire_topology.clusters.local_worker import LocalWorker
 from tuplewire_topology.running.link import Link
 
 TOPOLOGY = "t"
@@ -69,25 +66,3 @@ def hosted(
             stack.callback(workers[-1].close, 1.0)
         assign(1, dict(zip(workers, shares, strict=True)))
         yield workers
-
-
-def local_worker(
-    topology: Topology,
-    conf: Mapping[str, Any] | None = None,
-    tasks: Iterable[int] | None = None,
-    **settings: Any,
-) -> LocalWorker:
-    """Return the only worker of a topology, with executors that are not started yet. The test closes it.
-
-    tasks: the tasks that it runs; None: all.
-    """
-    embedded = EmbeddedWorker("w0", TOPOLOGY, {})
-
-    def tell(column: AddressedTuples) -> None:
-        worker.transfer.send_outcomes(column)
-
-    worker = LocalWorker(
-        topology, list(tasks or topology.tasks), embedded, conf=conf or {}, acker=Acker(tell), **settings
-    )
-    embedded.assign(1, {embedded.peer: topology.tasks})
-    return worker

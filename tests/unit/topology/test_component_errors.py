@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from helpers.hosted import local_worker
 from helpers.idle import wait_idle
 
 from tuplewire.connection.loop import EventLoopThread
@@ -27,7 +26,7 @@ from tuplewire_topology import (
     Tuple,
 )
 from tuplewire_topology.authoring.component import TaskError
-from tuplewire_topology.clusters.local_worker import LocalWorker
+from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.timer import SystemTimer
 
 SECONDS = 30.0
@@ -117,7 +116,7 @@ class To(CustomStreamGrouping):
         return []
 
 
-def worker_of(raises: Raises) -> LocalWorker:
+def worker_of(raises: Raises) -> ExecutorWorker:
     """Return a worker with a spout, a grouping and a bolt; its policy skips tuples on an Exception."""
     builder = TopologyBuilder()
     builder.set_spout("spout", One(raises))
@@ -126,7 +125,7 @@ def worker_of(raises: Raises) -> LocalWorker:
         sink.custom_grouping("spout", To(raises))
     else:
         sink.shuffle_grouping("spout")
-    return local_worker(builder.create_topology(), {"topology.error.policy": "skip"})
+    return ExecutorWorker(builder.create_topology(), conf={"topology.error.policy": "skip"})
 
 
 @each_error
@@ -220,7 +219,7 @@ def run(spout: Spout, bolt: BasicBolt | None = None) -> None:
     builder.set_spout("spout", spout)
     if bolt is not None:
         builder.set_bolt("bolt", bolt).shuffle_grouping("spout")
-    worker = local_worker(builder.create_topology(), STRICT)
+    worker = ExecutorWorker(builder.create_topology(), conf=STRICT)
     try:
         worker.start()
         worker.switch(active=True)

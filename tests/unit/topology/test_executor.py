@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from helpers.hosted import local_worker
 from helpers.idle import wait_idle
 
 from tuplewire.errors import TopologyError
@@ -125,7 +124,7 @@ def running(
 ) -> Iterator[ExecutorWorker]:
     """Run a topology in this process; its executors must stop with the block."""
     before = threading.enumerate()
-    worker = local_worker(topology, conf, **more)
+    worker = ExecutorWorker(topology, conf=conf, **more)
     try:
         worker.start()
         worker.switch(active=True)
@@ -368,7 +367,7 @@ def test_error_while_opening() -> None:
         def open(self, *_: object) -> None:
             raise OSError("no such source")
 
-    worker = local_worker(chain(Closed(1, Log())), {"topology.error.policy": "skip"})
+    worker = ExecutorWorker(chain(Closed(1, Log())), conf={"topology.error.policy": "skip"})
     with pytest.raises(TaskError, match="task 1 of 's': OSError: no such source"):
         worker.start()
     worker.close()
@@ -412,4 +411,4 @@ def test_executor_is_not_split() -> None:
     """A worker refuses a part of an executor's tasks."""
     topology = chain(Numbers(1, Log()), Do(lambda _: None), parallelism=1, n_tasks=2)
     with pytest.raises(TopologyError, match="tasks 1 to 2 share an executor"):
-        local_worker(topology, tasks=[1])
+        ExecutorWorker(topology, [1])

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.hosted import local_worker
 from helpers.idle import wait_idle
 from helpers.logged import logged
 
@@ -85,7 +84,7 @@ def fed(feeder: FeederSpout, function: Callable[[Tuple], Any]) -> Topology:
 def running(topology: Topology, **settings: Any) -> Iterator[ExecutorWorker]:
     """Run a topology, with a heartbeat every twentieth of a second."""
     conf = {"worker.heartbeat.frequency.secs": 0.05, **settings.pop("conf", {})}
-    worker = local_worker(topology, conf, **settings)
+    worker = ExecutorWorker(topology, conf=conf, **settings)
     try:
         worker.start()
         worker.switch(active=True)
@@ -234,7 +233,7 @@ def test_a_worker_that_cannot_start_says_why(feeder: FeederSpout) -> None:
     builder = TopologyBuilder()
     builder.set_spout("s", feeder)
     builder.set_bolt("b", Broken(print)).shuffle_grouping("s")
-    worker = local_worker(builder.create_topology())
+    worker = ExecutorWorker(builder.create_topology())
     assert worker.not_ready == "starting"
     with pytest.raises(Exception, match="no such table"):
         worker.start()
@@ -245,4 +244,4 @@ def test_a_worker_that_cannot_start_says_why(feeder: FeederSpout) -> None:
 def test_a_wrong_frequency() -> None:
     """An invalid frequency is an error that names the setting."""
     with pytest.raises(ConfigError, match=r"worker.heartbeat.frequency.secs"):
-        local_worker(fed(FeederSpout(["number"]), print), {"worker.heartbeat.frequency.secs": "often"})
+        ExecutorWorker(fed(FeederSpout(["number"]), print), conf={"worker.heartbeat.frequency.secs": "often"})

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers.hosted import local_worker
 from helpers.logged import logged
 
 from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
@@ -28,6 +27,7 @@ from tuplewire_topology.coordination.coordinator import (
     Order,
     TaskUnresponsiveError,
 )
+from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.serial.snapshots import from_values, to_values
 from tuplewire_topology.spark import rows
@@ -209,9 +209,9 @@ def test_a_row_that_always_fails_is_given_up(
     batches = [pa.RecordBatch.from_pydict({"n": list(range(begin, begin + 10))}) for begin in (0, 10)]
     failed_rows = FailedRows()
     letters: list[DeadLetter] = []
-    worker = local_worker(
+    worker = ExecutorWorker(
         builder.create_topology(),
-        {ROWS_KEY: (iter(batches), failed_rows, letters.append), "topology.error.policy": policy},
+        conf={ROWS_KEY: (iter(batches), failed_rows, letters.append), "topology.error.policy": policy},
         error=failed_rows.add_error,
         dead_letter=take_none,
     )

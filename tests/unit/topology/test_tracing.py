@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from helpers.hosted import local_worker
 from helpers.words import topology as words
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +25,7 @@ from tuplewire.values.headers import decode_headers, encode_headers
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import WorkerSettings
+from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 CONTEXT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 HEADERS = st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=5)), max_size=3)
@@ -114,10 +114,9 @@ async def test_off_means_no_observer() -> None:
     assert router.pressure.example is None
     await asyncio.to_thread(context.term)
 
-    worker = await asyncio.to_thread(local_worker, words())
+    worker = ExecutorWorker(words())
     assert not worker.transfer.traced
     assert worker._executor_context.tracing is None
-    await asyncio.to_thread(worker.close)
 
 
 def test_a_send_has_a_span_with_its_error_and_a_refused_try_send_has_none(

@@ -18,7 +18,7 @@ from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.process.embedded_worker import EmbeddedWorker
+from tuplewire_service.process.embedded_worker import EmbeddedWorker, check_conf
 from tuplewire_topology.acking.acker import Acker, Root
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.authoring.description import Topology, shares_of
@@ -79,6 +79,9 @@ class LocalTopology(RunningTopology):
         self._dead: list[Executor[Any]] = []
         try:
             portions = shares_of(topology, TopologySettings.from_conf(conf).workers)
+            # Also for one worker, which has no transport, so that invalid settings always raise an error.
+            check_conf(conf, name)
+            self._several = len(portions) > 1
             for number, portion in enumerate(portions):
                 self._workers.append(self._make_worker(number, portion))
             self._assign()
@@ -101,7 +104,7 @@ class LocalTopology(RunningTopology):
         return LocalWorker(
             self.topology,
             tasks,
-            EmbeddedWorker(worker_id, self.name, self._conf),
+            EmbeddedWorker(worker_id, self.name, self._conf) if self._several else None,
             topology_id=self.name,
             conf=self._conf,
             timer=self._timer,
@@ -113,13 +116,20 @@ class LocalTopology(RunningTopology):
         )
 
     def _assign(self) -> None:
-        """Send the owners of all tasks to every worker."""
+        """Send the owners of all tasks to every worker, if there are several."""
         self._worker_of = {task: worker for worker in self._workers for task in worker.tasks}
-        self._version += 1
-        shares = {worker.hosted.peer: sorted(worker.tasks) for worker in self._living()}
-        dead = [worker.hosted.peer for worker in self._workers if worker.dead]
+        if self._several:
+            self._version += 1
+            shares = {each.peer: sorted(tasks) for each, tasks in self._hosted()}
+            dead = [worker.hosted.peer for worker in self._workers if worker.hosted and worker.dead]
+            for hosted, _ in self._hosted():
+                hosted.assign(self._version, shares, dead)
+
+    def _hosted(self) -> Iterator[tuple[EmbeddedWorker, Collection[int]]]:
+        """Yield the embedded worker of each living worker, with its tasks; nothing for a single worker."""
         for worker in self._living():
-            worker.hosted.assign(self._version, shares, dead)
+            if worker.hosted is not None:
+                yield worker.hosted, worker.tasks
 
     def _tell(self, column: AddressedTuples) -> None:
         worker = self._worker_of[column.task]
@@ -167,8 +177,8 @@ class LocalTopology(RunningTopology):
         )
 
     def ledgers(self) -> dict[str, LedgerSnapshot]:
-        """Return the ledger of each worker, in messages."""
-        return {worker.hosted.peer[0]: worker.hosted.ledger() for worker in self._living()}
+        """Return the ledger of each worker, in messages; empty for a single worker."""
+        return {hosted.peer[0]: hosted.ledger() for hosted, _ in self._hosted()}
 
     def heartbeats(self) -> list[ExecutorHeartbeat]:
         """Return the activity of every executor at its worker's last heartbeat."""

@@ -1,4 +1,4 @@
-"""A worker of a local cluster: executors, and an embedded worker, which connects them to other workers.
+"""A worker of a local cluster: executors, and an embedded worker if the topology has several workers.
 
 Used by local_topology.py. Owns both. Not thread-safe, like ExecutorWorker. Design: docs/design/topologies.md.
 """
@@ -24,19 +24,22 @@ from tuplewire_topology.running.outgoing import outbound_tasks
 class LocalWorker(ExecutorWorker):
     """Executors and their embedded worker. Source: Storm's `Worker`, run by its `LocalContainer`.
 
-    `settings` are passed to ExecutorWorker.
+    `hosted` is None for a single worker. `settings` are passed to ExecutorWorker.
     """
 
     def __init__(
         self,
         topology: Topology,
         tasks: Collection[int],
-        hosted: EmbeddedWorker,
+        hosted: EmbeddedWorker | None,
         conf: Mapping[str, Any],
         **settings: Any,
     ) -> None:
         self.dead = False
         self.hosted = hosted
+        if hosted is None:
+            super().__init__(topology, tasks, conf=conf, **settings)
+            return
         try:
             link = Link.to(hosted.host, topology, conf)
             super().__init__(topology, tasks, link=link, port=hosted.port, conf=conf, **settings)
@@ -48,7 +51,10 @@ class LocalWorker(ExecutorWorker):
     def report(self, *, anew: bool = False) -> ProcessReport:
         """See ExecutorWorker.report. At rest also means that all messages for other workers have arrived."""
         report = super().report(anew=anew)
-        pending = self.link.pending + messaging_loop().call(lambda: self.hosted.held_messages)
+        hosted = self.hosted
+        if hosted is None or self.link is None:
+            return report
+        pending = self.link.pending + messaging_loop().call(lambda: hosted.held_messages)
         return replace(report, at_rest=report.at_rest and not pending)
 
     def kill(self, timeout: float) -> list[Executor[Any]]:
@@ -57,13 +63,9 @@ class LocalWorker(ExecutorWorker):
         Returns the executors that are still in user code after `timeout` seconds; they end after that call.
         """
         self.dead = True
-        with self._lock:
-            self._closed = True
-        self._end_timer()
-        for executor in self.executors:
-            executor.abandon()
-        self.disconnect()
-        self.hosted.abort()
+        self.abandon()
+        if self.hosted is not None:
+            self.hosted.abort()
         return self._still_running(time.monotonic() + timeout)
 
     def close(self, timeout: float = 10.0) -> None:
@@ -71,5 +73,5 @@ class LocalWorker(ExecutorWorker):
         try:
             super().close(timeout)
         finally:
-            if not self.dead:
+            if self.hosted is not None and not self.dead:
                 self.hosted.close(timeout)

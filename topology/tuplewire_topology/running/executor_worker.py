@@ -48,11 +48,11 @@ class ExecutorWorker:
     """Runs the executors of some tasks of a topology.
 
     Args:
-        tasks: The tasks of whole executors.
-        link: Connects other workers with tasks of the topology.
+        tasks: The tasks of whole executors; by default all.
         conf: Settings by Storm's keys, and the user's own.
-        acker: Tracks tuples if the topology has no acker tasks (with_ackers). The workers of a process share
-            it.
+        link: Connects other processes with tasks of the topology.
+        acker: Tracks tuples if the topology has no acker tasks (with_ackers). The workers of a process can
+            share it. If both it and `link` are missing, the worker creates one.
         error, dead_letter, emitted, received: See ExecutorContext.
         state_file: Gets each heartbeat as JSON; removed after a clean end.
         port: The worker's port, for the contexts of its tasks.
@@ -61,11 +61,11 @@ class ExecutorWorker:
     def __init__(
         self,
         topology: Topology,
-        tasks: Iterable[int],
+        tasks: Iterable[int] | None = None,
         *,
-        link: Link,
         topology_id: str = "topology",
         conf: Mapping[str, Any] | None = None,
+        link: Link | None = None,
         timer: SimulatedTimer | None = None,
         acker: Acker | None = None,
         error: Callable[[TaskError], None] = lambda _: None,
@@ -77,10 +77,11 @@ class ExecutorWorker:
     ) -> None:
         conf = dict(conf or {})
         self.settings = TopologySettings.from_conf(conf)
-        self.tasks = frozenset(tasks)
+        self.tasks = frozenset(topology.tasks if tasks is None else tasks)
         self.idle = IdleWatch()
         self.failure: TuplewireError | None = None
         self.link = link
+        self._host = None if link is None else link.worker
         self._lock = threading.Lock()
         self._closed = False
         self._started = False
@@ -100,6 +101,8 @@ class ExecutorWorker:
             ackers=topology.tasks_of(ACKER_COMPONENT) if has_ackers else None,
             traced=spans is not None,
         )
+        if acker is None and link is None and not has_ackers:  # with a link, trees may span processes
+            acker = Acker(self.transfer.send_outcomes)
         self._executor_context = ExecutorContext(
             topology=topology,
             conf=conf,
@@ -114,7 +117,7 @@ class ExecutorWorker:
             idle=self.idle,
             emitted=emitted,
             received=received,
-            ready=lambda: not link.not_connected,
+            ready=lambda: link is None or not link.not_connected,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=self.loads,
             tracing=spans,
@@ -185,8 +188,8 @@ class ExecutorWorker:
             period = self.settings.message_timeout_seconds / PARTS
             if self._has_ackers and period and not isinstance(executor, BoltExecutor):  # ackers and spouts
                 self._recurring.append(self._timer.every(period, executor.rotate))
-        # After all tasks are open, because the queues fill from now on.
-        self.link.open([executor.tasks for executor in executors], self.transfer.receive, self._failed)
+        if self.link is not None:  # after all tasks are open, because the queues fill from now on
+            self.link.open([executor.tasks for executor in executors], self.transfer.receive, self._failed)
 
     def switch(self, *, active: bool) -> None:
         """Request tuples from the spouts, once the link is connected, or stop; tuples in flight continue."""
@@ -226,8 +229,9 @@ class ExecutorWorker:
         if anew:
             self._start_epoch()
         at_rest, sent, taken = self.idle.traffic(self._finished)
+        lost = 0 if self.link is None else self.link.lost()
         failure = None if self.failure is None else Failure.of(self.failure)
-        return ProcessReport(at_rest, sent, taken + self.link.lost(), failure)
+        return ProcessReport(at_rest, sent, taken + lost, failure)
 
     def check(self) -> None:
         """Raise the worker's failure, if it has failed."""
@@ -251,8 +255,9 @@ class ExecutorWorker:
             executor.stop()
         deadline = max(deadline, time.monotonic() + 1.0)  # also if the wait has used up the time
         stuck = self._still_running(deadline)
-        self.link.close(max(1.0, deadline - time.monotonic()))
-        stuck = [each for each in stuck if not each.join(1.0)]  # it may have waited for the link's space
+        if self.link is not None:
+            self.link.close(max(1.0, deadline - time.monotonic()))
+            stuck = [each for each in stuck if not each.join(1.0)]  # it may have waited for the link's space
         self._hooks.close()
         self._heartbeats.beat()
         tracing.flush()
@@ -267,6 +272,15 @@ class ExecutorWorker:
         self._ticks.close()
         for cancel in self._recurring:
             cancel()
+
+    def abandon(self) -> None:
+        """End like a killed process: send nothing more. Does not wait for calls of user code."""
+        with self._lock:
+            self._closed = True
+        self._end_timer()
+        for executor in self.executors:
+            executor.abandon()
+        self.disconnect()
 
     def _still_running(self, deadline: float) -> list[Executor[Any]]:
         return [each for each in self.executors if not each.join(max(0.0, deadline - time.monotonic()))]
@@ -307,7 +321,8 @@ class ExecutorWorker:
         if not executor.join(timeout):
             raise TimeoutError(f"{executor} did not end within {timeout} s")
         self.executors = [each for each in self.executors if each is not executor]
-        self.link.leave(tasks)
+        if self.link is not None:
+            self.link.leave(tasks)
         self.tasks -= frozenset(tasks)
         self._executor_context.metrics.forget(tasks)
         self.check()
@@ -329,15 +344,15 @@ class ExecutorWorker:
 
     def loads(self) -> dict[int, float]:
         """Return the known loads by task, 0 to 1."""
-        return {**({} if self.link.worker is None else self.link.worker.loads()), **self._own_loads}
+        return {**({} if self._host is None else self._host.loads()), **self._own_loads}
 
     def _refresh(self) -> None:
         if self._closed:  # a shared timer may call this once more
             return
         loads = ((each.tasks, each.update_load()) for each in self.executors)
         self._own_loads = {task: load for tasks, load in loads for task in tasks}
-        if self.link.worker is not None:
-            self.link.worker.report_loads(self._own_loads)
+        if self._host is not None:
+            self._host.report_loads(self._own_loads)
         for executor in self.executors:
             executor.refresh()
 
@@ -346,7 +361,7 @@ class ExecutorWorker:
             return f"failed: {self.failure}"
         if self._closed or not self._started:
             return "stopped" if self._closed else "starting"
-        return self.link.not_connected
+        return "" if self.link is None else self.link.not_connected
 
     @property
     def heartbeats(self) -> Sequence[ExecutorHeartbeat]:
@@ -363,11 +378,12 @@ class ExecutorWorker:
         """True if a drain must wait for tuples, or for sent messages that the worker has not accepted."""
         if self.failure is not None:  # its tuples are never processed
             return False
-        return not self.idle.empty or self.link.pending > 0
+        return not self.idle.empty or (self.link is not None and self.link.pending > 0)
 
     def disconnect(self) -> None:
         """Close the link, which ends executors that wait for free space. See AttachedProgram."""
-        self.link.abort()
+        if self.link is not None:
+            self.link.abort()
 
     def statistics(self) -> Sequence[ExecutorStatistics]:
         """Return a snapshot of every executor; see Executor.statistics."""

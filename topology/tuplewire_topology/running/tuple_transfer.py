@@ -41,7 +41,7 @@ class Transfer:
 
     queues: Mapping[int, ReceiveQueue]
     serializer: TupleSerializer
-    link: Link
+    link: Link | None
     idle: IdleWatch
     settings: TopologySettings
     ackers: range | None = field(kw_only=True)
@@ -82,6 +82,10 @@ class Transfer:
                     remote += self._group(column, known, undeliverable)
         if remote:
             self.idle.handed(sum(map(len, remote)))  # before the send: no receiver may count them first
+            if self.link is None:
+                raise MessageError(
+                    f"task {remote[0].task} is not in this process, which has no link to others"
+                )
             self.link.send(remote)
 
     def _group(
