@@ -236,6 +236,8 @@ class EventLoopThread:
 async def in_own_thread(function: Callable[[], _Result]) -> _Result:
     """Await a blocking function in a new thread: a pool may be full of functions that wait."""
     outcome: Future[_Result] = Future()
+    _blocking.add(outcome)
+    outcome.add_done_callback(_blocking.discard)
     outcome.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it
     run = partial(_set_result, outcome, function)
     threading.Thread(target=run, name="tuplewire-blocking", daemon=True).start()
@@ -275,6 +277,7 @@ def _report(task: asyncio.Task[None]) -> None:
         task.get_loop().call_exception_handler(context)
 
 
+_blocking: set[Future[Any]] = set()  # of in_own_thread(): a child would inherit OpenSSL's locks
 _lock = threading.Lock()
 _current: EventLoopThread | None = None
 _suspended: EventLoopThread | None = None
@@ -324,11 +327,9 @@ def on_messaging_loop() -> bool:
 def _grpc_is_running() -> bool:
     """Return True if a thread of gRPC's core is alive; it exits milliseconds after the last gRPC object."""
     for thread in Path("/proc/self/task").iterdir():
-        try:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it exited after it was listed
             if (thread / "comm").read_text().startswith(_GRPC_THREADS):
                 return True
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # the thread exited after it was listed
     return False
 
 
@@ -337,7 +338,7 @@ def _before_fork() -> None:
 
     1. The process has no loop: there is nothing to close.
     2. A server is bound, or the loop's own thread forks: gRPC continues, and the child cannot use gRPC.
-    3. All connections are closed, and gRPC's threads have exited: the child may connect.
+    3. All connections are closed, and the threads of gRPC and TLS have exited: the child may connect.
     4. An error, or 5 seconds have passed: the child cannot use gRPC.
     """
     global _suspended, _survives, _interrupted
@@ -353,7 +354,7 @@ def _before_fork() -> None:
         try:
             current.run(current.suspend(), _SUSPEND_SECONDS)
             gc.collect()  # gRPC's threads exit after its last object
-            while (running := _grpc_is_running()) and time.monotonic() < deadline:
+            while (running := bool(_blocking) or _grpc_is_running()) and time.monotonic() < deadline:
                 time.sleep(0.001)
             _survives = not running
         except KeyboardInterrupt:

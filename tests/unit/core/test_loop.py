@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Event, Timer
 
 from _pytest.monkeypatch import MonkeyPatch
 
 from tuplewire.connection import loop as loop_module
-from tuplewire.connection.loop import EventLoopThread, messaging_loop
+from tuplewire.connection.loop import EventLoopThread, in_own_thread, messaging_loop
 from tuplewire_service.testing import eventually
 
 
@@ -67,3 +68,21 @@ def test_threads_that_ask_first_together_get_one_loop(monkeypatch: MonkeyPatch) 
     assert not answers[0].loop.is_closed()
     answers[0].end()
     eventually(answers[0].loop.is_closed, 20, "the last one closed")
+
+
+def test_a_fork_waits_for_functions_in_their_own_threads() -> None:
+    """A child is created after they have returned: it would inherit OpenSSL locks that nothing releases."""
+    entered, go, returned = Event(), Event(), Event()
+
+    def handshake() -> None:
+        entered.set()
+        go.wait(10)
+        returned.set()
+
+    messaging_loop().submit(in_own_thread(handshake))
+    assert entered.wait(10)
+    Timer(1.0, go.set).start()  # longer than the rest of the preparation takes
+    child = os.fork()
+    if not child:
+        os._exit(0 if returned.is_set() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
