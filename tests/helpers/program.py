@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -18,7 +19,9 @@ class Program:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tuplewire.aio", "tuplewire.client"])
         self._pipe, child = context.Pipe()
-        self._process = context.Process(target=_run, args=(child, target, arguments), name=target.__name__)
+        self._process = context.Process(
+            target=_run, args=(child, dict(os.environ), target, arguments), name=target.__name__
+        )
         self._process.start()
         child.close()
 
@@ -58,7 +61,12 @@ class Program:
         self._process.close()
 
 
-def _run(pipe: Connection, target: Callable[..., None], arguments: Sequence[Any]) -> None:
+def _run(
+    pipe: Connection, environment: Mapping[str, str], target: Callable[..., None], arguments: Sequence[Any]
+) -> None:
+    # The server that forks has the environment of the test that started it.
+    os.environ.clear()
+    os.environ.update(environment)
     target(pipe, *arguments)
 
 
