@@ -161,7 +161,7 @@ def run(spark: SparkSession, home: Path, stack: ExitStack) -> dict[str, object]:
 
     def until(condition: Callable[[], object], what: str) -> None:
         def holds() -> object:
-            assert query.isActive, query.exception()
+            assert query.isActive, str(query.exception())
             return condition()
 
         print(what, file=sys.stderr, flush=True)
