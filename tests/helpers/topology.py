@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from helpers.admin import samples
 from helpers.ports import free_port
@@ -184,6 +185,16 @@ def numbered(task: int, numbers: Iterable[int], source: int | None = None) -> Ta
 def messages_of(batch: TaskMessageBatch) -> list[Message]:
     """Return each message with its source."""
     return [(group.source, payload) for group in batch.groups for payload in group.payloads()]
+
+
+async def gather(subscription: Any, how_many: int) -> list[Message]:
+    """Take exactly `how_many` messages and acknowledge them."""
+    messages: list[Message] = []
+    while len(messages) < how_many:
+        messages += messages_of(await anext(subscription))
+    subscription.acknowledge()
+    assert len(messages) == how_many
+    return messages
 
 
 def collect(subscription: Subscription, how_many: int) -> list[Message]:

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakSet
 
 import pytest
-from helpers.topology import TOPOLOGY, Message, Pair, messages_of, numbered, numbers
+from helpers.topology import TOPOLOGY, Message, Pair, gather, messages_of, numbered, numbers
 from helpers.traffic import deliver
 
 from tuplewire import Client as BlockingClient
@@ -20,16 +20,6 @@ from tuplewire.connection.receiver import Receiver
 from tuplewire.errors import UnreachableError
 
 client_of = functools.partial(Client, topology=TOPOLOGY)
-
-
-async def gather(subscription: Subscription, how_many: int) -> list[Message]:
-    """Take exactly `how_many` messages and acknowledge them."""
-    messages: list[Message] = []
-    while len(messages) < how_many:
-        messages += messages_of(await anext(subscription))
-    subscription.acknowledge()
-    assert len(messages) == how_many
-    return messages
 
 
 async def test_a_client_keeps_no_subscription_that_was_closed(pair: Pair) -> None:

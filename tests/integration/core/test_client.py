@@ -15,10 +15,10 @@ import pytest
 from helpers.errors import comes_to_say
 from helpers.topology import (
     TOPOLOGY,
-    Message,
     Pair,
     acknowledged,
     collect,
+    gather,
     messages_of,
     metric,
     numbered,
@@ -78,16 +78,6 @@ def make(request: pytest.FixtureRequest) -> Make:
         "asyncio": aio.Client,
     }
     return functools.partial(kinds[request.param], topology=TOPOLOGY)
-
-
-async def gather(subscription: Any, how_many: int) -> list[Message]:
-    """Take exactly `how_many` messages and acknowledge them."""
-    messages: list[Message] = []
-    while len(messages) < how_many:
-        messages += messages_of(await anext(subscription))
-    subscription.acknowledge()
-    assert len(messages) == how_many
-    return messages
 
 
 async def test_send_takes_every_form(make: Make, pair: Pair) -> None:
