@@ -48,9 +48,9 @@ class LocalWorker(ExecutorWorker):
             hosted.abort()
             raise
 
-    def report(self, *, anew: bool = False) -> ProcessReport:
+    def report(self, *, new_epoch: bool = False) -> ProcessReport:
         """See ExecutorWorker.report. At rest also means that all messages for other workers have arrived."""
-        report = super().report(anew=anew)
+        report = super().report(new_epoch=new_epoch)
         hosted = self.hosted
         if hosted is None or self.link is None:
             return report

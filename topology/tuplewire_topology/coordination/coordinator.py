@@ -46,7 +46,7 @@ class Order:
                 worker.tick(self.values)
             case ControlKind.ASK:
                 (wave,) = self.values
-                report = worker.report(anew=wave == 1)
+                report = worker.report(new_epoch=wave == 1)
                 worker.check()
                 return report
         return None

@@ -221,12 +221,12 @@ class ExecutorWorker:
             time.sleep(_IDLE_SECONDS)
         return True
 
-    def report(self, *, anew: bool = False) -> ProcessReport:
+    def report(self, *, new_epoch: bool = False) -> ProcessReport:
         """Return the state of this process, for the detection of the topology's end.
 
-        anew: check exhausted spouts again, from this report on.
+        new_epoch: check exhausted spouts again, from this report on.
         """
-        if anew:
+        if new_epoch:
             self._start_epoch()
         at_rest, sent, taken = self.idle.traffic(self._finished)
         lost = 0 if self.link is None else self.link.lost()
