@@ -214,21 +214,28 @@ def test_while_it_reads_what_to_send(worker: Running) -> None:
 
 
 @new_interpreter
-@pytest.mark.parametrize("delay", [0.1, 0.3, 0.8])
-def test_while_a_worker_starts(delay: float, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("delay", [0.1, 0.3, 0.8, None])
+def test_while_a_worker_starts(delay: float | None, tmp_path_factory: pytest.TempPathFactory) -> None:
     """An interrupted worker drains, or ends by the signal, and removes its files except possibly a lock."""
     folder = tmp_path_factory.mktemp("w")  # a socket needs a short path
+    addresses = folder / "addresses.json"
     flags = [
         "--tasks=0-9",
         "--listen=127.0.0.1:0",
         "--admin=127.0.0.1:0",
         f"--listen-unix={folder}/w.sock",
-        f"--address-file={folder}/addresses.json",
+        f"--address-file={addresses}",
     ]
-    code, errors = interrupted(["worker", *flags], lambda _: time.sleep(delay))
-    assert code in {0, 130} or (delay < 0.8 and code in {-signal.SIGINT, 1})
+
+    def when(_: str) -> None:
+        time.sleep(delay) if delay else eventually(addresses.exists, SECONDS)
+
+    code, errors = interrupted(["worker", *flags], when)
     if code in {0, 130}:
         assert "Traceback" not in errors
+    else:  # before Tuplewire's first line, or at the end of its last
+        assert delay is not None
+        assert code in {-signal.SIGINT, 1}
     assert {each.name for each in folder.iterdir()} <= {"w.sock.lock"}
 
 

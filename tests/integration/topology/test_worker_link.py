@@ -15,6 +15,7 @@ from helpers.logged import logged
 
 from tuplewire import Client, TaskGroup
 from tuplewire.errors import ClosedError, MalformedError, MessageTooLargeError, RefusedError
+from tuplewire.packing.packing import pack_values, read_value
 from tuplewire_service.testing import eventually
 from tuplewire_topology import (
     BasicBolt,
@@ -252,6 +253,16 @@ def test_missing_tasks_are_warned_of(topology: Topology, caplog: pytest.LogCaptu
                 program.call(call)
         program.stop_input()
         assert program.close(SECONDS)
+
+
+def test_a_program_without_an_assignment_has_nothing_to_report() -> None:
+    """A restarted process answers its cluster before it has its assignment again."""
+    topology = helpers.words.topology()
+    worker = host("here", topology, "local")
+    program = TopologyProgram(worker.host, "helpers.words:topology", {"topology.acker.executors": 0})
+    assert read_value(program.call(pack_values(["ask", 1])), 0)[0] == [None, None]
+    assert program.close(SECONDS)
+    worker.abort()
 
 
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])

@@ -245,10 +245,12 @@ class TopologyProgram(Program):
                 if first and self._captured is not None:
                     self._parts = _parts(self._captured)
                 return next(self._parts, None)
-            case ControlKind.ASK | ControlKind.TICK if (executors := self._step()) is not None:
+            case ControlKind.ASK | ControlKind.TICK:
+                if (executors := self._step()) is None:  # a restarted process, before it has its assignment
+                    return None
                 return to_values(Order(ControlKind(kind), tuple(values)).execute(executors))
             case _:
-                raise MalformedError(f"{kind!r} is unknown, or not possible before the first assignment")
+                raise MalformedError(f"{kind!r} is no call of a topology")
 
 
 def _parts(captured: Captured) -> Iterator[list[Any]]:

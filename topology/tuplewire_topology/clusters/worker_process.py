@@ -169,7 +169,7 @@ class WorkerProcess:
             report = None
         if order.kind is not ControlKind.ASK:
             return None
-        if report is None:
+        if report is None:  # it does not answer, or has no tasks yet
             return ProcessReport(at_rest=False, sent=0, taken=0)
         return from_values(ProcessReport, report)
 
