@@ -14,7 +14,6 @@ import contextlib
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, Unpack, overload
 from weakref import WeakSet
@@ -30,6 +29,7 @@ from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import StreamOpener
 from tuplewire.errors import ClosedError, FlushTimeoutError
+from tuplewire.identity.client_ids import new_client_id
 from tuplewire.identity.credentials import Credentials
 from tuplewire.observer import Observer
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
@@ -82,7 +82,7 @@ class BaseClient(Live):
             topology: The worker's topology. Default: TUPLEWIRE_TOPOLOGY, or `default`.
             worker_id: The expected worker, for example from an assignment. While another worker answers at
                 the address, messages wait. Default: any worker.
-            client_id: A name that is the same after a restart. Default: a new one for each client.
+            client_id: A name that is the same after a restart. Default: unique: load.py@host:4711-1f0c9a3b.
             incarnation: Must increase with each restart of a `client_id`. A client with a higher one replaces
                 older clients. In Spark, use the taskAttemptId. Default: the time.
             source: The sending task, if the client sends for a task.
@@ -110,7 +110,7 @@ class BaseClient(Live):
         self._unobserved: SendBuffer | None = None
         """The sender's buffer if tracing is off. send() then does not need to check for an observer."""
         self._lock = threading.RLock()  # a signal handler may send while its thread connects
-        self._id = self._client_id or str(uuid.uuid4())
+        self._id = self._client_id or new_client_id()
         self._sender: SendingEnd | None = None
         self._made: SendingEnd | None = None
         """The sender from its creation on. _sender is set once it has started; see _connected()."""

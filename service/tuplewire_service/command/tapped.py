@@ -16,6 +16,7 @@ from tuplewire.values.headers import decode_headers
 from tuplewire.values.message import TaskMessage
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.messages import Decoding, as_json
+from tuplewire_service.command.viewer.columns import short_client
 
 _PARTS = 3  # of a tuple: source, message ID, values
 _FACTS = (
@@ -31,9 +32,10 @@ _FACTS = (
 
 def tapped_as_text(message: pb.TappedMessage, decoding: Decoding) -> str:
     """Return a line with the time, task, place, sender, key and headers, and the payload after a bar."""
+    sender = short_client(message.sender)
     seconds, micros = divmod(message.seen_unix_micros, 1_000_000)
     instant = time.strftime("%H:%M:%S", time.gmtime(seconds))
-    facts: dict[str, Any] = {"task": message.task, "at": message.place, "sender": message.sender}
+    facts: dict[str, Any] = {"task": message.task, "at": message.place, "sender": sender}
     if message.HasField("source"):
         facts["source"] = message.source
     if message.accepted_unix_micros:

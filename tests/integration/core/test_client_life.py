@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -36,6 +38,29 @@ def test_newer_incarnation_fences_the_older(pair: Pair) -> None:
             eventually(lambda: older.send(task, b"2"), 10)
         older.close(0)
         assert older.ledger().balanced
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["/app/load.py", "--fast"], "load.py"),
+        (["/app/tool/__main__.py"], "tool"),
+        (["/app/l\udcffd.py"], "l?d.py"),
+        ([f"/app/{'x' * 300}"], "x" * 64),
+        (["-c"], "python"),
+        ([""], "python"),
+        ([], "python"),
+    ],
+)
+def test_a_default_id_is_readable_and_unique(
+    argv: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id without `client_id` has the script, the host, the process, and 8 random characters."""
+    monkeypatch.setattr(sys, "argv", argv)
+    ids = {Client("127.0.0.1:1")._id for _ in range(10)}
+    assert len(ids) == 10
+    begin = re.escape(f"{name}@{socket.gethostname()}:{os.getpid()}-")
+    assert all(re.fullmatch(f"{begin}[0-9a-f]{{8}}", each) for each in ids), ids
 
 
 def test_client_works_in_a_spawned_process(pair: Pair) -> None:

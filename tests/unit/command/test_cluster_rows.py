@@ -9,7 +9,7 @@ import pytest
 
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.cluster_rows import TABLES, cluster_rows
-from tuplewire_service.command.viewer.columns import in_order, number_of, size_of
+from tuplewire_service.command.viewer.columns import in_order, number_of, short_client, size_of
 from tuplewire_service.command.viewer.rates import WorkerSample
 
 
@@ -192,3 +192,17 @@ def test_numbers_for_people(value: float | None, text: str) -> None:
 def test_sizes_for_people(value: float, text: str) -> None:
     """Sizes use units of 1,024."""
     assert size_of(value) == text
+
+
+@pytest.mark.parametrize(
+    ("client_id", "shown"),
+    [
+        ("load.py@host:4711-1f0c9a3b", "load.py@host:4711"),
+        ("etl-1f0c9a3b", "etl-1f0c9a3b"),
+        ("load.py@host:4711-night", "load.py@host:4711-night"),
+        ("", ""),
+    ],
+)
+def test_a_default_id_is_shortened(client_id: str, shown: str) -> None:
+    """The random end of a default id is hidden; ids that users choose are shown completely."""
+    assert short_client(client_id) == shown

@@ -18,6 +18,7 @@ from tuplewire_service.command.viewer.columns import (
     mark_of,
     number_of,
     share_of,
+    short_client,
     size_of,
     tasks_of,
     time_of,
@@ -100,7 +101,7 @@ class TaskRow(Row):
     acknowledged_messages: Annotated[int, Column("acknowledged", number_of)]
     congested: Annotated[bool, Column("congested", mark_of)]
     subscribed: Annotated[bool, Column("consumed", yes_of)]
-    consumer: Annotated[str, Column("consumer")]
+    consumer: Annotated[str, Column("consumer", short_client)]
     component: Annotated[str, Column("component")]
 
 
@@ -130,7 +131,7 @@ class SenderRow(Row):
 
     ORDER = ("rate", "outstanding_messages")
     worker: Annotated[str, Column("worker")]
-    sender: Annotated[str, Column("sender")]
+    sender: Annotated[str, Column("sender", short_client)]
     identity: Annotated[str, Column("identity")]
     connected: Annotated[bool, Column("connected", yes_of)]
     seconds: Annotated[float, Column("since", time_of)]
@@ -150,7 +151,7 @@ class ConsumerRow(Row):
 
     ORDER = ("outstanding_messages", "seconds")
     worker: Annotated[str, Column("worker")]
-    consumer: Annotated[str, Column("consumer")]
+    consumer: Annotated[str, Column("consumer", short_client)]
     identity: Annotated[str, Column("identity")]
     seconds: Annotated[float, Column("since", time_of)]
     outstanding_messages: Annotated[int, Column("outstanding", number_of)]
@@ -387,7 +388,7 @@ def _sentences(holds: _Holds, rows: ClusterRows) -> Iterator[str]:
             continue  # slow_sentences() covers it, or the component that it waits for
         consumer = None if row is None else consumers.get((worker, row.task))
         if consumer is not None:
-            why = f"{consumer.consumer} has {consumer.outstanding_messages:,} unacknowledged"
+            why = f"{short_client(consumer.consumer)} has {consumer.outstanding_messages:,} unacknowledged"
         elif row is not None:
             why = "its consumer is not listed" if row.subscribed else "nobody consumes it"
         else:

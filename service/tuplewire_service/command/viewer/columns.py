@@ -6,12 +6,14 @@ Design: docs/design/status.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 NOT_KNOWN = "-"
+_DEFAULT_ID = re.compile(r"(@.+:\d+)-[0-9a-f]{8}")
 
 
 def number_of(value: float | None) -> str:
@@ -48,6 +50,11 @@ def time_of(seconds: float) -> str:
 def tasks_of(value: Sequence[int]) -> str:
     """Return the first five tasks, and the number of the others."""
     return f"{', '.join(map(str, value[:5]))}{f' and {len(value) - 5} more' if len(value) > 5 else ''}"
+
+
+def short_client(client_id: str) -> str:
+    """Return a client's id, and a default id without its random end: `load.py@host:4711`."""
+    return _DEFAULT_ID.sub(r"\1", client_id)
 
 
 def yes_of(value: bool) -> str:  # noqa: FBT001 - a cell's value
