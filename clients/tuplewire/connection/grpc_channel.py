@@ -52,6 +52,8 @@ _BROKEN_OFF = re.compile("failed to connect.*(Socket closed|reset by peer)", re.
 """gRPC's error if a server closes a connection during the handshake."""
 _TOO_LARGE = re.compile("larger than max|metadata size exceeds")
 """gRPC's errors for a message or metadata over a limit. A retry would fail in the same way."""
+_NOT_GRPC = re.compile("parsing HTTP/2|http1.x server")
+"""gRPC's errors if a server answers in another protocol."""
 BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """gRPC's exceptions for a call that is finished."""
 
@@ -187,7 +189,8 @@ def error_of(
     """Return the error for a status.
 
     1. The worker refused the call: the metadata contains the reason. 2. gRPC refused the size of the request.
-    3. The server is not a Tuplewire worker, or has a defect. 4. Otherwise, the peer is unreachable.
+    3. The server is not a gRPC server. 4. It is not a Tuplewire worker, or has a defect. 5. Otherwise, the
+    peer is unreachable.
 
     hint: added if the peer closes the connection during the handshake; see `ChannelFactory.hint`.
     """
@@ -195,16 +198,22 @@ def error_of(
     for key, value in trailing or ():
         if key == ERROR_KEY:
             return refused(str(value), details)
-    # 2. A retry would fail in the same way. Any other RESOURCE_EXHAUSTED is temporary, as in 4.
+    # 2. A retry would fail in the same way. Any other RESOURCE_EXHAUSTED is temporary, as in 5.
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE.search(details):
         return PayloadTooLargeError(
             f"{address} refused the size of a request: {details}; name fewer tasks, use a shorter token, or "
             "raise the worker's max_message_bytes and max_frame_bytes"
         )
-    # 3. A worker reports its refusals as in 1.
+    # 3. Another process may listen there temporarily, so sessions try again.
+    if _NOT_GRPC.search(details):
+        return UnreachableError(
+            f"{address} does not answer in gRPC's protocol; if it is the admin port of a worker, use the "
+            "address of its setting `listen`"
+        )
+    # 4. A worker reports its refusals as in 1.
     if code in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:
         return ProtocolError(f"{address} does not answer as a Tuplewire worker: {code.name}: {details}")
-    # 4. The hint names TLS settings, because gRPC's own text does not.
+    # 5. The hint names TLS settings, because gRPC's own text does not.
     hint = NOT_TRUSTED if _REFUSED_BY_US.search(details) else hint if _BROKEN_OFF.search(details) else ""
     if no_connection := _NO_CONNECTION.fullmatch(details):
         return UnreachableError(f"{address}: no connection: {no_connection[1]}{hint}")
