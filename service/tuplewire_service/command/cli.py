@@ -35,6 +35,12 @@ from tuplewire_service.config.config_sources import CONFIG_VARIABLE, load, to_to
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from tuplewire_service.config.worker_config import WorkerConfig
 
+_COMMANDS = {
+    "workers": ("worker", "run", "status", "top", "drain", "assign", "membership", "activate", "deactivate"),
+    "messages": ("send", "recv", "dead-letters", "offsets", "tap"),
+    "tools": ("debug", "log-level", "completion"),
+}
+"""The commands in each group of the help."""
 ENTRY_POINT_GROUP = "tuplewire.run"
 """The name of an entry point is the job's name, and its object is an AddJob."""
 
@@ -60,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # gRPC's own log would only repeat Tuplewire's errors. gRPC reads the variable when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:2], "--help"]
+    if arguments and arguments[0] in {"help", "--help", "-h"}:
+        arguments = [*arguments[1:2], "--help", *arguments[2:]]
     try:
         return _handled(arguments)
     except TuplewireError as error:
@@ -115,10 +121,12 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     top = Parser(
         prog="tuplewire",
         description="Send messages between running tasks, through the workers that own them.",
-        epilog=f"example: tuplewire worker --tasks 0-99. {EXIT_CODES}",
+        epilog="`tuplewire COMMAND --help` lists the options of a command. "
+        f"example: tuplewire worker --tasks 0-99. {EXIT_CODES}",
     )
     top.add_argument("--version", action="version", version=f"tuplewire {tuplewire.__version__}")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands: Any = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    top._action_groups.pop()  # the list of all commands; the help shows them in groups
     _add_worker(commands)
     if "run" in arguments[:1]:
         _add_run(commands)
@@ -132,12 +140,15 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     add_membership_command(commands)
     add_top_command(commands)
     add_inspection_commands(commands)
-    parser = add_command(commands, _completion, "print a script for shell completion of this command", "bash")
+    parser = add_command(commands, _completion, "print a script for shell completion", "bash")
     parser.description = (
         'Print a script for shell completion. For bash, put eval "$(tuplewire completion bash)" into '
         "~/.bashrc; for zsh, the same into ~/.zshrc; for fish, run `tuplewire completion fish | source`."
     )
     parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="shell to complete in")
+    listed = {each.dest: each for each in commands._choices_actions}
+    for title, names in _COMMANDS.items():
+        top.add_argument_group(title)._group_actions.extend(listed[name] for name in names)
     return top
 
 
@@ -153,24 +164,14 @@ def _completion(arguments: argparse.Namespace) -> int:
 
 
 def _add_worker(commands: Any) -> None:
-    parser = add_command(
-        commands,
-        _worker,
-        "run a worker, which owns the queues and connections of its tasks, and can run a topology's tasks",
-        "--tasks 0-99 --listen-unix /run/tuplewire/worker.sock",
-    )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        type=Path,
-        help=f"TOML file of settings; keys are the flags with _ for - (environment: {CONFIG_VARIABLE})",
-    )
-    parser.add_argument(
-        "--print-config", action="store_true", help="print the effective settings and their origins, and exit"
-    )
-    parser.add_argument(
-        "--exit-on-stdin-eof", action="store_true", help="also stop at the end of standard input"
-    )
+    example = "--tasks 0-99 --listen-unix /run/tuplewire/worker.sock"
+    parser = add_command(commands, _worker, "run a worker, which owns the queues of its tasks", example)
+    about = f"TOML file of settings; keys are the flags with _ for - (environment: {CONFIG_VARIABLE})"
+    parser.add_argument("--config", metavar="FILE", type=Path, help=about)
+    about = "print the effective settings and their origins, and exit"
+    parser.add_argument("--print-config", action="store_true", help=about)
+    about = "also stop at the end of standard input"
+    parser.add_argument("--exit-on-stdin-eof", action="store_true", help=about)
     add_setting_flags(parser, WorkerConfig)
 
 

@@ -1,6 +1,6 @@
 """`tuplewire status`, `assign`, `activate`, `deactivate` and `drain`: requests to a running worker.
 
-Used by cli.py and other commands. Owns no state. Not thread-safe. Design: docs/design/status.md.
+Used by cli.py. Owns no state. Not thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations
@@ -13,65 +13,32 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import NotReadyError, TuplewireError
-from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.text.escaping import escape_unprintable
-from tuplewire_service.command.parsers import (
-    Handler,
-    add_access,
-    add_command,
-    control_of,
-    credentials_of,
-    positive_seconds,
-)
+from tuplewire_service.command.parsers import add_client_command, control_of, credentials_of, positive_seconds
 from tuplewire_service.command.terminal import console_of, write_text
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 
 
 def add_control_commands(commands: Any) -> None:
     """Add the commands that send requests to a running worker."""
-    parser = add_asking(commands, _status, "show a worker's state, ledger, tasks and connections", "")
+    parser = add_client_command(commands, _status, "show a worker's state, ledger, tasks and connections")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        **positive_seconds,
-        const=1.0,
-        help="seconds between repeated reports, with rates by task (without a value: 1)",
+    about = "seconds between repeated reports, with rates by task (without a value: 1)"
+    parser.add_argument("--watch", nargs="?", **positive_seconds, const=1.0, help=about)
+    parser = add_client_command(commands, _assign, "apply an assignment to a worker", "assignment.json")
+    about = (
+        'JSON: {"version": 1, "topology": "default", "workers": '
+        '[{"worker_id": "a", "address": "127.0.0.1:6700", "tasks": [0, 1]}]}'
     )
-    parser = add_asking(commands, _assign, "apply an assignment to a worker", "assignment.json")
-    parser.add_argument(
-        "file",
-        metavar="FILE",
-        type=Path,
-        help='JSON: {"version": 1, "topology": "default", "workers": '
-        '[{"worker_id": "a", "address": "127.0.0.1:6700", "tasks": [0, 1]}]}',
-    )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="accept a version more than 2^32 ahead, or with at most 2^32 later versions left",
-    )
-    about = "activate the spouts of a topology"
-    add_asking(commands, _activate, about, "")
-    about = "deactivate the spouts of a topology; tuples in flight are processed"
-    add_asking(commands, _deactivate, about, "")
-    about = "drain a worker: it delivers or forwards its messages, and exits"
-    parser = add_asking(commands, _drain, about, "--deadline 10")
+    parser.add_argument("file", metavar="FILE", type=Path, help=about)
+    about = "accept a version more than 2^32 ahead, or with at most 2^32 later versions left"
+    parser.add_argument("--force", action="store_true", help=about)
+    add_client_command(commands, _activate, "activate the spouts of a topology")
+    add_client_command(commands, _deactivate, "deactivate spouts; tuples in flight are processed")
+    about = "deliver or forward a worker's messages, and stop it"
+    parser = add_client_command(commands, _drain, about, "--deadline 10")
     about = "time limit for the drain (default: the worker's drain_seconds)"
     parser.add_argument("--deadline", **positive_seconds, help=about)
-
-
-def add_asking(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
-    """Add a command with the address of a running worker as its argument."""
-    parser = add_command(commands, handler, help_text, f"127.0.0.1:6700 {example}".rstrip())
-    parser.add_argument(
-        "address",
-        metavar="ADDRESS",
-        nargs="?",
-        help=f"address of the worker: host:port, or unix:///path (default: {ADDRESS_VARIABLE})",
-    )
-    add_access(parser)
-    return parser
 
 
 def _status(arguments: argparse.Namespace) -> int:

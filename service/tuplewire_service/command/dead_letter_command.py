@@ -21,8 +21,8 @@ from tuplewire.settings.config import MIB
 from tuplewire.text.escaping import escape_unprintable
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import encoded_of
-from tuplewire_service.command.message_commands import add_way, address_of, client_of
-from tuplewire_service.command.parsers import add_command, control_of
+from tuplewire_service.command.message_commands import client_of
+from tuplewire_service.command.parsers import add_client_command, add_topology, control_of, task_id
 from tuplewire_service.command.terminal import write_table, write_text
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 
@@ -38,20 +38,15 @@ _HEADER = ("id", "time", "task", "source", "count", "bytes", "reason")
 
 def add_dead_letter_command(commands: Any) -> None:
     """Add the command."""
-    parser = add_command(
-        commands, _dead_letters, "list, replay or drop messages that consumers rejected too often", "list"
-    )
-    parser.add_argument(
-        "action",
-        choices=list(_ACTIONS),
-        help="list: list messages; show: print them with their payloads; replay: send them to their tasks "
-        "again, and remove them; drop: remove them",
-    )
+    about = "list, replay or drop messages rejected too often"
+    parser = add_client_command(commands, _dead_letters, about, "list")
+    about = "list; show with payloads; drop; or replay: send to their tasks again, and then drop"
+    parser.add_argument("action", choices=list(_ACTIONS), help=about)
     parser.add_argument("ids", metavar="ID", nargs="*", help="ids of messages, as printed by `list`")
     parser.add_argument("--all", action="store_true", help="select all messages")
-    parser.add_argument("--task", metavar="TASK", type=int, help="select messages to this task")
+    parser.add_argument("--task", **task_id, help="select messages to this task")
     parser.add_argument("--json", action="store_true", help="print a JSON object per line, with the payload")
-    add_way(parser)
+    add_topology(parser)
 
 
 def _dead_letters(arguments: argparse.Namespace) -> int:
@@ -112,7 +107,6 @@ def _letters_in(arrived: Arrived) -> Iterator[tuple[int, DeadMessage | None]]:
 @contextmanager
 def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
     """Receive all messages of the dead-letter task from the worker that owns it."""
-    arguments.address = address_of(arguments)
     with control_of(arguments) as control:
         status = control.status()
         if not status.HasField("dead_letter_task"):

@@ -14,15 +14,16 @@ from typing import Any
 
 from tuplewire.settings.settings import Kind, within
 from tuplewire.text.escaping import escape_unprintable
-from tuplewire_service.command.control_commands import add_asking
 from tuplewire_service.command.messages import Decoding
 from tuplewire_service.command.parsers import (
+    add_client_command,
     control_of,
     number,
     of_kind,
     positive_number,
     positive_seconds,
     task_list,
+    word_of,
 )
 from tuplewire_service.config.stop import EXIT_OK
 
@@ -31,74 +32,33 @@ _SHARE = Kind("SHARE", "a share, more than 0 and at most 1", float, within(math.
 
 def add_inspection_commands(commands: Any) -> None:
     """Add the commands that inspect a running worker."""
-    parser = add_asking(
-        commands,
-        _tap,
-        "show copies of messages that pass through a worker; consumers are not affected",
-        "--task 42 --sample 0.01",
-    )
-    parser.add_argument(
-        "--task",
-        **task_list,
-        default=(),
-        help="tasks with messages to show, like 42 or 1,2,10-19 (default: all)",
-    )
-    parser.add_argument(
-        "--sample",
-        **of_kind(_SHARE),
-        default=1.0,
-        help="share of the messages to show (default: 1, all of them)",
-    )
-    parser.add_argument(
-        "--rate",
-        **positive_number,
-        default=100,
-        help="maximum messages per second (default: 100, maximum: 1000)",
-    )
-    parser.add_argument(
-        "--bytes",
-        **positive_number,
-        default=4096,
-        help="bytes of each message to show (default: 4096, maximum: 65536)",
-    )
-    parser.add_argument(
-        "--decode",
-        choices=list(Decoding),
-        type=Decoding,
-        default=Decoding.TEXT,
-        help="format of payloads: text, json, or tuple, for a topology's tuples (default: text)",
-    )
+    about = "show copies of messages that pass through a worker"
+    parser = add_client_command(commands, _tap, about, "--task 42 --sample 0.01")
+    parser.description = f"{parser.description} Consumers are not affected."
+    parser.add_argument("--task", **task_list, default=(), help="tasks, like 42 or 1,2,10-19 (default: all)")
+    parser.add_argument("--sample", **of_kind(_SHARE), default=1.0, help="share to show (default: 1, all)")
+    about = "maximum messages per second (default: 100, maximum: 1000)"
+    parser.add_argument("--rate", **positive_number, default=100, help=about)
+    about = "bytes of each message to show (default: 4096, maximum: 65536)"
+    parser.add_argument("--bytes", **positive_number, default=4096, help=about)
+    about = "format of payloads: text, json, or tuple, for a topology's tuples (default: text)"
+    parser.add_argument("--decode", **word_of(Decoding), default=Decoding.TEXT, help=about)
     parser.add_argument("--json", action="store_true", help="print a JSON object per message")
     parser.add_argument("--count", **number, help="exit after COUNT messages")
 
-    about = "write diagnostics of a worker to a zip file, without secrets"
-    parser = add_asking(commands, _debug, about, "-o worker.zip")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        type=Path,
-        default=Path("tuplewire-debug.zip"),
-        help="output file, which must not exist (default: tuplewire-debug.zip)",
-    )
+    about = "write diagnostics of a worker, without secrets"
+    parser = add_client_command(commands, _debug, about, "-o worker.zip")
+    file = Path("tuplewire-debug.zip")
+    about = f"output file, which must not exist (default: {file})"
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=file, help=about)
     about = "change a worker's log level temporarily"
-    parser = add_asking(commands, _log_level, about, "debug --for 60")
-    parser.add_argument(
-        "level", metavar="LEVEL", choices=["debug", "info", "warning", "error"], help="new log level"
-    )
-    parser.add_argument(
-        "--for",
-        dest="seconds",
-        **positive_seconds,
-        default=600.0,
-        help="seconds until the configured level is restored (default: 600, maximum: 86400)",
-    )
-    parser.add_argument(
-        "--every",
-        **positive_seconds,
-        default=60.0,
-        help="minimum seconds between log entries for the same peer-triggered event (default: 60)",
-    )
+    parser = add_client_command(commands, _log_level, about, "debug --for 60")
+    levels = ["debug", "info", "warning", "error"]
+    parser.add_argument("level", metavar="LEVEL", choices=levels, help=f"new level: {', '.join(levels)}")
+    about = "seconds until the configured level is restored (default: 600, maximum: 86400)"
+    parser.add_argument("--for", dest="seconds", **positive_seconds, default=600.0, help=about)
+    about = "minimum seconds between log entries for the same peer-triggered event (default: 60)"
+    parser.add_argument("--every", **positive_seconds, default=60.0, help=about)
 
 
 def _debug(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,13 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.addresses import check_reachable, join_host_port, resolve_topology, split_host_port
 from tuplewire.text.events import event_logger
 from tuplewire.values.task_ids import parse_tasks
-from tuplewire_service.command.parsers import add_command, add_setting_flags, credentials_of
+from tuplewire_service.command.parsers import (
+    add_address,
+    add_command,
+    add_setting_flags,
+    add_topology,
+    credentials_of,
+)
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK, Stop
 
 logger = event_logger(__name__)
@@ -21,22 +27,12 @@ _LOOK_SECONDS = 2.0
 
 def add_membership_command(commands: Any) -> None:
     """Add the command."""
-    parser = add_command(
-        commands,
-        _membership,
-        "assign the tasks of a topology to its workers, as workers join and leave",
-        "workers.example:6700 --tasks 0-99",
-    )
-    parser.add_argument(
-        "workers",
-        metavar="HOST:PORT",
-        nargs="+",
-        help="addresses of workers; a host name stands for all its IP addresses, like a headless Service",
-    )
+    about = "assign tasks to workers as workers join and leave"
+    parser = add_command(commands, _membership, about, "--address workers.example:6700 --tasks 0-99")
+    about = "comma-separated host:port of workers; a name stands for all its IP addresses, as of a Service"
+    add_address(parser, about)
     parser.add_argument("--tasks", required=True, help="all tasks of the topology: 0-99, or 1,2,10-19")
-    parser.add_argument(
-        "--topology", help="topology of the workers (default: TUPLEWIRE_TOPOLOGY, or default)"
-    )
+    add_topology(parser)
     parser.add_argument("--log-format", choices=["text", "json"], default="text", help="format of log events")
     add_setting_flags(parser, Credentials)
 
@@ -45,14 +41,13 @@ def _membership(arguments: argparse.Namespace) -> int:
     from tuplewire.membership import Membership
     from tuplewire_service.control.log_output import LogOutput
 
-    for address in arguments.workers:
-        check_reachable(address)
+    names = [check_reachable(each.strip()) for each in arguments.address.split(",")]
     tasks = parse_tasks(arguments.tasks)
     LogOutput("info", arguments.log_format).start()
     stop = Stop()
     stop.on_signals()
     with Membership(
-        lambda: _addresses_of(arguments.workers),
+        lambda: _addresses_of(names),
         tasks,
         topology=resolve_topology(arguments.topology),
         at_least=0,

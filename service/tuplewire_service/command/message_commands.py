@@ -7,90 +7,68 @@ Reference: docs/reference/command.md.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import stat
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
-from tuplewire.errors import FlushTimeoutError, UnreachableError
-from tuplewire.settings.addresses import ADDRESS_VARIABLE
+from tuplewire.errors import FlushTimeoutError
 from tuplewire.text.escaping import escape_unprintable
 from tuplewire_service.command.messages import MessageFormat, payloads_in, read_messages, writer_of_messages
 from tuplewire_service.command.parsers import (
     Handler,
-    add_access,
-    add_command,
+    Parser,
+    add_client_command,
+    add_topology,
     control_of,
     credentials_of,
     number,
     seconds,
+    task_id,
     task_list,
+    word_of,
 )
 from tuplewire_service.command.terminal import counted
+from tuplewire_service.command.viewer.columns import tasks_of
 from tuplewire_service.config.stop import EXIT_OK
 
 if TYPE_CHECKING:
     from tuplewire.client import Client
-    from tuplewire.connection.control_client import ControlClient
     from tuplewire.settings.config import SessionKeywords
 
-LOCAL_ADDRESS = "127.0.0.1:6700"  # the default address of a worker
-_PATIENCE_SECONDS = 1.0
+_NOTICE_SECONDS = 1.0
 
 
 def add_message_commands(commands: Any) -> None:
     """Add the commands `send` and `recv`."""
     parser = _add_messages(commands, _send, "send messages to a task", "42 hello")
-    parser.add_argument(
-        "task", metavar="TASK", nargs="?", type=int, help="task to send to, unless JSON lines contain it"
-    )
-    parser.add_argument(
-        "message", metavar="MESSAGE", nargs="*", help="messages to send; none or -: read standard input"
-    )
-    parser.add_argument("--source", metavar="TASK", type=int, help="task that sends (default: none)")
+    parser.add_argument("task", **task_id, nargs="?", help="task to send to, unless JSON lines contain it")
+    about = "messages to send; none or -: read standard input"
+    parser.add_argument("message", metavar="MESSAGE", nargs="*", help=about)
+    parser.add_argument("--source", **task_id, help="task that sends (default: none)")
     parser = _add_messages(commands, _recv, "receive messages of tasks, and print them", "42 --count 1")
     parser.add_argument("tasks", **task_list, help="tasks, like 42 or 1,2,10-19")
-    parser.add_argument(
-        "file", metavar="FILE", nargs="?", default="-", help="output file; none or -: standard output"
-    )
+    about = "output file; none or -: standard output"
+    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help=about)
     parser.add_argument("--count", **number, help="exit after COUNT messages")
-    parser.add_argument("--quiet", **seconds, help="exit after SECONDS of silence")
+    parser.add_argument("--idle", **seconds, help="exit after SECONDS without a message")
 
 
-def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
+def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> Parser:
     """Add a command that sends or receives messages."""
-    parser = add_command(commands, handler, help_text, example)
-    add_way(parser)
-    parser.add_argument(
-        "--format",
-        choices=list(MessageFormat),
-        type=MessageFormat,
-        default=MessageFormat.LINES,
-        help="lines: a payload per line; json: an object per line with task, message (or base64), key and "
-        "headers; prefixed: the length in four bytes before each payload (default: lines)",
+    parser = add_client_command(commands, handler, help_text, example)
+    add_topology(parser)
+    about = (
+        "lines: a payload per line; json: an object per line with task, message (or base64), key and headers"
+        "; prefixed: the length in four bytes before each payload (default: lines)"
     )
+    parser.add_argument("--format", **word_of(MessageFormat), default=MessageFormat.LINES, help=about)
     return parser
-
-
-def add_way(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for client_of()."""
-    parser.add_argument(
-        "--address",
-        metavar="ADDRESS",
-        help=f"address of the worker (default: {ADDRESS_VARIABLE}, or {LOCAL_ADDRESS})",
-    )
-    parser.add_argument(
-        "--topology", metavar="NAME", help="topology of the worker (default: TUPLEWIRE_TOPOLOGY, or default)"
-    )
-    add_access(parser)
-
-
-def address_of(arguments: argparse.Namespace) -> str:
-    """Return the worker's address."""
-    return arguments.address or os.environ.get(ADDRESS_VARIABLE) or LOCAL_ADDRESS
 
 
 @contextmanager
@@ -98,9 +76,9 @@ def client_of(
     arguments: argparse.Namespace, source: int | None = None, **settings: Unpack[SessionKeywords]
 ) -> Iterator[Client]:
     """Connect a client to a worker. Raise UnreachableError if it is not ready within the timeout."""
-    arguments.address = address_of(arguments)
-    with control_of(arguments) as control:
-        _wait_ready(control, arguments.timeout)
+    waited = f"the worker at {arguments.address}"
+    with control_of(arguments) as control, _noticed(waited, arguments.timeout):
+        control.wait_ready(arguments.timeout)
     from tuplewire.client import Client
 
     credentials = credentials_of(arguments)
@@ -117,16 +95,18 @@ def client_of(
             client.close(arguments.timeout)
 
 
-def _wait_ready(control: ControlClient, timeout: float) -> None:
-    """Wait for a worker, and print the problem after one second. Raise UnreachableError after `timeout`."""
-    patience = min(timeout, _PATIENCE_SECONDS)
+@contextmanager
+def _noticed(reason: str, timeout: float) -> Iterator[threading.Timer]:
+    """Print the reason for a wait after one second, unless the block has ended or cancelled the timer."""
+    limit = "Ctrl-C to stop" if timeout == math.inf else f"at most {timeout:g} s"
+    text = f"waiting for {escape_unprintable(reason)} ({limit})"
+    timer = threading.Timer(_NOTICE_SECONDS, print, (text,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
     try:
-        control.wait_ready(patience)
-    except UnreachableError as error:
-        if timeout <= patience:
-            raise
-        print(f"{escape_unprintable(str(error))}; waiting for it ...", file=sys.stderr)
-        control.wait_ready(timeout - patience)
+        yield timer
+    finally:
+        timer.cancel()
 
 
 def _send(arguments: argparse.Namespace) -> int:
@@ -135,14 +115,23 @@ def _send(arguments: argparse.Namespace) -> int:
     if reads:
         given = payloads_in(sys.stdin.buffer, arguments.format)
     messages = read_messages(given, arguments.format, arguments.task)
-    drawn = reads and not sys.stdin.isatty()
-    with client_of(arguments, arguments.source) as client:
-        with closing(counted(messages, "messages", _share_of_input, drawn=drawn)) as each:
-            for task, payload, beside in each:
-                client.send(task, payload, timeout=arguments.timeout, **beside)
-        client.flush(arguments.timeout)
-        sent = client.ledger().accepted
-    print(f"{sent} sent and acknowledged", file=sys.stderr)
+    typed = reads and sys.stdin.isatty()
+    if typed:
+        print("type one message per line; Ctrl-D ends the input", file=sys.stderr)
+    client: Client | None = None
+    try:
+        with client_of(arguments, arguments.source) as client:
+            with closing(counted(messages, "messages", _share_of_input, drawn=reads and not typed)) as each:
+                for task, payload, metadata in each:
+                    if not client.try_send(task, payload, **metadata):
+                        with _noticed(f"capacity for task {task}", arguments.timeout):
+                            client.send(task, payload, timeout=arguments.timeout, **metadata)
+            with _noticed("acknowledgements", arguments.timeout):
+                client.flush(arguments.timeout)
+    finally:
+        if client is not None:
+            ledger = client.ledger()
+            print(f"{ledger.acknowledged} of {ledger.accepted} messages acknowledged", file=sys.stderr)
     return EXIT_OK
 
 
@@ -162,10 +151,17 @@ def _recv(arguments: argparse.Namespace) -> int:
         )
         # Only with a file: the reader of a pipe may write to the same terminal.
         drawn = stat.S_ISREG(os.fstat(out.fileno()).st_mode)
-        with client_of(arguments) as client, client.recv(arguments.tasks) as subscription:
-            messages = subscription.messages(arguments.count, quiet=arguments.quiet)
+        idle = math.inf if arguments.idle is None else arguments.idle
+        waited = f"messages to task {tasks_of(arguments.tasks)} at {arguments.address}"
+        with (
+            client_of(arguments) as client,
+            client.recv(arguments.tasks) as subscription,
+            _noticed(waited, idle) as notice,
+        ):
+            messages = subscription.messages(arguments.count, quiet=idle)
             with closing(counted(messages, "messages", share, drawn=drawn)) as each:
                 for message in each:
+                    notice.cancel()
                     write(message)
                     out.flush()
     return EXIT_OK

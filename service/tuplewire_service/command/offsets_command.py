@@ -7,9 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, NotReadyError
-from tuplewire_service.command.control_commands import add_asking
-from tuplewire_service.command.parsers import control_of, credentials_of, task_list
+from tuplewire_service.command.parsers import add_client_command, control_of, credentials_of, task_list
 from tuplewire_service.command.terminal import write_table
+from tuplewire_service.command.viewer.columns import NOT_KNOWN, short_client
 from tuplewire_service.config.stop import EXIT_OK
 
 if TYPE_CHECKING:
@@ -21,16 +21,13 @@ _LATEST = "latest"
 
 def add_offsets_command(commands: Any) -> None:
     """Add the command."""
-    parser = add_asking(
-        commands, _offsets, "show the acknowledged offsets of tasks, or acknowledge messages", "--tasks 1-4"
-    )
+    about = "show the offsets of tasks, or acknowledge messages"
+    parser = add_client_command(commands, _offsets, about, "--tasks 1-4")
     parser.add_argument("--tasks", **task_list, help="tasks, like 1,2-9 (default: all)")
-    parser.add_argument(
-        "--acknowledge-to",
-        metavar="SEQUENCE",
-        help=f"permanently discard the messages of these tasks up to a sequence, or all ({_LATEST}); refused "
-        "for a task with a consumer",
+    about = (
+        f"discard the messages of these tasks up to a sequence, or {_LATEST}; refused if there is a consumer"
     )
+    parser.add_argument("--acknowledge-to", metavar="SEQUENCE", help=about)
 
 
 def _offsets(arguments: argparse.Namespace) -> int:
@@ -76,7 +73,7 @@ def _at(
             each.last_sequence,
             each.last_sequence - each.acknowledged_sequence,
             each.bytes,
-            each.consumer or "-",
+            short_client(each.consumer) or NOT_KNOWN,
         )
         for each in found.tasks
     ]

@@ -6,14 +6,18 @@ Used by all commands. Owns no state. Not thread-safe.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings.settings import SECONDS, Kind, Settings, count, settings_of, within
+from tuplewire.settings.addresses import ADDRESS_VARIABLE
+from tuplewire.settings.settings import SECONDS, Kind, Settings, choice, count, settings_of, unknown, within
 from tuplewire.text.escaping import escape_unprintable
-from tuplewire.values.task_ids import TASKS
+from tuplewire.values.task_ids import TASK, TASKS
 from tuplewire_service.config.stop import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -23,25 +27,91 @@ Handler = Callable[[argparse.Namespace], int]
 
 EXIT_CODES = "Exit codes: 0 done; 1 failed; 64 wrong usage; 70 internal error; 130 interrupted."
 """The last part of each command's help."""
+_LOCAL_ADDRESS = "127.0.0.1:6700"
+_GROUPS = {
+    "network": ("advertise", "listen_peers", "max_connection", "socket_mode", "transport"),
+    "sessions": ("keepalive_", "linger_", "max_frame_", "max_message_", "resume_"),
+    "queues": ("dead_letter_", "receive_queue_", "reject_", "staging_"),
+    "security": ("allow_plaintext", "permissions_", "tls_", "token_"),
+    "reports": ("address_file", "log_", "metrics_", "state_file", "trac"),
+    "program": ("program",),
+}
+"""The first part of the settings' names in each group of `--help GROUP`."""
+
+
+class _Help(argparse.Action):
+    """Prints the help of a command, and exits. Each group of further options has a separate screen."""
+
+    def __call__(self, parser: Any, _: object, group: Any, _option: object = None) -> NoReturn:
+        if group:
+            parser._action_groups = [parser.further[group]]
+        elif parser.further:
+            parser._action_groups = [
+                each for each in parser._action_groups if each.title not in parser.further
+            ]
+            parser.epilog = f"More options: --help {', --help '.join(parser.further)}. {parser.epilog}"
+        parser.print_help()
+        parser.exit()
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Shows options only in their list, because they would fill the usage line."""
+
+    def _format_usage(self, usage: Any, actions: Any, _: Any, prefix: Any) -> str:
+        words = [each for each in actions if not each.option_strings or each.required]
+        shown = super()._format_usage(usage, words, [], prefix)
+        if usage is not None or len(words) == len(list(actions)):  # as argparse calls it for parts of a usage
+            return shown
+        return shown.replace(self._prog, f"{self._prog} [OPTIONS]", 1)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line, and exits with EXIT_USAGE."""
+    """A parser that accepts options anywhere, and exits with EXIT_USAGE and one line after wrong usage."""
 
     _intermixed = False
 
+    def __init__(self, **more: Any) -> None:
+        super().__init__(add_help=False, formatter_class=_HelpFormatter, **more)
+        self.further: dict[str, Any] = {}
+        """The groups of options that the help shows separately, by their titles."""
+        about = "show this help, or the help of a group of options"
+        rest: dict[str, Any] = {"choices": self.further, "default": argparse.SUPPRESS}
+        self.add_argument("-h", "--help", action=_Help, nargs="?", metavar="GROUP", help=about, **rest)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Accept options between positional arguments, unless the parser has subcommands."""
-        if self._intermixed or self._subparsers is not None:
+        if self._intermixed:
+            return super().parse_known_args(args, namespace)
+        self._check_options(args)
+        if self._subparsers is not None:
             return super().parse_known_args(args, namespace)
         self._intermixed = True  # argparse calls this method again for each half
         try:
-            return self.parse_known_intermixed_args(args, namespace)
+            found, more = self.parse_known_intermixed_args(args, namespace)
         finally:
             self._intermixed = False
+        if more:
+            self.error(f"unrecognized arguments: {' '.join(more)}")
+        return found, more
+
+    def _check_options(self, words: Sequence[str]) -> None:
+        """Report an unknown option first. Its value would otherwise be read as a positional argument."""
+        commands = self._subparsers is not None
+        known = [each for each in self._option_string_actions if each.startswith("--")]
+        for word in takewhile(lambda word: word.startswith("-") if commands else word != "--", words):
+            option = word.partition("=")[0]
+            if option.startswith("--") and not any(each.startswith(option) for each in known):
+                place = " before COMMAND" if commands else ""
+                self.error(str(unknown(f"option {option}{place}", option, known)))
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            name = (action.metavar or action.dest).lower()
+            self.error(str(unknown(f"{name} {value!r}", value, action.choices)))
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: {escape_unprintable(message)}; see {self.prog} --help\n")
+        end = "" if message.endswith("?") else ";"
+        self.exit(EXIT_USAGE, f"{self.prog}: {escape_unprintable(message)}{end} see {self.prog} --help\n")
 
 
 def of_kind(kind: Kind) -> dict[str, Any]:
@@ -58,37 +128,65 @@ def of_kind(kind: Kind) -> dict[str, Any]:
     return {"type": read, "metavar": kind.metavar}
 
 
+def word_of(words: type[StrEnum]) -> dict[str, Any]:
+    """Return the `type`, `metavar` and `choices` of an argument that accepts one of several words."""
+    return {**of_kind(choice(words, "FORMAT")), "choices": list(words)}
+
+
 seconds = of_kind(Kind("SECONDS", "a time in seconds or inf, from 0", float, within(0.0), float))
 positive_seconds = of_kind(SECONDS)
 number = of_kind(count(0))
 positive_number = of_kind(count())
+task_id = of_kind(TASK)
 task_list = of_kind(TASKS)
 
 
-def add_command(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
+def add_command(commands: Any, handler: Handler, help_text: str, example: str) -> Parser:
     """Add a command with the name of its handler."""
     name = handler.__name__.removeprefix("_").replace("_", "-")
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: Parser = commands.add_parser(
         name,
         help=help_text,
         description=help_text[0].upper() + help_text[1:] + ".",
-        epilog=f"example: tuplewire {name} {example}. {EXIT_CODES}",
+        epilog=f"example: tuplewire {name} {example}".rstrip() + f". {EXIT_CODES}",
     )
     parser.set_defaults(handler=handler)
     return parser
 
 
-def add_access(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for a connection to a worker: the timeout and the credentials."""
-    parser.add_argument("--timeout", **seconds, default=5.0, help="wait for the worker (default: 5)")
+def add_client_command(commands: Any, handler: Handler, help_text: str, example: str = "") -> Parser:
+    """Add a command that connects to a running worker, with its address, the timeout and the credentials."""
+    parser = add_command(commands, handler, help_text, example)
+    add_address(parser, "address of the worker: host:port, or unix:///path")
+    parser.add_argument("--timeout", **seconds, default=5.0, help="time limit for an answer (default: 5)")
     add_setting_flags(parser, Credentials)
+    return parser
 
 
-def add_setting_flags(parser: argparse.ArgumentParser, settings: type[Settings]) -> None:
-    """Add a flag for each setting of a class."""
+def add_address(parser: Parser, about: str) -> None:
+    """Add `--address` with its default, which every command has in common."""
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        default=os.environ.get(ADDRESS_VARIABLE) or _LOCAL_ADDRESS,
+        help=f"{about} (environment: {ADDRESS_VARIABLE}; default: {_LOCAL_ADDRESS})",
+    )
+
+
+def add_topology(parser: Parser) -> None:
+    """Add the flag for the worker's topology."""
+    about = "topology of the worker (default: TUPLEWIRE_TOPOLOGY, or default)"
+    parser.add_argument("--topology", metavar="NAME", help=about)
+
+
+def add_setting_flags(parser: Parser, settings: type[Settings]) -> None:
+    """Add a flag for each setting of a class, in the groups of `--help GROUP`."""
     for known in settings_of(settings).values():
+        title = next((title for title, names in _GROUPS.items() if known.name.startswith(names)), "")
+        if title and title not in parser.further:
+            parser.further[title] = parser.add_argument_group(title)
         default = f"; default: {known.kind.shown(known.default)}" if known.default else ""
-        parser.add_argument(
+        parser.further.get(title, parser).add_argument(
             known.flag,
             dest=f"setting_{known.name}",
             metavar=known.kind.metavar,
@@ -113,7 +211,7 @@ def credentials_of(arguments: argparse.Namespace) -> Credentials:
 
 
 def control_of(arguments: argparse.Namespace) -> ControlClient:
-    """Return a client of the control service for the flags of add_access()."""
+    """Return a client of the control service for the flags of add_client_command()."""
     from tuplewire.connection.control_client import ControlClient
 
     return ControlClient(arguments.address, arguments.timeout, credentials=credentials_of(arguments))

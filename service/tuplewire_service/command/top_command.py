@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings.addresses import resolve_address
-from tuplewire_service.command.control_commands import add_asking
-from tuplewire_service.command.parsers import credentials_of, positive_seconds
+from tuplewire_service.command.parsers import add_client_command, credentials_of, positive_seconds
 from tuplewire_service.command.terminal import console_of
 from tuplewire_service.config.stop import EXIT_OK
 
@@ -33,7 +32,7 @@ _SHARE = 6  # a table gets a sixth of the terminal's lines, and at least three
 
 def add_top_command(commands: Any) -> None:
     """Add the command."""
-    parser = add_asking(commands, _top, "show the current state of a cluster: workers, tasks, programs", "")
+    parser = add_client_command(commands, _top, "show the workers, tasks and clients of a cluster")
     parser.description = (
         "Show the current state of a cluster, from any of its workers: slow tasks, the senders they block, "
         "message rates, and clients. On a terminal, the view is live until Ctrl-C; elsewhere, use --once or "

@@ -55,9 +55,9 @@ _SWITCH_SECONDS = 0.0005  # how long a scrape may delay the loop at a time; exec
 def run_worker(config: WorkerConfig, *, exit_on_stdin_eof: bool = False) -> int:
     """Run a worker until it is stopped, and return the exit code.
 
-    0: drained after SIGTERM, SIGINT or a Drain call. 1: it could not start, or its program failed. 70: a
-    defect. A second signal ends the process immediately, with 128 + its number. `exit_on_stdin_eof` also
-    stops it at the end of standard input.
+    0: drained after SIGTERM, SIGINT or a Drain call. 1: its program failed. 70: a defect. A second signal
+    ends the process immediately, with 128 + its number. `exit_on_stdin_eof` also stops it at the end of
+    standard input. Raises TuplewireError if the worker cannot start.
     """
     share_heaps()
     reuse_buffers()
@@ -73,9 +73,8 @@ def run_worker(config: WorkerConfig, *, exit_on_stdin_eof: bool = False) -> int:
         stop.on_end_of_input()
     try:
         return _serve(config, stop, log)
-    except TuplewireError as error:
-        print(f"tuplewire worker: {error}", file=sys.stderr)
-        return EXIT_FAILED
+    except TuplewireError:
+        raise  # the command prints it
     except Exception:
         logger.exception("worker.defect")
         return EXIT_DEFECT

@@ -49,7 +49,7 @@ def asked(worker: Endpoint, most: int = 1000) -> GetStatusResponse:
 
 def printed(worker: Endpoint) -> str:
     """Return the output of `tuplewire status`."""
-    return run_command("status", worker.address).stdout
+    return run_command("status", "--address", worker.address).stdout
 
 
 def session(worker: Endpoint, name: str) -> SessionStatus | None:
@@ -169,7 +169,7 @@ def test_the_command_tells_them(worker: Endpoint) -> None:
     """`tuplewire status --json` contains senders and consumers."""
     with Client(worker.unix_address, client_id="by-socket") as client:
         deliver(client, 11, b"x")
-        told = json.loads(run_command("status", worker.address, "--json").stdout)
+        told = json.loads(run_command("status", "--address", worker.address, "--json").stdout)
     mine = next(each for each in told["sessions"] if each["sender_id"] == "by-socket")
     assert mine["address"].startswith("unix:")
     assert mine["messages"] == 1
@@ -183,7 +183,7 @@ def test_a_status_can_be_watched(worker: Endpoint) -> None:
         (["--json"], rb'\{"worker_id": "worker-0"'),
     ):
         with subprocess.Popen(
-            [*COMMAND, "status", worker.address, "--watch=0.1", *flags],
+            [*COMMAND, "status", "--address", worker.address, "--watch=0.1", *flags],
             stdout=subprocess.PIPE,
             env=environment_without_ours(),
         ) as process:

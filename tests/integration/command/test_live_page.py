@@ -153,7 +153,7 @@ def test_a_port_in_use_is_named(link: str) -> None:
 
 def test_the_page_is_no_table(worker: Endpoint) -> None:
     """Options for tables are refused together with --web."""
-    ended = run_command("top", worker.address, "--web", "--once")
+    ended = run_command("top", "--address", worker.address, "--web", "--once")
     assert ended.returncode == 64
     assert "--web shows everything" in ended.stderr
 

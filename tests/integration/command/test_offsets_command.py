@@ -9,7 +9,7 @@ from helpers.topology import numbered, pair_of_workers
 from helpers.traffic import client_of, deliver
 from helpers.worker_process import run_command
 
-offsets = partial(run_command, "offsets")
+offsets = partial(run_command, "offsets", "--address")
 
 
 def rows(done: subprocess.CompletedProcess[str]) -> dict[int, list[str]]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from helpers import eventually
+from helpers.terminals import on_terminal
 from helpers.traffic import deliver
-from helpers.worker_process import run_command
+from helpers.worker_process import run_command, running
 
 import tuplewire
 from tuplewire.errors import ConfigError
@@ -46,10 +51,10 @@ def command(
 def test_messages_of_the_command_line(worker: LocalWorkerProcess) -> None:
     """Each word is a message, received once and in order."""
     sent = command(worker, "send", "1", "hello", "wörld")
-    assert (sent.returncode, sent.stderr) == (0, b"2 sent and acknowledged\n")
+    assert (sent.returncode, sent.stderr) == (0, b"2 of 2 messages acknowledged\n")
     took = command(worker, "recv", "1", "--count", "2")
     assert (took.returncode, took.stdout) == (0, "hello\nwörld\n".encode())
-    assert command(worker, "recv", "1", "--quiet", "0.2").stdout == b""
+    assert command(worker, "recv", "1", "--idle", "0.2").stdout == b""
 
 
 def test_a_count_leaves_the_others(worker: LocalWorkerProcess) -> None:
@@ -135,14 +140,89 @@ def test_any_bytes_with_a_prefix(worker: LocalWorkerProcess) -> None:
 
 @pytest.mark.parametrize(("timeout", "lines"), [("0.5", 1), ("2", 2)])
 def test_nobody_there_is_told_at_once(timeout: str, lines: int) -> None:
-    """A wrong address is an error with its reason; a command that waits over a second first prints a line."""
+    """A wrong address is an error with its reason, once; a wait of over a second is announced first."""
     ran = run_command("recv", "1", "--address", "127.0.0.1:1", "--timeout", timeout)
     assert ran.returncode == 1
     said = ran.stderr.splitlines()
-    assert len(said) == lines
-    assert all("the worker at 127.0.0.1:1: not ready after" in line for line in said)
-    assert all("Connection refused" in line for line in said)
-    assert said[0].endswith("; waiting for it ...") == (lines > 1)
+    assert said[:-1] == [f"waiting for the worker at 127.0.0.1:1 (at most {timeout} s)"] * (lines - 1)
+    assert f"the worker at 127.0.0.1:1: not ready after {timeout} s" in said[-1]
+    assert "Connection refused" in said[-1]
+
+
+def test_a_reader_says_what_it_waits_for(worker: LocalWorkerProcess) -> None:
+    """After a second without a message, `recv` prints the tasks, the worker and the limit of the wait."""
+    took = command(worker, "recv", "11,12", "--idle", "1.5")
+    said = f"waiting for messages to task 11, 12 at {worker.address} (at most 1.5 s)\n"
+    assert (took.returncode, took.stdout, took.stderr.decode()) == (0, b"", said)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tuplewire", "recv", "11", "--address", worker.address], stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        said = f"waiting for messages to task 11 at {worker.address} (Ctrl-C to stop)\n"
+        assert process.stderr.readline().decode() == said
+        process.send_signal(signal.SIGINT)
+        assert process.wait(_SECONDS) == 130
+
+
+def test_a_sender_says_what_it_waits_for(tmp_path: Path) -> None:
+    """`send` prints that it waits for capacity, and in the end the number of acknowledged messages."""
+    queue = ["--tasks=0-9", "--receive-queue-messages=1000", "--drain-seconds=0.2"]
+    lines = b"x\n" * 200_000  # more than the queue and a sender's bound for one task
+    with running(tmp_path, *queue) as full:
+        sent = subprocess.run(
+            [sys.executable, "-m", "tuplewire", "send", "1", "--address", full.address, "--timeout", "2"],
+            input=lines,
+            capture_output=True,
+            check=False,
+            timeout=_SECONDS,
+        )
+    waiting, counts, error = sent.stderr.decode().splitlines()
+    assert sent.returncode == 1
+    assert waiting == "waiting for capacity for task 1 (at most 2 s)"
+    counted = re.fullmatch(r"(\d+) of (\d+) messages acknowledged", counts)
+    assert counted is not None
+    assert 0 < int(counted[1]) < int(counted[2])
+    assert error.startswith("tuplewire send: ")
+
+
+def test_a_sender_on_a_terminal_says_what_to_type(worker: LocalWorkerProcess) -> None:
+    """On a terminal, `send` asks for messages, one per line, until Ctrl-D."""
+    words = [sys.executable, "-m", "tuplewire", "send", "14", "--address", worker.address]
+    with on_terminal(words, os.environ) as shown:
+        eventually(lambda: b"type one message per line; Ctrl-D ends the input" in shown.seen(), _SECONDS)
+        os.write(shown.controller, b"typed\n\x04")
+        eventually(shown.ended, _SECONDS)
+        assert b"1 of 1 messages acknowledged" in shown.seen()
+        assert shown.process.returncode == 0
+    assert command(worker, "recv", "14", "--count", "1").stdout == b"typed\n"
+
+
+def test_an_admin_port_is_recognised(tmp_path: Path) -> None:
+    """A command that gets the admin port instead of the message port names it."""
+    with running(tmp_path, "--tasks=0-9") as worker:
+        admin = urlsplit(str(worker.bound["metrics_url"])).netloc
+        for words in (["status"], ["send", "1", "x"], ["recv", "1"]):
+            asked = run_command(*words, "--address", admin, "--timeout", "0.9")
+            assert asked.returncode == 1
+            (line,) = asked.stderr.splitlines()
+            assert f"{admin} does not answer in gRPC's protocol; if it is the admin port of a worker" in line
+
+
+def test_a_default_id_names_the_script(worker: LocalWorkerProcess) -> None:
+    """The id of a command's client has its name, host and process; only JSON has the random end."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tuplewire", "recv", "13", "--address", worker.address],
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        name = f"tuplewire_service@{socket.gethostname()}:{process.pid}"
+        try:
+            eventually(lambda: name in command(worker, "status").stdout.decode(), _SECONDS)
+            told = json.loads(command(worker, "status", "--json").stdout)
+        finally:
+            process.kill()
+    (consumer,) = told["consumers"]
+    assert re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{8}}", consumer["consumer_id"])
+    assert consumer["consumer_id"] not in command(worker, "status").stdout.decode()
 
 
 def test_ctrl_c_ends_a_reader_with_a_line(worker: LocalWorkerProcess) -> None:

@@ -156,7 +156,7 @@ def test_too_many_taps_are_refused(pair: Pair) -> None:
 def tap_command(endpoint: Endpoint, *words: str) -> subprocess.Popen[bytes]:
     """Start the command, and wait until its tap is open."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tuplewire", "tap", endpoint.address, *words],
+        [sys.executable, "-m", "tuplewire", "tap", "--address", endpoint.address, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONIOENCODING": "utf-8"},

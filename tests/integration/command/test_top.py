@@ -43,7 +43,7 @@ def cluster(blocked: Any) -> Iterator[Cluster]:
 
 def looked(address: str) -> dict[str, Any]:
     """Return the output of `tuplewire top --once --json`."""
-    ended = run_command("top", address, "--once", "--json", "--interval=0.3")
+    ended = run_command("top", "--address", address, "--once", "--json", "--interval=0.3")
     assert (ended.returncode, ended.stderr) == (0, "")
     found: dict[str, Any] = json.loads(ended.stdout)
     return found
@@ -87,7 +87,9 @@ def test_scripts_get_everything(cluster: Cluster) -> None:
 
 def test_once_prints_tables(cluster: Cluster) -> None:
     """In a pipe, `--once` prints plain text; a filter keeps the rows that contain it."""
-    text = run_command("top", cluster.near.address, "--once", "--interval=0.2", "--filter=sleeps").stdout
+    text = run_command(
+        "top", "--address", cluster.near.address, "--once", "--interval=0.2", "--filter=sleeps"
+    ).stdout
     assert "\ntasks\n" in text
     assert re.search(rf"^{SLOW_TASK} +worker-1 .* sleeps *$", text, re.MULTILINE)
     assert "\nworkers\n" not in text
@@ -113,7 +115,7 @@ def test_a_worker_that_is_gone_is_told(cluster: Cluster) -> None:
             )
             assert gone == ["worker-1"]
             assert [each.worker for each in cluster_rows(looks.poll()).tasks] == ["worker-0"]
-    nobody = run_command("top", near.address, "--once", "--timeout=2")
+    nobody = run_command("top", "--address", near.address, "--once", "--timeout=2")
     assert nobody.returncode == 1
     assert near.address in nobody.stderr
     assert cluster
@@ -121,14 +123,14 @@ def test_a_worker_that_is_gone_is_told(cluster: Cluster) -> None:
 
 def test_without_a_terminal_it_says_what_to_do() -> None:
     """The live view requires a terminal, and the error names the alternatives."""
-    ended = run_command("top", "127.0.0.1:1")
+    ended = run_command("top", "--address", "127.0.0.1:1")
     assert (ended.returncode, "--once, --json or --web" in ended.stderr) == (64, True)
-    assert run_command("top", "127.0.0.1:1", "--once", "--interval=0").returncode == 64
+    assert run_command("top", "--address", "127.0.0.1:1", "--once", "--interval=0").returncode == 64
 
 
 def test_a_terminal_gets_the_live_view(cluster: Cluster) -> None:
     """The live view draws the filtered rows that fit; Ctrl-C restores the terminal, and prints one line."""
-    command = [*COMMAND, "top", cluster.near.address, "--interval=0.2", "--filter=worker-1"]
+    command = [*COMMAND, "top", "--address", cluster.near.address, "--interval=0.2", "--filter=worker-1"]
     with on_terminal(command, {**environment_without_ours(), "TERM": "xterm-256color"}) as shown:
         eventually(lambda: shown.seen().count(b"holds up senders") > 1, 60, "the culprit is drawn again")
         eventually(lambda: re.search(rb"\n%d +worker-1 " % SLOW_TASK, shown.seen()) is not None, 60)

@@ -138,10 +138,10 @@ def test_a_worker_that_connects_learns_that_it_lags(tmp_path: Path) -> None:
         assign(a, 4, workers)
         eventually(lambda: status(a).newest_assignment_version == 5)
         assert status(a).assignment_version == 4
-        assert "assignment 4 (another worker has 5)" in run_command("status", a.address).stdout
+        assert "assignment 4 (another worker has 5)" in run_command("status", "--address", a.address).stdout
         assert metric(a, "tuplewire_newest_assignment_version") == 5
         assign(a, 5, workers)
-        assert "assignment 5\n" in run_command("status", a.address).stdout
+        assert "assignment 5\n" in run_command("status", "--address", a.address).stdout
 
 
 def test_a_worker_that_is_sent_to_learns_that_it_lags(tmp_path: Path) -> None:

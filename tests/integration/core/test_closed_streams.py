@@ -39,7 +39,7 @@ def test_asking(worker: Endpoint, closed: str) -> None:
     """A command exits with its usual code if it cannot print its result."""
     at = worker.address
     assert run(f"status {at}", closed) == 0
-    assert run("status 127.0.0.1:1", closed) == 1
+    assert run("status --address 127.0.0.1:1", closed) == 1
 
 
 def test_commands_without_streams(worker: Endpoint) -> None:

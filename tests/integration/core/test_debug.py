@@ -47,7 +47,7 @@ def test_a_bundle_has_it_all(worker: Running, tmp_path: Path) -> None:
     file = tmp_path / "worker.zip"
     with Client(worker.address, client_id="shop") as client:
         deliver(client, 3, b"message")
-        ran = run_command("debug", worker.address, "-o", str(file))
+        ran = run_command("debug", "--address", worker.address, "-o", str(file))
         assert (ran.returncode, ran.stderr) == (0, "")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with zipfile.ZipFile(file) as bundle:
@@ -64,7 +64,7 @@ def test_a_bundle_has_it_all(worker: Running, tmp_path: Path) -> None:
     assert "tuplewire_accepted_messages_total 1.0" in read["metrics.txt"]
     assert "thread MainThread" in read["stacks.txt"]
     assert ", in _tick\n" in read["stacks.txt"]
-    again = run_command("debug", worker.address, "-o", str(file))
+    again = run_command("debug", "--address", worker.address, "-o", str(file))
     assert again.returncode == 64
     assert "is there already" in again.stderr
 
@@ -98,7 +98,9 @@ def test_a_bundle_has_no_secret(tmp_path: Path) -> None:
         assert "token_file" in files["settings.toml"].decode()
         assert all(b"s3cret" not in content for content in files.values())
         file = tmp_path / "none.zip"
-        ran = run_command("debug", worker.address, "-o", str(file), f"--token-file={tmp_path / 'etl'}")
+        ran = run_command(
+            "debug", "--address", worker.address, "-o", str(file), f"--token-file={tmp_path / 'etl'}"
+        )
         assert ran.returncode == 1
         assert not file.exists()
 
@@ -108,7 +110,7 @@ def test_the_level_changes_for_a_time(worker: Running) -> None:
     with ControlClient(worker.address) as control, closing(control.tap([1])) as tapped:
         next(tapped)
     assert "tap.began" not in worker.log
-    ran = run_command("log-level", worker.address, "info", "--for", "600", "--every", "0.5")
+    ran = run_command("log-level", "--address", worker.address, "info", "--for", "600", "--every", "0.5")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.endswith("logs info for 600 s\n")
     assert "log.changed" in worker.log

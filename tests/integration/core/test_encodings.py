@@ -59,15 +59,15 @@ def printed(encoding: str, *words: str, code: int = 0) -> str:
 def test_names_of_others(encoding: str, address: str) -> None:
     """The status of a worker shows the names of clients, as text and as JSON."""
     name = NAME_IN_ASCII.replace(r"\xeb", "ë") if encoding == "latin-1" else NAME_IN_ASCII
-    assert name in printed(encoding, "status", address)
-    told = json.loads(printed(encoding, "status", address, "--json"))
+    assert name in printed(encoding, "status", "--address", address)
+    told = json.loads(printed(encoding, "status", "--address", address, "--json"))
     assert NAME in {each["sender_id"] for each in told["sessions"]}
 
 
 def test_names_of_others_in_a_cluster(address: str) -> None:
     """The status of a cluster shows the names of clients, as text and as JSON."""
-    assert NAME_IN_ASCII in printed("ascii", "top", address, "--once", "--interval=0.1")
-    told = json.loads(printed("ascii", "top", address, "--once", "--json", "--interval=0.1"))
+    assert NAME_IN_ASCII in printed("ascii", "top", "--address", address, "--once", "--interval=0.1")
+    told = json.loads(printed("ascii", "top", "--address", address, "--once", "--json", "--interval=0.1"))
     assert NAME in {each["sender"] for each in told["senders"]}
 
 
@@ -75,7 +75,9 @@ def test_names_of_others_in_a_cluster(address: str) -> None:
 def test_ones_own_words(encoding: str) -> None:
     """An error repeats the invalid argument."""
     assert "zo" in printed(encoding, NAME, code=64)
-    assert "zo" in printed(encoding, "drain", f"unix:///{NAME}", code=64 if encoding == "C" else 1)
+    assert "zo" in printed(
+        encoding, "drain", "--address", f"unix:///{NAME}", code=64 if encoding == "C" else 1
+    )
     topology = printed(
         encoding, "recv", "1", f"--topology={NAME}", "--address=127.0.0.1:1", "--timeout=0.1", code=1
     )
@@ -134,7 +136,7 @@ def test_a_full_disk_is_told_in_a_line(words: list[str], address: str) -> None:
             timeout=SECONDS,
         )
     if words[0] == "send":
-        assert (ended.returncode, ended.stderr) == (0, "1 sent and acknowledged\n")
+        assert (ended.returncode, ended.stderr) == (0, "1 of 1 messages acknowledged\n")
     else:
         assert ended.returncode == 1
         assert ended.stderr == f"tuplewire {words[0]}: No space left on device\n"

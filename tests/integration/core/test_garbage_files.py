@@ -123,10 +123,10 @@ def test_a_version_that_jumps_needs_force(worker: Running, tmp_path: Path) -> No
         for version in (1, 1 + MOST_AHEAD):
             control.update_assignment(assignment_for(worker, version))
         file.write_text(json.dumps(_json(worker, 2 + 2 * MOST_AHEAD)))
-        refused = run_command("assign", worker.address, str(file))
+        refused = run_command("assign", "--address", worker.address, str(file))
         assert refused.returncode != 0
         assert "too far ahead" in refused.stderr
         assert "--force" in refused.stderr
         assert control.status().assignment_version == 1 + MOST_AHEAD
-        assert run_command("assign", "--force", worker.address, str(file)).returncode == 0
+        assert run_command("assign", "--force", "--address", worker.address, str(file)).returncode == 0
         assert control.status().assignment_version == 2 + 2 * MOST_AHEAD

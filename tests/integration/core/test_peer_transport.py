@@ -48,7 +48,7 @@ def test_reports_have_both_addresses(pair: Pair) -> None:
     assert list(told.peer_addresses) == [pair.near.peer_address]
     assert [peer.address for peer in told.peers] == [pair.far.peer_address]
     for flags, text in (([], f"for peers   {pair.near.peer_address}"), (["--json"], "peer_addresses")):
-        assert text in run_command("status", pair.near.address, *flags).stdout
+        assert text in run_command("status", "--address", pair.near.address, *flags).stdout
     with ControlClient(pair.near.address) as control:
         assignment = control.assignment()
     assert assignment is not None

@@ -197,17 +197,17 @@ def test_command_shows_status_and_assigns(worker: Running) -> None:
     assignment = Assignment(1, "default", (AssignedWorker("a", worker.address, (0, 1)),))
     file = worker.directory / "assignment.json"
     file.write_text(as_json(assignment))
-    assigned = run_command("assign", worker.address, str(file))
+    assigned = run_command("assign", "--address", worker.address, str(file))
     assert (assigned.returncode, assigned.stderr) == (0, "")
     assert "assignment 1 of default is in force" in assigned.stdout
-    status = json.loads(run_command("status", "--json", worker.address).stdout)
+    status = json.loads(run_command("status", "--json", "--address", worker.address).stdout)
     assert (status["assignment_version"], status["ledger"]["balanced"]) == (1, True)
-    shown = run_command("status", str(worker.bound["unix_address"])).stdout
+    shown = run_command("status", "--address", str(worker.bound["unix_address"])).stdout
     assert "accepted 0 = acknowledged 0 + dropped 0 + pending 0" in shown
     assert re.search(r"^time        \d+% \w+, .*\d+% backpressured_queue", shown, re.MULTILINE)
-    assert run_command("drain", worker.address).returncode == 0
+    assert run_command("drain", "--address", worker.address).returncode == 0
     assert worker.process.wait(20) == 0
     assert "worker.draining reason=drain-call" in worker.log
-    gone = run_command("status", worker.address)
+    gone = run_command("status", "--address", worker.address)
     assert (gone.returncode, gone.stderr.count("\n")) == (1, 1)
     assert worker.address in gone.stderr

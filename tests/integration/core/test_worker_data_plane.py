@@ -128,7 +128,7 @@ def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
         program = context.connect(TOPOLOGY, host, int(port))
         eventually(lambda: told() == (True, True, True), 20)
         held = queued(pair.far, task)
-        printed = run_command("status", pair.far.address).stdout
+        printed = run_command("status", "--address", pair.far.address).stdout
         assert re.search(rf"^{task} +{pair.far.worker_id} +{held} .* yes +no", printed, re.MULTILINE)
         assert sorted(numbers(collect(consumer.recv([task], timeout=10), sent))) == list(range(sent))
         eventually(lambda: told() == (False, False, False), 20)

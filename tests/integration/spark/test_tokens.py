@@ -106,11 +106,14 @@ async def test_asyncio_client_and_spark_handle_show_theirs(worker: Guarded, tmp_
 
 def test_commands_take_a_token(worker: Guarded, tmp_path: Path) -> None:
     """`tuplewire status` uses the token file of its flag; without one, the error names the variable."""
-    refused = run_command("status", worker.endpoint.address)
+    refused = run_command("status", "--address", worker.endpoint.address)
     assert refused.returncode == 1
     assert "TUPLEWIRE_TOKEN_FILE" in refused.stderr
     mine = _credentials(tmp_path, OLD).token_file
-    assert "worker-0" in run_command("status", worker.endpoint.address, f"--token-file={mine}").stdout
+    assert (
+        "worker-0"
+        in run_command("status", "--address", worker.endpoint.address, f"--token-file={mine}").stdout
+    )
 
 
 def test_tokens_rotate(worker: Guarded, tmp_path: Path) -> None:

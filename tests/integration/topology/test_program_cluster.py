@@ -66,7 +66,7 @@ def test_metrics_and_status_of_a_worker() -> None:
         assert executed[sample] == len(LINES)
         for ledger in topology.ledgers().values():
             assert (ledger.balanced, ledger.pending, sum(ledger.dropped.values())) == (True, 0, 0)
-        shown = run_command("status", topology.addresses[0]).stdout
+        shown = run_command("status", "--address", topology.addresses[0]).stdout
         assert "worker      words-worker-0" in shown
         assert "received    from executors:" in shown
         with pytest.raises(TopologyError, match="there is no worker 2"):

@@ -109,9 +109,10 @@ class Site:
             "membership",
             "--tasks=" + ",".join(map(str, self.tasks)),
         ]
+        addresses = ",".join(f"127.0.0.1:{port}" for port, _ in self.ports.values())
         with (self.folder / "membership.log").open("w") as log:
             return subprocess.Popen(
-                [*words, f"--token-file={token}", *(f"127.0.0.1:{port}" for port, _ in self.ports.values())],
+                [*words, f"--token-file={token}", f"--address={addresses}"],
                 env={**environment_without_ours(), **variables_of(program)},
                 stderr=log,
             )

@@ -185,12 +185,17 @@ def test_spouts_are_switched_by_a_command(tmp_path: Path) -> None:
         running(tmp_path, "b", b, program, conf=conf) as two,
     ):
         eventually(lambda: notes.count("acked") > 100, SECONDS)
-        assert run_command("deactivate", two.address).stdout == "words is inactive on 2 of 2 workers\n"
+        assert (
+            run_command("deactivate", "--address", two.address).stdout
+            == "words is inactive on 2 of 2 workers\n"
+        )
         eventually(lambda: notes.read("inactive-after"), SECONDS)
         emitted = int(notes.read("inactive-after")[0])
         eventually(lambda: notes.count("acked") == emitted, SECONDS)
-        assert run_command("deactivate", two.address).stdout == "words was inactive already\n"
-        assert run_command("activate", two.address).stdout == "words is active on 2 of 2 workers\n"
+        assert run_command("deactivate", "--address", two.address).stdout == "words was inactive already\n"
+        assert (
+            run_command("activate", "--address", two.address).stdout == "words is active on 2 of 2 workers\n"
+        )
         eventually(lambda: notes.count("acked") > emitted + 100, SECONDS)
         assert notes.read("activations") == ["activate", "deactivate", "activate"]
         assert [one.end(), two.end()] == [0, 0]

@@ -139,7 +139,8 @@ def test_only_the_run_talks_to_its_workers(
         for shown in (process / "cmdline", process / "environ", *file.parent.glob("*.log")):
             assert secret.encode() not in shown.read_bytes(), shown
     assert secret not in repr(running) + running.watch_command
-    hint = re.fullmatch(r"TUPLEWIRE_TOKEN_FILE=(/\S+) tuplewire top --web (\S+)", running.watch_command)
+    watch = r"TUPLEWIRE_TOKEN_FILE=(/\S+) tuplewire top --web --address (\S+)"
+    hint = re.fullmatch(watch, running.watch_command)
     assert hint is not None, running.watch_command
     assert Path(hint[1]).read_text().split() == ["run", secret]
     with web_viewer(hint[2], {"TUPLEWIRE_TOKEN_FILE": hint[1]}) as link:

@@ -94,7 +94,7 @@ def test_a_run_says_how_to_watch_it(
     conf = {"topology.workers": 1}
     run_topology(spark, rows_of_spark(), conf=conf, rows=spark.range(10), outputs={}, name="rows")
     said = capsys.readouterr().err
-    watch = r"topology rows: watch it with TUPLEWIRE_TOKEN_FILE=/\S+ tuplewire top --web \S+\n"
+    watch = r"topology rows: watch it with TUPLEWIRE_TOKEN_FILE=/\S+ tuplewire top --web --address \S+\n"
     assert re.search(watch, said), said
     assert re.search("[0-9a-f]{64}", said) is None  # as long as a token
 
@@ -112,4 +112,6 @@ def test_a_run_beside_named_workers_says_so(spark: SparkSession, capsys: pytest.
             workers=[address],
             name="rows",
         )
-    assert f"topology rows: watch it with tuplewire top --web {address}\n" in capsys.readouterr().err
+    assert (
+        f"topology rows: watch it with tuplewire top --web --address {address}\n" in capsys.readouterr().err
+    )

@@ -37,7 +37,7 @@ def live_page(address: str) -> Iterator[None]:
 
     The first request has finished when the block starts.
     """
-    command = [sys.executable, "-m", "tuplewire_service", "top", "--web", "--port=0", address]
+    command = [sys.executable, "-m", "tuplewire_service", "top", "--web", "--port=0", "--address", address]
     ended, opened = threading.Event(), threading.Event()
 
     def read(viewer: subprocess.Popen[str]) -> None:

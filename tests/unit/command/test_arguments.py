@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire_service.command.cli import command_parser
 
 
@@ -28,13 +29,23 @@ def test_options_may_stand_anywhere(line: str) -> None:
     assert (found["address"], found["task"], found["message"]) == ("h:1", 5, ["hello", "you"])
 
 
+@pytest.mark.parametrize("command", ["status", "top", "recv 1", "dead-letters list", "membership --tasks 1"])
+def test_every_command_takes_its_worker_the_same_way(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flag overrides the variable, and the variable overrides the default."""
+    monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
+    assert parsed(command)["address"] == "127.0.0.1:6700"
+    monkeypatch.setenv(ADDRESS_VARIABLE, "h:1")
+    assert parsed(command)["address"] == "h:1"
+    assert parsed(f"{command} --address unix:///w.sock")["address"] == "unix:///w.sock"
+
+
 @pytest.mark.parametrize(
     "line",
     [
         "recv 1 --count -1",
         "recv 1 --count x",
-        "recv 1 --quiet nan",
-        "recv 1 --quiet -1",
+        "recv 1 --idle nan",
+        "recv 1 --idle -1",
         "recv 1 --timeout nan",
         "status --watch nan",
         "status --timeout -5",

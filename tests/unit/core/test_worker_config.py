@@ -184,17 +184,44 @@ def test_printed_configuration_is_a_configuration_file(tmp_path: Path) -> None:
     assert "# advertise is not set  # default" in printed
 
 
-def test_every_setting_has_a_flag_with_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """`worker --help` shows every flag and its variable."""
-    with pytest.raises(SystemExit) as ended:
-        main(["worker", "--help"])
-    shown = capsys.readouterr().out
-    assert ended.value.code == 0
-    assert "example: tuplewire worker" in shown
+def test_every_setting_has_a_flag_with_help(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`worker --help` and its groups show every flag once, with its variable, and each fits a screen."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = []
+    for group in ("", "network", "sessions", "queues", "security", "reports", "program"):
+        shown.append(_screen(["worker", "--help", *filter(None, [group])], capsys))
+        assert "example: tuplewire worker" in shown[-1]
+        assert not group or f"--help {group}" in " ".join(shown[0].split())
     for known in settings_of(WorkerConfig).values():
         value = f"[{known.kind.metavar}]" if known.is_flag else known.kind.metavar
-        assert f"{known.flag} {value}" in shown
-        assert known.variable in shown
+        (screen,) = [each for each in shown if f"{known.flag} {value}" in each]
+        assert known.variable in screen
+
+
+def _screen(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the help that a command prints, which must fit a screen."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    shown = capsys.readouterr().out
+    assert (ended.value.code, shown.count("\n") <= 40) == (0, True), (words, shown)
+    return shown
+
+
+def test_the_help_of_each_command_fits_a_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On 80 columns, each help has at most 40 lines, and the help of `tuplewire` has groups of commands."""
+    monkeypatch.setenv("COLUMNS", "80")
+    commands = [each.prog.split()[1:] for each in _parsers(command_parser(["run"]))]
+    for command in commands:
+        _screen([*command, "--help"], capsys)
+        assert _screen(["help", *command[:1]], capsys) == _screen([*command[:1], "--help"], capsys)
+    shown = _screen(["--help"], capsys)
+    listed = re.findall(r"^  ([a-z][a-z-]+) +[a-z]", shown, re.MULTILINE)
+    assert sorted(listed) == sorted(command[0] for command in commands if len(command) == 1)
+    assert all(f"\n{group}:\n" in shown for group in ("workers", "messages", "tools"))
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -218,14 +245,24 @@ def test_every_command_has_an_example() -> None:
     ("arguments", "complaint"),
     [
         (["worker", "--listen", "nowhere"], "tuplewire worker: flag --listen: 'nowhere' is not host:port"),
-        (["worker", "--lisen", "x"], "unrecognized arguments: --lisen"),
-        (["status"], "tuplewire status: no worker address: pass one"),
-        (["status", "nowhere"], "tuplewire status: address 'nowhere' is neither"),
+        (["worker", "--lisen", "x"], "tuplewire worker: unknown option --lisen; did you mean --listen or"),
+        (["status", "--address", "nowhere"], "tuplewire status: address 'nowhere' is neither"),
+        (["status", "h:1"], "tuplewire status: unrecognized arguments: h:1; see tuplewire status --help"),
+        (
+            ["recv", "--adress", "h:1", "4"],
+            "tuplewire recv: unknown option --adress; did you mean --address?",
+        ),
+        (["--address", "h:1", "status"], "tuplewire: unknown option --address before COMMAND"),
         (["recv", "1-"], "argument TASKS: task ids are written like 1,2,10-19"),
-        (["nonsense"], "nonsense"),
+        (["recv", "1", "--format", "jsn"], "--format: must be one of lines, json, prefixed, not 'jsn'"),
+        (["send", "3000000000", "x"], "argument TASK: must be a task id from 0 to 2147483647"),
+        (["nonsense"], "unknown command 'nonsense'; known are: activate, assign"),
+        (["stats"], "tuplewire: unknown command 'stats'; did you mean status? see tuplewire --help"),
+        (["log-level", "warn"], "unknown level 'warn'; did you mean warning?"),
+        (["worker", "--help", "securty"], "unknown group 'securty'; did you mean security?"),
         ([], "COMMAND"),
-        (["drain", "127.0.0.1:1", "--deadline", "-1"], "--deadline: must be a time in seconds, more than 0"),
-        (["assign", "127.0.0.1:1", "/no/such/file"], "cannot read the assignment /no/such/file"),
+        (["drain", "--deadline", "-1"], "--deadline: must be a time in seconds, more than 0"),
+        (["assign", "/no/such/file"], "cannot read the assignment /no/such/file"),
     ],
 )
 def test_wrong_usage_is_one_line_and_64(

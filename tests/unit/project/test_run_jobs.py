@@ -39,7 +39,7 @@ def test_an_unknown_job_is_answered_with_the_known(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as ended:
         main(["run", "nothing"])
     assert ended.value.code == 64
-    told, _, known = capsys.readouterr().err.partition("choose from")
+    told, _, known = capsys.readouterr().err.partition("known are")
     assert "'nothing'" in told
     assert all(name in known for name in ("flights", "wordcount"))
 

@@ -441,11 +441,11 @@ def test_slots_of_another_spark() -> None:
 @pytest.mark.parametrize(
     ("address", "file", "command"),
     [
-        ("127.0.0.1:6700", None, "tuplewire top --web 127.0.0.1:6700"),
+        ("127.0.0.1:6700", None, "tuplewire top --web --address 127.0.0.1:6700"),
         (
             "unix:///run/w.sock",
             "/run/the token",
-            "TUPLEWIRE_TOKEN_FILE='/run/the token' tuplewire top --web unix:///run/w.sock",
+            "TUPLEWIRE_TOKEN_FILE='/run/the token' tuplewire top --web --address unix:///run/w.sock",
         ),
     ],
 )

@@ -37,7 +37,7 @@ class Place:
     def watch_command(self, token_file: str | None) -> str:
         """Return the command to watch the cluster on the program's machine, with the token file, if any."""
         token = f"TUPLEWIRE_TOKEN_FILE={shlex.quote(token_file)} " if token_file else ""
-        return f"{token}tuplewire top --web {self.address}"
+        return f"{token}tuplewire top --web --address {self.address}"
 
 
 @dataclass(frozen=True, slots=True)

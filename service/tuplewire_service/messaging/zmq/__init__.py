@@ -10,10 +10,10 @@ instead of PUSH and PULL.
 
 import importlib.util
 
-from tuplewire.errors import ConfigError
+from tuplewire.errors import TuplewireError
 
 if importlib.util.find_spec("zmq") is None:
-    raise ConfigError("pyzmq is not installed: run pip install 'tuplewire[zmq]'")
+    raise TuplewireError("pyzmq is not installed: run pip install 'tuplewire[zmq]'")
 
 from tuplewire_service.messaging.zmq.zmq_transport import ZmqContext
 
