@@ -97,7 +97,7 @@ def client_of(
 
 @contextmanager
 def _noticed(reason: str, timeout: float) -> Iterator[threading.Timer]:
-    """Print the reason for a wait after one second, unless the block has ended or cancelled the timer."""
+    """Print the reason for a wait after one second, unless the block finishes or cancels the timer first."""
     limit = "Ctrl-C to stop" if timeout == math.inf else f"at most {timeout:g} s"
     text = f"waiting for {escape_unprintable(reason)} ({limit})"
     timer = threading.Timer(_NOTICE_SECONDS, print, (text,), {"file": sys.stderr, "flush": True})

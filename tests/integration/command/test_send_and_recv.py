@@ -186,7 +186,7 @@ def test_a_sender_says_what_it_waits_for(tmp_path: Path) -> None:
 
 
 def test_a_sender_on_a_terminal_says_what_to_type(worker: LocalWorkerProcess) -> None:
-    """On a terminal, `send` asks for messages, one per line, until Ctrl-D."""
+    """On a terminal, `send` explains how to enter messages and how to end the input."""
     words = [sys.executable, "-m", "tuplewire", "send", "14", "--address", worker.address]
     with on_terminal(words, os.environ) as shown:
         eventually(lambda: b"type one message per line; Ctrl-D ends the input" in shown.seen(), _SECONDS)
