@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any
 
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.task_owners import At
 from tuplewire.errors import TuplewireError, UnknownRunError, UnreachableError
 from tuplewire.session.departure import TaskContent
 from tuplewire.spark.options import SinkOptions
 from tuplewire.spark.stages import NEEDS_A_SLOT, SinkWorkers
-from tuplewire.spark.task_workers import RETRYABLE_ERRORS, At, RetryDeadline
+from tuplewire.spark.task_workers import RETRYABLE_ERRORS, RetryDeadline
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.translate import contents_from_wire, contents_to_wire
@@ -133,7 +134,7 @@ class Publisher(SinkWorkers):
         while True:
             try:
                 self._look_up()
-                for at in {*self._present.items(), *self._chosen} - asked.keys():
+                for at in {*self.owners.present.items(), *self._chosen} - asked.keys():
                     asked[at] = self._begin_at(self[at[0]], at)
                 break
             except RETRYABLE_ERRORS as error:

@@ -99,7 +99,7 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
                 if runs.keys() == wanted.keys():  # otherwise a task has moved since the poll
                     break
         end = numbered(start, start, end, runs)
-        return [RangePartition(each, tasks.addresses) for each in ranges(start, end, held, runs)]
+        return [RangePartition(each, tasks.owners.others) for each in ranges(start, end, held, runs)]
 
 
 class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -253,7 +253,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             task: sequence for task, sequence in wanted.items() if task not in self._runs and task in held
         }
         runs = self._runs | (self._tasks.runs(lacking, held) if lacking else {})
-        return [RangePartition(each, self._tasks.addresses) for each in ranges(begin, last, held, runs)]
+        return [RangePartition(each, self._tasks.owners.others) for each in ranges(begin, last, held, runs)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge the committed messages."""

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from tuplewire.connection.task_owners import At
 from tuplewire.errors import BufferFullError, FlushTimeoutError, TuplewireError, UnknownTaskError
 from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
 from tuplewire.settings.config import KIB, SessionSettings
 from tuplewire.spark.options import SinkOptions
-from tuplewire.spark.task_workers import RETRYABLE_ERRORS, At, RetryDeadline, TaskWorkers
+from tuplewire.spark.task_workers import RETRYABLE_ERRORS, RetryDeadline, TaskWorkers
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
@@ -71,7 +72,7 @@ class SinkWorkers(TaskWorkers):
     def placement(self) -> Placement:
         """Return the current workers of all tasks. Raises the errors of known()."""
         self.known(())
-        return Placement(self._version, self._all)
+        return Placement(self.owners.version, self.owners.of)
 
     def known(self, tasks: Collection[int]) -> set[int]:
         """Return the given tasks that are in the assignment, which is requested again for unknown tasks.
@@ -79,12 +80,12 @@ class SinkWorkers(TaskWorkers):
         Raises the reason why the worker is unreachable after the timeout, and WrongTopologyError.
         """
         self._with_retries(partial(self._look_up, tasks))
-        return self._all.keys() & set(tasks)
+        return self.owners.of.keys() & set(tasks)
 
     def check_known(self, tasks: Collection[int]) -> None:
         """Raise UnknownTaskError unless the assignment has all of these tasks. Also raises as known()."""
         if missing := sorted(set(tasks) - self.known(tasks)):
-            raise self._unknown(missing)
+            raise self.owners.unknown(missing)
 
     def wait_for_room(self, attempt: Callable[..., object]) -> None:
         """Repeat `attempt` until there is free space, as long as the worker answers.
@@ -179,8 +180,8 @@ class AttemptStage(SinkWorkers):
         """Do the same as SinkWorkers.known(), and remember the workers of new tasks."""
         found = super().known(tasks)
         if new := found - self._worker_of.keys():
-            self.versions.add(self._version)
-            self._worker_of |= {task: self._all[task] for task in new}
+            self.versions.add(self.owners.version)
+            self._worker_of |= {task: self.owners.of[task] for task in new}
         return found
 
     def _find(self, groups: Iterable[TaskGroup]) -> None:

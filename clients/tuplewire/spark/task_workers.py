@@ -16,15 +16,8 @@ from typing import ClassVar, TypeVar
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
-from tuplewire.errors import (
-    DrainingError,
-    NotReadyError,
-    TuplewireError,
-    UnknownTaskError,
-    UnreachableError,
-    WrongTopologyError,
-    WrongWorkerError,
-)
+from tuplewire.connection.task_owners import At, TaskOwners
+from tuplewire.errors import DrainingError, NotReadyError, TuplewireError, UnreachableError, WrongWorkerError
 from tuplewire.settings.addresses import resolve_addresses
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.offsets import Held, PreviousOwner, TaskOffset
@@ -34,16 +27,12 @@ from tuplewire.wire import control_pb2 as pb
 
 _Answer = TypeVar("_Answer")
 
-At = tuple[str, str]
-"""A worker's address and id."""
 RETRYABLE_ERRORS = (UnreachableError, NotReadyError, DrainingError, WrongWorkerError)
 """Errors to retry: the worker may return soon, or its tasks may move."""
 POLL_SECONDS = 0.05
 _LEAST_CALL_SECONDS = 2.0
 """The minimum timeout of a call: a worker needs a moment to answer, regardless of the user's timeout."""
 NOTHING: Mapping[int, Held] = {}
-_MOST_OTHERS = 100
-"""The maximum number of other workers' addresses to try if the first one is unreachable."""
 
 
 class RetryDeadline:
@@ -79,21 +68,15 @@ class TaskWorkers(ControlClients):
     def __init__(self, options: SourceOptions | SinkOptions) -> None:
         super().__init__(lambda address: self.client(address, self._call_seconds))
         self._credentials = options.credentials()
-        self._address, *more = resolve_addresses(options.address).split(",")
+        self._address, *others = resolve_addresses(options.address).split(",")
         self.reached = self._address
         """The address of the worker that answered last."""
         self._topology = options.topology
         self._timeout = options.timeout
         self._call_seconds = min(max(options.timeout, _LEAST_CALL_SECONDS), self.CALL_SECONDS)
-        self._version = 0
         self.max_message_bytes = 0
         """The payload limit of the worker that sent the assignment."""
-        self.addresses = tuple(more)
-        """The addresses of other workers: from the option and from assignments, the newest first."""
-        self._all: dict[int, At] = {}
-        """The workers of all tasks in the last assignment; empty to request a new one."""
-        self._present: dict[str, str] = {}
-        """The workers of the last assignment: address to id."""
+        self.owners = TaskOwners(options.topology, self._address, others)
 
     def client(self, address: str, timeout: float) -> ControlClient:
         """Return a client of one worker; the caller closes it. timeout: of a call, in seconds."""
@@ -110,39 +93,20 @@ class TaskWorkers(ControlClients):
 
     def _wait_or_raise(self, retry: RetryDeadline, error: TuplewireError) -> None:
         """Wait a moment; after the timeout, raise."""
-        self._all = {}  # the tasks may have moved: request a new assignment
+        self.owners.of = {}  # the tasks may have moved: request a new assignment
         retry.wait_or_raise(error)
 
     def _look_up(self, tasks: Collection[int] = ()) -> None:
         """Find the workers of all tasks from a new assignment, unless these tasks are in the last one."""
-        if self._all and self._all.keys() >= set(tasks):
-            return
-        assignment = self._assignment()
-        if assignment is None:
-            raise NotReadyError(
-                f"the worker at {self._address} has no assignment yet: push one (tuplewire assign), or "
-                "configure an assignment file"
-            )
-        if assignment.topology != self._topology:
-            raise WrongTopologyError(
-                f"the worker at {self._address} serves topology {assignment.topology!r}, not "
-                f"{self._topology!r}: set the option topology"
-            )
-        self._version = assignment.version
-        workers = assignment.workers
-        self._present = {each.address: each.worker_id for each in workers}
-        known = dict.fromkeys((*(each.address for each in workers), *self.addresses))
-        self.addresses = tuple(known)[:_MOST_OTHERS]
-        # One tuple for all tasks of a worker: Spark pickles them once.
-        ats = ((each, (each.address, each.worker_id)) for each in workers)
-        self._all = {task: at for each, at in ats for task in each.tasks}
+        if not self.owners.of or not self.owners.of.keys() >= set(tasks):
+            self.owners.replace(self._assignment(), self.reached)
 
     def _assignment(self) -> pb.Assignment | None:
         """Request the assignment from the worker at the option `address`; if unreachable, from others."""
         try:
             return self._assignment_of(self._address)
         except UnreachableError:
-            for address in self.addresses:
+            for address in self.owners.others:
                 with suppress(UnreachableError):
                     return self._assignment_of(address)
             raise
@@ -153,13 +117,6 @@ class TaskWorkers(ControlClients):
         self.max_message_bytes = control.max_message_bytes
         self.reached = address
         return assignment
-
-    def _unknown(self, tasks: Sequence[int]) -> UnknownTaskError:
-        known = ", ".join(map(str, sorted(self._all)[:20])) or "none"
-        return UnknownTaskError(
-            f"task {', '.join(map(str, tasks[:10]))} is not in assignment version {self._version}, which "
-            f"has {known}: use these in the option tasks or the column task, or assign this one"
-        )
 
 
 class HeldTasks(TaskWorkers):
@@ -175,7 +132,7 @@ class HeldTasks(TaskWorkers):
         tasks: default: from the options. With TaskRanges: all tasks in them that are assigned, now and later.
         """
         super().__init__(options)
-        self.addresses += tuple(others)
+        self.owners.others += tuple(others)
         self._tasks = options.tasks if tasks is None else tasks
 
     def poll_all(self, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0) -> dict[int, Held]:
@@ -186,12 +143,12 @@ class HeldTasks(TaskWorkers):
         """
         tasks, found = self._tasks, self.poll_tasks(self._tasks, seen, wait)
         if not isinstance(tasks, TaskRanges) and (unknown := [task for task in tasks if task not in found]):
-            raise self._unknown(unknown)
+            raise self.owners.unknown(unknown)
         return found
 
     def poll_once(self) -> dict[int, Held]:
         """Do the same as poll_tasks() for the tasks, from the newest assignment and without a retry."""
-        self._all = {}
+        self.owners.of = {}
         return self._poll(self._tasks)
 
     def poll_tasks(
@@ -205,13 +162,10 @@ class HeldTasks(TaskWorkers):
     ) -> dict[int, Held]:
         self._look_up(() if isinstance(wanted, TaskRanges) else wanted)
         if isinstance(wanted, TaskRanges):
-            wanted = [task for task in self._all if task in wanted]
+            wanted = [task for task in self.owners.of if task in wanted]
             if not wanted:
                 time.sleep(wait)
-        tasks_at: dict[At, list[int]] = {}
-        for task in wanted:
-            if task in self._all:
-                tasks_at.setdefault(self._all[task], []).append(task)
+        tasks_at = self.owners.by_worker(wanted)
         polls = {at: self._poll_of(at, tasks, seen, wait) for at, tasks in tasks_at.items()}
         if wait and len(polls) > 1:
             self._wait_for_any(polls, wait)
@@ -219,7 +173,7 @@ class HeldTasks(TaskWorkers):
         for at, request in polls.items():
             answer = self[at[0]].poll(request)
             # With a newer assignment, or without one of the tasks, the answer may be incomplete.
-            if answer.assignment_version > self._version or len(answer.tasks) < len(request.tasks):
+            if answer.assignment_version > self.owners.version or len(answer.tasks) < len(request.tasks):
                 raise NotReadyError(
                     f"the worker at {at[0]} lacks some of the tasks {tasks_at[at]}: they move"
                 )
@@ -305,7 +259,7 @@ class HeldTasks(TaskWorkers):
     def _previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner | None:
         """Return the final state; None if it still has to forward messages, or is not known yet."""
         replaced = silent = False
-        for where in filter(None, dict.fromkeys((address, *self.addresses, self._address))):
+        for where in filter(None, dict.fromkeys((address, *self.owners.others, self._address))):
             try:
                 answer = self[where].poll(
                     pb.PollRequest(
@@ -313,7 +267,7 @@ class HeldTasks(TaskWorkers):
                     )
                 )
             except UnreachableError:
-                silent = silent or where in self._present
+                silent = silent or where in self.owners.present
                 continue
             if answer.incarnation == worker:
                 return None if task in answer.leaving else PreviousOwner()

@@ -22,6 +22,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from tuplewire.client import Client
+from tuplewire.connection.task_owners import At
 from tuplewire.errors import (
     EpochTooLargeError,
     MessageError,
@@ -42,7 +43,6 @@ from tuplewire.spark.row_buffer import buffered_until_checked
 from tuplewire.spark.row_observer import attempt
 from tuplewire.spark.row_router import PIECE_BYTES, RowRouter, sliced
 from tuplewire.spark.stages import AttemptStage, Placement, SinkWorkers
-from tuplewire.spark.task_workers import At
 from tuplewire.spark.version_check import VersionChecked
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import active

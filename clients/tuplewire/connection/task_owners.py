@@ -1,0 +1,75 @@
+"""The workers of tasks, by the last assignment.
+
+Used by subscriptions that follow their tasks (receiver.py), and by Spark's readers and writers. Owns the last
+assignment and the known addresses. No I/O. Not thread-safe. Design: docs/design/readers.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tuplewire.errors import NotReadyError, UnknownTaskError, WrongTopologyError
+from tuplewire.wire import control_pb2 as pb
+
+At = tuple[str, str]
+"""A worker's address and id."""
+_MOST_OTHERS = 100
+"""The maximum number of other workers' addresses to try if the first one is unreachable."""
+
+
+class TaskOwners:
+    """The workers of all tasks, and the addresses of workers to request the next assignment from."""
+
+    def __init__(self, topology: str, address: str, others: Iterable[str] = ()) -> None:
+        """Know no task yet. others: the addresses of more workers, if the first one is unreachable."""
+        self.version = 0
+        """The version of the last assignment."""
+        self.others = tuple(others)
+        """The addresses of other workers: the given ones and those of assignments, the newest first."""
+        self.present: Mapping[str, str] = {}
+        """The workers of the last assignment: address to id."""
+        self.of: Mapping[int, At] = {}
+        """The workers of all tasks in the last assignment; empty to request a new one."""
+        self._topology = topology
+        self._address = address
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses to request an assignment from, in this order, until a worker answers."""
+        return tuple(dict.fromkeys((self._address, *self.others)))
+
+    def replace(self, assignment: pb.Assignment | None, address: str) -> None:
+        """Apply the assignment of the worker at an address. Raises NotReadyError, WrongTopologyError."""
+        if assignment is None:
+            raise NotReadyError(
+                f"the worker at {address} has no assignment yet: push one (tuplewire assign), or "
+                "configure an assignment file"
+            )
+        if assignment.topology != self._topology:
+            raise WrongTopologyError(
+                f"the worker at {address} serves topology {assignment.topology!r}, not "
+                f"{self._topology!r}: set the option topology"
+            )
+        self.version = assignment.version
+        workers = assignment.workers
+        self.present = {each.address: each.worker_id for each in workers}
+        self.others = tuple(dict.fromkeys((*self.present, *self.others)))[:_MOST_OTHERS]
+        # One tuple for all tasks of a worker: Spark pickles them once.
+        ats = ((each, (each.address, each.worker_id)) for each in workers)
+        self.of = {task: at for each, at in ats for task in each.tasks}
+
+    def by_worker(self, tasks: Iterable[int]) -> dict[At, list[int]]:
+        """Return the tasks of each worker, without unknown ones."""
+        found: dict[At, list[int]] = {}
+        for task in tasks:
+            if task in self.of:
+                found.setdefault(self.of[task], []).append(task)
+        return found
+
+    def unknown(self, tasks: Sequence[int]) -> UnknownTaskError:
+        """Return the error for tasks that are not in the assignment."""
+        known = ", ".join(map(str, sorted(self.of)[:20])) or "none"
+        return UnknownTaskError(
+            f"task {', '.join(map(str, tasks[:10]))} is not in assignment version {self.version}, which "
+            f"has {known}: use these tasks, or assign this one"
+        )

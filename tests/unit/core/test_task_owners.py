@@ -1,0 +1,64 @@
+"""The workers of tasks by the last assignment, and the addresses to request the next one from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from tuplewire.connection.task_owners import TaskOwners
+from tuplewire.errors import NotReadyError, WrongTopologyError
+from tuplewire.wire import control_pb2 as pb
+
+
+def assignment(version: int, tasks: Mapping[str, Iterable[int]], topology: str = "test") -> pb.Assignment:
+    """Return an assignment: the workers have the address `NAME:1`."""
+    workers = [pb.AssignedWorker(worker_id=name, address=f"{name}:1", tasks=of) for name, of in tasks.items()]
+    return pb.Assignment(version=version, topology=topology, workers=workers)
+
+
+def test_tasks_are_grouped_by_worker() -> None:
+    """by_worker() omits unknown tasks, and unknown() names them."""
+    owners = TaskOwners("test", "near:1")
+    owners.replace(assignment(3, {"a": [1, 2], "b": [3], "c": []}), "near:1")
+    assert owners.by_worker([3, 1, 2, 9]) == {("b:1", "b"): [3], ("a:1", "a"): [1, 2]}
+    assert owners.present == {"a:1": "a", "b:1": "b", "c:1": "c"}
+    assert "task 9 is not in assignment version 3, which has 1, 2, 3" in str(owners.unknown([9]))
+
+
+def test_a_new_assignment_replaces_the_owners() -> None:
+    """A task that has moved has its new worker only."""
+    owners = TaskOwners("test", "near:1")
+    owners.replace(assignment(1, {"a": [1], "b": [2]}), "near:1")
+    owners.replace(assignment(2, {"b": [1, 2]}), "near:1")
+    assert owners.by_worker([1, 2]) == {("b:1", "b"): [1, 2]}
+    assert owners.version == 2
+
+
+def test_addresses_start_with_the_own_worker_and_the_newest() -> None:
+    """Every address occurs once, and old addresses stay for the case that no newer worker answers."""
+    owners = TaskOwners("test", "near:1", ["given:1"])
+    assert owners.addresses == ("near:1", "given:1")
+    owners.replace(assignment(1, {"near": [1], "a": [2]}), "near:1")
+    owners.replace(assignment(2, {"b": [1, 2]}), "near:1")
+    assert owners.addresses == ("near:1", "b:1", "a:1", "given:1")
+
+
+def test_the_number_of_addresses_is_bounded() -> None:
+    """Workers that come and go do not fill the memory."""
+    owners = TaskOwners("test", "near:1")
+    for number in range(150):
+        owners.replace(assignment(number + 1, {f"w{number}": [1]}), "near:1")
+    assert len(owners.others) == 100
+    assert owners.others[0] == "w149:1"
+
+
+def test_a_worker_without_a_fitting_assignment_is_an_error() -> None:
+    """The errors name the worker; the last assignment stays."""
+    owners = TaskOwners("test", "near:1")
+    owners.replace(assignment(1, {"a": [1]}), "near:1")
+    with pytest.raises(NotReadyError, match="the worker at b:1 has no assignment yet"):
+        owners.replace(None, "b:1")
+    with pytest.raises(WrongTopologyError, match="b:1 serves topology 'other', not 'test'"):
+        owners.replace(assignment(2, {"b": [1]}, "other"), "b:1")
+    assert owners.by_worker([1]) == {("a:1", "a"): [1]}
