@@ -150,7 +150,7 @@ _BY_CODE: dict[str, type[RefusedError]] = {}
 class RefusedError(TuplewireError):
     """The peer refused a request. `code` is the name of the wire's ErrorCode.
 
-    `owner` is the address of the worker to use instead; empty if unknown.
+    `owner` and `worker_id` are the address and the id of the worker to use instead; empty if unknown.
     """
 
     code: ClassVar[str] = "UNSPECIFIED"
@@ -160,9 +160,10 @@ class RefusedError(TuplewireError):
             cls.code = code
             _BY_CODE[code] = cls
 
-    def __init__(self, detail: str, owner: str = "") -> None:
+    def __init__(self, detail: str, owner: str = "", worker_id: str = "") -> None:
         super().__init__(detail)
         self.owner = owner
+        self.worker_id = worker_id
 
 
 class ProtocolVersionError(RefusedError, code="PROTOCOL_VERSION"):
@@ -222,7 +223,7 @@ class SupersededError(RefusedError, code="SUPERSEDED"):
 
 
 class TaskNotLocalError(RefusedError, code="TASK_NOT_LOCAL"):
-    """The worker does not own the task. `owner` has the address of the owner, if known."""
+    """The worker does not own the task. `owner` and `worker_id` name the owner, if known."""
 
 
 class WrongWorkerError(RefusedError, code="WRONG_WORKER"):
@@ -262,6 +263,6 @@ class RefusedMessagesError(RefusedError):
         self.refusals = refusals
 
 
-def refused(code: str, detail: str) -> RefusedError:
+def refused(code: str, detail: str, owner: str = "", worker_id: str = "") -> RefusedError:
     """Return the error for the name of a wire code (`UNKNOWN_TASK`), or RefusedError for an unknown name."""
-    return _BY_CODE.get(code, RefusedError)(detail)
+    return _BY_CODE.get(code, RefusedError)(detail, owner, worker_id)

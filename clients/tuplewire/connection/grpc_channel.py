@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote, unquote
 
 import grpc
 import grpc.aio
@@ -20,7 +21,10 @@ import grpc.aio
 from tuplewire.connection.channels import NOT_TRUSTED, ChannelFactory
 from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken, StreamOpener
 from tuplewire.errors import PayloadTooLargeError, ProtocolError, TuplewireError, UnreachableError, refused
+from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
+from tuplewire.wire.control_pb2 import GetAssignmentRequest, GetAssignmentResponse
+from tuplewire.wire.control_pb2_grpc import ControlStub
 from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 
 DIRECT = (
@@ -40,6 +44,11 @@ ANY_SIZE = 2**63 - 1
 """The response limit that a consumer with these options reports."""
 ERROR_KEY = "tuplewire-error"
 """The trailing metadata with the ErrorCode of a refusal."""
+OWNER_KEY = "tuplewire-owner"
+"""The trailing metadata with the task's owner: its address and its id, percent-encoded, and a space between.
+"""
+_ASSIGNMENT_SECONDS = 2.0
+"""The maximum time for a request of the assignment."""
 _REFUSED_BY_US = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed")
 """gRPC's errors if this side refuses a server's certificate."""
 _NO_CONNECTION = re.compile(
@@ -119,6 +128,33 @@ def grpc_stream_opener(
     return open_stream
 
 
+class OtherWorkers:
+    """Connects to workers at any addresses, for a subscription that follows its tasks."""
+
+    def __init__(self, settings: SessionSettings, credentials: Credentials | None) -> None:
+        """Read the files of the credentials at the first connection."""
+        self._settings = settings
+        self._channels = ChannelFactory(credentials)
+
+    def open_stream(self, address: str) -> StreamOpener:
+        """Return the function that opens streams to an address."""
+        return grpc_stream_opener(address, self._settings, self._channels)
+
+    async def assignment(self, address: str) -> GetAssignmentResponse:
+        """Request the assignment from the worker at an address. Raises UnreachableError, RefusedError."""
+        metadata = self._channels.metadata(address)
+        async with await self._channels.channel(address, DIRECT) as channel:
+            call = ControlStub(channel).GetAssignment(  # type: ignore[no-untyped-call]
+                GetAssignmentRequest(), timeout=_ASSIGNMENT_SECONDS, metadata=metadata
+            )
+            try:
+                answer: GetAssignmentResponse = await call
+            except grpc.aio.AioRpcError as error:
+                trailing, details = error.trailing_metadata(), error.details() or ""
+                raise error_of(error.code(), details, trailing, address) from None
+            return answer
+
+
 class GrpcStream(MessageStream):
     """One call of a streaming method, on either side."""
 
@@ -183,6 +219,12 @@ class _GrpcClientStream(GrpcStream, ClientStream):
         )
 
 
+def trailing_of(code: str, owner: str, worker_id: str) -> tuple[tuple[str, str], ...]:
+    """Return the trailing metadata of a refusal, which error_of() reads. owner, worker_id: may be empty."""
+    owned = ((OWNER_KEY, f"{quote(owner)} {quote(worker_id)}"),) if owner else ()
+    return (ERROR_KEY, code), *owned
+
+
 def error_of(
     code: grpc.StatusCode, details: str, trailing: Iterable[Any] | None, address: str, hint: str = ""
 ) -> TuplewireError:
@@ -195,9 +237,9 @@ def error_of(
     hint: added if the peer closes the connection during the handshake; see `ChannelFactory.hint`.
     """
     # 1. The status code is ignored: the worker's own code is more precise.
-    for key, value in trailing or ():
-        if key == ERROR_KEY:
-            return refused(str(value), details)
+    told = {key: str(value) for key, value in trailing or ()}
+    if ERROR_KEY in told:
+        return refused(told[ERROR_KEY], details, *map(unquote, told.get(OWNER_KEY, "").split(" ", 1)))
     # 2. A retry would fail in the same way. Any other RESOURCE_EXHAUSTED is temporary, as in 5.
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE.search(details):
         return PayloadTooLargeError(

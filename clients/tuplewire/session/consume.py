@@ -49,6 +49,8 @@ class Arrived:
     """True if the acknowledgement must be sent immediately."""
     at_ns: int = 0
     """The time of arrival, in nanoseconds since 1970."""
+    window: ConsumeWindow | None = field(default=None, repr=False)
+    """The window that they arrived in, which must get their acknowledgement."""
 
     @property
     def groups(self) -> list[TaskGroup]:
@@ -59,7 +61,8 @@ class Arrived:
         """Yield each delivery separately. Only the last one requires an immediate acknowledgement."""
         last = len(self.deliveries) - 1
         for index, each in enumerate(self.deliveries):
-            yield Arrived(self.epoch, (each,), self.ack_requested and index == last, self.at_ns)
+            requested = self.ack_requested and index == last
+            yield Arrived(self.epoch, (each,), requested, self.at_ns, self.window)
 
     def first(self, messages: int) -> Arrived:
         """Return at most the first `messages` messages."""
@@ -69,7 +72,7 @@ class Arrived:
                 break
             found.append(part)
             messages -= len(part.group)
-        return Arrived(self.epoch, tuple(found), self.ack_requested)
+        return replace(self, deliveries=tuple(found))
 
     def without(self, tasks: Container[int]) -> Arrived:
         """Return the messages of all other tasks."""
@@ -131,7 +134,7 @@ class ConsumeWindow:
 
     def __init__(self, tasks: Iterable[int], prefetch_messages: int, prefetch_bytes: int) -> None:
         self._epoch = 0
-        self._tasks = {task: _Task(0, 0, 0, reported_credit=prefetch_messages) for task in tasks}
+        self._tasks: dict[int, _Task] = {}
         self._prefetch_messages = prefetch_messages
         self._prefetch_bytes = prefetch_bytes
         self._moved: dict[int, None] = {}
@@ -139,6 +142,16 @@ class ConsumeWindow:
         """The `received` sequence of each task in the last subscribe request, until it is answered."""
         self.worker_incarnation = 0
         """The incarnation of the worker that assigned the sequences; 0 before the first connection."""
+        self.consume(tasks)
+
+    def consume(self, tasks: Iterable[int]) -> None:
+        """Consume exactly these tasks, from the next subscribe request on.
+
+        A task that is consumed again continues at its position, as after a broken stream.
+        """
+        self._consumed = tuple(tasks)
+        for task in self._consumed:
+            self._tasks.setdefault(task, _Task(0, 0, 0, reported_credit=self._prefetch_messages))
 
     def opened(self, worker_incarnation: int, starts: Iterable[tuple[int, int]]) -> None:
         """Continue over a new stream, after the sequences in `starts`: (task, sequence) pairs.
@@ -223,7 +236,7 @@ class ConsumeWindow:
             state.unacknowledged.append((last, size))
             ack_requested |= last + half_messages >= state.reported_credit or state.held_bytes >= half_bytes
             new.append(fresh)
-        return Arrived(self._epoch, tuple(new), ack_requested, now_ns)
+        return Arrived(self._epoch, tuple(new), ack_requested, now_ns, self)
 
     def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> bool:
         """Acknowledge messages except the rejected ones; return False if all were outdated (see opened()).
@@ -291,14 +304,14 @@ class ConsumeWindow:
     def repeat(self) -> None:
         """Make take_moved() return every cursor next time, because the worker has sent a probe."""
         self._resend_rejections()
-        self._moved.update(dict.fromkeys(self._tasks))
+        self._moved.update(dict.fromkeys(self._consumed))
 
     def all(self) -> list[TaskCursor]:
         """Return every cursor for a subscribe request; take_moved() returns rejections beyond its limit."""
         self._resend_rejections()
         # Clear this first: a cursor with too many rejections is added again.
         self._moved.clear()
-        cursors = [self._cursor(task) for task in self._tasks]
+        cursors = [self._cursor(task) for task in self._consumed]
         self._subscribed = {cursor.task: cursor.received for cursor in cursors}
         return cursors
 

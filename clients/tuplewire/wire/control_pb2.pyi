@@ -622,12 +622,14 @@ class GetAssignmentRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetAssignmentResponse(_message.Message):
-    __slots__ = ("assignment", "max_message_bytes")
+    __slots__ = ("assignment", "max_message_bytes", "worker_id")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     max_message_bytes: int
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
+    worker_id: str
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., max_message_bytes: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
 
 class UpdateAssignmentRequest(_message.Message):
     __slots__ = ("assignment", "force")

@@ -364,12 +364,16 @@ class SendRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., watch_releases: _Optional[_Union[WatchReleases, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
 
 class Ended(_message.Message):
-    __slots__ = ("code", "detail")
+    __slots__ = ("code", "detail", "owner", "owner_id")
     CODE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_ID_FIELD_NUMBER: _ClassVar[int]
     code: ErrorCode
     detail: str
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    owner: str
+    owner_id: str
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ..., owner: _Optional[str] = ..., owner_id: _Optional[str] = ...) -> None: ...
 
 class SendResponse(_message.Message):
     __slots__ = ("welcome", "ack", "load", "backpressure", "drain", "ended", "departures")
@@ -442,7 +446,7 @@ class RejectedTask(_message.Message):
     def __init__(self, task: _Optional[int] = ..., number: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("protocol_version", "topology", "consumer_id", "incarnation", "tasks", "worker_incarnation", "receiver_id", "subscription", "max_response_bytes")
+    __slots__ = ("protocol_version", "topology", "consumer_id", "incarnation", "tasks", "worker_incarnation", "receiver_id", "subscription", "max_response_bytes", "follows")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -452,6 +456,7 @@ class Subscribe(_message.Message):
     RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     MAX_RESPONSE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     topology: str
     consumer_id: str
@@ -461,7 +466,8 @@ class Subscribe(_message.Message):
     receiver_id: str
     subscription: int
     max_response_bytes: int
-    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., consumer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., worker_incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ..., subscription: _Optional[int] = ..., max_response_bytes: _Optional[int] = ...) -> None: ...
+    follows: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., consumer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., worker_incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ..., subscription: _Optional[int] = ..., max_response_bytes: _Optional[int] = ..., follows: bool = ...) -> None: ...
 
 class Subscribed(_message.Message):
     __slots__ = ("protocol_version", "worker_id", "worker_incarnation", "tasks")
@@ -481,6 +487,12 @@ class Progress(_message.Message):
     tasks: _containers.RepeatedCompositeFieldContainer[TaskCursor]
     def __init__(self, tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ...) -> None: ...
 
+class Moved(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tasks: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class RecvRequest(_message.Message):
     __slots__ = ("subscribe", "progress", "goodbye")
     SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
@@ -492,15 +504,17 @@ class RecvRequest(_message.Message):
     def __init__(self, subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class RecvResponse(_message.Message):
-    __slots__ = ("subscribed", "frame", "probe", "ended", "rejected")
+    __slots__ = ("subscribed", "frame", "probe", "ended", "rejected", "moved")
     SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     subscribed: Subscribed
     frame: Frame
     probe: Probe
     ended: Ended
     rejected: Rejected
-    def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ...) -> None: ...
+    moved: Moved
+    def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ...) -> None: ...

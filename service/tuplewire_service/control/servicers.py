@@ -107,6 +107,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         return pb.GetAssignmentResponse(
             assignment=None if found is None else assignment_to_wire(found),
             max_message_bytes=self.worker.settings.session.max_message_bytes,
+            worker_id=self.worker.settings.worker_id,
         )
 
     async def UpdateAssignment(

@@ -105,6 +105,7 @@ class RecvService(StreamService):
             peer,
             subscribe.subscription,
             access.is_own_program,
+            subscribe.follows,
         )
         return self.source.subscribe(request, wake.set)
 
@@ -194,6 +195,8 @@ class RecvStream:
                 await wire.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
             while answers := subscription.take_answers():  # before the messages after them
                 await wire.write(pb.RecvResponse(rejected=pb.Rejected(tasks=answers)).SerializeToString())
+            if moved := subscription.take_moved():
+                await wire.write(pb.RecvResponse(moved=pb.Moved(tasks=moved)).SerializeToString())
             if deliveries := subscription.take(self.settings.max_frame_bytes):
                 # Senders that retain messages until they are processed wait for the acknowledgement.
                 urgent = subscription.nearly_full or any(each.group.retained_upstream for each in deliveries)

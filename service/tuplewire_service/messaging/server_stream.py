@@ -215,7 +215,10 @@ def code_of(error: TuplewireError) -> str:
 
 def ended_to_wire(error: TuplewireError) -> pb.Ended:
     """Return the message that reports an error before the status does."""
-    return pb.Ended(code=f"ERROR_CODE_{code_of(error)}", detail=str(error)[:MAX_DETAIL_LENGTH])
+    ended = pb.Ended(code=f"ERROR_CODE_{code_of(error)}", detail=str(error)[:MAX_DETAIL_LENGTH])
+    if isinstance(error, RefusedError):
+        ended.owner, ended.owner_id = error.owner, error.worker_id
+    return ended
 
 
 def check_id(name: str, value: str) -> None:

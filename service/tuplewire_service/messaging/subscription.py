@@ -25,6 +25,7 @@ class SubscribeRequest:
         address: The address reported by the transport; empty: in this process.
         subscription: Distinguishes consumers with the same id and incarnation.
         is_own_program: True for the program in the worker's process.
+        follows: True if the consumer has had the tasks before, here or at another worker.
     """
 
     owner: str
@@ -35,6 +36,7 @@ class SubscribeRequest:
     address: str = ""
     subscription: int = 0
     is_own_program: bool = False
+    follows: bool = False
 
     @property
     def consumer_key(self) -> tuple[str, str]:
@@ -73,6 +75,10 @@ class ISubscription(ABC):
 
     def take_answers(self) -> list[RejectedTask]:
         """Return new answers to rejections; send them before the result of the next take()."""
+        return []
+
+    def take_moved(self) -> list[int]:
+        """Return tasks that have moved to another worker since the last call, unless all have moved."""
         return []
 
     @abstractmethod

@@ -45,6 +45,7 @@ class QueueSubscription(ISubscription):
         self._answers: dict[int, RejectedTask] = {}
         self._unsettled: list[TaskCursor] = []
         """Consumer reports that were too large for one turn of the loop."""
+        self._moved: list[int] = []
 
     def add(self, queue: Queue, unsettled: TaskCursor | None) -> None:
         """Add a queue. `unsettled` is a report of its consumer that progress() must finish."""
@@ -150,6 +151,13 @@ class QueueSubscription(ISubscription):
         self._ready.pop(queue.task, None)
         if not self._held:
             self.end(self._queues.not_here(queue.task))
+            return
+        self._moved.append(queue.task)
+        self._wake()
+
+    def take_moved(self) -> list[int]:
+        moved, self._moved = self._moved, []
+        return moved
 
     def close(self) -> None:
         held, self._held = self._held, {}
@@ -176,7 +184,7 @@ class QueueConsumers:
 
         1. A task is not local: the error of RoutingTable.not_here().
         2. A newer incarnation of this consumer was the last one with the task: StaleIncarnationError.
-        3. The consumer reconnects, and another consumer has the task: SupersededError.
+        3. The consumer reconnects or follows the task, and another consumer has it: SupersededError.
         4. Otherwise it takes over all tasks, also from other consumers.
         """
         wanted = []
@@ -191,8 +199,8 @@ class QueueConsumers:
                 raise StaleIncarnationError(
                     f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
                 )
-            # 3. A reconnecting consumer may not know yet that another one has taken over.
-            returns = request.worker_incarnation == self.incarnation
+            # 3. Such a consumer may not know yet that another one has taken over.
+            returns = request.follows or request.worker_incarnation == self.incarnation
             another = (queue.consumer_key, queue.subscription) != (request.consumer_key, request.subscription)
             if returns and queue.consumer is not None and another:
                 raise _superseded(queue.consumer_key[1], queue.task)

@@ -101,7 +101,8 @@ class RoutingTable:
         if owner is None:
             return UnknownTaskError(f"task {task} is not in assignment version {self.version}")
         where = f"on {owner.worker_id} at {owner.address}"
-        return TaskNotLocalError(f"task {task} is not on worker {self._worker_id} but {where}", owner.address)
+        detail = f"task {task} is not on worker {self._worker_id} but {where}"
+        return TaskNotLocalError(detail, owner.address, owner.worker_id)
 
     def stale(self, task: int, version: int) -> RefusedError:
         """Return the error for a program that routes a task by an old assignment."""

@@ -162,3 +162,40 @@ def test_a_rejected_message_is_found_in_its_group(index: int) -> None:
     window.acknowledge(arrived, [Rejected(index, 0.0, "", wait=True)])
     found = cursor(window)
     assert (found.acknowledged, found.rejections[-1].sequence) == (index, index + 1)
+
+
+def test_a_task_is_added_between_two_streams() -> None:
+    """An added task starts at the worker's sequence; the others continue, with their acknowledgements."""
+    window = opened(1)
+    last = arrive(window, 1, "abc")
+    window.consume([1, 2])
+    assert [cursor.task for cursor in window.all()] == [1, 2]
+    window.opened(WORKER, [(1, 3), (2, 40)])
+    assert text_of(arrive(window, 41, "x", task=2)) == "x"
+    assert window.acknowledge(last)
+    assert [(cursor.task, cursor.acknowledged) for cursor in window.take_moved()] == [(1, 3)]
+
+
+def test_a_removed_task_is_not_in_requests_and_continues_later() -> None:
+    """A task that has moved away and returns continues at its position: nothing is delivered twice."""
+    window = opened(1, 2)
+    arrive(window, 1, "ab", task=2)
+    window.consume([1])
+    assert [cursor.task for cursor in window.all()] == [1]
+    window.opened(WORKER, [(1, 0)])
+    window.repeat()
+    assert [cursor.task for cursor in window.take_moved()] == [1]
+    window.consume([1, 2])
+    assert [(cursor.task, cursor.received) for cursor in window.all()] == [(1, 0), (2, 2)]
+    window.opened(WORKER, [(1, 0), (2, 2)])
+    assert text_of(arrive(window, 2, "bc", task=2)) == "c"
+
+
+def test_parts_of_a_batch_name_their_window() -> None:
+    """The window stays with every part of a batch, because only it can apply the acknowledgement."""
+    window = opened(1)
+    arrived = arrive(window, 1, "abc")
+    assert arrived.window is window
+    assert arrived.first(1).window is window
+    assert arrived.without([9]).window is window
+    assert [part.window for part in arrived.parts()] == [window]

@@ -47,10 +47,13 @@ class Consumer:
         number: int = 0,
         credit: int = 1000,
         rejections: RejectionsWithoutTimers | None = None,
+        follows: bool = False,
     ) -> None:
         self.woken = 0
         cursors = [cursor_of(task, 0, 0, credit, MIB) for task in tasks]
-        request = SubscribeRequest("", "c", incarnation, worker, cursors, subscription=number)
+        request = SubscribeRequest(
+            "", "c", incarnation, worker, cursors, subscription=number, follows=follows
+        )
         self.subscription: QueueSubscription = consumers_of(queues, rejections).subscribe(request, self._wake)
 
     def _wake(self) -> None:
@@ -417,3 +420,33 @@ def test_what_follows_by_the_same_way_is_one_run() -> None:
 def test_no_more_than_was_asked_for(last: int, expected: list[int]) -> None:
     """Entries are returned up to a sequence, even within a group; 0 means all of them."""
     assert [count for count, _, _ in runs(held((3, 1, 0), (2, 4, PEER)), last)] == expected
+
+
+def test_a_subscription_reports_the_tasks_that_have_moved() -> None:
+    """Each is reported once, after its last acknowledgement; without tasks, the subscription ends."""
+    queues = queues_of([1, 2])
+    consumer = Consumer(queues, 1, 2)
+    put(queues, 1, b"a")
+    assert consumer.take() == [(1, b"a", False)]
+    queues.assign([2])
+    queues.leave([1])
+    assert consumer.subscription.take_moved() == []  # its message is not acknowledged
+    consumer.progress(1, 1)
+    queues.leave([1])
+    assert consumer.subscription.take_moved() == [1]
+    assert consumer.subscription.take_moved() == []
+    queues.assign([])
+    queues.leave([2])
+    assert consumer.subscription.take_moved() == []
+    assert consumer.subscription.ended is not None
+
+
+def test_a_consumer_that_follows_a_task_takes_nothing_over() -> None:
+    """It gets SupersededError if another consumer is connected, and the task if none is."""
+    queues = queues_of([1])
+    other = Consumer(queues, 1, number=1)
+    with pytest.raises(SupersededError):
+        Consumer(queues, 1, number=2, follows=True)
+    other.subscription.close()
+    put(queues, 1, b"a")
+    assert Consumer(queues, 1, number=2, follows=True).take() == [(1, b"a", False)]

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from tuplewire.connection.channels import ChannelFactory
-from tuplewire.connection.grpc_channel import ERROR_KEY, GrpcStream, grpc_stream_opener, server_options
+from tuplewire.connection.grpc_channel import GrpcStream, grpc_stream_opener, server_options, trailing_of
 from tuplewire.connection.stream import StreamBroken, StreamOpener
 from tuplewire.errors import (
     ConfigError,
@@ -42,10 +42,10 @@ from tuplewire_service.messaging.grpc.restarting_server import RestartingServer
 from tuplewire_service.messaging.server_stream import (
     EVERYTHING,
     HELLO_SECONDS,
-    MAX_DETAIL_LENGTH,
     IAccess,
     ServerStream,
     code_of,
+    ended_to_wire,
 )
 from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -117,7 +117,9 @@ class GrpcServerStream(GrpcStream, ServerStream):
             status = grpc.StatusCode.UNAUTHENTICATED
         elif isinstance(error, PermissionDeniedError):
             status = grpc.StatusCode.PERMISSION_DENIED
-        await self._context.abort(status, str(error)[:MAX_DETAIL_LENGTH], ((ERROR_KEY, code_of(error)),))
+        ended = ended_to_wire(error)
+        trailing = trailing_of(code_of(error), ended.owner, ended.owner_id)
+        await self._context.abort(status, ended.detail, trailing)
         raise AssertionError  # abort() raises; this is for the type checker
 
 
