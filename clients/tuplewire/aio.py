@@ -86,9 +86,11 @@ class Client(BaseClient):
         if self._sender is not None:
             await self._sender.buffer.flush_async(self._settings.flush_patience(timeout))
 
-    def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
+    def recv(
+        self, tasks: int | Iterable[int], *, timeout: float | None = None, follow: bool = True
+    ) -> Subscription:
         """Subscribe to tasks. Iterate over the result to get batches; see tuplewire.Client.recv."""
-        return Subscription(*self._receive(tasks, timeout))
+        return Subscription(*self._receive(tasks, timeout, follow=follow))
 
     async def close(self, timeout: float | None = None) -> None:
         """Wait for acknowledgements, then close; see tuplewire.Client.close for the default and the errors.

@@ -20,10 +20,11 @@ from weakref import WeakSet
 
 from tuplewire.connection.channels import ChannelFactory
 from tuplewire.connection.close_on_exit import close_on_exit
-from tuplewire.connection.grpc_channel import grpc_stream_opener
+from tuplewire.connection.consumer_stream import Arrive, Fail, Push
+from tuplewire.connection.grpc_channel import OtherWorkers, grpc_stream_opener
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.memory_stream import MEMORY, memory_stream_opener
-from tuplewire.connection.receiver import Arrive, Fail, Push, Receiver
+from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.connection.sending_end import SendingEnd
@@ -140,18 +141,20 @@ class BaseClient(Live):
         )
 
     def _receive(
-        self, tasks: int | Iterable[int], timeout: float | None
+        self, tasks: int | Iterable[int], timeout: float | None, *, follow: bool
     ) -> tuple[Receiver, float | None, Observer | None]:
         """Start receiving messages of tasks; return the arguments of a subscription."""
         timeout, named = checked_timeout(timeout), check_tasks(tasks)
-        return self._receiver(named, None), timeout, self._observing()
+        return self._receiver(named, None, follow=follow), timeout, self._observing()
 
-    def _receiver(self, tasks: Sequence[int], push: Push | None) -> Receiver:
+    def _receiver(self, tasks: Sequence[int], push: Push | None, *, follow: bool) -> Receiver:
         if self._process is not _process:
             self._forget()
         thread = messaging_loop()
         about = self.address, self._identity(), tasks, self._settings, thread.loop
-        receiver = Receiver(*about, self._stream_opener(), self._worker_id, push)
+        follow = follow and not self.address.startswith(MEMORY)
+        others = OtherWorkers(self._settings, self._credentials) if follow else None
+        receiver = Receiver(*about, self._stream_opener(), self._worker_id, push, others)
         thread.begin(receiver)
         self._receivers.add(receiver)
         return receiver
@@ -330,21 +333,30 @@ class Client(BaseClient):
         if self._sender is not None and self._process is _process:
             self._sender.buffer.flush(self._settings.flush_patience(timeout))
 
-    def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
-        """Subscribe to tasks of the worker. Iterate over the result to get batches.
+    def recv(
+        self, tasks: int | Iterable[int], *, timeout: float | None = None, follow: bool = True
+    ) -> Subscription:
+        """Subscribe to tasks of any workers. Iterate over the result to get batches.
 
-        `timeout` is the maximum wait for each batch in seconds. None: connect_seconds (default 30) until the
-        worker has accepted the subscription, and then no limit. math.inf: no limit. Raises InvalidTaskError
-        for an invalid task id, or if there are no tasks.
+        The subscription finds the workers of the tasks, and follows tasks that move, without losing,
+        duplicating or reordering messages. Each of these workers must permit `receive` to the client.
+
+        Args:
+            tasks: The task ids.
+            timeout: The maximum wait for each batch in seconds. None: connect_seconds (default 30) until the
+                workers have accepted the subscription, and then no limit. math.inf: no limit.
+            follow: False: subscribe only at the client's worker; TaskNotLocalError names the tasks' owner.
+
+        Raises InvalidTaskError for an invalid task id, or if there are no tasks.
         """
-        return Subscription(*self._receive(tasks, timeout))
+        return Subscription(*self._receive(tasks, timeout, follow=follow))
 
     def push(self, tasks: Sequence[int], receive: Arrive, failed: Fail) -> Callable[[], None]:
         """Subscribe to tasks and pass their messages to functions; return a function that ends this.
 
         For executors of topologies. The event loop calls the functions, so they must not block. See Push.
         """
-        receiver = self._receiver(tasks, Push(receive, failed))
+        receiver = self._receiver(tasks, Push(receive, failed), follow=False)
         return lambda: messaging_loop().run(receiver.close())
 
     def close(self, timeout: float | None = None) -> None:

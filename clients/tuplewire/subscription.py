@@ -175,9 +175,10 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
 
         Raises:
             TimeoutError: No message arrived within the timeout.
-            UnreachableError: The worker was unreachable for that time.
+            UnreachableError: The worker of a task was unreachable for that time.
             SupersededError: Another consumer has subscribed to one of the tasks.
-            UnknownTaskError, TaskNotLocalError: The worker does not own a task.
+            UnknownTaskError: A task is not in the assignment.
+            TaskNotLocalError: With follow=False, the worker does not own a task.
             ClosedError: The subscription is closed.
         """
         return self._batch_of(self._take(self._timeout))

@@ -51,7 +51,7 @@ class Trackers:
             try:
                 with (
                     Client(address, topology=TOPOLOGY) as client,
-                    client.recv([task], timeout=_SILENCE_SECONDS) as subscription,
+                    client.recv([task], timeout=_SILENCE_SECONDS, follow=False) as subscription,
                 ):
                     self._read(subscription)
             except (TaskNotLocalError, UnknownTaskError, UnreachableError, TimeoutError):

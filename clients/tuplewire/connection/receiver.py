@@ -1,9 +1,9 @@
-"""A consuming session with one worker: it reads messages, acknowledges them, and reconnects.
+"""A subscription to tasks: the messages that have arrived, from one worker or from several.
 
-The loop reads frames into a buffer that the prefetch settings bound. One thread (or coroutine) at a time
-takes batches from it and acknowledges them. The executors of topologies get the batches from the loop
-instead (Push). Used by clients, their subscriptions and the dead-letter command. Owns the buffer, the consume
-window and the stream. Thread-safe, except the methods for the loop.
+One thread (or coroutine) at a time takes batches and acknowledges them. The executors of topologies get the
+batches from the loop instead (Push). With OtherWorkers, it finds the workers of its tasks, and follows them.
+Used by clients, their subscriptions and the dead-letter command. Owns the buffer, which the prefetch settings
+bound, and a stream to each worker (consumer_stream.py). Thread-safe, except the methods for the loop.
 Design: docs/design/sessions.md.
 """
 
@@ -11,57 +11,31 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
-import threading
+import random
 import time
-from collections import deque
-from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
-from tuplewire.connection.grpc_channel import ANY_SIZE
-from tuplewire.connection.reconnecting_stream import Identity, ReconnectingStream
-from tuplewire.connection.stream import BatchedEvent, ClientStream, StreamOpener
-from tuplewire.connection.submission_queue import CallerCondition
-from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
-from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
-from tuplewire.session.delivery import Delivery
-from tuplewire.settings.config import PROTOCOL_VERSION, RejectOrder, SessionSettings
+from tuplewire.connection.consumer_stream import ConsumerStream, Inbox, Push
+from tuplewire.connection.grpc_channel import OtherWorkers
+from tuplewire.connection.loop import watched
+from tuplewire.connection.reconnecting_stream import Identity
+from tuplewire.connection.stream import StreamOpener
+from tuplewire.connection.task_owners import At, TaskOwners
+from tuplewire.errors import ClosedError, RefusedError, TuplewireError, UnreachableError
+from tuplewire.session.consume import Arrived, Rejected
+from tuplewire.session.retry import Backoff
+from tuplewire.settings.config import RejectOrder, SessionSettings
 from tuplewire.text.events import event_logger
-from tuplewire.values.group import TaskGroup
-from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import decode, groups_of
-from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire.wire.translate import code_name
 
 logger = event_logger(__name__)
 
-_FAREWELL_SECONDS = 3.0
-"""The time in which a closed subscription tries to report its last acknowledgements."""
+_RETRY_SECONDS = 0.05
+_MAX_RETRY_SECONDS = 2.0
 
 
-Arrive = Callable[[TaskGroup, Callable[[], None]], None]
-Fail = Callable[[TuplewireError], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Push:
-    """Functions that get messages instead of the buffer. Called on the event loop, so they must not block.
-
-    Attributes:
-        receive: Called with each group, in order, and a function that acknowledges it, from any thread.
-        failed: Called once, with the error after which nothing more arrives.
-    """
-
-    receive: Arrive
-    failed: Fail
-
-
-class Receiver(ReconnectingStream):
-    """One subscription to tasks of one worker. Thread-safe, except the methods below "on the loop"."""
-
-    method = "Recv"
+class Receiver(Inbox):
+    """One subscription to tasks. Thread-safe, except the methods below "on the loop"."""
 
     def __init__(
         self,
@@ -73,28 +47,43 @@ class Receiver(ReconnectingStream):
         open_stream: StreamOpener,
         receiver_id: str = "",
         push: Push | None = None,
+        others: OtherWorkers | None = None,
     ) -> None:
-        """Describe a subscription. `push` gets the messages; None: take() returns them."""
-        super().__init__(address, identity, settings, loop, open_stream, receiver_id)
-        self._push = push
-        self.failed: TuplewireError | None = None
-        self._number = secrets.randbits(63)
-        self._lock = threading.Lock()
-        self._moved = CallerCondition(self._lock)
+        """Describe a subscription at the worker at an address.
+
+        Args:
+            address, open_stream, receiver_id: See ReconnectingStream.
+            identity, settings, loop: See ReconnectingStream.
+            tasks: The tasks.
+            push: Gets the messages; None: take() returns them.
+            others: Connects to the tasks' owners; None: only to this worker.
+        """
+        super().__init__(identity, settings, loop, push, follows=others is not None)
+        self.address = address
         self.tasks = tuple(tasks)
-        self._window = ConsumeWindow(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
-        self._buffer: deque[Arrived] = deque()
-        self._progress = asyncio.Event()
-        self._acknowledgements = BatchedEvent(self._progress, loop)
-        self._report_scheduled = False
-        """True if the loop is about to report acknowledgements: it does not need another wake-up."""
-        self._acknowledged = self._known = 0
-        """The number of acknowledgements, and the number that the worker has certainly received."""
-        self._said_goodbye = False
+        self.failed: TuplewireError | None = None
+        self.over = False
+        self._open_stream = open_stream
+        own = ConsumerStream(self, address, open_stream, receiver_id, self.tasks)
+        self._streams: tuple[ConsumerStream, ...] = (own,)
+        """Replaced as a whole, because consumers read it from other threads."""
+        self._unplaced: frozenset[int] = frozenset()
+        """The tasks without a stream: their owner is not known yet."""
         self._broken_since = time.monotonic()
         self._not_admitted = False
-        """True if the worker has not accepted this consumer within connect_seconds."""
+        """True if the workers have not accepted this consumer within connect_seconds."""
         self._patience: asyncio.TimerHandle | None = None
+        self._others = others
+        self._owners = TaskOwners(identity.topology, address)
+        self._newest = 0
+        """The highest version of the assignments so far."""
+        self._own_id = receiver_id
+        """The id of the worker at the client's own address, if known."""
+        self._refused_at: str | None = None
+        """The address of the worker that has reported last that it does not own a task."""
+        self._search: asyncio.Task[None] | None = None
+        self._running = False
+        """True if streams may be opened: not before the start, during a fork, or after the end."""
 
     @property
     def state(self) -> str:
@@ -103,224 +92,247 @@ class Receiver(ReconnectingStream):
             return "closed"
         if self.failed is not None:
             return f"ended: {self.failed}"
-        return self.connection
+        return self._connection
+
+    @property
+    def connected(self) -> bool:
+        """True if every task has a stream to its worker."""
+        return not self._unplaced and all(each.connected for each in self._streams)
+
+    @property
+    def _connection(self) -> str:
+        broken = next((each.connection for each in self._streams if not each.connected), "connected")
+        return f"looking for the worker of task {min(self._unplaced)}" if self._unplaced else broken
 
     def __repr__(self) -> str:
-        return f"<Receiver {self.address} buffered={len(self._buffer)} {self.state}>"
+        return f"<Receiver {self.address} buffered={len(self.buffer)} {self.state}>"
 
     # --- for consumers -----------------------------------------------------------------------
 
     def take(self, timeout: float | None = None) -> Arrived | None:
         """Return the next batch, or None after `timeout` seconds. Do not call this on the event loop.
 
-        Without a timeout, wait indefinitely once the worker has accepted this consumer. Raises ClosedError if
-        closed, or the error that ended the subscription. Raises UnreachableError if the worker was
-        unreachable for the whole timeout; without a timeout, if it has not accepted this consumer within
-        connect_seconds.
+        Without a timeout, wait indefinitely once the workers have accepted this consumer. Raises ClosedError
+        if closed, or the error that ended the subscription. Raises UnreachableError if a worker was
+        unreachable for the whole timeout; without a timeout, if the workers have not accepted this consumer
+        within connect_seconds.
         """
-        with self._lock:
-            found = self._moved.wait_for(partial(self._next, timeout), timeout)
+        with self.lock:
+            found = self.changed.wait_for(partial(self._next, timeout), timeout)
         return found or self._none_after(timeout)
 
     async def take_async(self, timeout: float | None = None) -> Arrived | None:
         """Do the same as take, on any event loop. A cancelled call takes no batch."""
-        found = await self._moved.wait_for_async(partial(self._next, timeout), timeout)
+        found = await self.changed.wait_for_async(partial(self._next, timeout), timeout)
         return found or self._none_after(timeout)
 
     def _next(self, timeout: float | None) -> Arrived | None:
-        if self._buffer:
-            return self._buffer.popleft()
+        if self.buffer:
+            return self.buffer.popleft()
         if self.failed is not None:
             raise self.failed
         if self.over:
             raise ClosedError(f"the subscription at {self.address} is closed")
         if timeout is None and self._not_admitted:
-            raise self._unreachable(self._settings.connect_seconds)
+            raise self._unreachable(self.settings.connect_seconds)
         return None
 
     def _none_after(self, timeout: float | None) -> Arrived | None:
         # A connection without messages is not an error, even if it existed only for a part of the time.
-        if not self.connected and timeout is not None and time.monotonic() - self._broken_since >= timeout:
+        if timeout is not None and not self.connected and time.monotonic() - self._broken_since >= timeout:
             raise self._unreachable(timeout)
         return None
 
     def _unreachable(self, seconds: float) -> UnreachableError:
-        return UnreachableError(f"no worker at {self.address} for {seconds:g} s: {self._last_problem}")
+        for each in self._streams:
+            if not each.connected:
+                return UnreachableError(f"no worker at {each.address} for {seconds:g} s: {each.problem}")
+        return UnreachableError(f"no worker at {self.address} for {seconds:g} s: {self._connection}")
 
     @property
     def rejects_wait(self) -> bool:
         """True if later messages of a task wait for a rejected one."""
-        return self._settings.reject_order is RejectOrder.WAIT
+        return self.settings.reject_order is RejectOrder.WAIT
 
     def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> None:
-        """Acknowledge a batch; ignore it if its worker has failed since.
+        """Acknowledge a batch to its worker; ignore it if the worker has failed, or its tasks have moved.
 
         rejected: the rejected messages of the batch, in order; see ConsumeWindow.acknowledge.
         """
-        with self._lock:
-            counts = self._window.acknowledge(arrived, rejected)
-            if counts and rejected:
-                self._discard_received(self._window.waiting())
-            if not counts or self.over:
-                return
-            self._acknowledged += 1
-            if self._report_scheduled and not arrived.ack_requested:  # the report in progress includes it
-                return
-            self._report_scheduled = True
-        self._loop.call_soon_threadsafe(partial(self._acknowledgements.add, at_once=arrived.ack_requested))
+        for stream in self._streams:
+            if stream.window is arrived.window:
+                stream.acknowledge(arrived, rejected)
 
-    def _discard_received(self, tasks: Container[int]) -> None:
-        """Remove the buffered messages of these tasks: the worker delivers them again."""
-        kept = (arrived.without(tasks) for arrived in self._buffer)
-        self._buffer = deque(arrived for arrived in kept if arrived.deliveries)
+    # --- for streams, on the loop; see Inbox -----------------------------------------------------
+
+    def on_connected(self) -> None:
+        own = next((each for each in self._streams if each.address == self.address), None)
+        self._own_id = own.worker_id if own is not None and own.connected else self._own_id
+        if self.connected:
+            self.admitted, self._not_admitted = True, False
+            self._stop_patience()
+
+    def on_lost(self, stream: ConsumerStream, error: TuplewireError) -> None:
+        if stream.connected:
+            self._mark_broken()
+        self._find(stream.address if isinstance(error, RefusedError) else None)
+
+    def on_moved(self, stream: ConsumerStream, tasks: Iterable[int]) -> None:
+        if self.follows:
+            self._mark_broken()
+            gone = frozenset(tasks) & frozenset(stream.tasks)
+            self._unplaced |= gone
+            stream.consume(task for task in stream.tasks if task not in gone)
+            self._find(stream.address)
+
+    def on_failed(self, error: TuplewireError) -> None:
+        with self.lock:
+            if self.failed is not None:
+                return
+            self.failed = error
+            # These messages can no longer be acknowledged; the worker delivers them to the task's consumer.
+            self.buffer.clear()
+            self.changed.notify_all()
+        self._stop_patience()
+        for stream in self._streams:
+            watched(self.loop.create_task(stream.close(), name="close"))
+        if self.push is not None and not self.over:
+            self.push.failed(error)
 
     # --- life, on the loop ---------------------------------------------------------------------
 
     def start(self) -> None:
-        super().start()
+        """Start to connect."""
+        self._running = True
+        for stream in self._streams:
+            stream.start()
         # An admitted consumer waits through restarts of any length; see docs/design/sessions.md.
-        if not self._admitted and math.isfinite(seconds := self._settings.connect_seconds):
-            self._patience = self._loop.call_later(seconds, self._stop_waiting)
+        if not self.admitted and math.isfinite(seconds := self.settings.connect_seconds):
+            self._patience = self.loop.call_later(seconds, self._stop_waiting)
+        if self._unplaced:
+            self._find(self.address)
 
     def _stop_waiting(self) -> None:
-        """Wake callers without a timeout: the worker has not accepted this consumer."""
-        with self._lock:
+        """Wake callers without a timeout: the workers have not accepted this consumer."""
+        with self.lock:
             self._not_admitted = True
-            self._moved.notify_all()
-        if self._push is not None:
-            self._push.failed(self._unreachable(self._settings.connect_seconds))
+            self.changed.notify_all()
+        if self.push is not None:
+            self.push.failed(self._unreachable(self.settings.connect_seconds))
 
-    def _mark_reachable(self) -> None:
-        super()._mark_reachable()
+    def _stop_patience(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
 
+    def _mark_broken(self) -> None:
+        if self.connected:
+            self._broken_since = time.monotonic()
+
     async def close(self) -> None:
-        """Close the subscription after reporting all acknowledgements, in at most three seconds.
-
-        If the stream breaks in that time, another one is opened. After a cancelled call, the subscription is
-        closed and its stream ends automatically. A second call at the same time waits in the same way.
-        """
-        with self._lock:
+        """Close the subscription after reporting all acknowledgements, in at most three seconds."""
+        with self.lock:
             self.over = True
-            self._moved.notify_all()
-        self._progress.set()
-        if self._task is not None and (self.connected or self._wanted):
-            await asyncio.wait([self._task], timeout=_FAREWELL_SECONDS)
-        await self.suspend()
+            self.changed.notify_all()
+        self._stop_search()
+        await asyncio.gather(*(stream.close() for stream in self._streams))
 
-    @property
-    def _wanted(self) -> bool:
-        # A closed subscription still needs a stream while acknowledgements are not reported.
-        return not self.over or self._known < self._acknowledged
+    def _stop_search(self) -> None:
+        self._running = False
+        self._stop_patience()
+        if self._search is not None:
+            self._search.cancel()
+            self._search = None
+
+    async def suspend(self) -> None:
+        """Close the streams for a fork."""
+        search = self._search
+        self._stop_search()
+        if search is not None:
+            await asyncio.wait([search])
+        await asyncio.gather(*(stream.suspend() for stream in self._streams))
 
     def resume(self) -> None:
         """Connect again after a fork."""
         if not self.over and self.failed is None:
             self.start()
 
-    def _lost(self, error: TuplewireError) -> None:
-        if self.over:
-            return
-        about = {"peer": self.address, "reason": str(error)}
-        if self.connected:
-            self._broken_since = time.monotonic()
-            logger.info("subscription.lost", extra=about)
-        elif str(error) != self._last_problem:
-            logger.info("subscription.failed", extra=about)
-        self._last_problem = str(error)
+    # --- the workers of tasks, on the loop -------------------------------------------------------
 
-    def _failed(self, error: TuplewireError) -> None:
-        with self._lock:
-            self.failed = error
-            # These messages can no longer be acknowledged; the worker delivers them to the task's consumer.
-            self._buffer.clear()
-            self._moved.notify_all()
-        if self._push is not None and not self.over:
-            self._push.failed(error)
+    def _find(self, refused_at: str | None) -> None:
+        """Find the workers of the tasks that have no stream, or whose stream is broken.
 
-    def _background_tasks(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
-        return (self._write(stream),)
+        refused_at: the address of a worker that does not own its task: it knows the owner.
+        """
+        self._refused_at = refused_at or self._refused_at
+        done = self._search is None or self._search.done()
+        if done and self._others is not None and self._running and self.failed is None:
+            self._search = watched(self.loop.create_task(self._find_all(self._others), name="find tasks"))
 
-    async def _open(self, stream: ClientStream) -> None:
-        with self._lock:
-            cursors = self._window.all()
-            # The cursors in this request report every acknowledgement, unless some need a later request.
-            told = self._known if self._window.has_moved else self._acknowledged
-        subscribe = pb.Subscribe(
-            protocol_version=PROTOCOL_VERSION,
-            topology=self.identity.topology,
-            consumer_id=self.identity.sender_id,
-            incarnation=self.identity.incarnation,
-            tasks=cursors,
-            worker_incarnation=self._window.worker_incarnation,
-            receiver_id=self.receiver_id,
-            subscription=self._number,
-            max_response_bytes=ANY_SIZE,
-        )
-        data = await self._exchange(stream, pb.RecvRequest(subscribe=subscribe))
-        subscribed = pb.RecvResponse.FromString(data).subscribed
-        with self._lock:
-            self._window.opened(
-                subscribed.worker_incarnation, [(cursor.task, cursor.received) for cursor in subscribed.tasks]
-            )
-            self._not_admitted = False
-            self._known, self._said_goodbye = told, False
-        self._progress.set()
-        self.connected = True
-        logger.info("subscription.ready", extra={"peer": self.address, "worker": subscribed.worker_id})
+    async def _find_all(self, others: OtherWorkers) -> None:
+        backoff = Backoff(_RETRY_SECONDS, _MAX_RETRY_SECONDS, random.random)
+        while not self.connected and self.failed is None:
+            # Without a refusal, the worker probably still owns its tasks, and the stream returns.
+            if self._refused_at is None:
+                await asyncio.sleep(backoff.next())
+            asked, self._refused_at = self._refused_at, None
+            if await self._look_up(others, asked) and not self.connected:
+                await self._place(others)
 
-    async def _read(self, stream: ClientStream) -> None:
-        while (data := await stream.read()) is not None:
-            response = decode(pb.RecvResponse, data)
-            if not isinstance(response, OpaqueFrame):
-                kind = response.WhichOneof("kind")
-                if kind == "ended":
-                    raise refused(code_name(response.ended.code), response.ended.detail)
-                with self._lock:
-                    if kind == "probe":
-                        self._window.repeat()
-                    elif kind == "rejected":
-                        self._window.answered(response.rejected.tasks)
-                self._progress.set()
+    async def _look_up(self, others: OtherWorkers, first: str | None) -> bool:
+        """Request the assignment from the first worker that answers; return True if there is one."""
+        for address in dict.fromkeys((first or self.address, *self._owners.addresses)):
+            try:
+                answer = await others.assignment(address)
+                self._owners.replace(answer.assignment if answer.HasField("assignment") else None, address)
+            except TuplewireError as error:
+                logger.debug("subscription.no_assignment", extra={"peer": address, "reason": str(error)})
                 continue
-            deliveries = map(
-                Delivery, [group.first_sequence for group in response.groups], groups_of(response)
-            )
-            with self._lock:
-                ack_requested, now_ns = response.ack_immediately, time.time_ns()
-                arrived = self._window.arrived(deliveries, ack_requested=ack_requested, now_ns=now_ns)
-                # The frame may have only duplicates, or messages behind a rejected one.
-                if arrived.deliveries and self._push is None:
-                    self._buffer.append(arrived)
-                    self._moved.notify_all()
-            if self._push is not None:
-                # Each group has its own acknowledgement: a consumer may stop between two.
-                for part in arrived.parts():
-                    self._push.receive(part.groups[0], partial(self.acknowledge, part))
-        # The worker ends the stream once it has read the goodbye, and so all acknowledgements before it.
-        if self._said_goodbye:
-            self._known = self._acknowledged
+            if address == self.address:
+                self._own_id = answer.worker_id
+            return True
+        return False
 
-    async def _write(self, stream: ClientStream) -> None:
-        while True:
-            await self._progress.wait()
-            self._progress.clear()
-            self._acknowledgements.mark_sent()
-            with self._lock:
-                self._report_scheduled = False
-                closed = self.over  # read before the cursors: earlier acknowledgements are still sent
-                cursors = self._window.take_moved()
-                more = self._window.has_moved
-            if cursors:
-                progress = pb.Progress(tasks=cursors)
-                await stream.write(pb.RecvRequest(progress=progress).SerializeToString())
-            # Rejections beyond the limit of one request follow in the next one.
-            if more:
-                self._progress.set()
-            elif closed:
-                self._said_goodbye = True  # before the write: the worker may end the stream during it
-                await stream.write(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
-                await stream.done_writing()
-                return
+    async def _place(self, others: OtherWorkers) -> None:
+        """Move tasks to streams to their owners. Tasks with a connected stream stay there."""
+        # At every await each task is in one stream or in `_unplaced`, because a fork may cancel this.
+        broken = [each for each in self._streams if not each.connected]
+        tasks = [*self._unplaced, *(task for each in broken for task in each.tasks)]
+        unknown = [task for task in tasks if task not in self._owners.of]
+        self._newest = max(self._newest, self._owners.version)
+        # A worker with an older assignment may not know the tasks yet.
+        if unknown and self._owners.version == self._newest:
+            self.on_failed(self._owners.unknown(unknown))
+            return
+        owned = {
+            (self.address if worker_id == self._own_id else address, worker_id): frozenset(theirs)
+            for (address, worker_id), theirs in self._owners.by_worker(tasks).items()
+        }
+        for each in broken:
+            kept = owned.get(self._at(each), frozenset()).intersection(each.tasks)
+            if not each.connected and len(kept) < len(each.tasks):
+                self._unplaced |= frozenset(each.tasks) - kept
+                await self._replace(each, kept)
+        for (address, worker_id), theirs in owned.items():
+            added = self._unplaced & theirs
+            stream = next((each for each in self._streams if self._at(each) == (address, worker_id)), None)
+            self._unplaced -= added
+            if added and stream is not None:
+                await self._replace(stream, added.union(stream.tasks))
+            elif added:
+                opener = self._open_stream if address == self.address else others.open_stream(address)
+                stream = ConsumerStream(self, address, opener, worker_id, sorted(added))
+                self._streams = (*self._streams, stream)
+                stream.start()
+
+    def _at(self, stream: ConsumerStream) -> At:
+        own = stream.address == self.address
+        return stream.address, stream.worker_id or (self._own_id if own else "")
+
+    async def _replace(self, stream: ConsumerStream, tasks: frozenset[int]) -> None:
+        """Let a stream consume other tasks, or end it if there are none."""
+        stream.consume(sorted(tasks))
+        if not tasks:
+            self._streams = tuple(each for each in self._streams if each is not stream)
+            stream.over = True
+        await stream.restart()

@@ -142,9 +142,11 @@ class TaskClient(Live):
             self._unflushed = True
             raise
 
-    def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
+    def recv(
+        self, tasks: int | Iterable[int], *, timeout: float | None = None, follow: bool = True
+    ) -> Subscription:
         """See Client.recv; close the subscription within the block."""
-        return self._open().recv(tasks, timeout=timeout)
+        return self._open().recv(tasks, timeout=timeout, follow=follow)
 
     def end(self) -> None:
         """Refuse everything from now on."""

@@ -236,8 +236,9 @@ async def test_recv_times_out_and_goes_on(make: Make, pair: Pair) -> None:
 async def test_recv_of_a_task_elsewhere_names_the_owner(make: Make, pair: Pair) -> None:
     """A subscription at the wrong worker fails with the address of the task's owner."""
     async with make(pair.near.address) as client:
-        with pytest.raises(TaskNotLocalError, match=pair.far.address):
-            await anext(client.recv([pair.far_task()], timeout=10))
+        with pytest.raises(TaskNotLocalError, match=pair.far.address) as caught:
+            await anext(client.recv([pair.far_task()], timeout=10, follow=False))
+        assert (caught.value.owner, caught.value.worker_id) == (pair.far.address, pair.far.worker_id)
 
 
 async def test_newer_subscriber_takes_the_task_over(make: Make, pair: Pair) -> None:

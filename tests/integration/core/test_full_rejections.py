@@ -55,7 +55,10 @@ def consumer(
 ) -> Iterator[list[int]]:
     """Consume in a thread and reject bad messages; yield the numbers of the good ones as they arrive."""
     done: list[int] = []
-    with client_of(endpoint.address, reject_order=order) as client, client.recv([task]) as subscription:
+    with (
+        client_of(endpoint.address, reject_order=order) as client,
+        client.recv([task], follow=False) as subscription,
+    ):
 
         def consume() -> None:
             try:

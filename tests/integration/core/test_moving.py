@@ -42,7 +42,7 @@ class Consumers:
         with Client(endpoint.address, topology=TOPOLOGY) as client:
             while not self._stop.wait(0.01):
                 try:
-                    with client.recv([task], timeout=3) as subscription:
+                    with client.recv([task], timeout=3, follow=False) as subscription:
                         for batch in subscription:
                             self._take(task, batch)
                 except (TaskNotLocalError, UnknownTaskError, UnreachableError, TimeoutError):

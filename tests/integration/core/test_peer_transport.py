@@ -36,7 +36,7 @@ def test_errors_name_the_address_for_programs(pair: Pair) -> None:
         Client(pair.near.address, topology=TOPOLOGY) as client,
         pytest.raises(TaskNotLocalError, match=pair.far.address),
     ):
-        next(client.recv([pair.far_task()], timeout=5))
+        next(client.recv([pair.far_task()], timeout=5, follow=False))
 
 
 def test_reports_have_both_addresses(pair: Pair) -> None:

@@ -178,7 +178,8 @@ class ControlChannel:
         try:
             while not self._closed.is_set():
                 try:
-                    subscription = self.client.recv([self.mailbox])
+                    # A task id that has moved belongs to another run, which must keep its consumer.
+                    subscription = self.client.recv([self.mailbox], follow=False)
                     if self._closed.is_set():  # client.close() may have missed the new subscription
                         subscription.close()
                     self._read(subscription)

@@ -141,7 +141,7 @@ class Consumer(End):
             worker, client = self._clients[attempt % len(self._clients)]
             name = f"{self.name} at {worker} #{next(self._subscriptions)}"
             try:
-                with client.recv([task], timeout=_SILENCE_SECONDS) as subscription:
+                with client.recv([task], timeout=_SILENCE_SECONDS, follow=False) as subscription:
                     self._journal.write("subscribed", subscription=name)
                     self._read(subscription, name)
             except (TaskNotLocalError, UnknownTaskError, UnreachableError):

@@ -1,0 +1,299 @@
+"""A consuming session with one worker: it reads messages, reports acknowledgements, and reconnects.
+
+Used by receiver.py, which has one for each worker that owns some of its tasks. Owns the consume window and
+the stream. Call only from the event loop, except acknowledge(). Design: docs/design/sessions.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tuplewire.connection.grpc_channel import ANY_SIZE
+from tuplewire.connection.reconnecting_stream import Identity, ReconnectingStream
+from tuplewire.connection.stream import BatchedEvent, ClientStream, StreamOpener
+from tuplewire.connection.submission_queue import CallerCondition
+from tuplewire.errors import TaskNotLocalError, TuplewireError, UnknownTaskError, refused
+from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
+from tuplewire.session.delivery import Delivery
+from tuplewire.settings.config import PROTOCOL_VERSION, SessionSettings
+from tuplewire.text.events import event_logger
+from tuplewire.values.group import TaskGroup
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import decode, groups_of
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire.wire.translate import code_name
+
+logger = event_logger(__name__)
+
+_FAREWELL_SECONDS = 3.0
+"""The time in which a closed subscription tries to report its last acknowledgements."""
+
+
+Arrive = Callable[[TaskGroup, Callable[[], None]], None]
+Fail = Callable[[TuplewireError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Functions that get messages instead of the buffer. Called on the event loop, so they must not block.
+
+    Attributes:
+        receive: Called with each group, in order, and a function that acknowledges it, from any thread.
+        failed: Called once, with the error after which nothing more arrives.
+    """
+
+    receive: Arrive
+    failed: Fail
+
+
+class Inbox(ABC):
+    """The messages that have arrived at a subscription, from all its streams, and that were not taken yet.
+
+    The streams call its methods on the event loop; put() and discard() with the lock.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        settings: SessionSettings,
+        loop: asyncio.AbstractEventLoop,
+        push: Push | None,
+        *,
+        follows: bool,
+    ) -> None:
+        """Start without messages. follows: True if the subscription finds other workers for its tasks."""
+        self.identity = identity
+        self.settings = settings
+        self.loop = loop
+        self.push = push
+        self.follows = follows
+        self.number = secrets.randbits(63)
+        """The number of the subscription, the same at all workers."""
+        self.admitted = False
+        """True if the workers have accepted the whole subscription before."""
+        self.lock = threading.Lock()
+        """Protects the consume windows and the buffer."""
+        self.changed = CallerCondition(self.lock)
+        self.buffer: deque[Arrived] = deque()
+
+    def put(self, arrived: Arrived) -> None:
+        """Add new messages."""
+        self.buffer.append(arrived)
+        self.changed.notify_all()
+
+    def discard(self, window: ConsumeWindow) -> None:
+        """Remove the messages of a window behind a rejected one, because they are delivered again."""
+        waiting = window.waiting()
+        kept = (each.without(waiting) if each.window is window else each for each in self.buffer)
+        self.buffer = deque(each for each in kept if each.deliveries)
+
+    @abstractmethod
+    def on_connected(self) -> None:
+        """Record that a worker has accepted a stream's tasks."""
+
+    @abstractmethod
+    def on_lost(self, stream: ConsumerStream, error: TuplewireError) -> None:
+        """Handle a stream that ended or could not be opened; it is opened again."""
+
+    @abstractmethod
+    def on_moved(self, stream: ConsumerStream, tasks: Iterable[int]) -> None:
+        """Handle tasks that have moved from a stream's worker to another one."""
+
+    @abstractmethod
+    def on_failed(self, error: TuplewireError) -> None:
+        """End the subscription with an error."""
+
+
+class ConsumerStream(ReconnectingStream):
+    """The session of a subscription with one worker."""
+
+    method = "Recv"
+
+    def __init__(
+        self, inbox: Inbox, address: str, open_stream: StreamOpener, receiver_id: str, tasks: Iterable[int]
+    ) -> None:
+        """Describe a session about some tasks of a subscription, which gets their messages."""
+        settings = inbox.settings
+        super().__init__(address, inbox.identity, settings, inbox.loop, open_stream, receiver_id)
+        self.tasks = tuple(tasks)
+        self.worker_id = receiver_id
+        """The id of the worker; empty if it is not known yet."""
+        self.window = ConsumeWindow(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
+        self._inbox = inbox
+        self._lock = inbox.lock
+        self._progress = asyncio.Event()
+        self._acknowledgements = BatchedEvent(self._progress, inbox.loop)
+        self._report_scheduled = False
+        """True if the loop is about to report acknowledgements: it does not need another wake-up."""
+        self._acknowledged = self._known = 0
+        """The number of acknowledgements, and the number that the worker has certainly received."""
+        self._said_goodbye = False
+        self._admitted = inbox.admitted
+
+    @property
+    def problem(self) -> str:
+        """The last error, as text."""
+        return self._last_problem
+
+    def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> None:
+        """Acknowledge messages from this worker; ignore them if it has failed since. Thread-safe."""
+        with self._lock:
+            counts = self.window.acknowledge(arrived, rejected)
+            if counts and rejected:
+                self._inbox.discard(self.window)
+            if not counts or self.over:
+                return
+            self._acknowledged += 1
+            if self._report_scheduled and not arrived.ack_requested:  # the report in progress includes it
+                return
+            self._report_scheduled = True
+        self._loop.call_soon_threadsafe(partial(self._acknowledgements.add, at_once=arrived.ack_requested))
+
+    def consume(self, tasks: Iterable[int]) -> None:
+        """Consume exactly these tasks, from the next time that the stream is opened."""
+        self.tasks = tuple(tasks)
+        with self._lock:
+            self.window.consume(self.tasks)
+
+    async def restart(self) -> None:
+        """Open the stream again, after consume()."""
+        await self.suspend()
+        if not self.over:
+            self.start()
+
+    async def close(self) -> None:
+        """Close the session after reporting all acknowledgements, in at most three seconds.
+
+        If the stream breaks in that time, another one is opened. After a cancelled call, the session is
+        closed and its stream ends automatically. A second call at the same time waits in the same way.
+        """
+        with self._lock:
+            self.over = True
+        self._progress.set()
+        if self._task is not None and (self.connected or self._wanted):
+            await asyncio.wait([self._task], timeout=_FAREWELL_SECONDS)
+        await self.suspend()
+
+    @property
+    def _wanted(self) -> bool:
+        # A closed session still needs a stream while acknowledgements are not reported.
+        return not self.over or self._known < self._acknowledged
+
+    def _is_retryable(self, error: TuplewireError) -> bool:
+        # The receiver finds the owner, and moves the tasks to the stream of that worker.
+        elsewhere = isinstance(error, TaskNotLocalError | UnknownTaskError)
+        return (elsewhere and self._inbox.follows) or super()._is_retryable(error)
+
+    def _lost(self, error: TuplewireError) -> None:
+        if self.over:
+            return
+        about = {"peer": self.address, "reason": str(error)}
+        if self.connected:
+            logger.info("subscription.lost", extra=about)
+        elif str(error) != self._last_problem:
+            logger.info("subscription.failed", extra=about)
+        self._last_problem = str(error)
+        self._inbox.on_lost(self, error)
+
+    def _failed(self, error: TuplewireError) -> None:
+        if not self.over:
+            self._inbox.on_failed(error)
+
+    def _background_tasks(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
+        return (self._write(stream),)
+
+    async def _open(self, stream: ClientStream) -> None:
+        with self._lock:
+            cursors = self.window.all()
+            # The cursors in this request report every acknowledgement, unless some need a later request.
+            told = self._known if self.window.has_moved else self._acknowledged
+        subscribe = pb.Subscribe(
+            protocol_version=PROTOCOL_VERSION,
+            topology=self.identity.topology,
+            consumer_id=self.identity.sender_id,
+            incarnation=self.identity.incarnation,
+            tasks=cursors,
+            worker_incarnation=self.window.worker_incarnation,
+            receiver_id=self.receiver_id,
+            subscription=self._inbox.number,
+            max_response_bytes=ANY_SIZE,
+            follows=self._inbox.follows and self._inbox.admitted,
+        )
+        data = await self._exchange(stream, pb.RecvRequest(subscribe=subscribe))
+        subscribed = pb.RecvResponse.FromString(data).subscribed
+        with self._lock:
+            self.window.opened(
+                subscribed.worker_incarnation, [(cursor.task, cursor.received) for cursor in subscribed.tasks]
+            )
+            self._known, self._said_goodbye = told, False
+        self._progress.set()
+        self.connected, self.worker_id = True, subscribed.worker_id
+        self._inbox.on_connected()
+        logger.info("subscription.ready", extra={"peer": self.address, "worker": subscribed.worker_id})
+
+    async def _read(self, stream: ClientStream) -> None:
+        push = self._inbox.push
+        while (data := await stream.read()) is not None:
+            response = decode(pb.RecvResponse, data)
+            if not isinstance(response, OpaqueFrame):
+                kind = response.WhichOneof("kind")
+                if kind == "ended":
+                    ended = response.ended
+                    raise refused(code_name(ended.code), ended.detail, ended.owner, ended.owner_id)
+                if kind == "moved":
+                    self._inbox.on_moved(self, response.moved.tasks)
+                    continue
+                with self._lock:
+                    if kind == "probe":
+                        self.window.repeat()
+                    elif kind == "rejected":
+                        self.window.answered(response.rejected.tasks)
+                self._progress.set()
+                continue
+            deliveries = map(
+                Delivery, [group.first_sequence for group in response.groups], groups_of(response)
+            )
+            with self._lock:
+                ack_requested, now_ns = response.ack_immediately, time.time_ns()
+                arrived = self.window.arrived(deliveries, ack_requested=ack_requested, now_ns=now_ns)
+                # The frame may have only duplicates, or messages behind a rejected one.
+                if arrived.deliveries and push is None:
+                    self._inbox.put(arrived)
+            if push is not None:
+                # Each group has its own acknowledgement: a consumer may stop between two.
+                for part in arrived.parts():
+                    push.receive(part.groups[0], partial(self.acknowledge, part))
+        # The worker ends the stream once it has read the goodbye, and so all acknowledgements before it.
+        if self._said_goodbye:
+            self._known = self._acknowledged
+
+    async def _write(self, stream: ClientStream) -> None:
+        while True:
+            await self._progress.wait()
+            self._progress.clear()
+            self._acknowledgements.mark_sent()
+            with self._lock:
+                self._report_scheduled = False
+                closed = self.over  # read before the cursors: earlier acknowledgements are still sent
+                cursors = self.window.take_moved()
+                more = self.window.has_moved
+            if cursors:
+                progress = pb.Progress(tasks=cursors)
+                await stream.write(pb.RecvRequest(progress=progress).SerializeToString())
+            # Rejections beyond the limit of one request follow in the next one.
+            if more:
+                self._progress.set()
+            elif closed:
+                self._said_goodbye = True  # before the write: the worker may end the stream during it
+                await stream.write(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
+                await stream.done_writing()
+                return

@@ -1,0 +1,245 @@
+"""A subscription that finds the workers of its tasks and follows them, with workers in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+
+from tuplewire.connection.grpc_channel import OtherWorkers
+from tuplewire.connection.memory_stream import MemoryClientStream, MemoryStream
+from tuplewire.connection.receiver import Receiver
+from tuplewire.connection.reconnecting_stream import Identity
+from tuplewire.connection.stream import ClientStream, StreamBroken, StreamOpener
+from tuplewire.errors import TaskNotLocalError, UnknownTaskError, UnreachableError
+from tuplewire.identity.credentials import Credentials
+from tuplewire.settings.config import SessionSettings
+from tuplewire.wire import control_pb2
+from tuplewire.wire import messaging_pb2 as pb
+
+SETTINGS = SessionSettings.of(backoff_initial_seconds=0.001, backoff_max_seconds=0.01)
+
+
+class Worker:
+    """A worker that accepts subscriptions to its tasks, and has no messages."""
+
+    def __init__(self, name: str, *tasks: int) -> None:
+        self.name = name
+        self.tasks = set(tasks)
+        self.subscribed: list[pb.Subscribe] = []
+        """The accepted subscriptions, in order."""
+        self._connected: list[MemoryStream] = []
+
+    @asynccontextmanager
+    async def open(self, _: str) -> AsyncIterator[ClientStream]:
+        """Open a stream to the worker; see StreamOpener."""
+        near, far = MemoryClientStream(), MemoryStream()
+        near.join(far)
+        serving = asyncio.create_task(self._serve(far))
+        try:
+            yield near
+        finally:
+            near.disconnect(UnreachableError("closed"))
+            serving.cancel()
+
+    async def _serve(self, stream: MemoryStream) -> None:
+        with suppress(StreamBroken):
+            subscribe = pb.RecvRequest.FromString(await stream.read()).subscribe
+            named = {cursor.task for cursor in subscribe.tasks}
+            if not named <= self.tasks:
+                stream.disconnect(TaskNotLocalError(f"not at {self.name}"))
+                return
+            self.subscribed.append(subscribe)
+            answer = pb.Subscribed(worker_id=self.name, worker_incarnation=1, tasks=subscribe.tasks)
+            await stream.write(pb.RecvResponse(subscribed=answer).SerializeToString())
+            self._connected.append(stream)
+            while await stream.read() is not None:
+                pass
+
+    async def move(self, *tasks: int) -> None:
+        """Give tasks up, and report this to the consumer."""
+        self.tasks -= set(tasks)
+        await self._connected[-1].write(pb.RecvResponse(moved=pb.Moved(tasks=tasks)).SerializeToString())
+
+    def cut(self) -> None:
+        """Break the connections."""
+        for stream in self._connected:
+            stream.disconnect(UnreachableError("cut"))
+
+    @property
+    def last(self) -> list[int]:
+        """The tasks of the last subscription."""
+        return [cursor.task for subscribe in self.subscribed[-1:] for cursor in subscribe.tasks]
+
+
+class Cluster(OtherWorkers):
+    """The workers, by address, and their assignment. The address of worker `a` is `a:1`."""
+
+    def __init__(self, *workers: Worker) -> None:
+        super().__init__(SETTINGS, Credentials())
+        self.workers = {f"{each.name}:1": each for each in workers}
+        self.version = 1
+        self.requests = 0
+        self.assigned = {each.name: set(each.tasks) for each in workers}
+
+    def open_stream(self, address: str) -> StreamOpener:
+        """See OtherWorkers."""
+        return self.workers[address].open
+
+    async def assignment(self, address: str) -> control_pb2.GetAssignmentResponse:
+        """See OtherWorkers."""
+        self.requests += 1
+        workers = [
+            control_pb2.AssignedWorker(worker_id=name, address=f"{name}:1", tasks=sorted(tasks))
+            for name, tasks in self.assigned.items()
+        ]
+        found = control_pb2.Assignment(version=self.version, topology="test", workers=workers)
+        return control_pb2.GetAssignmentResponse(assignment=found, worker_id=self.workers[address].name)
+
+    def assign(self, **tasks: Iterable[int]) -> None:
+        """Assign tasks to workers, in the next version."""
+        self.version += 1
+        self.assigned = {name: set(of) for name, of in tasks.items()}
+
+    @asynccontextmanager
+    async def receiving(self, own: Worker, *tasks: int) -> AsyncIterator[Receiver]:
+        """Subscribe to tasks at a worker."""
+        identity, loop = Identity("test", "c", 1), asyncio.get_running_loop()
+        address = f"{own.name}:1"
+        receiver = Receiver(address, identity, tasks, SETTINGS, loop, own.open, others=self)
+        receiver.start()
+        try:
+            yield receiver
+        finally:
+            await receiver.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.001)
+
+
+async def test_local_tasks_need_no_assignment() -> None:
+    """A subscription to local tasks requests nothing, and reports that it follows nothing."""
+    near = Worker("a", 1, 2)
+    cluster = Cluster(near)
+    async with cluster.receiving(near, 1, 2) as receiver:
+        await until(lambda: receiver.connected)
+        assert (near.last, near.subscribed[-1].follows, cluster.requests) == ([1, 2], False, 0)
+
+
+async def test_each_owner_has_one_stream() -> None:
+    """Tasks of two other workers need one stream to each, and none to the own worker."""
+    own, one, two = Worker("a"), Worker("b", 1, 2), Worker("c", 3)
+    cluster = Cluster(own, one, two)
+    async with cluster.receiving(own, 1, 2, 3) as receiver:
+        await until(lambda: receiver.connected)
+        assert (one.last, two.last, own.subscribed) == ([1, 2], [3], [])
+        assert one.subscribed[-1].subscription == two.subscribed[-1].subscription
+        assert (one.subscribed[-1].receiver_id, two.subscribed[-1].receiver_id) == ("b", "c")
+
+
+async def test_a_moved_task_joins_the_stream_of_its_owner() -> None:
+    """The stream of the new owner is opened again, with both tasks; the old owner's stream continues."""
+    one, two = Worker("a", 1, 2), Worker("b", 3)
+    cluster = Cluster(one, two)
+    async with cluster.receiving(one, 1, 2, 3) as receiver:
+        await until(lambda: receiver.connected)
+        before = len(one.subscribed)
+        two.tasks.add(2)
+        cluster.assign(a=[1], b=[2, 3])
+        await one.move(2)
+        await until(lambda: receiver.connected and two.last == [2, 3])
+        assert two.subscribed[-1].follows
+        assert two.subscribed[-1].worker_incarnation == 1  # the stream resumes
+        assert len(one.subscribed) == before
+
+
+async def test_a_connected_stream_keeps_its_tasks() -> None:
+    """A worker that does not know a newer assignment keeps its consumer until it reports the move."""
+    one, two, three = Worker("a", 1, 2), Worker("b", 3), Worker("c")
+    cluster = Cluster(one, two, three)
+    async with cluster.receiving(one, 1, 2, 3) as receiver:
+        await until(lambda: receiver.connected)
+        two.tasks.clear()
+        three.tasks |= {2, 3}
+        cluster.assign(a=[1], b=[], c=[2, 3])  # worker a still delivers task 2
+        two.cut()
+        await until(lambda: receiver.connected and three.last == [3])
+        assert one.last == [1, 2]
+        one.tasks.discard(2)
+        await one.move(2)
+        await until(lambda: receiver.connected and three.last == [2, 3])
+
+
+async def test_a_broken_connection_moves_nothing() -> None:
+    """The stream to the same worker is opened again, and resumes."""
+    own, other = Worker("a"), Worker("b", 1)
+    cluster = Cluster(own, other)
+    async with cluster.receiving(own, 1) as receiver:
+        await until(lambda: receiver.connected)
+        for number in range(5):
+            other.cut()
+            await until(lambda number=number: receiver.connected and len(other.subscribed) > number + 1)  # type: ignore[misc]
+        assert {each.worker_incarnation for each in other.subscribed[1:]} == {1}
+
+
+async def test_workers_that_learn_of_a_move_late_are_tried_again() -> None:
+    """Neither the old nor the new owner accepts the task for a moment; the subscription finds it later."""
+    own, old, new = Worker("a"), Worker("b", 1), Worker("c")
+    cluster = Cluster(own, old, new)
+    async with cluster.receiving(own, 1) as receiver:
+        await until(lambda: receiver.connected)
+        old.tasks.clear()
+        old.cut()
+        await until(lambda: not receiver.connected)
+        requests = cluster.requests
+        await until(lambda: cluster.requests > requests + 3)
+        cluster.assign(c=[1])
+        new.tasks.add(1)
+        await until(lambda: receiver.connected and new.last == [1])
+
+
+async def test_only_the_newest_assignment_proves_a_task_unknown() -> None:
+    """A worker with an older assignment may not know the task; in the newest, a missing task is an error."""
+    own, old, new = Worker("a"), Worker("b", 1), Worker("c")
+    cluster = Cluster(own, old, new)
+    cluster.version = 5
+    async with cluster.receiving(own, 1) as receiver:
+        await until(lambda: receiver.connected)
+        old.tasks.clear()
+        cluster.assigned, cluster.version = {"a": set()}, 4
+        requests = cluster.requests
+        old.cut()
+        await until(lambda: cluster.requests > requests + 3)
+        assert receiver.failed is None
+        cluster.assign(c=[1])
+        cluster.version = 6
+        new.tasks.add(1)
+        await until(lambda: receiver.connected)
+        cluster.assign(a=[])
+        new.tasks.clear()
+        new.cut()
+        await until(lambda: receiver.failed is not None)
+        assert isinstance(receiver.failed, UnknownTaskError)
+
+
+async def test_a_fork_during_the_search_loses_no_task() -> None:
+    """After suspend() at any moment of a move, resume() finds every task again, each at one worker."""
+    one, two = Worker("a", 1, 2), Worker("b", 3)
+    cluster = Cluster(one, two)
+    async with cluster.receiving(one, 1, 2, 3) as receiver:
+        await until(lambda: receiver.connected)
+        for turns in range(40):
+            source, target, task = (one, two, 2) if 2 in one.tasks else (two, one, 2)
+            target.tasks.add(task)
+            cluster.assign(a=[1, *([2] if target is one else [])], b=[3, *([2] if target is two else [])])
+            await source.move(task)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await receiver.suspend()
+            receiver.resume()
+            await until(lambda: receiver.connected)
+            assert sorted(one.last + two.last) == [1, 2, 3]
