@@ -22,7 +22,7 @@ from tuplewire.text.escaping import escape_unprintable
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import encoded_of
 from tuplewire_service.command.message_commands import client_of
-from tuplewire_service.command.parsers import add_client_command, add_topology, control_of, task_id
+from tuplewire_service.command.parsers import add_client_command, add_topology, control_of, owners_of, task_id
 from tuplewire_service.command.terminal import write_table, write_text
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 
@@ -114,9 +114,7 @@ def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
                 f"the worker {status.worker_id} has no dead_letter_task: start it with --dead-letter-task"
             )
         task = status.dead_letter_task
-        assignment = control.assignment()
-    workers = assignment.workers if assignment is not None else ()
-    arguments.address = next((each.address for each in workers if task in each.tasks), arguments.address)
+        arguments.address, *_ = owners_of(control, [task])
     arguments.topology = arguments.topology or status.topology
     with control_of(arguments) as control:
         there = next((each for each in control.status().tasks if each.task == task), None)
@@ -126,7 +124,7 @@ def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
     with client_of(
         arguments, prefetch_messages=room, prefetch_bytes=there.queued_bytes + MIB, reject_order="continue"
     ) as client:
-        receiver, *_ = client._receive([task], None)
+        receiver, *_ = client._receive([task], None, follow=True)
         arrived = _read(receiver, there.queued_messages, arguments.timeout)
         letters = [letter for each in arrived for _, letter in _letters_in(each) if letter is not None]
         yield _Box(client, receiver, arrived, letters, arguments.timeout)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.settings.settings import Kind, within
-from tuplewire.text.escaping import escape_unprintable
 from tuplewire_service.command.messages import Decoding
 from tuplewire_service.command.parsers import (
     add_client_command,
@@ -79,36 +78,26 @@ def _log_level(arguments: argparse.Namespace) -> int:
 
 def _tap(arguments: argparse.Namespace) -> int:
     from tuplewire_service.command.tapped import tapped_as_json, tapped_as_text
+    from tuplewire_service.command.taps import tapped_at_owners
 
     left = arguments.count
     omitted = passed = count = 0
-    with control_of(arguments) as client:
-        worker_id = client.status().worker_id
-        tapped = client.tap(
-            arguments.task, sample=arguments.sample, max_per_second=arguments.rate, max_bytes=arguments.bytes
-        )
-        try:
-            with closing(tapped):  # ends the tap at the worker
-                for number, response in enumerate(tapped):
-                    if not number:  # the first response: the tap is open
-                        print(
-                            f"tapping at {escape_unprintable(worker_id)}; Ctrl-C ends it",
-                            file=sys.stderr,
-                            flush=True,
-                        )
-                    passed = response.passed
-                    for message in response.messages[:left]:
-                        count += 1
-                        if arguments.json:
-                            print(tapped_as_json(message))
-                        else:
-                            print(tapped_as_text(message, arguments.decode))
-                    sys.stdout.flush()
-                    if response.omitted > omitted:
-                        print(f"-- {response.omitted - omitted} omitted --", file=sys.stderr, flush=True)
-                        omitted = response.omitted
-                    if left is not None and (left := left - len(response.messages)) <= 0:
-                        break
-        finally:
-            print(f"{count} shown, {omitted} omitted, of {passed} that passed", file=sys.stderr)
+    try:
+        with closing(tapped_at_owners(arguments)) as tapped:  # ends the taps at their workers
+            for response in tapped:
+                passed = response.passed
+                for message in response.messages[:left]:
+                    count += 1
+                    if arguments.json:
+                        print(tapped_as_json(message))
+                    else:
+                        print(tapped_as_text(message, arguments.decode))
+                sys.stdout.flush()
+                if response.omitted > omitted:
+                    print(f"-- {response.omitted - omitted} omitted --", file=sys.stderr, flush=True)
+                    omitted = response.omitted
+                if left is not None and (left := left - len(response.messages)) <= 0:
+                    break
+    finally:
+        print(f"{count} shown, {omitted} omitted, of {passed} that passed", file=sys.stderr)
     return EXIT_OK

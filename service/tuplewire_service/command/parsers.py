@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -210,8 +210,24 @@ def credentials_of(arguments: argparse.Namespace) -> Credentials:
     return Credentials.from_environment(flags=flags)
 
 
-def control_of(arguments: argparse.Namespace) -> ControlClient:
-    """Return a client of the control service for the flags of add_client_command()."""
+def control_of(arguments: argparse.Namespace, address: str | None = None) -> ControlClient:
+    """Return a client of the control service for the flags of add_client_command().
+
+    address: default: the flag's.
+    """
     from tuplewire.connection.control_client import ControlClient
 
-    return ControlClient(arguments.address, arguments.timeout, credentials=credentials_of(arguments))
+    return ControlClient(
+        address or arguments.address, arguments.timeout, credentials=credentials_of(arguments)
+    )
+
+
+def owners_of(client: ControlClient, tasks: Collection[int]) -> dict[str, str]:
+    """Return the address and id of each worker that owns one of the tasks; if none does, the client's."""
+    worker_id, assignment = client.status().worker_id, client.assignment()
+    owners = {
+        client.address if each.worker_id == worker_id else each.address: each.worker_id
+        for each in (assignment.workers if assignment is not None else ())
+        if not set(tasks).isdisjoint(each.tasks)
+    }
+    return owners or {client.address: worker_id}

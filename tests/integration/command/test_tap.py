@@ -22,7 +22,7 @@ from tuplewire import Client, TaskMessage
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import DrainingError, PermissionDeniedError, ResourceLimitError
 from tuplewire.packing.packing import pack_values
-from tuplewire.processes.worker_processes import Endpoint
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.values.headers import decode_headers
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.taps import MOST_TAPS
@@ -222,6 +222,30 @@ def test_json_lines_and_ctrl_c(pair: Pair) -> None:
     assert (found["task"], found["base64"], found["size_bytes"]) == (task, "/w==", 1)
     assert process.returncode == 130
     assert b"1 shown, 0 omitted, of 1 that passed" in err
+
+
+def test_a_tap_follows_its_task() -> None:
+    """The tap is at the worker that owns the task; after a move, another tap is at the new owner."""
+    with WorkerProcesses(2, TOPOLOGY) as workers:
+        workers.assign({0: [1], 1: [2]}, _SECONDS)
+        near, far = workers.endpoints
+        with (
+            tap_command(near, "--task", "2", "--count", "20") as process,
+            Client(near.address, topology=TOPOLOGY) as client,
+            client.recv([2], timeout=_SECONDS) as subscription,
+        ):
+            assert taps(far) == 1
+            deliver(client, numbered(2, range(10)))
+            collect(subscription, 10)
+            workers.assign({0: [1, 2]}, _SECONDS)
+            assert process.stderr is not None
+            assert process.stderr.readline().startswith(b"tapping at worker-0")
+            deliver(client, numbered(2, range(10, 20)))
+            out, err = process.communicate(timeout=_SECONDS)
+    assert process.returncode == 0, err
+    lines = out.decode().splitlines()
+    assert [int(line.rpartition(" | ")[2]) for line in lines] == list(range(20))
+    assert all(" at=local " in line for line in lines)
 
 
 def test_a_drain_ends_a_tap(tmp_path: Path) -> None:
