@@ -321,6 +321,7 @@ for each in "${rounds[@]}"; do
     ! $secure || beside_an_executor
     ! $secure || strangers
     start_flow
+    receive_elsewhere
     watch_it
     ! $secure || drain_and_roll
     delete_a_pod

@@ -2,6 +2,7 @@
 
     python cluster_job.py send ADDRESS TASK STOP    until the file STOP is there
     python cluster_job.py recv ADDRESS TASK         until a message with their number
+    python cluster_job.py elsewhere ADDRESS TASK    send and receive through a worker without the task
     python cluster_job.py reach HOST PORT=open ...  whether a port lets us in, or, closed, keeps us out
     python cluster_job.py refused ADDRESS           whether a worker needs both a certificate and a token
     python cluster_job.py holds ADDRESS TASK        wait until the worker has the task
@@ -57,6 +58,19 @@ def receive(address: str, task: int) -> str:
                     sys.exit(f"message {count} is not the next: {message.message!r} came")
                 count += 1
     sys.exit(f"no more messages arrived after {count}")
+
+
+def elsewhere(address: str, task: int) -> str:
+    """Receive the messages of another worker's task; return the line to print. SystemExit if one is wrong."""
+    expected = [b"%d" % number for number in range(BURST)]
+    with tuplewire.Client(address) as client, client.recv([task]) as batches:
+        client.send(tuplewire.TaskMessageBatch.from_columns(task, expected), timeout=WAIT_SECONDS)
+        found = [message.message for message in batches.messages(BURST, quiet=WAIT_SECONDS)]
+    with ControlClient(address) as control:
+        local = any(each.task == task for each in control.status().tasks)
+    if local or found != expected:
+        sys.exit(f"task {task} (local: {local}) has delivered {found}")
+    return f"received {len(found)} messages of another worker's task"
 
 
 def reach(host: str, *ports: str) -> str:
@@ -151,9 +165,10 @@ def main() -> str:
     if role == "refused":
         return refused(where)
     task = int(rest[0])
-    if role in ("holds", "outgrow"):
-        return holds(where, task) if role == "holds" else outgrow(where, task)
-    return send(where, task, Path(rest[1])) if role == "send" else receive(where, task)
+    if role == "send":
+        return send(where, task, Path(rest[1]))
+    roles = {"recv": receive, "elsewhere": elsewhere, "holds": holds, "outgrow": outgrow}
+    return roles[role](where, task)
 
 
 if __name__ == "__main__":

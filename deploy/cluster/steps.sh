@@ -73,6 +73,12 @@ start_flow() {
     done
 }
 
+receive_elsewhere() {
+    step "A task elsewhere" "that a program receives the messages of worker 1 by way of worker 0, with its own credentials"
+    job elsewhere "$label" "${program[@]}" elsewhere $near:6700 5 | run_with "${apply[@]}"
+    completed elsewhere 120
+}
+
 watch_it() {
     step "A page" "that a browser elsewhere sees the whole cluster, through a port-forward"
     guide 'kubectl exec tuplewire-worker-0 -- tuplewire top'

@@ -29,10 +29,13 @@ BASH = shutil.which("bash") or "/bin/bash"
 CONTEXT = ("--yes", "--image", IMAGE)
 """An existing cluster."""
 ROUNDS = {
-    "plain": ["Workers", "A job", "A page", "A pod", "An upgrade", "The end", "A memory limit", "The guide"],
+    "plain": [
+        *("Workers", "A job", "A task elsewhere", "A page", "A pod", "An upgrade", "The end"),
+        *("A memory limit", "The guide"),
+    ],
     "secure": [
-        *("Workers", "A worker beside an executor", "A stranger", "A job", "A page", "A drain", "A roll"),
-        *("A pod", "An upgrade", "The end", "The release", "The default manifests"),
+        *("Workers", "A worker beside an executor", "A stranger", "A job", "A task elsewhere", "A page"),
+        *("A drain", "A roll", "A pod", "An upgrade", "The end", "The release", "The default manifests"),
     ],
 }
 STEPS = [f"{name}: {step}" for name, steps in ROUNDS.items() for step in steps]
@@ -123,7 +126,7 @@ def test_what_it_applies_keeps_the_schemas(run: Run, name: str) -> None:
             if each["kind"] != "APIService":
                 validate(each, version)
     jobs = [each for each in others if each["kind"] == "Job"]
-    expected = {"recv", "send", "upgraded", "submit-topology"}
+    expected = {"recv", "send", "elsewhere", "upgraded", "submit-topology"}
     if name == "plain":
         expected |= {"outgrow"}
     else:
@@ -160,7 +163,7 @@ def test_the_pod_with_a_sidecar_is_whole(run: Run) -> None:
 
 
 def test_the_workers_are_those_that_the_job_names(run: Run) -> None:
-    """Both as installed and as rendered, the chart has two workers, and worker 1 owns task 4."""
+    """Both as installed and as rendered, the chart has two workers, and worker 1 owns the tasks 4 and 5."""
     for name in ROUNDS:
         output = run("--print", *CONTEXT, "--only", name).stdout.replace("\\,", ",")
         line, *_ = re.findall(r"helm .*(?:install|template) .*--values.*", output)
@@ -170,7 +173,7 @@ def test_the_workers_are_those_that_the_job_names(run: Run) -> None:
         assert (container(stateful["template"])["image"], stateful["replicas"]) == (IMAGE, 2)
         data = the(manifests, "ConfigMap", "tuplewire-assignment")["data"]["assignment.json"]
         tasks = {each["worker_id"]: each["tasks"] for each in json.loads(data)["workers"]}
-        assert 4 in tasks["tuplewire-worker-1"]
+        assert {4, 5} <= set(tasks["tuplewire-worker-1"])
         assert len(tasks) == 2
 
 
@@ -310,6 +313,9 @@ def test_the_job_outlives_a_roll_of_both_workers(tmp_path: Path) -> None:
         assignment_file(tmp_path, 1, {near.endpoint: [0], far.endpoint: [4]})
         near.wait_ready()
         far.wait_ready()
+        with program("elsewhere", near.endpoint.address, "4") as elsewhere:
+            found = elsewhere.communicate(timeout=_WAIT_SECONDS)[0]
+        assert found == "received 100 messages of another worker's task\n"
         with (
             program("recv", far.endpoint.address, "4") as receiver,
             program("send", near.endpoint.address, "4", str(stop)) as sender,
