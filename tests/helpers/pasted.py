@@ -45,6 +45,7 @@ PASTED = (
         ("docs/how-to/reject.md",),
         (r"booked 12 \(\)", r"42\s+7\s+3\s+6\s+invalid literal", r"reason   invalid literal"),
     ),
+    Pasted(("docs/how-to/receive.md",), ("1 b'to worker a'", "7 b'to worker b'", "7 b'after the move'")),
     Pasted(("docs/how-to/secure.md",)),
     Pasted(("docs/how-to/transport.md",)),
     Pasted(("docs/how-to/try-faults.md",), (r"(?m)^2$",)),
