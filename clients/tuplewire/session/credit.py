@@ -65,7 +65,7 @@ class CreditBook:
             max_message_bytes: The maximum payload, by which a sender may exceed its credit in bytes.
             needs_release_acks: True to send a grant at every release, for ack mode `processed`. Otherwise a
                 grant is sent once a quarter of the window is free, or once everything is released.
-            exhausted: Counts the sessions without credit for each task; has no tasks with 0 sessions.
+            exhausted: Counts the connected sessions without credit for each task, without zeros.
         """
         self.initial = shares.initial
         """The window of every task that has no grant yet."""
@@ -177,8 +177,8 @@ class CreditBook:
             if not self._exhausted[flow]:
                 del self._exhausted[flow]
 
-    def end(self) -> None:
-        """End the session: it no longer counts as a sender without credit."""
+    def disconnect(self) -> None:
+        """Count no task as exhausted: a sender without a stream waits for nothing. See all()."""
         for flow in list(self._used_up):
             self._has_credit(flow)
 
@@ -259,8 +259,12 @@ class CreditBook:
         return [self._grant(flow) for flow in changed]
 
     def all(self) -> list[TaskCredit]:
-        """Return every grant, for a sender that reconnects."""
-        return [self._grant(flow) for flow in self._accounts]
+        """Return every grant, for a sender that reconnects. It may wait for credit again."""
+        grants = [self._grant(flow) for flow in self._accounts]
+        for flow, account in self._accounts.items():
+            if flow >= 0:
+                self._update_exhausted(flow, account)
+        return grants
 
     def _grant(self, flow: int) -> TaskCredit:
         account = self._accounts[flow]

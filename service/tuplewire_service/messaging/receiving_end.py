@@ -147,7 +147,7 @@ class Session:
 
     def end(self) -> None:
         """Mark the session as not resumable."""
-        self.state.credit.end()
+        self.state.credit.disconnect()
         for inbound in self._inbounds.values():
             inbound.end = self._leases  # queued messages refer to it, and would keep this session in memory
             inbound.sender_id = ""
@@ -254,6 +254,7 @@ class Leases:
         """Start the lease of a disconnected sender; return False if the session was forgotten."""
         if self._sessions.get(session.key) is not session:
             return False
+        session.state.credit.disconnect()
         # To the end, because add() forgets the first disconnected session.
         self._sessions[session.key] = self._sessions.pop(session.key)
         end_share = partial(self._end_share, session)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from helpers.topology import TOPOLOGY, collect, ledger, metric, numbered, one_wo
 
 from tuplewire import Client
 from tuplewire.connection import receipts
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import FlushTimeoutError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.control_pb2 import SessionStatus
 from tuplewire_service.testing import eventually
 
 TASK = 1
@@ -58,6 +61,12 @@ async def window_of_a_new_sender(channel: grpc.aio.Channel) -> int:
     return int(welcome.initial_credit.messages)
 
 
+def sessions(worker: Endpoint) -> Sequence[SessionStatus]:
+    """Return the sessions of a worker."""
+    with ControlClient(worker.address) as control:
+        return control.status(max_clients=10).sessions
+
+
 async def die(channel: grpc.aio.Channel, messages: int = 0) -> None:
     """Open a session, send some messages, and end without a goodbye."""
     call, _ = await opened(channel)
@@ -92,6 +101,33 @@ async def test_what_the_dead_have_left_is_taken_off_the_queue(tmp_path: Path) ->
             with client.recv([TASK], timeout=30) as subscription:
                 assert len(collect(subscription, 1001)) == 1001
             client.flush(30)
+
+
+async def test_a_disconnected_sender_is_not_held_up(tmp_path: Path) -> None:
+    """A task blocks a sender that has used up its window, until it disconnects and after it reconnects."""
+    blocking = f'tuplewire_blocking_seconds_total{{task="{TASK}",where="local"}}'
+    queue_full = 'tuplewire_state_seconds_total{state="backpressured_queue"}'
+    with one_worker("w", "--receive-queue-messages=1000", directory=tmp_path, tasks=[TASK]) as worker:
+
+        def grown() -> tuple[float, float]:
+            before = samples(worker.metrics_url)
+            time.sleep(1)
+            after = samples(worker.metrics_url)
+            return after[blocking] - before.get(blocking, 0.0), after[queue_full] - before[queue_full]
+
+        async with grpc.aio.insecure_channel(worker.address) as channel:
+            call, welcome = await opened(channel, sender_id="full")
+            await call.write(frame(1, (b"x",) * 1000, TASK))
+            assert await acknowledged(call) == 1
+            assert min(await asyncio.to_thread(grown)) > 0.5
+            call.cancel()
+            await asyncio.to_thread(eventually, lambda: not any(s.connected for s in sessions(worker)))
+            assert await asyncio.to_thread(grown) == (0, 0)
+            assert [each.exhausted_tasks for each in sessions(worker)] == [0]
+            again = {"sender_id": "full", "receiver_incarnation": welcome.receiver_incarnation}
+            call, _ = await opened(channel, **again)
+            assert min(await asyncio.to_thread(grown)) > 0.5
+            call.cancel()
 
 
 async def test_a_sender_without_credit_hears_of_a_larger_share(tmp_path: Path) -> None:

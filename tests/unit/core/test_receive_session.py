@@ -224,7 +224,7 @@ def group(task: int, count: int, size: int = 10) -> TaskGroup:
 
 
 def test_says_when_a_window_is_used_up() -> None:
-    """A task is exhausted until its sender is granted more credit, or its session ends."""
+    """A task is exhausted until its sender is granted more credit, or disconnects."""
     exhausted: Counter[int] = Counter()
     granted = book(exhausted=exhausted)
     granted.received([group(1, 7), group(2, 1, size=1)])
@@ -235,7 +235,22 @@ def test_says_when_a_window_is_used_up() -> None:
     assert list(exhausted) == [1, 3]  # its sender has not been notified
     granted.take_changes()
     assert list(exhausted) == [3]
-    granted.end()
+    granted.disconnect()
+    assert not exhausted
+
+
+def test_a_sender_without_a_connection_waits_for_nothing() -> None:
+    """A disconnected sender is not counted, whatever is released; after it reconnects, it may be again."""
+    exhausted: Counter[int] = Counter()
+    granted = book(exhausted=exhausted)
+    granted.received([group(1, 8), group(2, 8)])
+    granted.disconnect()
+    granted.released(2, 8, 80)
+    assert not exhausted
+    granted.all()  # for the sender that has reconnected
+    assert list(exhausted) == [1]
+    granted.released(1, 8, 80)
+    granted.take_changes()
     assert not exhausted
 
 
@@ -245,9 +260,9 @@ def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
     first, second = book(exhausted=exhausted), book(exhausted=exhausted)
     for each in (first, second):
         each.received([group(7, WINDOW.messages)])
-    first.end()
+    first.disconnect()
     assert list(exhausted) == [7]
-    second.end()
+    second.disconnect()
     assert not exhausted
 
 
