@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from helpers.ports import free_port, listen_peers
-from helpers.topology import TOPOLOGY, assignment_file
+from helpers.topology import TOPOLOGY, assignment_file, drained_ledger
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.session.ledger import LedgerSnapshot
@@ -32,18 +31,6 @@ class Host:
 
 
 THIS_HOST = Host()
-
-
-def drained_ledger(log: Path) -> LedgerSnapshot:
-    """Return the ledger that a worker logged at its exit. AssertionError unless there is exactly one."""
-    printed = re.findall(r'worker\.drained.*ledger="([^"]*)"', log.read_text(encoding="utf-8"))
-    assert len(printed) == 1, f"{log} has {len(printed)} balances"
-    counts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", printed[0])}
-    accepted, acknowledged, pending = (counts.pop(name) for name in ("accepted", "acknowledged", "pending"))
-    counts.pop("dropped", None)  # the label, with 0 if no messages were dropped
-    ledger = LedgerSnapshot(accepted, acknowledged, counts, pending)
-    assert str(ledger) == printed[0]
-    return ledger
 
 
 @dataclass(frozen=True, slots=True)

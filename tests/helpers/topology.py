@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -54,13 +56,19 @@ class Pair:
 
 @contextmanager
 def pair_of_workers(*flags: str) -> Iterator[Pair]:
-    """Run two workers; both must exit with 0 and a balanced ledger."""
-    with WorkerProcesses(2, TOPOLOGY, flags=["--drain-seconds=0.5", *flags]) as workers:
+    """Run two workers; both must exit with a balanced ledger, and with 1 if they dropped messages, else 0."""
+    flags = ("--drain-seconds=0.5", *flags)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        WorkerProcesses(2, TOPOLOGY, directory=Path(directory), flags=flags) as workers,
+    ):
         workers.assign({0: range(1000), 1: range(1000, 2000)})
         pair = Pair(*workers.endpoints)
         yield pair
         pair.check_balance()
-        assert workers.stop() == [0, 0]
+        codes = workers.stop()
+        drained = [drained_ledger(workers.log_of(index)) for index in (0, 1)]
+        assert codes == [DropReason.SHUTDOWN in each.dropped for each in drained], drained
 
 
 @contextmanager
@@ -153,6 +161,18 @@ def status(endpoint: Endpoint) -> control_pb2.GetStatusResponse:
 def ledger(endpoint: Endpoint) -> LedgerSnapshot:
     """Return a worker's ledger."""
     return ledger_of(status(endpoint).ledger)
+
+
+def drained_ledger(log: Path) -> LedgerSnapshot:
+    """Return the ledger that a worker logged at its exit. AssertionError unless there is exactly one."""
+    printed = re.findall(r'worker\.drained.*ledger="([^"]*)"', log.read_text(encoding="utf-8"))
+    assert len(printed) == 1, f"{log} has {len(printed)} balances"
+    counts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", printed[0])}
+    accepted, acknowledged, pending = (counts.pop(name) for name in ("accepted", "acknowledged", "pending"))
+    counts.pop("dropped", None)  # the label, with 0 if no messages were dropped
+    ledger = LedgerSnapshot(accepted, acknowledged, counts, pending)
+    assert str(ledger) == printed[0]
+    return ledger
 
 
 def has_ended(endpoint: Endpoint) -> bool:

@@ -128,8 +128,16 @@ class ControlClient:
 
         The worker finishes with the messages it holds, and exits. deadline: in seconds; None: its setting.
         """
-        millis = 0 if deadline is None else max(1, round(deadline * 1000))
-        return bool(self._call("Drain", pb.DrainRequest(deadline_millis=millis)).started)
+        return bool(self._call("Drain", _drain_request(deadline)).started)
+
+    def await_drain(self, deadline: float | None = None, *, timeout: float) -> int:
+        """Drain the worker, wait until it has drained, and return the number of dropped messages.
+
+        deadline: see drain(). timeout: the limit of the wait, in seconds.
+        """
+        request = _drain_request(deadline)
+        request.wait = True
+        return int(self._call("Drain", request, timeout).dropped_messages)
 
     def tap(
         self, tasks: Iterable[int] = (), *, sample: float = 1.0, max_per_second: int = 0, max_bytes: int = 0
@@ -341,6 +349,10 @@ class ControlClient:
             hint = self._channel_factory.hint(self.address)
             details = error.details() or ""
             raise error_of(code, details, error.trailing_metadata(), self.address, hint) from error
+
+
+def _drain_request(deadline: float | None) -> pb.DrainRequest:
+    return pb.DrainRequest(deadline_millis=0 if deadline is None else max(1, round(deadline * 1000)))
 
 
 class _Connection:

@@ -18,6 +18,8 @@ from tuplewire_service.command.parsers import add_client_command, control_of, cr
 from tuplewire_service.command.terminal import console_of, write_text
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 
+_CLOSE_SECONDS = 5.0  # a worker exits at most 4 s after the deadline of its drain
+
 
 def add_control_commands(commands: Any) -> None:
     """Add the commands that send requests to a running worker."""
@@ -39,6 +41,8 @@ def add_control_commands(commands: Any) -> None:
     parser = add_client_command(commands, _drain, about, "--deadline 10")
     about = "time limit for the drain (default: the worker's drain_seconds)"
     parser.add_argument("--deadline", **positive_seconds, help=about)
+    about = "wait until the worker has drained, and exit with 1 if it dropped messages"
+    parser.add_argument("--wait", action="store_true", help=about)
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -117,7 +121,20 @@ def _switch(arguments: argparse.Namespace, *, active: bool) -> int:
 
 
 def _drain(arguments: argparse.Namespace) -> int:
+    from tuplewire_service.command.status_report import waiting_without_consumer
+
+    dropped = 0
     with control_of(arguments) as client:
-        started = client.drain(arguments.deadline)
-    print(escape_unprintable(f"{client.address} {'is draining' if started else 'was draining already'}"))
-    return EXIT_OK
+        status = client.status()
+        limit = arguments.deadline or status.drain_seconds
+        for line in waiting_without_consumer(status):
+            print(f"{line}; undelivered messages are dropped after {limit:g} s")
+        if arguments.wait:
+            print(escape_unprintable(f"{client.address} drains for at most {limit:g} s ..."), flush=True)
+            dropped = client.await_drain(arguments.deadline, timeout=limit + _CLOSE_SECONDS)
+            story = f"has drained, and {f'dropped {dropped:,} messages' if dropped else 'dropped no message'}"
+        else:
+            started = client.drain(arguments.deadline)
+            story = "is draining" if started else "was draining already"
+    print(escape_unprintable(f"{client.address} {story}"))
+    return EXIT_FAILED if dropped else EXIT_OK

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.escaping import escape_unprintable
 from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.command.viewer.columns import time_of
 from tuplewire_service.command.viewer.rates import state_name
 
 MOST_LINES = 40  # lines of one kind, and rows of one table, in the text
@@ -87,6 +88,17 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
             else "no dead-letter task"
         )
         yield f"rejected    {status.rejections} times, {status.rejected_waiting} copies wait; {letters}"
+
+
+def waiting_without_consumer(status: pb.GetStatusResponse) -> Iterator[str]:
+    """Yield a line for each task with messages and without a consumer, most messages first."""
+    waiting = [each for each in status.tasks if each.queued_messages and not each.subscribed]
+    waiting.sort(key=attrgetter("queued_messages"), reverse=True)
+    for each in waiting[:MOST_LINES]:
+        oldest = f", the oldest for {time_of(each.oldest_seconds)}" if each.oldest_seconds else ""
+        yield f"{each.queued_messages:,} messages to task {each.task} wait without a consumer{oldest}"
+    if others := sum(each.queued_messages for each in waiting[MOST_LINES:]):
+        yield f"{others:,} messages to {len(waiting) - MOST_LINES} more tasks wait without a consumer"
 
 
 def _shares(state_seconds: Mapping[str, float]) -> str:

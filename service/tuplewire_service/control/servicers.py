@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedError
+from tuplewire.session.ledger import DropReason
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
@@ -169,11 +170,17 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         return pb.CallProgramResponse(response=response)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        """Request a drain and the process exit, after the response: the drain closes this server."""
+        """Request a drain and the process exit; with `wait`, respond before the drain closes this server."""
         deadline = request.deadline_millis / 1000 if request.deadline_millis else None
         stop = StopRequest("drain-call", deadline_seconds=deadline)
-        context.add_done_callback(lambda _: self.stop.request(stop))  # type: ignore[arg-type]  # stub
-        return pb.DrainResponse(started=not self.stop.requested)
+        response = pb.DrainResponse(started=not self.stop.requested)
+        if request.wait:
+            self.stop.request(stop)
+            await self.worker.delivered.wait()
+            response.dropped_messages = self.worker.router.ledger().dropped[DropReason.SHUTDOWN]
+        else:  # after the response
+            context.add_done_callback(lambda _: self.stop.request(stop))  # type: ignore[arg-type]  # stub
+        return response
 
 
 class Services(grpc.GenericRpcHandler):

@@ -148,6 +148,7 @@ class DataPlane:
         status = self.worker.status(tasks)
         del status.blocking[_MOST_BLOCKING:]  # only the metrics need all of them
         status.resident_bytes = resident_bytes()
+        status.drain_seconds = self._config.drain_seconds
         if self.program is not None:
             self.program.add_to(status)
         self._reports.add_to(status)

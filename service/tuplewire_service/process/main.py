@@ -29,7 +29,7 @@ from tuplewire.session.ledger import DropReason
 from tuplewire.settings.addresses import bracketed, join_host_port, split_host_port
 from tuplewire.text.events import event_logger
 from tuplewire_service.config.config_sources import read_conf
-from tuplewire_service.config.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, end_by_force
+from tuplewire_service.config.stop import EXIT_DEFECT, EXIT_FAILED, EXIT_OK, Stop, StopRequest, end_by_force
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.log_output import LogOutput
@@ -55,9 +55,9 @@ _SWITCH_SECONDS = 0.0005  # how long a scrape may delay the loop at a time; exec
 def run_worker(config: WorkerConfig, *, exit_on_stdin_eof: bool = False) -> int:
     """Run a worker until it is stopped, and return the exit code.
 
-    0: drained after SIGTERM, SIGINT or a Drain call. 1: its program failed. 70: a defect. A second signal
-    ends the process immediately, with 128 + its number. `exit_on_stdin_eof` also stops it at the end of
-    standard input. Raises TuplewireError if the worker cannot start.
+    0: drained after SIGTERM, SIGINT or a Drain call. 1: its program failed, or the drain dropped messages. 70: a
+    defect. A second signal ends the process immediately, with 128 + its number. `exit_on_stdin_eof` also stops
+    it at the end of standard input. Raises TuplewireError if the worker cannot start.
     """
     share_heaps()
     reuse_buffers()
@@ -156,7 +156,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         if program is not None and not program.close(_PROGRAM_SECONDS):
             stop.request(StopRequest("executors-stuck", EXIT_FAILED))
     defect = stop.failure()  # a failure during the shutdown
-    code = request.exit_code or (defect.exit_code if defect else 0)
+    code = request.exit_code or (defect.exit_code if defect else EXIT_FAILED if left else EXIT_OK)
     logger.info("worker.stopped", extra={"exit_code": code})
     return code
 

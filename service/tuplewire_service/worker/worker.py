@@ -113,6 +113,8 @@ class Worker:
         self.state = WorkerState.STARTING
         self.waits_for = "the drain to begin"
         """The current wait of drain()."""
+        self.delivered = asyncio.Event()
+        """Set when drain() has delivered or dropped all messages, before it closes the servers."""
         self.predecessor_lost = 0
         """Maximum number of messages lost with the previous process of this worker."""
         self.assignment_problem: Callable[[], str] = lambda: ""
@@ -280,6 +282,7 @@ class Worker:
         publications = self.sinks.publications
         timeout = max(0.1, deadline - self._clock())
         await router.close(timeout, publications.known(), publications.unpublished())
+        self.delivered.set()
         self.waits_for = "servers to close"
         await self.servers.close()
         self.waits_for = "transports to end"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import time
@@ -11,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.restartable import drained_ledger
 from helpers.topology import (
     TOPOLOGY,
     assign,
     assignment_file,
     collect,
+    drained_ledger,
     has_ended,
     ledger,
     metric,
@@ -24,6 +25,7 @@ from helpers.topology import (
     numbers,
 )
 from helpers.traffic import Feeder, Reader, client_of, deliver
+from helpers.worker_process import run_command
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
@@ -79,7 +81,30 @@ def test_drain_counts_what_a_peer_never_took(tmp_path: Path) -> None:
         assert scraped[-1] == 100
         assert drained_ledger(workers.log_of(0)) == LedgerSnapshot(100, 0, {"shutdown": 100}, 0)
         eventually(lambda: has_ended(near), 10, "ended")
-        assert workers.stop() == [0, -signal.SIGKILL]
+        assert workers.stop() == [1, -signal.SIGKILL]
+
+
+@pytest.mark.parametrize(("consumed", "code", "last"), [(4, 0, "no message"), (2, 1, "2 messages")])
+def test_the_command_waits_for_the_end_of_a_drain(consumed: int, code: int, last: str) -> None:
+    """`drain --wait` names the tasks without a consumer, and fails if the drain drops messages."""
+    with WorkerProcesses(1, "default", drain_seconds=2) as workers:
+        workers.assign({0: [1]})
+        (worker,) = workers.endpoints
+        with Client(worker.address) as client:
+            deliver(client, numbered(1, range(4)))
+            with client.recv([1], timeout=20) as subscription:
+                assert len(list(subscription.messages(consumed))) == consumed
+        ended = run_command("drain", worker.address, "--wait")
+        told = ended.stdout.splitlines()
+        if code:
+            waits = r"2 messages to task 1 wait without a consumer, the oldest for [\d.]+ s; .* after 2 s"
+            assert re.fullmatch(waits, told.pop(0)), told
+        assert told == [
+            f"{worker.address} drains for at most 2 s ...",
+            f"{worker.address} has drained, and dropped {last}",
+        ]
+        assert (ended.returncode, ended.stderr) == (code, "")
+        assert workers.stop() == [code]
 
 
 @contextlib.contextmanager
@@ -128,12 +153,12 @@ def test_what_former_owners_never_took_comes_back_in_three_seconds(tmp_path: Pat
 def test_a_drain_ends_within_its_deadline(
     tmp_path: Path, peers: int, *, assigned: bool, deadline: int
 ) -> None:
-    """A drain exits with 0 and logs its ledger, whether or not the assignment still contains the peers."""
+    """A drain that drops messages exits with 1 and logs its ledger, whether or not peers are assigned."""
     with _sending_to_nobody(tmp_path, peers, f"--drain-seconds={deadline}") as (workers, _):
         if not assigned:
             assign(workers.endpoints[0], 2, {("w", workers.endpoints[0].address): [0]})
         began = time.monotonic()
-        assert workers.stop() == [0], workers.log_of(0).read_text()
+        assert workers.stop() == [1], workers.log_of(0).read_text()
         assert time.monotonic() - began < deadline + 4  # the watchdog would end it then
         ledger = drained_ledger(workers.log_of(0))
         assert ledger.accepted == sum(ledger.dropped.values()) == peers

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from helpers.certificates import Authority
 from helpers.program import Program
-from helpers.restartable import drained_ledger
 from helpers.secured import files_of, tls_flags
 from helpers.streams import Load, Produced, producer
-from helpers.topology import TOPOLOGY, has_ended, ledger, one_worker, status
+from helpers.topology import TOPOLOGY, drained_ledger, has_ended, ledger, one_worker, status
 from helpers.tracking import Trackers
 
 from tuplewire.errors import ClosedError, ConfigError, UnreachableError
