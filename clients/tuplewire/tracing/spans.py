@@ -8,27 +8,35 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
 
+from tuplewire.text.events import event_logger
 from tuplewire.tracing.context import TraceParent, entry_of, ids_of, traceparent_of
+
+logger = event_logger(__name__)
 
 Attributes = Mapping[str, AttributeValue]
 _SYSTEM = "tuplewire"
 _MOST_A_SECOND = 2000
 """The maximum number of recorded spans in a second: it bounds the work that senders cause in a worker."""
 _FLUSH_SECONDS = 2.0
+_CONNECT_SECONDS = 0.5
+_RETRY_SECONDS = 5.0  # the interval of OpenTelemetry's batches
 _KINDS = {
     "send": SpanKind.PRODUCER,
     "emit": SpanKind.PRODUCER,
@@ -39,11 +47,32 @@ _KINDS = {
 """The kind of span for each operation; all other spans are internal."""
 
 
+class _Exporter(OTLPSpanExporter):
+    """Drops spans while no collector accepts connections: OpenTelemetry would retry them at the exit, too."""
+
+    _next_attempt = 0.0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if time.monotonic() < self._next_attempt:
+            return SpanExportResult.FAILURE
+        url = urlsplit(self._endpoint)
+        port = url.port or {"http": 80, "https": 443}.get(url.scheme, 0)
+        try:
+            if url.scheme not in getproxies():  # only the proxy may be able to reach the collector
+                socket.create_connection((url.hostname or "", port), _CONNECT_SECONDS).close()
+        except OSError as error:
+            self._next_attempt = time.monotonic() + _RETRY_SECONDS
+            facts = {"endpoint": f"{url.hostname}:{port}", "reason": str(error), "spans": len(spans)}
+            logger.warning("tracing.collector_unreachable", extra=facts)
+            return SpanExportResult.FAILURE
+        return super().export(spans)
+
+
 def make_provider(service: str, instance: str, *, flush_at_exit: bool) -> trace.TracerProvider:
     """Return the program's provider, or a new one that sends spans with OTLP over HTTP.
 
     Variables such as OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER configure it; service, instance: the default
-    names. flush_at_exit: True if the process waits at its end for its spans, even without a collector.
+    names. flush_at_exit: True if the process sends its last spans before it exits.
     """
     known = trace.get_tracer_provider()
     if not isinstance(known, trace.ProxyTracerProvider):
@@ -52,7 +81,7 @@ def make_provider(service: str, instance: str, *, flush_at_exit: bool) -> trace.
     if "OTEL_SERVICE_NAME" not in os.environ:
         attributes["service.name"] = service
     provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=flush_at_exit)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    provider.add_span_processor(BatchSpanProcessor(_Exporter()))
     trace.set_tracer_provider(provider)
     return provider
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
+from helpers.ports import free_port
 from helpers.words import topology as words
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,3 +148,32 @@ def test_variables() -> None:
         TracingSettings.from_environment({"TUPLEWIRE_TRACE_SAMPLE": "2"})
     with pytest.raises(ConfigError, match="trace_sample must be a number from 0 to 1"):
         tracing.enable(sample=-1)
+
+
+_TRACED = """
+import atexit, time
+atexit.register(lambda: print(time.monotonic() - ended))  # the first function runs last
+from tuplewire import tracing
+tracing.enable()
+tracing.active().begin("send", 42, {}).end()
+ended = time.monotonic()
+"""
+
+
+def test_an_absent_collector_delays_nothing() -> None:
+    """A program without a collector exits immediately, and logs one line about its last spans."""
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    run = subprocess.run(
+        [sys.executable, "-c", _TRACED],
+        env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert float(run.stdout) < 0.5
+    (line,) = run.stderr.splitlines()
+    assert line.startswith(
+        f"tracing.collector_unreachable endpoint={endpoint.removeprefix('http://')} reason="
+    )
+    assert line.endswith("spans=1")
