@@ -13,7 +13,8 @@
     │       └── MalformedTupleError     bytes that are not a tuple of the topology
     ├── ClosedError             a closed object, or one of another process
     ├── BufferFullError         the bound on pending messages is reached
-    ├── FlushTimeoutError       messages without acknowledgement at the timeout; still pending
+    ├── WaitTimeoutError        the timeout of a wait has passed (also a TimeoutError)
+    │   └── FlushTimeoutError       messages without acknowledgement; they are still pending
     ├── BindError               an address to listen on is in use or not local
     ├── UnreachableError        no answer at the address, or a broken connection
     └── RefusedError            the peer refused the request; `code` names the reason
@@ -132,7 +133,11 @@ class BufferFullError(TuplewireError):
     """The bound on pending messages is reached, and the timeout, if any, has passed."""
 
 
-class FlushTimeoutError(TuplewireError, TimeoutError):
+class WaitTimeoutError(TuplewireError, TimeoutError):
+    """The timeout of a wait has passed, for example without a message."""
+
+
+class FlushTimeoutError(WaitTimeoutError):
     """Some messages were not acknowledged in time; they stay pending and may still arrive."""
 
 

@@ -21,7 +21,7 @@ from typing import NoReturn, Self, SupportsIndex
 
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
-from tuplewire.errors import ClosedError, MessageError
+from tuplewire.errors import ClosedError, MessageError, WaitTimeoutError
 from tuplewire.observer import Observer
 from tuplewire.session.consume import MAX_AFTER_SECONDS, Arrived, Rejected
 from tuplewire.settings.config import checked_timeout
@@ -56,6 +56,8 @@ class BaseSubscription(Live):
         self._current: Arrived | None = None
         self._seen: int | None = None
         """The number of messages that messages() has finished in this batch; None outside messages()."""
+        self._last = 0
+        """The index of the last message of this batch, for messages()."""
         self._rejected: dict[int, Rejected] = {}
         """The rejections in the current batch, by index."""
         self._void: set[int] = set()
@@ -70,6 +72,11 @@ class BaseSubscription(Live):
         """End an unclosed subscription in the background, because a finalizer must not wait."""
         if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.over:
             self._thread.submit(self._receiver.close())
+
+    @property
+    def at_batch_end(self) -> bool:
+        """True if the current message of messages() is the last of its batch: the next request settles it."""
+        return self._seen == self._last
 
     def acknowledge(self, messages: int | None = None) -> None:
         """Acknowledge all batches so far, or only the first `messages` messages of the last batch.
@@ -130,6 +137,7 @@ class BaseSubscription(Live):
         """Yield the messages of a batch within the bounds, except messages that will be redelivered."""
         self._seen = 0
         batch = self._batch_of(arrived)[: bounds.left]
+        self._last = len(batch) - 1
         given = 0
         for self._seen, message in enumerate(batch):
             if not self._void or message.task not in self._void:
@@ -140,7 +148,7 @@ class BaseSubscription(Live):
 
     def _batch_of(self, arrived: Arrived | None) -> TaskMessageBatch:
         if arrived is None:
-            raise TimeoutError(f"nothing arrived from {self._receiver.address} for {self._timeout} s")
+            raise WaitTimeoutError(f"nothing arrived from {self._receiver.address} for {self._timeout} s")
         self._current = arrived
         if self._observer is not None:
             self._processed = self._observer.received(arrived, self._receiver.address)
@@ -174,7 +182,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
         """Acknowledge the previous batch, and return the next one.
 
         Raises:
-            TimeoutError: No message arrived within the timeout.
+            WaitTimeoutError: No message arrived within the timeout.
             UnreachableError: The worker of a task was unreachable for that time.
             SupersededError: Another consumer has subscribed to one of the tasks.
             UnknownTaskError: A task is not in the assignment.
@@ -193,7 +201,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
     def messages(
         self, count: int | None = None, *, quiet: float | None = None, seconds: float | None = None
     ) -> Iterator[TaskMessage]:
-        """Iterate over single messages up to a limit, without a TimeoutError.
+        """Iterate over single messages up to a limit, without a WaitTimeoutError.
 
         A message counts as processed when you request the next one, or when the iteration has finished.
 

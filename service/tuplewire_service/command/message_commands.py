@@ -33,6 +33,7 @@ from tuplewire_service.command.parsers import (
     task_list,
     word_of,
 )
+from tuplewire_service.command.pipes import await_reader, count_read
 from tuplewire_service.command.terminal import counted
 from tuplewire_service.command.viewer.columns import tasks_of
 from tuplewire_service.config.stop import EXIT_OK
@@ -150,7 +151,8 @@ def _recv(arguments: argparse.Namespace) -> int:
             out, arguments.format, terminal=sys.stdout.encoding if out.isatty() else None
         )
         # Only with a file: the reader of a pipe may write to the same terminal.
-        drawn = stat.S_ISREG(os.fstat(out.fileno()).st_mode)
+        mode = os.fstat(out.fileno()).st_mode
+        drawn = stat.S_ISREG(mode)
         idle = math.inf if arguments.idle is None else arguments.idle
         waited = f"messages to task {tasks_of(arguments.tasks)} at {arguments.address}"
         with (
@@ -159,11 +161,21 @@ def _recv(arguments: argparse.Namespace) -> int:
             _noticed(waited, idle) as notice,
         ):
             messages = subscription.messages(arguments.count, quiet=idle)
+            sizes: list[int] = []  # of the messages of the current batch
             with closing(counted(messages, "messages", share, drawn=drawn)) as each:
-                for message in each:
-                    notice.cancel()
-                    write(message)
-                    out.flush()
+                try:
+                    for message in each:
+                        notice.cancel()
+                        size = write(message)
+                        out.flush()
+                        sizes.append(size)
+                        if subscription.at_batch_end:
+                            if stat.S_ISFIFO(mode):
+                                await_reader(out)
+                            sizes.clear()
+                except BrokenPipeError:
+                    subscription.acknowledge(count_read(out, sizes))
+                    raise
     return EXIT_OK
 
 

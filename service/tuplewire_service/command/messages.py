@@ -119,8 +119,10 @@ def _header_of(pair: Any) -> tuple[str, bytes | None]:
 
 def writer_of_messages(
     file: BinaryIO, form: MessageFormat, *, terminal: str | None
-) -> Callable[[TaskMessage], object]:
-    """Return a function that writes a message to a file. Raise ConfigError if a terminal cannot show it.
+) -> Callable[[TaskMessage], int]:
+    """Return a function that writes a message to a file, and returns the number of bytes.
+
+    Raises ConfigError if a terminal cannot show the messages.
 
     `terminal` is the encoding of a terminal, for which control characters are escaped; None: no terminal.
     """

@@ -240,6 +240,26 @@ def test_ctrl_c_ends_a_reader_with_a_line(worker: LocalWorkerProcess) -> None:
     assert (process.returncode, errors) == (130, b"tuplewire recv: interrupted\n")
 
 
+@pytest.mark.parametrize("count", [28, 20_000])
+def test_what_a_pipe_has_not_read_stays_at_the_worker(worker: LocalWorkerProcess, count: int) -> None:
+    """If the reader closes the pipe, `recv` ends, and acknowledges only the messages that it has read."""
+    sent = command(worker, "send", "12", given=b"".join(b"%d\n" % n for n in range(count)))
+    assert sent.returncode == 0
+    with subprocess.Popen(
+        [sys.executable, "-m", "tuplewire", "recv", "12", "--address", worker.address],
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    ) as process:
+        assert process.stdout is not None
+        taken = b""
+        while taken != b"0\n1\n":
+            taken += process.stdout.read(1)
+        process.stdout.close()
+        assert process.wait(_SECONDS) == 1
+    left = command(worker, "recv", "12", "--quiet", "1").stdout.split()
+    assert left == [b"%d" % n for n in range(2, count)]
+
+
 def test_messages_end_by_count_quiet_and_time(worker: LocalWorkerProcess) -> None:
     """In a program, an iteration ends by count, quiet time or duration, and acknowledges read messages."""
     with worker.client() as client:
