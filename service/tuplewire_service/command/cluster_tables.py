@@ -5,28 +5,55 @@ Used by top_command.py and control_commands.py. Owns no state. Thread-safe. Desi
 
 from __future__ import annotations
 
-from itertools import compress
+import textwrap
 from typing import TextIO
 
 from tuplewire.text.escaping import escape_unprintable
-from tuplewire_service.command.terminal import write_table, write_text
+from tuplewire_service.command.terminal import PROBLEM_STYLE, width_of, write_table, write_text
 from tuplewire_service.command.viewer.cluster_rows import TABLES, ClusterRows
-from tuplewire_service.command.viewer.columns import NOT_KNOWN, Row, in_order
+from tuplewire_service.command.viewer.columns import NOT_KNOWN, Column, Row, in_order
+
+_GAP = 2  # between two columns
+_MOST_CELL = 20
 
 
-def write_tables(stream: TextIO, cluster: ClusterRows, most: int, wanted: str = "") -> None:
-    """Write sentences about blocking tasks, and the first `most` rows of each table that have `wanted`."""
-    write_text(stream, "".join(f"{escape_unprintable(sentence)}\n" for sentence in cluster.blocking))
+def write_tables(
+    stream: TextIO, cluster: ClusterRows, most: int, wanted: str = "", width: int | None = None
+) -> None:
+    """Write sentences about problems, and the first `most` rows of each table that have `wanted`.
+
+    `width` is the number of columns, by default those of the terminal; files and pipes have no limit.
+    """
+    width = width or width_of(stream)
+    for sentence in map(escape_unprintable, cluster.blocking):
+        write_text(stream, f"{textwrap.fill(sentence, width) if width else sentence}\n", PROBLEM_STYLE)
     for name in TABLES:
         found: list[Row] = in_order(getattr(cluster, name), wanted)
         if not found:
             continue
-        titles = [each.title for each in found[0].columns().values()]
+        columns = list(found[0].columns().values())
         lines = [row.cells() for row in found[:most]]
-        # Columns without any content are omitted, to save width.
-        filled = [any(cell not in {"", NOT_KNOWN} for cell in column) for column in zip(*lines, strict=True)]
+        if width:
+            lines = [[_shortened(escape_unprintable(cell)) for cell in line] for line in lines]
+        shown = _shown(columns, lines, width)
         write_text(stream, f"\n{name}\n")
-        header, *cells = [list(compress(line, filled)) for line in (titles, *lines)]
+        header, *cells = [[line[i] for i in shown] for line in ([each.title for each in columns], *lines)]
         write_table(stream, header, cells)
         if len(found) > most:
             write_text(stream, f"and {len(found) - most} more; --json has all of them\n")
+
+
+def _shortened(cell: str) -> str:
+    """Return a long name without its middle, because names often differ only at their ends."""
+    half = _MOST_CELL // 2 - 2
+    return cell if len(cell) <= _MOST_CELL else f"{cell[:half]}...{cell[-half:]}"
+
+
+def _shown(columns: list[Column], lines: list[list[str]], width: int | None) -> list[int]:
+    """Return the indexes of the columns that have content and fit the width; minor columns go first."""
+    filled = [any(cell not in {"", NOT_KNOWN} for cell in column) for column in zip(*lines, strict=True)]
+    shown = [index for index, has_content in enumerate(filled) if has_content]
+    widths = [_GAP + max(map(len, each)) for each in zip([c.title for c in columns], *lines, strict=True)]
+    while width and sum(widths[i] for i in shown) - _GAP > width:
+        shown.remove(max((i for i in shown if columns[i].minor), default=shown[-1]))
+    return shown

@@ -7,6 +7,7 @@ commands and demos. Owns no state. Not thread-safe. Design: docs/design/status.m
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 _REDRAW_SECONDS = 0.5
+PROBLEM_STYLE = "bold red"
+"""The style of problems, for rich."""
 
 
 def console_of(stream: TextIO) -> Console | None:
@@ -48,13 +51,18 @@ def live_line(stream: TextIO) -> LiveLine | None:
     return LiveLine(console)
 
 
-def write_text(stream: TextIO, text: str) -> None:
+def width_of(stream: TextIO) -> int | None:
+    """Return the number of columns of a terminal; None for files and pipes, which have no limit."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def write_text(stream: TextIO, text: str, style: str = "") -> None:
     """Write whole lines, which the caller has escaped. A terminal wraps long lines between words."""
     console = console_of(stream)
     if console is None:
         stream.write(text)
     else:
-        console.print(text, end="")
+        console.print(text, style=style, end="")
 
 
 def counted(

@@ -14,12 +14,13 @@ import time
 from contextlib import nullcontext
 from functools import partial
 from io import StringIO
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings.addresses import resolve_address
 from tuplewire_service.command.parsers import add_client_command, credentials_of, positive_seconds
-from tuplewire_service.command.terminal import console_of
+from tuplewire_service.command.terminal import PROBLEM_STYLE, console_of
 from tuplewire_service.config.stop import EXIT_OK
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def add_top_command(commands: Any) -> None:
         "--json. --web shows a page in a browser."
     )
     parser.add_argument(
-        "--interval", **positive_seconds, help="seconds between updates (default: 1, with --web: 3)"
+        "--interval", **positive_seconds, help="seconds between updates (default: 1, with --web: 2)"
     )
     parser.add_argument("--once", action="store_true", help="print once, after two samples, and exit")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each interval")
@@ -51,7 +52,7 @@ def add_top_command(commands: Any) -> None:
 def _top(arguments: argparse.Namespace) -> int:
     if arguments.interval is None:
         # A page stays open for hours, and a poll of 10,000 tasks takes some milliseconds of a worker.
-        arguments.interval = 3.0 if arguments.web else 1.0
+        arguments.interval = 2.0 if arguments.web else 1.0
     printed = arguments.once or arguments.json
     if arguments.web and (printed or arguments.filter):
         raise ConfigError("--web shows everything: leave --once, --json and --filter out")
@@ -90,11 +91,19 @@ def _top(arguments: argparse.Namespace) -> int:
 
 
 def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:
-    """Redraw the screen with the first rows of each table, as far as they fit."""
+    """Redraw the screen with the first rows of each table, as far as they fit. Problems are red."""
+    from rich.text import Text
+
     from tuplewire_service.command.cluster_tables import write_tables
+    from tuplewire_service.command.viewer.cluster_rows import NO_ANSWER
 
     text = StringIO()
-    write_tables(text, rows, max(3, console.height // _SHARE), wanted)
-    lines = [line[: console.width] for line in text.getvalue().splitlines()[: console.height - 1]]
+    write_tables(text, rows, max(3, console.height // _SHARE), wanted, console.width)
+    lines = text.getvalue().splitlines()[: console.height - 1]
+    problems = len(list(takewhile(bool, lines)))  # the sentences, up to an empty line
+    styled = [
+        Text(line, PROBLEM_STYLE if number < problems or NO_ANSWER in line else "")
+        for number, line in enumerate(lines)
+    ]
     console.clear()
-    console.print("\n".join(lines), end="")
+    console.print(Text("\n").join(styled), end="")

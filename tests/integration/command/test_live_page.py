@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import re
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -276,6 +279,33 @@ def test_a_browser_shows_the_culprit(link: str, tmp_path: Path) -> None:
         tab.resize(390, 800)
         until(tab, "document.documentElement.scrollWidth <= 390", "it fits a phone")
         assert tab.complaints == []
+
+
+def test_a_browser_shows_what_is_dead(tmp_path: Path) -> None:
+    """Dead workers are named and red, with the tasks they have; without the viewer, the page is grey."""
+    with WorkerProcesses(2, "default", drain_seconds=0.1) as workers, browser(tmp_path) as tab:
+        workers.assign({0: [1], 1: range(250)})
+        near, far = workers.endpoints
+        with web_viewer(near.address) as link:
+            tab.open(link)
+            until(tab, "last.workers[1].state === 'ready'", "both are ready")
+            os.kill(far.process_id, signal.SIGKILL)
+            named = "/^worker-1 has not answered for [0-9]+ s/.test(by('blocking').innerText)"
+            until(tab, named, "the worker is named")
+            red = tab.value("getComputedStyle(by('blocking').firstChild).color")
+            assert (
+                tab.value("getComputedStyle(document.querySelector('#worker-worker-1 .box')).stroke") == red
+            )
+            assert tab.value("getComputedStyle(document.querySelector('.bar.dead')).backgroundColor") == red
+            box = tab.value("by('worker-worker-1').textContent")
+            assert re.search(r"worker-1no answer for [\d.]+ s250 tasks", box), box
+            os.kill(near.process_id, signal.SIGKILL)
+            until(tab, "/^no answer for/.test(by('state').innerText)", "the first worker is dead, too")
+            assert tab.value("getComputedStyle(by('state')).color") == red
+            assert tab.value("by('title').innerText").startswith("Topology default, 2 workers")
+            assert tab.complaints == []
+        until(tab, "by('main').className === 'stale'", "the page itself is old")
+        assert "does not answer; the values are old" in tab.value("by('state').innerText")
 
 
 BOX = "getComputedStyle(document.querySelector('#component-{} .box')).stroke"

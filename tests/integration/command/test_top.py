@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ from helpers.worker_process import COMMAND, environment_without_ours, run_comman
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.command.viewer.cluster_poller import ClusterPoller
-from tuplewire_service.command.viewer.cluster_rows import cluster_rows
+from tuplewire_service.command.viewer.cluster_rows import NO_ANSWER, cluster_rows
 
 SLOW_TASK = 12
 LEFT_SCREEN = b"\x1b[?1049l"
@@ -119,6 +121,29 @@ def test_a_worker_that_is_gone_is_told(cluster: Cluster) -> None:
     assert nobody.returncode == 1
     assert near.address in nobody.stderr
     assert cluster
+
+
+def test_dead_and_hung_workers_are_told_within_a_poll() -> None:
+    """The next poll names a killed worker; a poll does not wait longer than a second for one that hangs."""
+    with WorkerProcesses(3, "default", drain_seconds=0.1) as workers:
+        workers.assign({0: [1], 1: [2, 3], 2: [4]})
+        near, killed, hung = workers.endpoints
+        with ClusterPoller(near.address, ControlClient) as looks:
+            looks.poll()
+            os.kill(killed.process_id, signal.SIGKILL)
+            os.kill(hung.process_id, signal.SIGSTOP)
+            try:
+                began = time.monotonic()
+                rows = cluster_rows(looks.poll())
+                assert time.monotonic() - began < 2
+            finally:
+                os.kill(hung.process_id, signal.SIGCONT)
+            assert [(each.state, each.tasks) for each in rows.workers[1:]] == [(NO_ANSWER, 2), (NO_ANSWER, 1)]
+            for worker, sentence in zip((killed, hung), rows.blocking, strict=True):
+                assert re.match(
+                    rf"{worker.worker_id} has not answered for \d s: .*{worker.address}", sentence
+                )
+            assert cluster_rows(looks.poll()).workers[2].state == "ready"
 
 
 def test_without_a_terminal_it_says_what_to_do() -> None:

@@ -130,6 +130,40 @@ def test_who_does_not_answer_is_told_with_the_reason() -> None:
     ]
 
 
+def test_a_silent_worker_explains_all_its_tasks() -> None:
+    """One sentence names the worker that does not answer, since when, and whom it blocks."""
+    blocking = [pb.Blocking(task=str(number), where="b", seconds=9, recent_seconds=4) for number in range(5)]
+    silent = WorkerSample("b", "host:2", problem="refused", tasks=250, silent_seconds=12.4)
+    rows = cluster_rows([look(worker("a", blocking=tuple(blocking))), silent])
+    assert rows.blocking == ["b has not answered for 12 s, and blocks senders at a: refused"]
+    assert (rows.workers[1].tasks, rows.workers[1].silent_seconds) == (250, 12.4)
+
+
+def test_full_queues_are_told() -> None:
+    """A queue that is nearly full has a sentence even if it blocks nobody; at most five are named."""
+    full = [
+        pb.TaskStatus(task=n, queued_messages=9000 + n, load=0.9 + n / 100, oldest_seconds=35)
+        for n in range(7)
+    ]
+    slow = pb.ConsumerStatus(consumer_id="slow", tasks=[6], outstanding_messages=500)
+    first, *others = cluster_rows([look(worker(tasks=(task(9, 1, 0), *full), consumers=(slow,)))]).blocking
+    assert first == (
+        "the queue of task 6 at a is 96% full: 9,006 messages wait, the oldest for 35.0 s; "
+        "slow has 500 unacknowledged"
+    )
+    assert others[0].endswith("9,005 messages wait, the oldest for 35.0 s; nobody consumes it")
+    assert others[4:] == ["and 2 more queues are nearly full"]
+    held = pb.Blocking(task="6", where="local", seconds=90, recent_seconds=5)
+    (one,) = cluster_rows([look(worker(tasks=(full[6],), blocking=(held,)))]).blocking
+    assert one.startswith("task 6 at a holds up senders")
+
+
+def test_the_fullest_tasks_come_first() -> None:
+    """Tables start with tasks that have waiting messages, whatever their numbers."""
+    tasks = [*(task(n, 5, 5) for n in range(100)), pb.TaskStatus(task=77, queued_messages=20_001, load=0.15)]
+    assert in_order(cluster_rows([look(worker(tasks=tuple(tasks)))]).tasks)[0].queued_messages == 20_001
+
+
 def test_losses_have_their_reason_and_rate() -> None:
     """Dropped and refused messages are listed with reason and rate; zero counts are omitted."""
     now, before = worker(age=12, dropped=30), worker(dropped=10)

@@ -19,8 +19,10 @@ from tuplewire.wire import control_pb2
 from tuplewire_demos.input import SkippedRow, SkippedRows
 from tuplewire_demos.report import Progress
 from tuplewire_demos.run_wordcount import WordCounts, write_words
+from tuplewire_service.command.cluster_tables import write_tables
 from tuplewire_service.command.status_report import status_as_text
 from tuplewire_service.command.terminal import counted, write_table, write_text
+from tuplewire_service.command.viewer.cluster_rows import ClusterRows, TaskRow, WorkerRow
 from tuplewire_topology.spark.running import ProgressLine, TopologyProgress
 
 EVIL = "\x1b]0;owned\x07"
@@ -124,6 +126,33 @@ def test_a_plain_table(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "9E    18,460  \\x1b]0;owned\\x07 of 336,776",
         "AA    32,729     [bold]ten[/bold] :smile:",
     ]
+
+
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_the_tables_of_a_cluster_fit_a_terminal(
+    terminal: StringIO, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long names lose their middle, and columns are omitted. A dumb terminal gets no control sequences."""
+    monkeypatch.setenv("TERM", kind)
+    name = f"worker-{'x' * 60}-0123456789"
+    rows = ClusterRows(
+        workers=[WorkerRow(worker=name, state="ready", address="127.0.0.1:6700", problem="p " * 60)],
+        tasks=[
+            TaskRow(
+                42, name, 1e6, 1e6, 10**6, 1, 0.99, 35.0, 0.5, [name], 10**9, 10**9, True, True, "sleeps", ""
+            )
+        ],
+        blocking=[f"task 42 at {name} holds up senders"],
+    )
+    write_tables(terminal, rows, 40)
+    written = re.sub(CONTROL, "", terminal.getvalue())
+    assert all(len(line.rstrip()) <= WIDTH for line in written.splitlines()), written
+    assert ("\x1b" in terminal.getvalue()) is (kind == "xterm")
+    assert re.search(r"^42 +worker-x\.\.\.23456789 +1,000,000 .* sleeps$", written, re.MULTILINE), written
+    assert name in written.replace("\n", "")  # sentences are wrapped, not cut
+    plain = StringIO()
+    write_tables(plain, rows, 40)
+    assert written.count(name) < plain.getvalue().count(name) == 4
 
 
 def test_progress_has_its_end_in_sight(terminal: StringIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 from tuplewire.connection.control_client import ControlClient
@@ -10,6 +11,8 @@ from tuplewire.errors import TuplewireError
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.rates import WorkerSample
 from tuplewire_service.control.control_messages import MOST_CLIENTS
+
+_ANSWER_SECONDS = 1.0  # with the interval of the page, a worker that hangs is shown within three seconds
 
 
 class ClusterPoller(ControlClients):
@@ -40,16 +43,23 @@ class ClusterPoller(ControlClients):
 
     def _ask(self, workers: Iterable[WorkerSample]) -> None:
         asked = {each.address: each for each in workers}
-        answers = self.each(asked, lambda client: client.status(MOST_CLIENTS, self._max_tasks))
+        answers = self.each(asked, self._status)
         for address, answer in answers.items():
             worker = asked[address]
             if isinstance(answer, TuplewireError):
                 if not self._first.worker:  # no status has arrived yet
                     raise answer
-                worker.now, worker.problem = None, str(answer)
+                worker.before, worker.now, worker.problem = worker.now or worker.before, None, str(answer)
+                worker.silent_seconds = time.monotonic() - worker.answered
             else:
                 worker.before, worker.now, worker.problem = worker.now, answer, ""
-                worker.worker = answer.worker_id
+                worker.worker, worker.tasks = answer.worker_id, answer.local_tasks
+                worker.answered = time.monotonic()
+
+    def _status(self, client: ControlClient) -> pb.GetStatusResponse:
+        if self._first.worker:  # until it has answered, the user's timeout applies
+            client.timeout = min(client.timeout, _ANSWER_SECONDS)
+        return client.status(MOST_CLIENTS, self._max_tasks)
 
     def _newest(self) -> pb.Assignment | None:
         """Return the newest assignment if it is newer than the last applied one."""
@@ -72,9 +82,9 @@ class ClusterPoller(ControlClients):
         self.keep(each.address for each in self._workers)
         known = {each.worker for each in self._workers}
         new = [
-            WorkerSample(worker_id, address)
-            for worker_id, address in wanted.items()
-            if worker_id not in known
+            WorkerSample(each.worker_id, each.address, tasks=len(each.tasks))
+            for each in assignment.workers
+            if each.worker_id not in known
         ]
         self._workers += new
         return new

@@ -15,6 +15,7 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.columns import (
     Column,
     Row,
+    in_order,
     mark_of,
     number_of,
     share_of,
@@ -25,6 +26,7 @@ from tuplewire_service.command.viewer.columns import (
     yes_of,
 )
 from tuplewire_service.command.viewer.rates import Interval, WorkerSample, state_name
+from tuplewire_service.command.viewer.sender_rows import SenderRow, sender_rows
 from tuplewire_service.command.viewer.topology_rows import (
     BUSY,
     HELD_UP,
@@ -43,6 +45,10 @@ TABLES = ("workers", "tasks", "peers", "senders", "consumers", "losses", "execut
 """The fields of ClusterRows that are shown as tables."""
 _HELD_UP = "backpressured_"
 _MOST = 0.99  # the quantile of latencies
+NO_ANSWER = "no answer"
+"""The state of a worker that did not answer the last request."""
+_FULL = 0.8  # the fill level at which a queue has a sentence, as in the alert TuplewireQueueFilling
+_MOST_FULL = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,7 @@ class WorkerRow(Row):
     assignment_version: Annotated[int, Column("assignment")] = 0
     address: Annotated[str, Column("address")]
     problem: Annotated[str, Column("problem")]
+    silent_seconds: float = 0.0
     tasks: int = 0
     dropped: int = 0
     end_to_end_seconds: float | None = None
@@ -90,17 +97,17 @@ class TaskRow(Row):
     task: Annotated[int, Column("task")]
     worker: Annotated[str, Column("worker")]
     received_rate: Annotated[float | None, Column("in/s", number_of)]
-    acknowledged_rate: Annotated[float | None, Column("out/s", number_of)]
+    acknowledged_rate: Annotated[float | None, Column("out/s", number_of, minor=True)]
     queued_messages: Annotated[int, Column("waiting", number_of)]
     queued_bytes: int
     load: Annotated[float, Column("full", share_of)]
     oldest_seconds: Annotated[float, Column("oldest", time_of)]
     blocking: Annotated[float, Column("blocks", share_of)]
-    blocked_workers: Annotated[Sequence[str], Column("whom", ", ".join)]
-    received_messages: Annotated[int, Column("received", number_of)]
-    acknowledged_messages: Annotated[int, Column("acknowledged", number_of)]
-    congested: Annotated[bool, Column("congested", mark_of)]
-    subscribed: Annotated[bool, Column("consumed", yes_of)]
+    blocked_workers: Annotated[Sequence[str], Column("whom", ", ".join, minor=True)]
+    received_messages: Annotated[int, Column("received", number_of, minor=True)]
+    acknowledged_messages: Annotated[int, Column("acknowledged", number_of, minor=True)]
+    congested: Annotated[bool, Column("congested", mark_of, minor=True)]
+    subscribed: Annotated[bool, Column("consumed", yes_of, minor=True)]
     consumer: Annotated[str, Column("consumer", short_client)]
     component: Annotated[str, Column("component")]
 
@@ -117,31 +124,11 @@ class PeerRow(Row):
     acknowledged_rate: Annotated[float | None, Column("acknowledged/s", number_of)]
     pending: Annotated[int, Column("pending", number_of)]
     dropped: Annotated[int, Column("dropped", number_of)]
-    accepted: Annotated[int, Column("accepted", number_of)]
-    acknowledged: Annotated[int, Column("acknowledged", number_of)]
-    reconnects: Annotated[int, Column("reconnects", number_of)]
+    accepted: Annotated[int, Column("accepted", number_of, minor=True)]
+    acknowledged: Annotated[int, Column("acknowledged", number_of, minor=True)]
+    reconnects: Annotated[int, Column("reconnects", number_of, minor=True)]
     congested_tasks: Annotated[int, Column("congested tasks", number_of)]
     blocking: Annotated[float, Column("blocks", share_of)]
-    address: Annotated[str, Column("address")]
-
-
-@dataclass(frozen=True, slots=True)
-class SenderRow(Row):
-    """A sender's session at a worker. `sender` is the ID of the sender, or of the worker that sends."""
-
-    ORDER = ("rate", "outstanding_messages")
-    worker: Annotated[str, Column("worker")]
-    sender: Annotated[str, Column("sender", short_client)]
-    identity: Annotated[str, Column("identity")]
-    connected: Annotated[bool, Column("connected", yes_of)]
-    seconds: Annotated[float, Column("since", time_of)]
-    rate: Annotated[float | None, Column("messages/s", number_of)]
-    bytes_rate: Annotated[float | None, Column("bytes/s", size_of)]
-    messages: Annotated[int, Column("messages", number_of)]
-    bytes: Annotated[int, Column("bytes", size_of)]
-    outstanding_messages: Annotated[int, Column("outstanding", number_of)]
-    window_messages: Annotated[int, Column("window", number_of)]
-    exhausted_tasks: Annotated[int, Column("waits for", number_of)]
     address: Annotated[str, Column("address")]
 
 
@@ -174,7 +161,10 @@ class LossRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class ClusterRows:
-    """All rows. `blocking` has sentences about slow components, then about blocking tasks, worst first."""
+    """All rows. `blocking` has sentences about problems, the worst of each kind first.
+
+    The kinds are workers that do not answer, slow components, blocking tasks, and full queues.
+    """
 
     components: list[ComponentRow] = field(default_factory=list)
     edges: list[EdgeRow] = field(default_factory=list)
@@ -213,16 +203,24 @@ def cluster_rows(samples: Iterable[WorkerSample]) -> ClusterRows:
     for each in samples:
         if each.now is None:
             rows.workers.append(
-                WorkerRow(worker=each.worker, state="no answer", address=each.address, problem=each.problem)
+                WorkerRow(
+                    worker=each.worker,
+                    state=NO_ANSWER,
+                    address=each.address,
+                    problem=each.problem,
+                    tasks=each.tasks,
+                    silent_seconds=each.silent_seconds,
+                )
             )
             continue
         over = Interval(each.before, each.now)
         rows.workers.append(_worker(each, each.now, over))
         rows.tasks.extend(_tasks(each.now, over, holds, rows.components))
         rows.peers.extend(_peers(each.now, over, holds))
-        rows.senders.extend(_senders(each.now, over))
+        rows.senders.extend(sender_rows(each.now, over))
         rows.consumers.extend(_consumers(each.now))
         rows.losses.extend(_losses(each.now, over))
+    rows.blocking.extend(_silent_sentences(samples, holds))
     rows.blocking.extend(slow_sentences(rows.components, rows.edges, rows.executors))
     rows.blocking.extend(_sentences(holds, rows))
     return rows
@@ -327,30 +325,6 @@ def _peers(now: pb.GetStatusResponse, over: Interval, holds: _Holds) -> Iterator
         )
 
 
-def _senders(now: pb.GetStatusResponse, over: Interval) -> Iterator[SenderRow]:
-    before = {(each.identity, each.sender_id): each for each in over.before.sessions}
-    for each in now.sessions:
-        at = each.identity, each.sender_id
-        then = before.get(at, pb.SessionStatus())
-        # A worker lists only some of many sessions, so a newly listed session may be an old one.
-        known = at in before or each.seconds < over.seconds
-        yield SenderRow(
-            worker=now.worker_id,
-            sender=each.worker_id or each.sender_id,
-            identity=each.identity,
-            address=each.address,
-            connected=each.connected,
-            seconds=each.seconds,
-            rate=over.rate(each.messages, then.messages) if known else None,
-            bytes_rate=over.rate(each.bytes, then.bytes) if known else None,
-            messages=each.messages,
-            bytes=each.bytes,
-            window_messages=each.window_messages,
-            outstanding_messages=each.outstanding_messages,
-            exhausted_tasks=each.exhausted_tasks,
-        )
-
-
 def _consumers(now: pb.GetStatusResponse) -> Iterator[ConsumerRow]:
     for each in now.consumers:
         yield ConsumerRow(
@@ -377,24 +351,47 @@ def _losses(now: pb.GetStatusResponse, over: Interval) -> Iterator[LossRow]:
                 yield LossRow(now.worker_id, what, reason, over.rate(count, then.get(reason, 0)), count)
 
 
+def _silent_sentences(samples: Iterable[WorkerSample], holds: _Holds) -> Iterator[str]:
+    for each in samples:
+        if each.now is None:
+            waiting = {name for (at, _), hold in holds.items() if at == each.worker for name in hold.workers}
+            whom = f", and blocks senders at {', '.join(sorted(waiting))}" if waiting else ""
+            name = each.worker or each.address
+            yield f"{name} has not answered for {each.silent_seconds:.0f} s{whom}: {each.problem}"
+
+
 def _sentences(holds: _Holds, rows: ClusterRows) -> Iterator[str]:
     tasks = {(each.worker, str(each.task)): each for each in rows.tasks}
     components = {each.component: each for each in rows.components}
     consumers = {(each.worker, task): each for each in rows.consumers for task in each.tasks}
+    silent = {each.worker for each in rows.workers if each.state == NO_ANSWER}
+
+    def is_covered(row: TaskRow) -> bool:
+        """Return True if slow_sentences() covers the task's component, or the one that it waits for."""
+        component = components.get(row.component)
+        return component is not None and (component.busy >= BUSY or component.held_up >= HELD_UP)
+
+    def reason(row: TaskRow) -> str:
+        if (consumer := consumers.get((row.worker, row.task))) is not None:
+            return f"{short_client(consumer.consumer)} has {consumer.outstanding_messages:,} unacknowledged"
+        return "its consumer is not listed" if row.subscribed else "nobody consumes it"
+
     for (worker, task), hold in sorted(holds.items(), key=lambda each: -each[1].share):
         row = tasks.get((worker, task))
-        component = None if row is None else components.get(row.component)
-        if component is not None and (component.busy >= BUSY or component.held_up >= HELD_UP):
-            continue  # slow_sentences() covers it, or the component that it waits for
-        consumer = None if row is None else consumers.get((worker, row.task))
-        if consumer is not None:
-            why = f"{short_client(consumer.consumer)} has {consumer.outstanding_messages:,} unacknowledged"
-        elif row is not None:
-            why = "its consumer is not listed" if row.subscribed else "nobody consumes it"
-        else:
-            why = f"see {worker} for why"
+        if worker in silent or (row is not None and is_covered(row)):
+            continue
         of = f" of {row.component}" if row is not None and row.component else ""
         yield (
             f"task {task}{of} at {worker} holds up senders at {', '.join(hold.workers)}, for "
-            f"{hold.share:.0%} of the last {hold.span:.0f} s: {why}"
+            f"{hold.share:.0%} of the last {hold.span:.0f} s: "
+            f"{f'see {worker} for why' if row is None else reason(row)}"
         )
+    full = [row for at, row in tasks.items() if row.load >= _FULL and at not in holds and not is_covered(row)]
+    for row in in_order(full)[:_MOST_FULL]:
+        oldest = f", the oldest for {time_of(row.oldest_seconds)}" if row.oldest_seconds else ""
+        yield (
+            f"the queue of task {row.task} at {row.worker} is {row.load:.0%} full: {row.queued_messages:,} "
+            f"messages wait{oldest}; {reason(row)}"
+        )
+    if len(full) > _MOST_FULL:
+        yield f"and {len(full) - _MOST_FULL} more queues are nearly full"

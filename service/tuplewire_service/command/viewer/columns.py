@@ -69,10 +69,11 @@ def mark_of(value: bool) -> str:  # noqa: FBT001 - a cell's value
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its title, and the format of its cells."""
+    """A column: its title, and the format of its cells. A narrow terminal omits `minor` columns first."""
 
     title: str
     shown: Callable[[Any], str] = str
+    minor: bool = False
 
 
 class Row:

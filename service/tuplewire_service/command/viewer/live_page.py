@@ -88,7 +88,7 @@ def _contents(samples: Sequence[WorkerSample]) -> dict[str, Any]:
     for each in answered:
         dropped.update(each.ledger.dropped)
     return {
-        "topology": answered[0].topology if answered else "",
+        "topology": next((known.topology for each in samples if (known := each.now or each.before)), ""),
         "worker": samples[0].worker,
         "ledger": {
             "accepted": sum(each.ledger.accepted for each in answered),

@@ -1,8 +1,9 @@
-"""Rates from two statuses of a worker. Pure: the statuses contain the worker's clock."""
+"""Samples of a worker, and rates from two of its statuses. The statuses contain the worker's clock."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from tuplewire.wire import control_pb2 as pb
 
@@ -21,6 +22,12 @@ class WorkerSample:
     now: pb.GetStatusResponse | None = None
     before: pb.GetStatusResponse | None = None
     problem: str = ""
+    tasks: int = 0
+    """The number of its tasks, by its last answer or the assignment."""
+    answered: float = field(default_factory=time.monotonic)
+    """The time of its last answer, or of the first request."""
+    silent_seconds: float = 0.0
+    """The time since then, if it did not answer the last request."""
 
 
 class Interval:
