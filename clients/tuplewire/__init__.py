@@ -1,6 +1,7 @@
 """Send messages between running tasks, through the workers that own them.
 
-`Client` is imported at its first use, so that `import tuplewire` does not load gRPC or start a thread.
+`Client`, `local` and `WorkerProcesses` are imported at their first use, so that `import tuplewire` does not
+load gRPC or start a thread.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     # Reads as a verb: with tuplewire.local().
     from tuplewire.processes.local_worker_process import LocalWorkerProcess as local  # noqa: N813
+    from tuplewire.processes.worker_processes import WorkerProcesses
 
 __all__ = [
     "Client",
@@ -29,6 +31,7 @@ __all__ = [
     "TaskMessage",
     "TaskMessageBatch",
     "TuplewireError",
+    "WorkerProcesses",
     "aio",
     "errors",
     "local",
@@ -37,6 +40,7 @@ __version__ = "0.1.0"
 
 _LATE = {
     "Client": ("tuplewire.client", "Client"),
+    "WorkerProcesses": ("tuplewire.processes.worker_processes", "WorkerProcesses"),
     "local": ("tuplewire.processes.local_worker_process", "LocalWorkerProcess"),
 }
 

@@ -45,7 +45,7 @@ class Client(BaseClient):
     @overload
     async def send(
         self,
-        messages: int,
+        task: int,
         payload: bytes,
         /,
         *,

@@ -89,7 +89,7 @@ class BaseClient(Live):
             source: The sending task, if the client sends for a task.
             credentials: The files of TLS and of a token. Default: variables such as TUPLEWIRE_TLS_CA, read by
                 the process that connects.
-            settings: The fields of tuplewire.settings.config.SessionSettings.
+            **settings: The settings of the session.
 
         Raises:
             ConfigError: A setting is unknown or invalid; the error names it.
@@ -189,7 +189,7 @@ class BaseClient(Live):
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
     @overload
     def try_send(
-        self, messages: int, payload: bytes, /, *, key: bytes | None = None, headers: Headers | None = None
+        self, task: int, payload: bytes, /, *, key: bytes | None = None, headers: Headers | None = None
     ) -> bool: ...
     def try_send(
         self,
@@ -203,6 +203,11 @@ class BaseClient(Live):
         """Send messages as `send` does, but return False instead of waiting.
 
         tuplewire.aio.Client needs a running event loop for this call.
+
+        Args:
+            messages: The messages, or the task id of one message.
+            payload: The payload of the message.
+            key, headers: The key and headers of the message.
         """
         buffer = self._connected()
         if self._observer is not None and self._observer.samples():
@@ -270,7 +275,7 @@ class Client(BaseClient):
     @overload
     def send(
         self,
-        messages: int,
+        task: int,
         payload: bytes,
         /,
         *,
@@ -342,19 +347,24 @@ class Client(BaseClient):
         duplicating or reordering messages. Each of these workers must permit `receive` to the client.
 
         Args:
-            tasks: The task ids.
+            tasks: A task id, or several.
             timeout: The maximum wait for each batch in seconds. None: connect_seconds (default 30) until the
                 workers have accepted the subscription, and then no limit. math.inf: no limit.
             follow: False: subscribe only at the client's worker; TaskNotLocalError names the tasks' owner.
 
-        Raises InvalidTaskError for an invalid task id, or if there are no tasks.
+        Raises:
+            InvalidTaskError: A task id is invalid, or there are no tasks.
         """
         return Subscription(*self._receive(tasks, timeout, follow=follow))
 
     def push(self, tasks: Sequence[int], receive: Arrive, failed: Fail) -> Callable[[], None]:
         """Subscribe to tasks and pass their messages to functions; return a function that ends this.
 
-        For executors of topologies. The event loop calls the functions, so they must not block. See Push.
+        For executors of topologies. The event loop calls the functions, so they must not block.
+
+        Args:
+            tasks: The task ids.
+            receive, failed: The functions; see Push.
         """
         receiver = self._receiver(tasks, Push(receive, failed), follow=False)
         return lambda: messaging_loop().run(receiver.close())

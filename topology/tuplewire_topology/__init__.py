@@ -1,9 +1,13 @@
 """Topologies: Storm's words, for programs that send from task to task.
 
-A topology is written with `TopologyBuilder`, `Spout`, `Bolt` or `BasicBolt`, and `Stream`.
+A topology is written with `TopologyBuilder`, `Spout`, `Bolt` or `BasicBolt`, and `Stream`. The clusters that
+run it are imported at their first use, because authors of components do not need gRPC.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from tuplewire.grouping.grouping import (
     CustomStreamGrouping,
@@ -24,6 +28,9 @@ from tuplewire_topology.authoring.user_metrics import CounterMetric, HistogramMe
 from tuplewire_topology.authoring.windowed_bolt import WindowedBolt
 from tuplewire_topology.authoring.windows import TupleWindow, Window
 
+if TYPE_CHECKING:
+    from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster, complete_topology
+
 __all__ = [
     "DEFAULT_STREAM",
     "BasicBolt",
@@ -32,10 +39,12 @@ __all__ = [
     "CounterMetric",
     "CustomStreamGrouping",
     "DeclaredStream",
+    "DistributedCluster",
     "FailedError",
     "Grouping",
     "GroupingContext",
     "HistogramMetric",
+    "LocalCluster",
     "Locality",
     "OutputCollector",
     "Spout",
@@ -51,6 +60,13 @@ __all__ = [
     "WindowedBolt",
     "WorkerContext",
     "WorkerHook",
+    "complete_topology",
     "fields",
     "shuffle",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("tuplewire_topology.clusters.cluster"), name)

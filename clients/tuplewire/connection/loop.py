@@ -26,7 +26,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from tuplewire.connection.green_threads import refuse_green_threads
-from tuplewire.errors import ClosedError
+from tuplewire.errors import ClosedError, WaitTimeoutError
 from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
@@ -102,12 +102,12 @@ class _Outcome(Generic[_Result]):
         self._known.release()
 
     def wait(self, timeout: float | None = None) -> _Result:
-        """Wait for the outcome; raise TimeoutError after `timeout` seconds."""
+        """Wait for the outcome; raise WaitTimeoutError after `timeout` seconds."""
         until = math.inf if timeout is None else time.monotonic() + timeout
         # Wake periodically: a signal just before the wait starts does not end it.
         while not self._known.acquire(timeout=max(0.0, min(_SIGNAL_SECONDS, until - time.monotonic()))):
             if time.monotonic() >= until:
-                raise TimeoutError(f"not within {timeout} s")
+                raise WaitTimeoutError(f"not within {timeout} s")
         return self._result()
 
 

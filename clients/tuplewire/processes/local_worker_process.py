@@ -21,7 +21,7 @@ class LocalWorkerProcess(WorkerProcesses):
         topology: Its topology.
     """
 
-    def __init__(self, tasks: str = "0-99", topology: str = "default", drain_seconds: float = 5.0) -> None:
+    def __init__(self, tasks: str = "0-99", *, topology: str = "default", drain_seconds: float = 5.0) -> None:
         """Describe a worker; it starts with the block.
 
         Args:

@@ -200,5 +200,6 @@ class SessionKeywords(TypedDict, total=False):
 naming_settings = naming(
     SessionKeywords,
     {name: each.kind.plain(each.default) for name, each in settings_of(SessionSettings).items()},
+    [(name, each.help) for name, each in settings_of(SessionSettings).items()],
 )
 """Decorates functions that accept SessionKeywords."""

@@ -1,19 +1,33 @@
-"""Signatures that list the keywords of `**settings`, for help(), notebooks and the API's pages."""
+"""Signatures and docstrings with the keywords of `**settings`, for help(), notebooks and the API's pages."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ForwardRef, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_SETTINGS = "            **settings: "
+"""The start of the line in a docstring that naming() replaces."""
+_MOST_COLUMNS = 100
 
 
-def naming(keywords: type, defaults: Mapping[str, Any]) -> Callable[[_Function], _Function]:
+def naming(
+    keywords: type, defaults: Mapping[str, Any], helps: Iterable[tuple[str, str]] = ()
+) -> Callable[[_Function], _Function]:
     """Return a decorator that replaces `**settings`, the last parameter, by keywords in the signature.
 
-    keywords: the TypedDict for type checkers. defaults: the default of each keyword, as a plain value.
+    If the docstring has a line for `**settings`, it gets a description of each keyword instead.
+
+    Args:
+        keywords: The TypedDict for type checkers.
+        defaults: The default of each keyword, as a plain value.
+        helps: The name and the description of each keyword.
     """
+    indent = " " * (len(_SETTINGS) - len(_SETTINGS.lstrip()))
+    wrapped = textwrap.TextWrapper(_MOST_COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}    ")
+    described = "".join(f"{wrapped.fill(f'{name}: {text}.')}\n" for name, text in helps)
 
     def named(function: _Function) -> _Function:
         signature = inspect.signature(function)
@@ -26,6 +40,9 @@ def naming(keywords: type, defaults: Mapping[str, Any]) -> Callable[[_Function],
                 )
             )
         vars(function)["__signature__"] = signature.replace(parameters=others)
+        before, found, after = (function.__doc__ or "").partition(_SETTINGS)
+        if found:
+            function.__doc__ = before + described + after.partition("\n")[2]
         return function
 
     return named

@@ -106,7 +106,7 @@ class TaskClient(Live):
     @overload
     def send(
         self,
-        messages: int,
+        task: int,
         payload: bytes,
         /,
         *,
@@ -124,7 +124,7 @@ class TaskClient(Live):
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
     @overload
     def try_send(
-        self, messages: int, payload: bytes, /, *, key: bytes | None = None, headers: Headers | None = None
+        self, task: int, payload: bytes, /, *, key: bytes | None = None, headers: Headers | None = None
     ) -> bool: ...
     def try_send(self, *arguments: Any, **keywords: Any) -> bool:
         """See Client.try_send. Raises ClosedError after the block."""

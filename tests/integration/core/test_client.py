@@ -37,6 +37,7 @@ from tuplewire.errors import (
     SupersededError,
     TaskNotLocalError,
     UnreachableError,
+    WaitTimeoutError,
     WrongTopologyError,
 )
 from tuplewire_service.testing import eventually
@@ -223,10 +224,10 @@ async def test_closing_wakes_a_blocked_sender(make: Make, nobody: str) -> None:
 
 
 async def test_recv_times_out_and_goes_on(make: Make, pair: Pair) -> None:
-    """An idle task raises TimeoutError, and the subscription remains usable."""
+    """An idle task raises WaitTimeoutError, which is a TimeoutError, and the subscription remains usable."""
     task = pair.near_task()
     async with make(pair.near.address) as client, client.recv([task], timeout=0.3) as subscription:
-        with pytest.raises(TimeoutError, match="nothing arrived"):
+        with pytest.raises(WaitTimeoutError, match="nothing arrived"):
             await anext(subscription)
         await client.send(task, b"0")
         await client.flush(10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pydoc
+import re
 import subprocess
 import sys
 from typing import Any, get_type_hints
@@ -12,8 +13,9 @@ import pytest
 
 import tuplewire
 import tuplewire.spark
+import tuplewire_topology
 from tuplewire import aio
-from tuplewire.errors import FlushTimeoutError, InvalidTaskError, TuplewireError
+from tuplewire.errors import FlushTimeoutError, InvalidTaskError, TuplewireError, WaitTimeoutError
 from tuplewire.membership import Membership, MembershipKeywords
 from tuplewire.settings import config
 from tuplewire.settings.config import SessionKeywords, SessionSettings
@@ -46,6 +48,22 @@ def test_python_itself_knows_the_keywords(function: Any) -> None:
     assert "overflow" in pydoc.render_doc(function)
 
 
+@pytest.mark.parametrize("kind", [tuplewire.Client, aio.Client])
+def test_help_describes_every_parameter(kind: Any) -> None:
+    """The docstrings of a client describe all parameters of its methods, or name the method that does."""
+    methods = {name: each for name, each in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"}
+    for name, method in {"__init__": kind.__init__, **methods}.items():
+        text = inspect.getdoc(method) or ""
+        described = {
+            each for names in re.findall(r"(?m)^ +([\w, ]+): \S", text) for each in names.split(", ")
+        }
+        missing = inspect.signature(method).parameters.keys() - described - {"self"}
+        assert not missing or f"see tuplewire.Client.{name}" in text, (name, missing)
+    assert "ack_mode: when a message counts as acknowledged" in pydoc.render_doc(
+        kind, renderer=pydoc.plaintext
+    )
+
+
 def test_python_itself_knows_the_keywords_of_a_membership() -> None:
     """Memberships of the workers next to Spark's executors show their keywords, too."""
     shown = inspect.signature(membership).parameters
@@ -70,9 +88,10 @@ def test_recv_says_what_is_no_task(kind: Any, tasks: Any, why: str) -> None:
         kind("127.0.0.1:1").recv(tasks)
 
 
-def test_a_flush_that_takes_too_long_is_a_timeout() -> None:
-    """FlushTimeoutError is a TimeoutError, so `except TimeoutError` catches it."""
-    error = FlushTimeoutError("3 messages")
+@pytest.mark.parametrize("kind", [FlushTimeoutError, WaitTimeoutError])
+def test_a_wait_that_takes_too_long_is_a_timeout(kind: Any) -> None:
+    """Timeouts are also TimeoutErrors, so `except TimeoutError` catches them."""
+    error = kind("3 messages")
     assert isinstance(error, TimeoutError)
     assert isinstance(error, TuplewireError)
     assert str(error) == "3 messages"
@@ -82,7 +101,11 @@ def test_completion_finds_what_there_is() -> None:
     """Completion after `tuplewire.` lists the public API."""
     shown = [name for name in dir(tuplewire) if not name.startswith("_")]
     assert shown == sorted(tuplewire.__all__)
-    assert {"Client", "TaskMessageBatch", "local"} <= set(shown)
+    assert {"Client", "TaskMessageBatch", "WorkerProcesses", "local"} <= set(shown)
+    assert all(hasattr(tuplewire, name) for name in shown)
+    clusters = {"DistributedCluster", "LocalCluster", "complete_topology"}
+    assert clusters < set(tuplewire_topology.__all__)
+    assert all(hasattr(tuplewire_topology, name) for name in tuplewire_topology.__all__)
     assert sorted(dir(tuplewire.spark)) == sorted(tuplewire.spark.__all__)
     names = subprocess.run(
         [sys.executable, "-c", "import tuplewire; print(tuplewire.aio.Client, tuplewire.errors.ClosedError)"],

@@ -154,13 +154,14 @@ def cluster_of(conf: Mapping[str, Any]) -> LocalCluster | DistributedCluster:
 def complete_topology(
     topology: Topology,
     sources: Mapping[str, Sequence[Sequence[Any]]],
+    *,
     conf: Mapping[str, Any] | None = None,
     timeout: float = WAIT_SECONDS,
 ) -> Captured:
     """Run a topology until all tuples of `sources` are processed, and return all emitted tuples.
 
-    `sources` replaces the spouts with these names. Raises TimeoutError, or TaskError if the topology fails.
-    Source: Storm's `Testing.completeTopology`.
+    `sources` replaces the spouts with these names. Raises WaitTimeoutError, or TaskError if the topology
+    fails. Source: Storm's `Testing.completeTopology`.
     """
     with LocalCluster() as cluster:
         running = cluster.submit("complete-topology", conf or {}, with_sources(topology, sources))

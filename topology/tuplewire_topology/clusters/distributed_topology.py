@@ -214,7 +214,7 @@ class DistributedTopology(RunningTopology):
         workers, seconds = self._workers, 0.0
         if workers and timeout:
             deadline = time.monotonic() + timeout
-            with contextlib.suppress(TuplewireError, TimeoutError):  # the processes end in any case
+            with contextlib.suppress(TuplewireError):  # the processes end in any case
                 for worker in workers:
                     worker.check()
                 self.deactivate()

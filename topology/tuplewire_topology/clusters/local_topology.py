@@ -195,7 +195,7 @@ class LocalTopology(RunningTopology):
         """
         deadline = time.monotonic() + timeout
         self.deactivate()
-        with contextlib.suppress(TuplewireError, TimeoutError):  # the workers end in any case
+        with contextlib.suppress(TuplewireError):  # the workers end in any case
             self._wait(timeout, changes=self._changes)
         with contextlib.ExitStack() as stack:
             for worker in self._workers:
@@ -218,7 +218,7 @@ class LocalTopology(RunningTopology):
         them on the other worker. No tuple is lost, duplicated or reordered, except that unacked tuples of a
         moved bolt fail, and a moved spout starts again without outcomes of its earlier tuples.
 
-        Raises TopologyError for an unknown task or worker, and TimeoutError if tuples are still in flight
+        Raises TopologyError for an unknown task or worker, and WaitTimeoutError if tuples are still in flight
         after `timeout` seconds; nothing has moved then. Raises TaskError if a task cannot be opened.
         """
         tasks = self._executor_of(task)
@@ -242,7 +242,7 @@ class LocalTopology(RunningTopology):
         topology.message.timeout.secs. Its own spouts start again without outcomes of their earlier tuples.
 
         Raises TopologyError for an unknown worker, and TaskError if a task cannot be opened. Raises
-        TimeoutError if tuples are still in flight after `timeout` seconds; the topology then continues
+        WaitTimeoutError if tuples are still in flight after `timeout` seconds; the topology then continues
         without the worker, until it is killed again.
         """
         self._check_worker(worker)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuplewire.errors import TopologyError
+from tuplewire.errors import TopologyError, WaitTimeoutError
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.coordination.control_channel import ControlKind
@@ -62,8 +62,8 @@ class RunningTopology(ABC):
 
         Raises the failure of the topology: TaskError in a local cluster; ProcessFailedError, with the
         traceback of the user's code, or LaunchError, if a process fails and is not restarted. Raises
-        TimeoutError after `timeout` seconds, with the names of spouts that are not exhausted if they are in
-        this process.
+        WaitTimeoutError after `timeout` seconds, with the names of spouts that are not exhausted if they are
+        in this process.
         """
         self._wait(timeout)
 
@@ -82,7 +82,7 @@ class RunningTopology(ABC):
             now = time.monotonic()
             seconds = coordinator.wait_seconds(now)
             if seconds and now >= deadline:
-                raise TimeoutError(
+                raise WaitTimeoutError(
                     f"topology {self.name!r} has not finished after {timeout:g} s{self._unfinished()}"
                 )
             time.sleep(min(seconds, max(0.0, deadline - now)))

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tuplewire.errors import MalformedError, UnsupportedValueError
+from tuplewire.errors import MalformedError, UnsupportedValueError, WaitTimeoutError
 from tuplewire.packing.packing import FAULTS, pack_values, read_value
 from tuplewire.settings.config import MIB
 from tuplewire.text.events import event_logger
@@ -134,7 +134,7 @@ class TopologyProgram(Program):
         try:
             if self._executors is not None:
                 self._executors.close(timeout)
-        except TimeoutError as error:
+        except WaitTimeoutError as error:
             logger.warning("program.not_ended", extra={"reason": str(error)})
             return False
         return True

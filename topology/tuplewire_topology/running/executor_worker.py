@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire import tracing
-from tuplewire.errors import TopologyError, TuplewireError
+from tuplewire.errors import TopologyError, TuplewireError, WaitTimeoutError
 from tuplewire.grouping.grouping import Locality
 from tuplewire_topology.acking.acker import Acker, AckerTracker
 from tuplewire_topology.acking.acker_tasks import PARTS
@@ -165,7 +165,10 @@ class ExecutorWorker:
     # --- life -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open all tasks, then receive tuples; spouts wait for switch(). Raises TaskError, TimeoutError."""
+        """Open all tasks, then receive tuples; spouts wait for switch().
+
+        Raises TaskError and WaitTimeoutError.
+        """
         self._heartbeats.beat()
         start_hooks(self._executor_context.conf, self._hook_context, self._hooks)
         self._recurring.append(self._timer.every(self.settings.heartbeat_seconds, self._heartbeats.beat))
@@ -179,7 +182,7 @@ class ExecutorWorker:
             executor.start()
         for executor in executors:
             if not executor.opened.wait(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError(f"{executor} has not been opened within {_OPEN_SECONDS:g} s")
+                raise WaitTimeoutError(f"{executor} has not been opened within {_OPEN_SECONDS:g} s")
         self.check()
         for executor in executors:
             if isinstance(executor, BoltExecutor) and executor.settings.tick_seconds:
@@ -241,7 +244,7 @@ class ExecutorWorker:
     def close(self, timeout: float = 10.0) -> None:
         """Deactivate the spouts, wait up to `timeout` seconds until idle, then end executors and link.
 
-        Raises TimeoutError if an executor does not end; it then keeps its thread. Idempotent.
+        Raises WaitTimeoutError if an executor does not end; it then keeps its thread. Idempotent.
         """
         with self._lock:
             if self._closed:
@@ -262,7 +265,7 @@ class ExecutorWorker:
         self._heartbeats.beat()
         tracing.flush()
         if stuck:
-            raise TimeoutError(f"{', '.join(map(repr, stuck))} did not end within {timeout} s")
+            raise WaitTimeoutError(f"{', '.join(map(repr, stuck))} did not end within {timeout} s")
         if self.failure is None:  # the state file of a failed worker remains
             self._heartbeats.end()
 
@@ -312,14 +315,14 @@ class ExecutorWorker:
         self._open([self._make(tasks)])
 
     def remove(self, tasks: range, timeout: float) -> None:
-        """End an executor once it has emptied its queue; TimeoutError if it does not end in time."""
+        """End an executor once it has emptied its queue; WaitTimeoutError if it does not end in time."""
         executor = next(each for each in self.executors if each.tasks == tasks)
         self._ticks.remove(tasks)
         for task in tasks:  # from now on, other executors here send to these tasks over the link
             del self._queues[task]
         executor.finish()
         if not executor.join(timeout):
-            raise TimeoutError(f"{executor} did not end within {timeout} s")
+            raise WaitTimeoutError(f"{executor} did not end within {timeout} s")
         self.executors = [each for each in self.executors if each is not executor]
         if self.link is not None:
             self.link.leave(tasks)

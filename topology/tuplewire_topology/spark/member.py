@@ -170,7 +170,7 @@ class _TopologyMember:
             try:
                 self._worker.start()
                 self._send(self._plan.mailbox(0), ControlKind.READY)
-            except (TuplewireError, TimeoutError) as error:
+            except TuplewireError as error:
                 self._record_error(error)
                 self._report(0)
             yield from self._loop(coordinator)
@@ -330,7 +330,7 @@ class _TopologyMember:
         try:
             self._worker.close(0.0 if self._aborted else _CLOSE_SECONDS)
             self._worker.check()
-        except (TuplewireError, TimeoutError) as error:
+        except TuplewireError as error:
             if not self._aborted:  # after an abort, the cause is already reported
                 self._record_error(error)
         _, runs = self._inbox.take(0.0)

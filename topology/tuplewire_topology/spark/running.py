@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuplewire.client import Client
-from tuplewire.errors import ClosedError, ConfigError, TopologyError, TuplewireError
+from tuplewire.errors import ClosedError, ConfigError, TopologyError, TuplewireError, WaitTimeoutError
 from tuplewire.spark.releases import inheritable_thread, is_remote
 from tuplewire_topology.coordination.control_channel import (
     SUBMITTER,
@@ -203,10 +203,10 @@ class SparkTopology:
 
         Raises ProcessFailedError if a spout or bolt failed, with the traceback of the user's code as a note.
         Raises ClosedError if the job was cancelled, and JobError for any other error of Spark. Raises
-        TimeoutError after `timeout` seconds, while the topology continues.
+        WaitTimeoutError after `timeout` seconds, while the topology continues.
         """
         if not self.wait(timeout):
-            raise TimeoutError(f"topology {self.name!r} has not ended after {timeout:g} s; it continues")
+            raise WaitTimeoutError(f"topology {self.name!r} has not ended after {timeout:g} s; it continues")
         if self._result is not None:
             frames = self._submitted.output.frames(self._result)
             letters = frames.pop(DEAD_LETTERS, None)
