@@ -24,6 +24,7 @@ from helpers.topology import (
     Pair,
     acknowledged,
     assign,
+    check_end,
     assignment_file,
     ledger,
     pair_of_workers,
@@ -79,7 +80,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
             with ControlClient(each.unix_address) as control:
                 control.wait_ready(_WAIT_SECONDS)
         yield Secured(Pair(near, far), program)
-        assert workers.stop() == [0, 0]
+        check_end(workers)
 
 
 def seen_by_status(endpoint: Endpoint) -> dict[str, int]:

@@ -172,9 +172,10 @@ class WorkerProcesses:
         return assignment
 
     def stop(self) -> list[int]:
-        """Drain and stop all workers, and return their exit codes (0: drained). A second call does nothing.
+        """Drain and stop all workers, and return their exit codes. A second call does nothing.
 
-        A worker that has not exited ten seconds after its drain's deadline is killed (exit code -9).
+        The code is 0 if the worker has drained, and 1 if the drain dropped messages. A worker that has not
+        exited ten seconds after its drain's deadline is killed (exit code -9).
         """
         if self._children:
             for child in self._children:  # all before the first wait, so that they drain at the same time

@@ -1,4 +1,4 @@
-"""What the reader of a pipe has read, so that a command acknowledges no message that was never read.
+"""The progress of a pipe's reader, so that a command acknowledges no message that was never read.
 
 Used by message_commands.py. Owns no state. Not thread-safe.
 """
@@ -31,7 +31,7 @@ def await_reader(out: BinaryIO) -> None:
 
 
 def count_read(out: BinaryIO, sizes: Sequence[int]) -> int:
-    """Return how many of the last written messages, of these sizes, the reader of a pipe has read."""
+    """Return the number of the last written messages, with these sizes, that the reader has read."""
     unread, read = _unread_bytes(out), len(sizes)
     while unread > 0 and read:
         read -= 1

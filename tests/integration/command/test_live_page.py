@@ -298,7 +298,7 @@ def test_a_browser_shows_what_is_dead(tmp_path: Path) -> None:
             )
             assert tab.value("getComputedStyle(document.querySelector('.bar.dead')).backgroundColor") == red
             box = tab.value("by('worker-worker-1').textContent")
-            assert re.search(r"worker-1no answer for [\d.]+ s250 tasks", box), box
+            assert re.search(r"worker-1no answer for [\d.]+ m?s250 tasks", box), box
             os.kill(near.process_id, signal.SIGKILL)
             until(tab, "/^no answer for/.test(by('state').innerText)", "the first worker is dead, too")
             assert tab.value("getComputedStyle(by('state')).color") == red

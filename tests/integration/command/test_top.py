@@ -123,7 +123,7 @@ def test_a_worker_that_is_gone_is_told(cluster: Cluster) -> None:
     assert cluster
 
 
-def test_dead_and_hung_workers_are_told_within_a_poll() -> None:
+def test_dead_and_hung_workers_are_reported_within_a_poll() -> None:
     """The next poll names a killed worker; a poll does not wait longer than a second for one that hangs."""
     with WorkerProcesses(3, "default", drain_seconds=0.1) as workers:
         workers.assign({0: [1], 1: [2, 3], 2: [4]})

@@ -73,7 +73,7 @@ def test_a_program_may_speak_zeromq_to_a_worker(pair: Pair) -> None:
 
 
 def test_a_worker_ends_beside_a_stopped_peer(tmp_path: Path) -> None:
-    """A worker drops messages for a peer that does not answer in time, drains and exits with 0."""
+    """A worker drops messages for a peer that does not answer in time, and reports this with exit code 1."""
     flags = ["--transport=zmq", "--drain-seconds=1"]
     with contextlib.ExitStack() as stack:
         workers = []
@@ -90,7 +90,7 @@ def test_a_worker_ends_beside_a_stopped_peer(tmp_path: Path) -> None:
             deliver(client, 2, b"x")
         os.kill(b.process_id, signal.SIGSTOP)
         try:
-            assert workers[0].stop() == [0]
+            assert workers[0].stop() == [1]
         finally:
             os.kill(b.process_id, signal.SIGCONT)
 

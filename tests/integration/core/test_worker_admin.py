@@ -167,6 +167,6 @@ def test_ledger_and_metrics_count_what_flowed(tmp_path: Path) -> None:
         assert 'tuplewire_pending_messages{peer="worker-1"} 0.0' in sent
         assert "tuplewire_worker_pending_messages 3.0" in sent
         assert 'tuplewire_received_messages_total{source="worker-0"} 6.0' in scrape(far.metrics_url)
-        assert workers.stop() == [0, 0]
+        assert workers.stop() == [1, 1]
     balance = "accepted 9 = acknowledged 6 + dropped shutdown 3 + pending 0"
     assert f'ledger="{balance}"' in (tmp_path / "worker-0.log").read_text()

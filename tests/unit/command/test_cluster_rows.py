@@ -139,7 +139,7 @@ def test_a_silent_worker_explains_all_its_tasks() -> None:
     assert (rows.workers[1].tasks, rows.workers[1].silent_seconds) == (250, 12.4)
 
 
-def test_full_queues_are_told() -> None:
+def test_full_queues_are_reported() -> None:
     """A queue that is nearly full has a sentence even if it blocks nobody; at most five are named."""
     full = [
         pb.TaskStatus(task=n, queued_messages=9000 + n, load=0.9 + n / 100, oldest_seconds=35)
