@@ -49,7 +49,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     _groups: tuple[TaskGroup, ...] | None
     _grouped: bool  # the order is that of the groups; else that of the columns
 
-    def __init__(self, messages: Iterable[TaskMessage] = (), source: SupportsIndex | None = None) -> None:
+    def __init__(self, messages: Iterable[TaskMessage] = (), *, source: SupportsIndex | None = None) -> None:
         """Build a batch from TaskMessages of one source task (None if the sender is not a task).
 
         Raises InvalidTaskError for an invalid task id, MessageError for objects that are not TaskMessages.
@@ -72,8 +72,8 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         cls,
         tasks: SupportsIndex | Collection[SupportsIndex],
         payloads: Collection[BytesLike],
-        sources: SupportsIndex | Collection[SupportsIndex] | None = None,
         *,
+        sources: SupportsIndex | Collection[SupportsIndex] | None = None,
         keys: Collection[bytes | None] | None = None,
         headers: Collection[Headers | None] | None = None,
     ) -> Self:
@@ -105,8 +105,8 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         cls,
         tasks: SupportsIndex | pa.Array,
         payloads: pa.Array,
-        source: SupportsIndex | None = None,
         *,
+        source: SupportsIndex | None = None,
         keys: pa.Array | None = None,
         headers: pa.Array | None = None,
     ) -> Self:
@@ -371,7 +371,9 @@ def as_groups(
             raise TypeError(
                 "key and headers go with send(task, payload); in a batch, each TaskMessage has its own"
             )
-        return TaskMessageBatch([TaskMessage(messages, payload, key=key, headers=headers)], source).groups
+        return TaskMessageBatch(
+            [TaskMessage(messages, payload, key=key, headers=headers)], source=source
+        ).groups
     if payload is not None:
         return (TaskGroup.of(messages, (payload,), source),)
     if isinstance(messages, TaskMessageBatch):
@@ -380,7 +382,7 @@ def as_groups(
     elif hasattr(messages, "__index__"):
         raise TypeError("send(task, payload): the payload is missing")
     else:
-        batch = TaskMessageBatch(messages, source)
+        batch = TaskMessageBatch(messages, source=source)
     groups = tuple([group.as_new() for group in batch.groups])
     if source is None:
         return groups

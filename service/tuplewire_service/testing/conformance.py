@@ -53,7 +53,9 @@ class TransportConformance(TransportHarness):
                 numbers = range(start, start + 100)
                 client.send(
                     TaskMessageBatch.from_columns(
-                        [n % 3 for n in numbers], [b"%d" % n for n in numbers], [n % 2 for n in numbers]
+                        [n % 3 for n in numbers],
+                        [b"%d" % n for n in numbers],
+                        sources=[n % 2 for n in numbers],
                     )
                 )
             assert_ledger(client, 1000)

@@ -195,7 +195,7 @@ def test_two_hundred_clients(recorder: Recorder) -> None:
         clients = [context.connect(TOPOLOGY, HOST, bound_server.port) for _ in range(200)]
         for number in range(5):
             for source, client in enumerate(clients):
-                client.send(TaskMessageBatch.from_columns(1, [b"%d" % number], source))
+                client.send(TaskMessageBatch.from_columns(1, [b"%d" % number], sources=source))
         eventually(lambda: len(recorder.seen()) == 1000, timeout=60)
         by_source: dict[int | None, list[bytes]] = {}
         for sender_task, _, payload in recorder.seen():

@@ -64,7 +64,9 @@ def of_columns(model: list[Row]) -> TaskMessageBatch:
             stop += 1
         part = model[start:stop]
         sources = None if part[0][0] < 0 else [row[0] for row in part]
-        batch += TaskMessageBatch.from_columns([row[1] for row in part], [row[2] for row in part], sources)
+        batch += TaskMessageBatch.from_columns(
+            [row[1] for row in part], [row[2] for row in part], sources=sources
+        )
         start = stop
     return batch
 

@@ -66,7 +66,7 @@ def spread_producer(address: str, stopped: str) -> None:
 
 def _fill(client: Client) -> int:
     """Fill the task that has no consumer; return the number of messages that stay pending."""
-    batch = TaskMessageBatch.from_columns(STOPPED_TASK, numbered(0, 1000), SOURCE_TASK)
+    batch = TaskMessageBatch.from_columns(STOPPED_TASK, numbered(0, 1000), sources=SOURCE_TASK)
     since, seen = time.monotonic(), -1
     while time.monotonic() - since < _STILL_SECONDS:
         while client.try_send(batch):
@@ -112,7 +112,9 @@ class Senders:
         while sent // frame < batches if batches is not None else time.monotonic_ns() < end or not sent:
             if batches is not None:
                 payloads = numbered(sent, frame)
-            await client.send(TaskMessageBatch.from_columns(DESTINATION_TASK, payloads, client.source))
+            await client.send(
+                TaskMessageBatch.from_columns(DESTINATION_TASK, payloads, sources=client.source)
+            )
             sent += frame
             await asyncio.sleep(0)  # a send with free credit does not yield to the other clients
         return sent

@@ -144,7 +144,7 @@ def hop_client(port: str, transport: str) -> None:
     def pace(rate: int, seconds: float) -> dict[str, Any]:
         schedule = Pace(rate, seconds)
         for payload in schedule:
-            connection.send(TaskMessageBatch.from_columns(PACED_TASK, [payload], SOURCE_TASK))
+            connection.send(TaskMessageBatch.from_columns(PACED_TASK, [payload], sources=SOURCE_TASK))
         return schedule.told()
 
     load = _load(connection)

@@ -102,7 +102,7 @@ def test_empty(empty: Any) -> None:
 def test_one_task(task: Any) -> None:
     """A single task id applies to all rows and preserves their order."""
     batch = TaskMessageBatch.from_arrow(task, binary(), source=np.int32(2))
-    assert batch == TaskMessageBatch.from_columns(7, PAYLOADS, 2)
+    assert batch == TaskMessageBatch.from_columns(7, PAYLOADS, sources=2)
 
 
 @pytest.mark.parametrize(

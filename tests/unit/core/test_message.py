@@ -74,7 +74,7 @@ class TestTaskIds:
         """Every kind of integer is an id, and becomes an int."""
         for given in (
             check_task(task),
-            TaskMessageBatch.from_columns(task, [b""], task).tasks[0],
+            TaskMessageBatch.from_columns(task, [b""], sources=task).tasks[0],
             TaskMessageBatch.from_columns([task], [b""]).tasks[0],
             TaskMessageBatch([TaskMessage(task, b"")]).tasks[0],
         ):
@@ -88,7 +88,7 @@ class TestTaskIds:
             lambda: TaskGroup.of(task, [b""]),
             lambda: TaskMessage(task, b""),
             lambda: TaskMessageBatch.from_columns([1, task], [b"", b""]),
-            lambda: TaskMessageBatch.from_columns(1, [b"", b""], [1, task]),
+            lambda: TaskMessageBatch.from_columns(1, [b"", b""], sources=[1, task]),
         ):
             with pytest.raises(InvalidTaskError):
                 build()
@@ -99,9 +99,9 @@ class TestTaskIds:
         with pytest.raises(InvalidTaskError):
             TaskMessageBatch.from_columns(task, [b""])
         with pytest.raises(InvalidTaskError):
-            TaskMessageBatch.from_columns([1], [b""], task)
+            TaskMessageBatch.from_columns([1], [b""], sources=task)
         with pytest.raises(InvalidTaskError):
-            TaskMessageBatch([TaskMessage(1, b"")], task)
+            TaskMessageBatch([TaskMessage(1, b"")], source=task)
 
     def test_named(self) -> None:
         """The error names the invalid id."""
@@ -171,7 +171,7 @@ class TestColumns:
     def test_lengths(self, tasks: Any, sources: Any) -> None:
         """Columns of different lengths are malformed."""
         with pytest.raises(MalformedError, match="differ in length"):
-            TaskMessageBatch.from_columns(tasks, [b"a", b"b"], sources)
+            TaskMessageBatch.from_columns(tasks, [b"a", b"b"], sources=sources)
 
     def test_empty(self) -> None:
         """An empty batch has no groups, regardless of how it was created."""
