@@ -158,6 +158,7 @@ def test_a_terminal_gets_the_live_view(cluster: Cluster) -> None:
     command = [*COMMAND, "top", "--address", cluster.near.address, "--interval=0.2", "--filter=worker-1"]
     with on_terminal(command, {**environment_without_ours(), "TERM": "xterm-256color"}) as shown:
         eventually(lambda: shown.seen().count(b"holds up senders") > 1, 60, "the culprit is drawn again")
+        assert b"\x1b[1;31mtask %d at worker-1" % SLOW_TASK in shown.seen()  # bold and red
         eventually(lambda: re.search(rb"\n%d +worker-1 " % SLOW_TASK, shown.seen()) is not None, 60)
         shown.process.send_signal(signal.SIGINT)
         eventually(shown.ended, 60, "it ends")
