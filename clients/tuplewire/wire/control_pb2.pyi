@@ -316,7 +316,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, max_clients: _Optional[int] = ..., max_tasks: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_reason", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent", "queue_wait", "end_to_end", "components", "rejections", "rejected_waiting", "dead_letter_task", "local_tasks", "sharing_sessions", "resumable_sessions", "identities", "pending_handshakes", "server_restarts", "possibly_lost", "predecessor_possibly_lost", "send_to_ack", "loop_lag", "sinks", "taps", "assignment_refused")
+    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_reason", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent", "queue_wait", "end_to_end", "components", "rejections", "rejected_waiting", "dead_letter_task", "local_tasks", "sharing_sessions", "resumable_sessions", "identities", "pending_handshakes", "server_restarts", "possibly_lost", "predecessor_possibly_lost", "send_to_ack", "loop_lag", "sinks", "taps", "assignment_refused", "drain_seconds")
     class StateSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -399,6 +399,7 @@ class GetStatusResponse(_message.Message):
     SINKS_FIELD_NUMBER: _ClassVar[int]
     TAPS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     topology: str
@@ -446,7 +447,8 @@ class GetStatusResponse(_message.Message):
     sinks: SinkStatus
     taps: TapStatus
     assignment_refused: bool
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_reason: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_sessions: _Optional[int] = ..., remembered_sessions: _Optional[int] = ..., subscribed_consumers: _Optional[int] = ..., smallest_window: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., recent: _Optional[_Union[Recent, _Mapping]] = ..., queue_wait: _Optional[_Union[Latency, _Mapping]] = ..., end_to_end: _Optional[_Union[Latency, _Mapping]] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., rejections: _Optional[int] = ..., rejected_waiting: _Optional[int] = ..., dead_letter_task: _Optional[int] = ..., local_tasks: _Optional[int] = ..., sharing_sessions: _Optional[int] = ..., resumable_sessions: _Optional[int] = ..., identities: _Optional[_Mapping[str, IdentitySessions]] = ..., pending_handshakes: _Optional[int] = ..., server_restarts: _Optional[int] = ..., possibly_lost: _Optional[_Mapping[str, int]] = ..., predecessor_possibly_lost: _Optional[int] = ..., send_to_ack: _Optional[_Union[Latency, _Mapping]] = ..., loop_lag: _Optional[_Union[Latency, _Mapping]] = ..., sinks: _Optional[_Union[SinkStatus, _Mapping]] = ..., taps: _Optional[_Union[TapStatus, _Mapping]] = ..., assignment_refused: bool = ...) -> None: ...
+    drain_seconds: float
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_reason: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_sessions: _Optional[int] = ..., remembered_sessions: _Optional[int] = ..., subscribed_consumers: _Optional[int] = ..., smallest_window: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., recent: _Optional[_Union[Recent, _Mapping]] = ..., queue_wait: _Optional[_Union[Latency, _Mapping]] = ..., end_to_end: _Optional[_Union[Latency, _Mapping]] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., rejections: _Optional[int] = ..., rejected_waiting: _Optional[int] = ..., dead_letter_task: _Optional[int] = ..., local_tasks: _Optional[int] = ..., sharing_sessions: _Optional[int] = ..., resumable_sessions: _Optional[int] = ..., identities: _Optional[_Mapping[str, IdentitySessions]] = ..., pending_handshakes: _Optional[int] = ..., server_restarts: _Optional[int] = ..., possibly_lost: _Optional[_Mapping[str, int]] = ..., predecessor_possibly_lost: _Optional[int] = ..., send_to_ack: _Optional[_Union[Latency, _Mapping]] = ..., loop_lag: _Optional[_Union[Latency, _Mapping]] = ..., sinks: _Optional[_Union[SinkStatus, _Mapping]] = ..., taps: _Optional[_Union[TapStatus, _Mapping]] = ..., assignment_refused: bool = ..., drain_seconds: _Optional[float] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ("tasks",)
@@ -648,16 +650,20 @@ class UpdateAssignmentResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., changed: bool = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("deadline_millis",)
+    __slots__ = ("deadline_millis", "wait")
     DEADLINE_MILLIS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
     deadline_millis: int
-    def __init__(self, deadline_millis: _Optional[int] = ...) -> None: ...
+    wait: bool
+    def __init__(self, deadline_millis: _Optional[int] = ..., wait: bool = ...) -> None: ...
 
 class DrainResponse(_message.Message):
-    __slots__ = ("started",)
+    __slots__ = ("started", "dropped_messages")
     STARTED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     started: bool
-    def __init__(self, started: bool = ...) -> None: ...
+    dropped_messages: int
+    def __init__(self, started: bool = ..., dropped_messages: _Optional[int] = ...) -> None: ...
 
 class StageRequest(_message.Message):
     __slots__ = ("topology", "sink", "epoch", "partition", "attempt", "piece", "frame", "receiver_id")

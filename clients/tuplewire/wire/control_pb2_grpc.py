@@ -121,7 +121,8 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Starts a drain and returns immediately: the worker finishes the messages that it holds, and exits.
+        """Starts a drain: the worker finishes the messages that it holds, and exits. Returns immediately, or at the
+        end of the drain.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
