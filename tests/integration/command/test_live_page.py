@@ -284,7 +284,7 @@ def test_a_browser_shows_the_culprit(link: str, tmp_path: Path) -> None:
 def test_a_browser_shows_what_is_dead(tmp_path: Path) -> None:
     """Dead workers are named and red, with the tasks they have; without the viewer, the page is grey."""
     with WorkerProcesses(2, "default", drain_seconds=0.1) as workers, browser(tmp_path) as tab:
-        workers.assign({0: [1], 1: range(250)})
+        workers.assign({0: [1000], 1: range(250)})
         near, far = workers.endpoints
         with web_viewer(near.address) as link:
             tab.open(link)
