@@ -63,7 +63,7 @@ class Load:
         send, build = self._sends.send, TaskMessageBatch.from_columns
         frames = Frames(frame, seconds, messages, len(self._tasks))
         for payloads, task in zip(frames, cycle(self._tasks), strict=False):
-            send(build(task, payloads, SOURCE_TASK))
+            send(build(task, payloads, sources=SOURCE_TASK))
         return frames.told()
 
     def settle(self) -> dict[str, Any]:

@@ -59,9 +59,7 @@ def test_help_describes_every_parameter(kind: Any) -> None:
         }
         missing = inspect.signature(method).parameters.keys() - described - {"self"}
         assert not missing or f"see tuplewire.Client.{name}" in text, (name, missing)
-    assert "ack_mode: when a message counts as acknowledged" in pydoc.render_doc(
-        kind, renderer=pydoc.plaintext
-    )
+    assert "ack_mode: when a message counts as acknowledged" in pydoc.plain(pydoc.render_doc(kind))
 
 
 @pytest.mark.parametrize(
