@@ -301,7 +301,11 @@ def messaging_loop() -> EventLoopThread:
     if (current := _current) is not None:
         return current
     asyncio_log = logging.getLogger("asyncio")
-    quiet = partial(_by_another_thread, threading.get_ident())
+    caller = threading.get_ident()
+
+    def quiet(record: logging.LogRecord) -> bool:
+        return record.thread != caller
+
     # asyncio logs each new loop, and a logging handler that sends would create another one.
     asyncio_log.addFilter(quiet)
     try:
@@ -313,10 +317,6 @@ def messaging_loop() -> EventLoopThread:
     if current is not made:
         made.end()
     return current
-
-
-def _by_another_thread(thread: int, record: logging.LogRecord) -> bool:
-    return record.thread != thread
 
 
 def on_messaging_loop() -> bool:
