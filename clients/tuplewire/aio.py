@@ -1,10 +1,7 @@
 """The asyncio client: uses the same sessions as the blocking client, and works on any event loop.
 
-Users: asyncio programs, through `tuplewire.aio`. Owns its sender and receivers, which run on the messaging
-loop of the process (connection/loop.py).
-Not thread-safe.
-
-Design: docs/design/forks-and-interrupts.md.
+Used by asyncio programs, through `tuplewire.aio`. Owns its sender and receivers, which run on the messaging
+loop of the process (connection/loop.py). Not thread-safe. Design: docs/design/forks-and-interrupts.md.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The blocking client: sends messages to tasks and receives messages of tasks, through one worker.
 
-Users: programs, PySpark tasks, and tuplewire.spark. Owns one sender (connection/sending_end.py), opened by
+Used by programs, PySpark tasks, and tuplewire.spark. Owns one sender (connection/sending_end.py), opened by
 the first send, and a receiver (connection/receiver.py) for each subscription. They do their I/O on the
-messaging loop of the process; callers submit messages and wait.
-Thread-safe.
-
-Design: docs/design/forks-and-interrupts.md; docs/design/sessions.md.
+messaging loop of the process; callers submit messages and wait. Thread-safe.
+Design: docs/design/forks-and-interrupts.md, docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -131,14 +129,8 @@ class BaseClient(Live):
     def _new_sender(self) -> SendingEnd:
         """Return a sender that has not started to connect."""
         self._observer = self._observing()
-        return SendingEnd(
-            self.address,
-            self._identity(),
-            self._settings,
-            messaging_loop(),
-            self._stream_opener(),
-            self._worker_id,
-        )
+        about = self.address, self._identity(), self._settings, messaging_loop()
+        return SendingEnd(*about, self._stream_opener(), self._worker_id)
 
     def _receive(
         self, tasks: int | Iterable[int], timeout: float | None, *, follow: bool
@@ -200,14 +192,9 @@ class BaseClient(Live):
         key: bytes | None = None,
         headers: Headers | None = None,
     ) -> bool:
-        """Send messages as `send` does, but return False instead of waiting.
+        """Send messages as `send` does, with the same arguments, but return False instead of waiting.
 
         tuplewire.aio.Client needs a running event loop for this call.
-
-        Args:
-            messages: The messages, or the task id of one message.
-            payload: The payload of the message.
-            key, headers: The key and headers of the message.
         """
         buffer = self._connected()
         if self._observer is not None and self._observer.samples():

@@ -31,7 +31,6 @@ class ControlClients:
         self.close()
 
     def __getitem__(self, address: str) -> ControlClient:
-        """Return the client of a worker; create it at the first call."""
         if address not in self._clients:
             self._clients[address] = self._connect(address)
         return self._clients[address]

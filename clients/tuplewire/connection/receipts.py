@@ -23,7 +23,6 @@ class Receipts:
     """Applies reports to the window of a send buffer. Call it only from the event loop, except watch()."""
 
     def __init__(self, buffer: SendBuffer) -> None:
-        """Start without a receiver."""
         self._buffer = buffer
         self._window = buffer.window
         self._lock = buffer.lock

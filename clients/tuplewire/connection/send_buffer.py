@@ -243,7 +243,6 @@ class SendBuffer:
         return True
 
     def _offer_on_loop(self, offer: Offer) -> bool:
-        """Let the loop decide, because it knows which messages may be dropped."""
         try:
             self.offers.append(offer)
             self._wake_now()

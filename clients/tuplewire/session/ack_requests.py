@@ -1,9 +1,8 @@
-"""Acknowledgements on request: the choice of frames that request an immediate acknowledgement.
+"""The choice of frames that request an immediate acknowledgement.
 
 An acknowledgement costs as much as a message, and a single message does not need one soon. When frames follow
-each other quickly, waiting for acknowledgements merges many small messages into few large frames.
-
-Design: docs/design/credit.md.
+each other quickly, waiting for acknowledgements merges many small messages into few large frames. Design:
+docs/design/credit.md.
 """
 
 from __future__ import annotations

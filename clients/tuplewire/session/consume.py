@@ -1,11 +1,8 @@
 """The consuming end of a Recv session: received and acknowledged messages, rejections, and credit.
 
-Pure state without I/O and clock. The client's Receiver (connection/receiver.py) drives a ConsumeWindow.
-Workers use the cursors and rejections. Owns, for each task, the consumer's position and its unanswered
-rejections.
-Not thread-safe. The receiver calls it under its lock.
-
-Design: docs/design/credit.md; docs/design/acking.md for rejections.
+Used by the client's receiver (connection/receiver.py), which drives a ConsumeWindow under its lock, and by
+workers, which use the cursors and rejections. Owns each task's position and unanswered rejections. No I/O.
+Not thread-safe. Design: docs/design/credit.md; docs/design/acking.md for rejections.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
 """Credit at the receiver: permission to send, per task, as absolute counts.
 
 The grant for a task is the number of released messages plus a window. It counts from the session's start and
-never falls. A lost or repeated grant changes nothing, because the next one contains the full state.
-
-Pure state without I/O and clock. Each ReceiveSession (receive.py) has a CreditBook; the worker's receiving
-end (messaging/receiving_end.py) creates both. Owns the counts of received and released messages of one
-session.
-Call only from the event loop.
-
-Source: TCP's receive window; Flink's credits.
-Design: docs/design/credit.md.
+never falls. A lost or repeated grant changes nothing, because the next one contains the full state. Used by
+ReceiveSession (receive.py) and the worker's receiving end (messaging/receiving_end.py), which creates both.
+Owns the counts of received and released messages of one session. No I/O. Call only from the event loop.
+Source: TCP's receive window; Flink's credits. Design: docs/design/credit.md.
 """
 
 from __future__ import annotations
@@ -20,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tuplewire.errors import CreditExceededError, MalformedError, RefusedError
-from tuplewire.session.shares import QueueShares, Share
+from tuplewire.session.shares import QueueShares
 from tuplewire.values.group import TaskGroup, task_and_forwarded
 from tuplewire.wire.messaging_pb2 import TaskCredit
 
@@ -36,10 +31,6 @@ class _Account:
     received_bytes: int = 0
     released_messages: int = 0
     released_bytes: int = 0
-
-    @classmethod
-    def of(cls, window: Share) -> _Account:
-        return cls(window.messages, window.size_bytes)
 
     @property
     def has_room(self) -> bool:
@@ -73,7 +64,7 @@ class CreditBook:
         self._max_message_bytes = max_message_bytes
         self._needs_release_acks = needs_release_acks
         self._watched: set[int] = set()
-        self._accounts = {task: _Account.of(shares.window(task)) for task in shares.nearly_full_tasks}
+        self._accounts = {task: _Account(*shares.window(task)) for task in shares.nearly_full_tasks}
         self._changed: dict[int, None] = {}
         self._exhausted = Counter() if exhausted is None else exhausted
         self._used_up: set[int] = set()
@@ -104,7 +95,7 @@ class CreditBook:
             for group in groups:
                 account = self._accounts.get(group.flow)
                 if account is None:
-                    account = self._accounts[group.flow] = _Account.of(self.initial)
+                    account = self._accounts[group.flow] = _Account(*self.initial)
                 count, size = len(group), group.size_bytes
                 account.received_messages += count
                 account.received_bytes += size
@@ -163,7 +154,6 @@ class CreditBook:
             )
 
     def _update_exhausted(self, flow: int, account: _Account) -> None:
-        """Update the record of tasks for which the sender has no credit."""
         if account.has_room:
             self._has_credit(flow)
         elif flow not in self._used_up:

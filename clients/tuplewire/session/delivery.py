@@ -1,14 +1,10 @@
 """One task's receive queue: a log with cursors for delivered and acknowledged messages.
 
 Every message gets a sequence within the task, from 1. A consumer that reconnects continues at its cursor. If
-it does not reconnect, its unacknowledged messages are delivered to the next consumer, in order.
-
-Pure state without I/O and clock. The worker's ReceiveQueues keep one DeliveryLog for each local task. Clients
-use the record Delivery. Owns the unacknowledged messages of the task and their tokens.
-Call only from the event loop.
-
-Source: Storm's receive queue (there a Disruptor ring without acknowledgement); Kafka's consumer offsets.
-Design: docs/design/credit.md.
+it does not reconnect, its unacknowledged messages are delivered to the next consumer, in order. Used by the
+worker's ReceiveQueues for each local task; clients use the record Delivery. Owns the unacknowledged messages
+of the task and their tokens. No I/O. Call only from the event loop. Source: Storm's receive queue (there a
+Disruptor ring without acknowledgement); Kafka's consumer offsets. Design: docs/design/credit.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Records of workers that shut down cleanly: dropped messages, successors, and epochs of sinks.
 
-Users: the worker's router, sinks and connections; the sink of Spark (spark/publisher.py). Workers exchange
-Departures when a session ends. Owns the last 1,000 departures that a worker knows of.
-Not thread-safe.
-
+Used by the worker's router, sinks and connections, and by Spark's sink (spark/publisher.py). Workers exchange
+Departures when a session ends. Owns the last 1,000 departures that a worker knows of. Not thread-safe.
 Design: docs/design/drain.md.
 """
 
@@ -42,14 +40,9 @@ class TaskContent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkEpoch:
-    """The last epoch of a sink that a worker knows of.
+    """The last epoch of a sink that a worker knows of, with the content of each task that has the epoch.
 
-    Attributes:
-        owner: The owner of the sink.
-        name: The name of the sink.
-        epoch: The number of the epoch.
-        tasks: The content of each task that has the epoch.
-        run: The last run of the sink's query that published.
+    `run` is the last run of the sink's query that published.
     """
 
     owner: str
@@ -77,7 +70,6 @@ class Departure:
     """The final report of a worker that shut down cleanly.
 
     Attributes:
-        incarnation: The worker's incarnation.
         dropped: The number of queued messages for each task that no consumer or worker accepted.
         others: An upper bound on further messages that were in flight.
         sinks: The last epochs of the sinks that the worker knew.

@@ -1,10 +1,7 @@
 """Histograms of durations as plain numbers, for Prometheus, and the timers that fill them.
 
-Users: OutboundPressure, the worker's queues, router and metrics. One search in the buckets serves a whole
-batch of messages. Callers pass times in seconds; only mark() reads a clock.
-Not thread-safe.
-
-Design: docs/design/traces.md (exemplars).
+One search in the buckets serves a whole batch of messages. Callers pass times in seconds; only mark() reads a
+clock. Not thread-safe. Design: docs/design/traces.md (exemplars).
 """
 
 from __future__ import annotations

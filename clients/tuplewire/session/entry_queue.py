@@ -2,13 +2,8 @@
 
 A group of one message costs about 300 bytes in addition to its payload. The middle of a long queue is
 therefore stored as runs, in which small groups share columns: about 50 bytes for each message
-(docs/how-to/tune.md). The two ends are not packed, for speed.
-
-Pure state without I/O and clock. DeliveryLog (delivery.py) uses two EntryQueues for each task, and readers
-get their entries. Owns the queued entries.
-Call only from the event loop.
-
-Design: docs/design/credit.md.
+(docs/how-to/tune.md). The two ends are not packed, for speed. Used by DeliveryLog (delivery.py), with two for
+each task. Owns the queued entries. No I/O. Call only from the event loop. Design: docs/design/credit.md.
 """
 
 from __future__ import annotations
@@ -77,7 +72,6 @@ class EntryQueue:
     __slots__ = ("_head", "_runs", "_tail")
 
     def __init__(self) -> None:
-        """Create an empty queue."""
         self._head: deque[HeldEntry] = deque()
         self._runs: deque[_Run] = deque()
         self._tail: deque[HeldEntry] = deque()
@@ -128,7 +122,6 @@ class EntryQueue:
         return entry
 
     def _pop(self) -> HeldEntry:
-        """Remove and return the entry at the end. The queue must not be empty."""
         if not self._tail:
             if self._runs:
                 self._tail.extend(_entries([self._runs.pop()]))
@@ -197,7 +190,6 @@ def _row(group: TaskGroup) -> bytes:
 
 
 def _first_of(run: _Run) -> int:
-    """Return the first sequence of a run."""
     return run[0].first if isinstance(run, list) else run.first
 
 
@@ -207,7 +199,6 @@ def _redelivered(entry: HeldEntry) -> HeldEntry:
 
 
 def _marked(run: _Run) -> _Run:
-    """Mark the messages of a run as redelivered."""
     if isinstance(run, list):
         return list(map(_redelivered, run))
     run.redelivered = True
@@ -215,7 +206,6 @@ def _marked(run: _Run) -> _Run:
 
 
 def _entries(runs: Iterable[_Run]) -> Iterator[HeldEntry]:
-    """Yield the entries of runs."""
     for run in runs:
         yield from run if isinstance(run, list) else _unpacked(run)
 

@@ -1,9 +1,7 @@
 """The ledger: accepted = acknowledged + dropped{reason} + pending, at all times.
 
-Users: SendWindow (through PendingMessages) and the worker's router each own a Ledger. Clients, metrics and
-`status` read snapshots. Owns the counts except `pending`, which is counted where the messages are. Not
-thread-safe.
-
+Used by SendWindow (through PendingMessages) and the worker's router. Clients, metrics and `status` read
+snapshots. Owns the counts except `pending`, which is counted where the messages are. Not thread-safe.
 Design: docs/design/sessions.md.
 """
 
@@ -62,7 +60,6 @@ class LedgerSnapshot:
     pending: int = 0
 
     def __add__(self, other: LedgerSnapshot) -> LedgerSnapshot:
-        """Return the sum of both balances."""
         dropped = Counter(self.dropped)
         dropped.update(other.dropped)
         return LedgerSnapshot(

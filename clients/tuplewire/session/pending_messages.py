@@ -1,8 +1,7 @@
 """Pending messages of a sender, their bounds, their ledger, and the policy `drop_oldest`.
 
-Pure state without I/O and clock. SendWindow (send.py) inherits from PendingMessages; the send buffer and the
-worker's connections query it. Owns every accepted message until it is settled. Not thread-safe.
-
+Used by SendWindow (send.py), which inherits from PendingMessages, the send buffer and the worker's
+connections. Owns every accepted message until it is settled. No I/O. Not thread-safe.
 Design: docs/design/sessions.md; docs/design/credit.md for `drop_oldest`.
 """
 

@@ -1,10 +1,8 @@
 """Backpressure of connections: blocked tasks and connections, frame times, and loads that receivers report.
 
-Users: SendingEnd reports its events to a SendingPressure. The worker reads OutboundPressure for metrics and
-congestion reports; SendingEnd also stores ReportedLoads. Owns the counts of one session or process.
-Call only from the event loop. Programs are an exception; see SendingPressure.
-
-Design: docs/design/status.md.
+Used by SendingEnd, which reports its events to a SendingPressure and stores ReportedLoads, and by the worker,
+which reads OutboundPressure for metrics and congestion reports. Owns the counts of one session or process.
+Call only from the event loop. Programs are an exception; see SendingPressure. Design: docs/design/status.md.
 """
 
 from __future__ import annotations

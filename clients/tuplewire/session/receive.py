@@ -1,9 +1,7 @@
 """The receiving end of a session: accepts each frame once, in order.
 
-Pure state without I/O and clock. Servers keep one ReceiveSession for each sender
-(messaging/receiving_end.py). Owns the last accepted frame, recent refusals, and the credit.
-Call only from the event loop.
-
+Used by servers, which have one ReceiveSession for each sender (messaging/receiving_end.py). Owns the last
+accepted frame, recent refusals, and the credit. No I/O. Call only from the event loop.
 Design: docs/design/sessions.md.
 """
 

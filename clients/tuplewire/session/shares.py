@@ -1,16 +1,12 @@
-"""The shares of a task's queue: the division of its capacity among the sessions that send to the task.
-
-Design: docs/design/credit.md.
-"""
+"""The division of a task's queue among the sessions that send to the task. Design: docs/design/credit.md."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """The capacity that a session may use for unreleased messages to one task."""
 
     messages: int
