@@ -2,7 +2,7 @@
 
 Used by programs, through Client.recv() and aio.Client.recv(). Owns the last batch until it is acknowledged,
 with its rejections. The receiver (connection/receiver.py) does the I/O on the messaging loop.
-Not thread-safe. Design: docs/design/credit.md ("Receive queues are logs"), docs/design/acking.md (rejections).
+Not thread-safe. Design: docs/design/credit.md ("Receive queues are logs"); docs/design/acking.md.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ logger = event_logger(__name__)
 _FAREWELL_SECONDS = 3.0
 """The time in which a closed subscription tries to report its last acknowledgements."""
 
-
 Arrive = Callable[[TaskGroup, Callable[[], None]], None]
 Fail = Callable[[TuplewireError], None]
 

@@ -14,10 +14,7 @@ _Answer = TypeVar("_Answer")
 
 
 class ControlClients:
-    """The clients of several workers by address.
-
-    connect: creates the client of an address, with its timeout. Not thread-safe.
-    """
+    """The clients of several workers, by address; `connect` creates one. Not thread-safe."""
 
     def __init__(self, connect: Callable[[str], ControlClient]) -> None:
         self._connect = connect

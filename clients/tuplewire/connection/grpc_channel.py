@@ -210,13 +210,8 @@ class _GrpcClientStream(GrpcStream, ClientStream):
         if self._cancelled:
             return UnreachableError(f"{self._address}: the stream broke")
         call = self._call
-        return error_of(
-            await call.code(),
-            await call.details() or "",
-            await call.trailing_metadata(),
-            self._address,
-            self._hint,
-        )
+        status = await call.code(), await call.details() or "", await call.trailing_metadata()
+        return error_of(*status, self._address, self._hint)
 
 
 def trailing_of(code: str, owner: str, worker_id: str) -> tuple[tuple[str, str], ...]:

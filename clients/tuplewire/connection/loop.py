@@ -203,11 +203,10 @@ class EventLoopThread:
 
     def begin(self, connection: Connecting) -> None:
         """Start a connection, from any thread; during a fork, start it after the fork."""
-        begin = partial(self._begin, connection)
         if self.inside:
-            begin()
+            self._begin(connection)
         else:  # without waiting: the caller may hold a lock that a logging handler on the loop needs
-            self.loop.call_soon_threadsafe(begin)
+            self.loop.call_soon_threadsafe(self._begin, connection)
 
     def _begin(self, connection: Connecting) -> None:
         if connection in self.suspendables:

@@ -1,10 +1,7 @@
 """Pacing of small frames, because few large frames are cheaper than many small ones.
 
-A frame costs each process on its route as much as hundreds of small messages. A short burst of small frames
-is therefore sent without delay. Later small frames are sent at an interval, and messages that arrive in
-between share a frame.
-
-Design: docs/design/credit.md.
+A short burst of small frames is sent without delay. Later small frames are sent at an interval, and messages
+that arrive in between share a frame. Design: docs/design/credit.md.
 """
 
 from __future__ import annotations
@@ -19,10 +16,7 @@ BURST_FRAMES = 8
 
 
 class Pacer:
-    """Paces one writer of frames, by the generic cell rate algorithm (ITU-T I.371).
-
-    Call only from the event loop.
-    """
+    """Paces one writer by the generic cell rate algorithm (ITU-T I.371). Call only from the event loop."""
 
     def __init__(self, interval: float) -> None:
         """Start without a delay. interval: the time between small frames in seconds; 0 disables pacing."""

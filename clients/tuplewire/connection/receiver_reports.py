@@ -1,8 +1,4 @@
-"""A receiver's reports of refused and lost messages.
-
-Used by the buffer of a sending end and by its receipts. Owns the refusals that no call to flush() has
-reported. Not thread-safe. Design: docs/design/sessions.md.
-"""
+"""A receiver's reports of refused and lost messages. Not thread-safe. Design: docs/design/sessions.md."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ def warn_of_lost(address: str, messages: int) -> None:
 
 
 class RefusedMessages:
-    """The refused messages of one session, as text. Not thread-safe.
+    """The refused messages of one session, as text, that no call to flush() has reported.
 
     Stores at most 1,000 texts, and logs at most one line a minute for each reason. address: the receiver's.
     """

@@ -37,11 +37,7 @@ _GOODBYE_SECONDS = 1.0
 
 
 class SendingEnd(ReconnectingStream):
-    """Sends the messages of its buffer to one worker.
-
-    Call its methods only from the event loop, except close(), abort() and problem(). The buffer is
-    thread-safe for callers.
-    """
+    """Sends the messages of its buffer, which is thread-safe for callers, to one worker."""
 
     method = "Send"
 

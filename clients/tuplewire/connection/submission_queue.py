@@ -34,8 +34,6 @@ SMALL_BYTES = 4096
 
 Single = tuple[int, int | None, bytes]
 """Task, source and payload of one message."""
-
-
 Batch = list[TaskGroup]
 """Messages that were submitted together."""
 

@@ -1,8 +1,4 @@
-"""The workers of tasks, by the last assignment.
-
-Used by subscriptions that follow their tasks (receiver.py), and by Spark's readers and writers. Owns the last
-assignment and the known addresses. No I/O. Not thread-safe. Design: docs/design/readers.md.
-"""
+"""The workers of tasks, by the last assignment. Not thread-safe. Design: docs/design/readers.md."""
 
 from __future__ import annotations
 

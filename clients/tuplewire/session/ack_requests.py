@@ -1,8 +1,7 @@
-"""The choice of frames that request an immediate acknowledgement.
+"""The choice of frames that request an immediate acknowledgement, which costs as much as a message.
 
-An acknowledgement costs as much as a message, and a single message does not need one soon. When frames follow
-each other quickly, waiting for acknowledgements merges many small messages into few large frames. Design:
-docs/design/credit.md.
+When frames follow each other quickly, waiting for acknowledgements merges many small messages into few large
+frames. Design: docs/design/credit.md.
 """
 
 from __future__ import annotations

@@ -68,14 +68,10 @@ class CreditBook:
         self._changed: dict[int, None] = {}
         self._exhausted = Counter() if exhausted is None else exhausted
         self._used_up: set[int] = set()
-        self.received_messages = 0
-        """Messages to all tasks that were received and not refused."""
-        self.received_bytes = 0
-        """Payload bytes of the received messages."""
-        self.released_messages = 0
-        """Received messages that were released."""
-        self.released_bytes = 0
-        """Payload bytes of the released messages."""
+        self.received_messages = self.received_bytes = 0
+        """Messages to all tasks that were received and not refused, and their payload bytes."""
+        self.released_messages = self.released_bytes = 0
+        """Received messages that were released, and their payload bytes."""
 
     def too_many(self, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
         """Return the groups to tasks beyond MAX_TASKS. Forwarded groups are never among them."""

@@ -46,26 +46,20 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Messages that their consumer has acknowledged, and the token passed to append().
-
-    Attributes:
-        accepted_micros: See TaskGroup.
-        rejected: True if the consumer rejected the messages. Their outcome is counted elsewhere.
-    """
+    """Messages that their consumer has acknowledged, and the token passed to append()."""
 
     token: Any
     messages: int
     size_bytes: int
     accepted_micros: int = 0
+    """See TaskGroup."""
     rejected: bool = False
+    """True if the consumer rejected the messages. Their outcome is counted elsewhere."""
 
 
 @dataclass(slots=True, eq=False)
 class DeliveryLog:
-    """The queue of one task. Call only from the event loop.
-
-    Sequences count messages, from 1; 0 means "none".
-    """
+    """The queue of one task. Sequences count messages, from 1; 0 means "none"."""
 
     tail: int = 0
     """The sequence of the last message that was appended."""

@@ -64,10 +64,7 @@ _Run: TypeAlias = "_Packed | list[HeldEntry]"
 
 
 class EntryQueue:
-    """A queue of entries with two ends. Call only from the event loop.
-
-    All groups are for one task, and their sequences have no gaps.
-    """
+    """A queue of entries with two ends. All are for one task, and their sequences have no gaps."""
 
     __slots__ = ("_head", "_runs", "_tail")
 

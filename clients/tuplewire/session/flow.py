@@ -47,10 +47,7 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Messages to a task, or forwarded to it by one route. Each flow has its own credit and order.
-
-    See TaskGroup.flow.
-    """
+    """Messages to a task, or forwarded to it by one route, with their own credit; see TaskGroup.flow."""
 
     route: int
     """See route_of()."""

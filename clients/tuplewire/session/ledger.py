@@ -38,16 +38,14 @@ class DropReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Messages that were acknowledged or dropped, with the token that they were accepted with.
-
-    `dropped` is None if the messages were acknowledged.
-    """
+    """Messages that were acknowledged or dropped, with the token that they were accepted with."""
 
     token: Any
     task: int
     messages: int
     size_bytes: int
     dropped: DropReason | None
+    """None if the messages were acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,7 @@ _MOST_WORDS = 1 << 18
 
 @dataclass(slots=True, eq=False)
 class ReceiveSession:
-    """The receiver's state of one session, which may use several streams in turn.
-
-    Call only from the event loop.
-    """
+    """The receiver's state of one session, which may use several streams in turn."""
 
     incarnation: int
     credit: CreditBook

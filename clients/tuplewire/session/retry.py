@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 
 class Backoff:
-    """The delays between attempts: exponential, capped, with full jitter. Times are in seconds.
+    """The delays between attempts in seconds: exponential, capped, with full jitter.
 
-    A success resets the delay. Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog,
-    2015.
+    Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
 
     def __init__(self, initial: float, maximum: float, random: Callable[[], float]) -> None:
