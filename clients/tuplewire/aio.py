@@ -30,9 +30,6 @@ class Client(BaseClient):
 
     Its connections run on the process's messaging loop, so they outlive the event loop that you use. Like
     asyncio, it does not support forks.
-
-    A cancelled `send` accepts no messages. After a cancelled `flush`, messages stay pending and may still
-    arrive. A cancelled wait for the next batch loses no message: the next call returns the batch.
     """
 
     @overload

@@ -347,11 +347,7 @@ class Client(BaseClient):
     def push(self, tasks: Sequence[int], receive: Arrive, failed: Fail) -> Callable[[], None]:
         """Subscribe to tasks and pass their messages to functions; return a function that ends this.
 
-        For executors of topologies. The event loop calls the functions, so they must not block.
-
-        Args:
-            tasks: The task ids.
-            receive, failed: The functions; see Push.
+        For executors of topologies. The event loop calls the functions (see Push), so they must not block.
         """
         receiver = self._receiver(tasks, Push(receive, failed), follow=False)
         return lambda: messaging_loop().run(receiver.close())

@@ -103,12 +103,6 @@ class ConsumerStream(ReconnectingStream):
         with self._lock:
             self.window.consume(self.tasks)
 
-    async def restart(self) -> None:
-        """Open the stream again, after consume()."""
-        await self.suspend()
-        if not self.over:
-            self.start()
-
     async def close(self) -> None:
         """Close the session after reporting all acknowledgements, in at most three seconds.
 

@@ -362,4 +362,6 @@ class Receiver:
         if not tasks:
             self._streams = tuple(each for each in self._streams if each is not stream)
             stream.over = True
-        await stream.restart()
+        await stream.suspend()
+        if not stream.over:
+            stream.start()
