@@ -119,10 +119,7 @@ class Client(BaseClient):
 
 
 class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
-    """An iterator over the batches that arrive for some tasks; see tuplewire.subscription.Subscription.
-
-    Close it, or use it in `async with`.
-    """
+    """An iterator over the batches of some tasks. Close it, or use it in `async with`."""
 
     async def __anext__(self) -> TaskMessageBatch:
         """Return the next batch. Raises the errors of tuplewire.subscription.Subscription.

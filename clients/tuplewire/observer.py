@@ -68,10 +68,7 @@ class Observer:
         """Record that the messages of a task have moved from its queue to another worker."""
 
     def forwarded(self, group: TaskGroup, token: Any, place_of: Callable[[int], str]) -> Any:
-        """Record that messages are routed; return the token to pass to settled().
-
-        `place_of` returns the worker that owns a task.
-        """
+        """Record routed messages; return the token for settled(). `place_of` returns the owner of a task."""
         del group, place_of
         return token
 

@@ -131,10 +131,7 @@ class ControlClient:
         return bool(self._call("Drain", _drain_request(deadline)).started)
 
     def await_drain(self, deadline: float | None = None, *, timeout: float) -> int:
-        """Drain the worker, wait until it has drained, and return the number of dropped messages.
-
-        deadline: see drain(). timeout: the limit of the wait, in seconds.
-        """
+        """Drain (see drain()), wait at most `timeout` seconds, and return the number of dropped messages."""
         request = _drain_request(deadline)
         request.wait = True
         return int(self._call("Drain", request, timeout).dropped_messages)

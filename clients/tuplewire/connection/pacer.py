@@ -29,10 +29,7 @@ class Pacer:
         """True while the writer is delayed: the next frame includes messages that arrive in that time."""
 
     def wrote(self, now: float, size_bytes: int) -> float:
-        """Record a written frame; return the delay in seconds before the next frame may be written.
-
-        now: in seconds, from any monotonic clock.
-        """
+        """Record a frame written at `now` (seconds); return the seconds until the next one may be written."""
         if size_bytes < SMALL_FRAME_BYTES:
             # The maximum: a pause allows one burst, regardless of the length of the pause.
             self._due = max(self._due, now) + self._interval

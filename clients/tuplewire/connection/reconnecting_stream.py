@@ -70,10 +70,7 @@ class ReconnectingStream(ABC):
         open_stream: StreamOpener,
         receiver_id: str,
     ) -> None:
-        """Describe a session; open_stream opens its streams.
-
-        receiver_id: the worker to reach; empty: any worker that answers at the address.
-        """
+        """Describe a session. receiver_id: the worker to reach; empty: any that answers at the address."""
         self.address = address
         self.identity = identity
         self.receiver_id = receiver_id

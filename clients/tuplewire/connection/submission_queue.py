@@ -60,10 +60,7 @@ class SubmissionQueue:
 
     def __init__(self) -> None:
         self.entries: list[Single | Batch] = []
-        self.room = 0
-        """With fewer entries than this, a small message to any task fits."""
-        self.room_elsewhere = 0
-        """With fewer entries than this, a small message fits if its task is below its limit."""
+        self.room = self.room_elsewhere = 0
         self.extra_messages = 0
         """A lower bound for the number of messages minus the number of entries."""
         self.small_bytes = 0

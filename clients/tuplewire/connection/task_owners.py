@@ -19,7 +19,6 @@ class TaskOwners:
     def __init__(self, topology: str, address: str, others: Iterable[str] = ()) -> None:
         """Know no task yet. others: the addresses of more workers, if the first one is unreachable."""
         self.version = 0
-        """The version of the last assignment."""
         self.others = tuple(others)
         """The addresses of other workers: the given ones and those of assignments, the newest first."""
         self.present: Mapping[str, str] = {}

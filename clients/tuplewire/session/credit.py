@@ -119,10 +119,7 @@ class CreditBook:
             self._forget(group.flow)
 
     def close(self, flow: int) -> None:
-        """Remove a flow that its sender has closed.
-
-        Raises MalformedError if the flow is unknown or has unreleased messages.
-        """
+        """Remove a closed flow. Raises MalformedError if it is unknown or has unreleased messages."""
         account = self._accounts.get(flow)
         if account is None or account.released_messages < account.received_messages:
             raise MalformedError(f"flow {flow} is closed while something of it is outstanding, or unknown")

@@ -238,10 +238,7 @@ class DeliveryLog:
         return self._delivered.first.group, self._delivered.first.token
 
     def replace_oldest(self, group: TaskGroup, token: Any) -> None:
-        """Replace the message that oldest() returns with another single message and its token.
-
-        Call rewind() afterwards.
-        """
+        """Replace the message of oldest() with another single message and its token; then call rewind()."""
         entry = self._delivered.first
         self.queued_bytes += group.size_bytes - entry.group.size_bytes
         entry.group, entry.token = group, token

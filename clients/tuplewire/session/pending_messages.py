@@ -91,10 +91,8 @@ class PendingMessages:
         self._written = self._written_bytes = 0
         self.without_credit: dict[int, None] = {}
         """Flows with messages but without credit, as of the last next_frame()."""
-        self.messages = 0
-        """Pending messages: waiting, in flight, or retained until they are processed."""
-        self.size_bytes = 0
-        """Payload bytes of the pending messages."""
+        self.messages = self.size_bytes = 0
+        """Pending messages (waiting, in flight, or retained until processed), and their payload bytes."""
 
     def held_of(self, number: int) -> int:
         """Return the number of pending messages of a flow."""
@@ -244,11 +242,7 @@ class PendingMessages:
             self._ready[number] = None
 
     def _forwarded_first(self) -> list[tuple[int, Flow]]:
-        """Return the flows, with the forwarded messages first, because others of their task may follow them.
-
-        Flows of forwarded messages are in the order of their first entry sequence, because one may follow
-        another.
-        """
+        """Return the flows: forwarded ones first, by first entry sequence, as others may follow them."""
 
         def place(each: tuple[int, Flow]) -> tuple[bool, int]:
             number, flow = each

@@ -55,10 +55,7 @@ def cut_off(group: TaskGroup, messages: int, size_bytes: int) -> list[TaskGroup]
 
 
 def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
-    """Return the group, split if its messages or their lengths are too large for a frame.
-
-    A piece of one message may be larger.
-    """
+    """Return the group, split if it is too large for a frame. A piece of one message may be larger."""
     if group.size_bytes <= max_bytes and len(group.lengths) + len(group.header_lengths) <= max_bytes:
         return [group]
     most = most_messages(group, max_bytes)

@@ -129,10 +129,7 @@ class ReportedLoads:
         self._reports: dict[int, tuple[float, float]] = {}
 
     def take(self, reports: Mapping[int, float], now: float) -> None:
-        """Store reports: a load from 0 (idle) to 1 (full) for each task.
-
-        `now` is in seconds, from any monotonic clock.
-        """
+        """Store the reported loads, 0 (idle) to 1 (full). `now`: in seconds, from any monotonic clock."""
         known = self._reports
         for task, value in reports.items():
             known.pop(task, None)  # keeps the dictionary ordered by age, so expired reports are at its front

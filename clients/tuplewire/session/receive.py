@@ -146,10 +146,7 @@ class ReceiveSession:
         return self.has_more or self.credit.urgent
 
     def probe(self, acknowledged: int) -> None:
-        """Make the next update contain the full state.
-
-        `acknowledged` is the last frame that the sender knows to be acknowledged.
-        """
+        """Make the next update contain the full state. The sender knows the frames up to `acknowledged`."""
         self._asked = min(acknowledged, self.last_sequence)
 
     def resume(self, acknowledged: int) -> Ack:

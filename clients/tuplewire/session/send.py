@@ -80,9 +80,13 @@ class SendWindow(PendingMessages):
         """Accept messages without checking the bounds. Call fits() first; for the arguments see offer()."""
         age = self._ledger.accepted + 1
         for group in groups:
-            flow = self._flows.get(group.flow)
+            number = group.flow
+            flow = self._flows.get(number)
             if flow is None:
-                flow = self._flows[group.flow] = self._new_flow(group.flow)
+                task, forwarded = task_and_forwarded(number)
+                flow = self._flows[number] = Flow(forwarded, self._closed.pop(number, self.acknowledged))
+                self._limit(number, flow)
+                self._flows_to.setdefault(task, []).append(flow)
             accepted = group.accepted_micros or now_micros
             for piece in frame_pieces(group, self._max_frame_bytes):
                 flow.pending.append(Entry(piece, token, age, retain or self._retain, accepted))
@@ -92,19 +96,12 @@ class SendWindow(PendingMessages):
             messages = len(group)
             flow.held += messages
             flow.highest = max(flow.highest, group.end - 1)
-            self._make_ready(group.flow)
+            self._make_ready(number)
             if self._drops_oldest:
-                self._oldest.add(group.flow, age)
+                self._oldest.add(number, age)
             self.messages += messages
             self.size_bytes += group.size_bytes
             self._ledger.accepted += messages
-
-    def _new_flow(self, number: int) -> Flow:
-        task, forwarded = task_and_forwarded(number)
-        flow = Flow(forwarded, self._closed.pop(number, self.acknowledged))
-        self._limit(number, flow)
-        self._flows_to.setdefault(task, []).append(flow)
-        return flow
 
     def _limit(self, number: int, flow: Flow) -> None:
         """Set a flow's first credit. Forwarded messages need no credit: their entry worker granted it."""
