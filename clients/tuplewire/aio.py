@@ -98,7 +98,7 @@ class Client(BaseClient):
             await _on_messaging_loop(receiver.close())
         if self._sender is not None and not self._sender.buffer.ended:
             await _on_messaging_loop(self._sender.close_async(patience))
-            self._log_abandoned(self._sender, patience)
+            self._raise_abandoned(self._sender, patience)
 
     async def __aenter__(self) -> Self:
         return self

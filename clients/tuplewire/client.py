@@ -160,7 +160,7 @@ class BaseClient(Live):
         return grpc_stream_opener(self.address, self._settings, ChannelFactory(self._credentials))
 
     @staticmethod
-    def _log_abandoned(sender: SendingEnd, patience: float) -> None:
+    def _raise_abandoned(sender: SendingEnd, patience: float) -> None:
         """Raise FlushTimeoutError if close() dropped messages after waiting for acknowledgements."""
         messages = sender.buffer.ledger().dropped.get(DropReason.CLOSED, 0)
         if messages and patience:  # close(0) drops messages without an error
@@ -375,7 +375,7 @@ class Client(BaseClient):
             messaging_loop().run(receiver.close())
         if sender is not None and not sender.buffer.ended:
             sender.close(patience)
-            self._log_abandoned(sender, patience)
+            self._raise_abandoned(sender, patience)
 
     def __enter__(self) -> Self:
         return self

@@ -53,12 +53,9 @@ class Receiver:
         push: Push | None = None,
         others: OtherWorkers | None = None,
     ) -> None:
-        """Describe a subscription at the worker at an address.
+        """Describe a subscription at the worker at an address. For other arguments see ReconnectingStream.
 
         Args:
-            address, open_stream, receiver_id: See ReconnectingStream.
-            identity, settings, loop: See ReconnectingStream.
-            tasks: The tasks.
             push: Gets the messages; None: take() returns them.
             others: Connects to the tasks' owners; None: only to this worker.
         """

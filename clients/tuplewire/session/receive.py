@@ -52,8 +52,6 @@ class ReceiveSession:
         4. All other groups are accepted.
 
         Args:
-            sequence: The frame's number.
-            groups: Its messages.
             denied: Groups that the sender has no permission to send. They are refused without being counted.
             closed: The flows that the sender has closed.
 

@@ -64,7 +64,6 @@ class SendWindow(PendingMessages):
         The policy `drop_oldest` makes space if possible.
 
         Args:
-            groups: The messages.
             token: Returned with the messages when they are settled.
             retain: Retain these messages until they are processed, as in the mode `processed`.
             now_micros: The time of acceptance in microseconds since 1970, for groups without one.
