@@ -1,15 +1,13 @@
-"""The tables of `tuplewire top` and `tuplewire status`, as text.
-
-Used by top_command.py and control_commands.py. Owns no state. Thread-safe. Design: docs/design/status.md.
-"""
+"""The tables of `tuplewire top` and `tuplewire status`, as text. Design: docs/design/status.md."""
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from typing import TextIO
 
 from tuplewire.text.escaping import escape_unprintable
-from tuplewire_service.command.terminal import PROBLEM_STYLE, width_of, write_table, write_text
+from tuplewire_service.command.terminal import PROBLEM_STYLE, write_table, write_text
 from tuplewire_service.command.viewer.cluster_rows import TABLES, ClusterRows
 from tuplewire_service.command.viewer.columns import NOT_KNOWN, Column, Row, in_order
 
@@ -24,7 +22,8 @@ def write_tables(
 
     `width` is the number of columns, by default those of the terminal; files and pipes have no limit.
     """
-    width = width or width_of(stream)
+    if width is None and stream.isatty():
+        width = shutil.get_terminal_size().columns
     for sentence in map(escape_unprintable, cluster.blocking):
         write_text(stream, f"{textwrap.fill(sentence, width) if width else sentence}\n", PROBLEM_STYLE)
     for name in TABLES:

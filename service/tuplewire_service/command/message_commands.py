@@ -61,7 +61,6 @@ def add_message_commands(commands: Any) -> None:
 
 
 def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> Parser:
-    """Add a command that sends or receives messages."""
     parser = add_client_command(commands, handler, help_text, example)
     add_topology(parser)
     about = (

@@ -123,7 +123,6 @@ def writer_of_messages(
     """Return a function that writes a message to a file, and returns the number of bytes.
 
     Raises ConfigError if a terminal cannot show the messages.
-
     `terminal` is the encoding of a terminal, for which control characters are escaped; None: no terminal.
     """
     if form is MessageFormat.PREFIXED:

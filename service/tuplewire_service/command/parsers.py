@@ -211,10 +211,7 @@ def credentials_of(arguments: argparse.Namespace) -> Credentials:
 
 
 def control_of(arguments: argparse.Namespace, address: str | None = None) -> ControlClient:
-    """Return a client of the control service for the flags of add_client_command().
-
-    address: default: the flag's.
-    """
+    """Return a client of the control service for the flags of add_client_command(); `address` comes first."""
     from tuplewire.connection.control_client import ControlClient
 
     return ControlClient(

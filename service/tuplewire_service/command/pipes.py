@@ -1,7 +1,4 @@
-"""The progress of a pipe's reader, so that a command acknowledges no message that was never read.
-
-Used by message_commands.py. Owns no state. Not thread-safe.
-"""
+"""The progress of a pipe's reader, so that a command acknowledges no message that was never read."""
 
 from __future__ import annotations
 

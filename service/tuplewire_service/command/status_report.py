@@ -76,9 +76,20 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
             f"{_shares(recent.state_seconds)}"
         )
     yield f"time        {_shares(status.state_seconds)}"
-    yield from (_blocking(each, status.recent.seconds) for each in status.blocking)
+    for each in status.blocking:
+        lately = (
+            f"{each.recent_seconds:.1f} of the last {recent.seconds:.1f} s, " if each.recent_seconds else ""
+        )
+        yield (
+            f"blocking    task {each.task} ({each.where}) has held others up for {lately}"
+            f"{each.seconds:.1f} s in all"
+        )
     received = sorted(status.received, key=attrgetter("messages"), reverse=True)
-    yield from map(_received, received[:MOST_LINES])
+    for count in received[:MOST_LINES]:
+        yield (
+            f"received    from {count.source}: {count.messages} messages in {count.batches} batches, "
+            f"{count.bytes} bytes"
+        )
     if len(received) > MOST_LINES:
         yield f"received    and from {len(received) - MOST_LINES} more"
     if status.rejections:
@@ -105,18 +116,3 @@ def _shares(state_seconds: Mapping[str, float]) -> str:
     age = sum(state_seconds.values()) or 1.0
     shares = sorted(state_seconds.items(), key=itemgetter(1), reverse=True)
     return ", ".join(f"{seconds / age:.0%} {state}" for state, seconds in shares)
-
-
-def _blocking(each: pb.Blocking, span: float) -> str:
-    lately = f"{each.recent_seconds:.1f} of the last {span:.1f} s, " if each.recent_seconds else ""
-    return (
-        f"blocking    task {each.task} ({each.where}) has held others up for {lately}"
-        f"{each.seconds:.1f} s in all"
-    )
-
-
-def _received(count: pb.ReceiveCount) -> str:
-    return (
-        f"received    from {count.source}: {count.messages} messages in {count.batches} batches, "
-        f"{count.bytes} bytes"
-    )

@@ -1,8 +1,4 @@
-"""The taps of one `tuplewire tap`, at the workers that own its tasks.
-
-Used by inspection_commands.py. Owns a thread and a control client for each tap. Not thread-safe.
-Design: docs/design/traces.md.
-"""
+"""The taps of one `tuplewire tap`, with a thread and a client for each. Design: docs/design/traces.md."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ commands and demos. Owns no state. Not thread-safe. Design: docs/design/status.m
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -51,11 +50,6 @@ def live_line(stream: TextIO) -> LiveLine | None:
     return LiveLine(console)
 
 
-def width_of(stream: TextIO) -> int | None:
-    """Return the number of columns of a terminal; None for files and pipes, which have no limit."""
-    return shutil.get_terminal_size().columns if stream.isatty() else None
-
-
 def write_text(stream: TextIO, text: str, style: str = "") -> None:
     """Write whole lines, which the caller has escaped. A terminal wraps long lines between words."""
     console = console_of(stream)
@@ -93,7 +87,12 @@ def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[s
     lines = [[escape_unprintable(cell) for cell in row] for row in (header, *rows)]
     console = console_of(stream)
     if console is None:
-        _write_plain(stream, lines)
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * width for width in widths])
+        for line in lines:
+            first, *others = zip(line, widths, strict=True)
+            cells = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]
+            print(*cells, sep="  ", file=stream)
         return
     from rich import box
     from rich.table import Table
@@ -104,12 +103,3 @@ def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[s
     for line in lines[1:]:
         table.add_row(*line)
     console.print(table)
-
-
-def _write_plain(stream: TextIO, lines: list[list[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    for line in lines:
-        first, *others = zip(line, widths, strict=True)
-        cells = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]
-        print(*cells, sep="  ", file=stream)

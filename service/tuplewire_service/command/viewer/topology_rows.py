@@ -176,6 +176,8 @@ def slow_sentences(
         worst = max(
             (each for each in executors if each.component == slow.component), key=lambda each: each.busy
         )
+        last = worst.first_task + worst.tasks - 1
+        tasks = f"task {last}" if worst.tasks == 1 else f"tasks {worst.first_task} to {last}"
         sources = {edge.source for edge in edges if edge.target == slow.component}
         waiting = sorted(
             (by_name[each] for each in sources if each in by_name and by_name[each].held_up >= HELD_UP),
@@ -183,7 +185,7 @@ def slow_sentences(
         )
         whom = ", ".join(f"{each.component}, which waits for {each.held_up:.0%} of it" for each in waiting)
         yield (
-            f"{slow.kind} {slow.component} is slow: its executor of {_named(worst)} at {worst.worker} is "
+            f"{slow.kind} {slow.component} is slow: its executor of {tasks} at {worst.worker} is "
             f"busy for {worst.busy:.0%} of its time, {slow.queued_tuples:,} tuples wait"
             f"{f', and it holds up {whom}' if whom else ''}"
         )
@@ -192,11 +194,6 @@ def slow_sentences(
 def component_of(task: int, components: Iterable[ComponentRow]) -> str:
     """Return the component of a task; an empty string if it is unknown."""
     return next((each.component for each in components if 0 <= task - each.first_task < each.tasks), "")
-
-
-def _named(executor: ExecutorRow) -> str:
-    last = executor.first_task + executor.tasks - 1
-    return f"task {last}" if executor.tasks == 1 else f"tasks {executor.first_task} to {last}"
 
 
 def _most(rows: Iterable[ExecutorRow], name: str) -> float:
