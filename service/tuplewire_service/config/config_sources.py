@@ -54,7 +54,10 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | 
     origins = dict.fromkeys(_DECLARED, "default")
     if file is not None:
         _take_file(file, values, origins)
-    given = [(name, f"environment {_DECLARED[name].variable}", raw) for name, raw in _variables(environment)]
+    by_variable = {known.variable: name for name, known in _DECLARED.items()}
+    refuse_misspelled(environment, {*by_variable, *OF_PROGRAMS})
+    variables = environment.keys() & by_variable.keys()
+    given = [(by_variable[each], f"environment {each}", environment[each]) for each in variables]
     given += [(name, f"flag {_DECLARED[name].flag}", raw) for name, raw in flags.items()]
     for name, origin, raw in given:
         values[name] = _DECLARED[name].parse(raw, origin)
@@ -82,13 +85,6 @@ def to_toml(config: WorkerConfig, origins: Mapping[str, str] | None = None) -> s
             text = "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)
             lines.append(f"{name} = {text}{origin}")
     return "\n".join(lines)
-
-
-def _variables(environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    by_variable = {known.variable: name for name, known in _DECLARED.items()}
-    refuse_misspelled(environment, {*by_variable, *OF_PROGRAMS})
-    for variable in environment.keys() & by_variable.keys():
-        yield by_variable[variable], environment[variable]
 
 
 def _take_file(file: Path, values: dict[str, Any], origins: dict[str, str]) -> None:

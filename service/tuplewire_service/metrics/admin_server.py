@@ -1,7 +1,4 @@
-"""The admin port: /metrics for Prometheus, /livez and /readyz for Kubernetes.
-
-Used by process/main.py. Owns no state except its server's. Thread-safe. Design: docs/design/status.md.
-"""
+"""The admin port: /metrics for Prometheus, /livez and /readyz for Kubernetes. See docs/design/status.md."""
 
 from __future__ import annotations
 
@@ -43,11 +40,6 @@ class AdminServer(HttpServer):
         }
         advice = "stop what uses it, or choose another address with --admin"
         super().__init__(listen, pages, "the admin port", advice)
-
-    @property
-    def metrics_url(self) -> str:
-        """The URL of the metrics, for Prometheus."""
-        return f"http://{self.address}/metrics"
 
     def await_scrape(self, timeout: float) -> None:
         """Wait until a scrape that starts from now on is complete, at most `timeout` seconds."""

@@ -24,7 +24,7 @@ from tuplewire.wire.control_pb2_grpc import (
     add_SourceServicer_to_server,
 )
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
-from tuplewire_service.config.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest
+from tuplewire_service.config.stop import EXIT_DEFECT, Stop, StopRequest
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.health_servicer import HealthServicer
@@ -39,7 +39,7 @@ from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
 from tuplewire_service.messaging.local.local_transport import OwnProgramContext
 from tuplewire_service.messaging.transport_settings import TransportSettings
-from tuplewire_service.process.program import Host, Program
+from tuplewire_service.process.program import Program
 from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.assignment import Assignment, AssignmentFile
@@ -204,14 +204,6 @@ class DataPlane:
         if self._state is not None:
             await asyncio.to_thread(self._state.end)  # it writes a file
         return ledger
-
-    def host(self) -> Host:
-        """Return the worker's interface for its program."""
-
-        def fail(deadline_seconds: float) -> None:
-            self._stop.request(StopRequest("program-failed", EXIT_FAILED, deadline_seconds))
-
-        return Host(self.worker, fail)
 
     def close(self) -> None:
         """Close all connections and servers."""

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tuplewire.connection.loop import messaging_loop
-from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
 from tuplewire_service.config.config_sources import settings_in, transport_settings_in
 from tuplewire_service.config.worker_config import WorkerConfig
@@ -83,10 +82,6 @@ class EmbeddedWorker:
             self._worker.update_assignment(assignment)
 
         self._loop.call(update)
-
-    def ledger(self) -> LedgerSnapshot:
-        """Return the ledger of the worker."""
-        return self.host.ledger()
 
     @property
     def held_messages(self) -> int:

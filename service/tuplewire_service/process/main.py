@@ -39,7 +39,7 @@ from tuplewire_service.metrics.admin_server import AdminServer
 from tuplewire_service.metrics.program_families import ProgramCollector
 from tuplewire_service.metrics.worker_metrics import WorkerCollector
 from tuplewire_service.process.data_plane import DataPlane
-from tuplewire_service.process.program import load_program
+from tuplewire_service.process.program import Host, load_program
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.routing_table import WILDCARDS, with_port
 from tuplewire_service.worker.servers import Servers
@@ -55,9 +55,9 @@ _SWITCH_SECONDS = 0.0005  # how long a scrape may delay the loop at a time; exec
 def run_worker(config: WorkerConfig, *, exit_on_stdin_eof: bool = False) -> int:
     """Run a worker until it is stopped, and return the exit code.
 
-    0: drained after SIGTERM, SIGINT or a Drain call. 1: its program failed, or the drain dropped messages. 70: a
-    defect. A second signal ends the process immediately, with 128 + its number. `exit_on_stdin_eof` also stops
-    it at the end of standard input. Raises TuplewireError if the worker cannot start.
+    0: drained after SIGTERM, SIGINT or a Drain call. 1: its program failed, or the drain dropped messages.
+    70: a defect. A second signal ends the process immediately, with 128 + its number. `exit_on_stdin_eof`
+    also stops it at the end of standard input. Raises TuplewireError if the worker cannot start.
     """
     share_heaps()
     reuse_buffers()
@@ -109,7 +109,10 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         program = None
         if config.program:
             conf = read_conf(config.program_conf) if config.program_conf else {}
-            program = load_program(plane.host(), config.program, conf, config.program_state_file)
+            host = Host(
+                plane.worker, lambda limit: stop.request(StopRequest("program-failed", EXIT_FAILED, limit))
+            )
+            program = load_program(host, config.program, conf, config.program_state_file)
             plane.program = program
         plane.bind()
         servers = plane.worker.servers
@@ -209,7 +212,7 @@ def _address_file(path: Path, config: WorkerConfig, servers: Servers, admin: Adm
         "peer_address": peer_address or None,
         "unix_address": next((each for each in servers.addresses if each.startswith("unix:")), None),
         "addresses": servers.addresses,
-        "metrics_url": admin.metrics_url,
+        "metrics_url": f"http://{admin.address}/metrics",
     }
     try:
         write_atomically(path, json.dumps(content))  # readers wait for the file, and must not see a part

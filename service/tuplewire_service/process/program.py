@@ -68,11 +68,7 @@ class Program(ABC):
 def load_program(host: Host, name: str, conf: Mapping[str, object], state_file: str | None) -> Program:
     """Create the installed program. Raises ConfigError if none is installed, or its settings are invalid.
 
-    Args:
-        host: The worker.
-        name: The name of the program, as in the setting.
-        conf: The program's settings, by their keys.
-        state_file: The file that shows that it is alive; None: there is none.
+    `name` is the setting `program`. `conf` has the program's settings. `state_file` shows that it is alive.
     """
     for point in entry_points(group=ENTRY_POINT_GROUP):  # only the first one is used
         program: Program = point.load()(host, name, conf, state_file)
@@ -81,10 +77,9 @@ def load_program(host: Host, name: str, conf: Mapping[str, object], state_file: 
 
 
 def host_and_credentials(conf: Mapping[str, Any]) -> tuple[str, Credentials]:
-    """Check the settings of worker processes among a topology's.
+    """Return the host that worker processes listen on, and the credentials to control them.
 
-    Returns the host that they listen on, and the credentials to control them. Raises ConfigError for an
-    invalid setting, and for a transport within one process.
+    Raises ConfigError for an invalid setting of a topology, and for a transport within one process.
     """
     if conf.get(TRANSPORT_KEY) == "local":
         raise ConfigError(
@@ -115,13 +110,10 @@ class Host:
         tasks: Collection[int],
         outbound: Callable[[Collection[int]], AbstractSet[int]] | None = None,
     ) -> None:
-        """Attach the program: readiness and drain depend on it.
+        """Attach the program: readiness and drain depend on it. Only it receives messages to its `tasks`.
 
-        Args:
-            program: The program.
-            tasks: Its tasks on all workers; only it receives their messages.
-            outbound: Returns the tasks to which it sends, from those that run here. The worker connects to
-                their owners immediately, and to others with the first message. None: all tasks.
+        `outbound` returns the tasks to which it sends, from those that run here. The worker connects to their
+        owners immediately, and to others with the first message. None: all tasks.
         """
 
         def attach() -> None:

@@ -56,7 +56,8 @@ def test_the_admin_port_does_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> No
     server = AdminServer("[::]:0", CollectorRegistry(), lambda: "", lambda: "")
     try:
         assert server.address.startswith("0.0.0.0:")
-        assert get(server.metrics_url.replace("0.0.0.0", "127.0.0.1"))[0] == 200  # noqa: S104
+        url = f"http://{server.address}/metrics"
+        assert get(url.replace("0.0.0.0", "127.0.0.1"))[0] == 200  # noqa: S104
     finally:
         server.close()
 

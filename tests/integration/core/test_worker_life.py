@@ -208,5 +208,5 @@ def test_a_drain_waits_for_executors(tmp_path: Path) -> None:
         notes.go.set()
         draining.join(SECONDS)
         assert len(arrived) == COUNT
-        assert here.ledger().balanced
+        assert here.host.ledger().balanced
         worker.close(1.0)

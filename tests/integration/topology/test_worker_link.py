@@ -177,15 +177,15 @@ def test_what_is_not_executed_is_bounded(topology: Topology) -> None:
         taker = Taker(there, 1)
         for number in range(50):
             here.link.send([TaskGroup.of(1, [b"%d" % number])])
-        eventually(lambda: there.ledger().accepted == 50, SECONDS)
+        eventually(lambda: there.host.ledger().accepted == 50, SECONDS)
         eventually(lambda: len(taker.came) == 10, SECONDS)
         taker.finish()
         eventually(lambda: len(taker.came) == 20, SECONDS)
-        assert there.ledger().pending == 40
+        assert there.host.ledger().pending == 40
         while len(taker.came) < 50:
             taker.finish()
         taker.finish()
-        eventually(lambda: there.ledger().acknowledged == 50, SECONDS)
+        eventually(lambda: there.host.ledger().acknowledged == 50, SECONDS)
 
 
 def test_an_executor_that_stops_keeps_what_it_has_accepted(topology: Topology) -> None:
@@ -202,7 +202,7 @@ def test_an_executor_that_stops_keeps_what_it_has_accepted(topology: Topology) -
 
         there.link.open([range(2, 4)], receive, lambda _: None)
         here.link.send([TaskGroup.of(2, [b"accepted"]), TaskGroup.of(3, [b"left"])])
-        eventually(lambda: there.ledger().acknowledged == 1, SECONDS)
+        eventually(lambda: there.host.ledger().acknowledged == 1, SECONDS)
         there.link.leave(range(2, 4))
         taker = Taker(there, 2, 3)
         eventually(lambda: taker.came == [(3, b"left")], SECONDS)

@@ -178,7 +178,7 @@ class LocalTopology(RunningTopology):
 
     def ledgers(self) -> dict[str, LedgerSnapshot]:
         """Return the ledger of each worker, in messages; empty for a single worker."""
-        return {hosted.peer[0]: hosted.ledger() for hosted, _ in self._hosted()}
+        return {hosted.peer[0]: hosted.host.ledger() for hosted, _ in self._hosted()}
 
     def heartbeats(self) -> list[ExecutorHeartbeat]:
         """Return the activity of every executor at its worker's last heartbeat."""
