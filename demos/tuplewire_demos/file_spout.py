@@ -71,7 +71,6 @@ class FileSpout(Spout):
         self.collector.emit([offset, problem, text], stream=SKIPPED_STREAM.name)
 
     def next_tuple(self) -> None:
-        """Emit a failed tuple again, or else the tuples of the next lines."""
         if self.again:
             number = self.again.pop()
             self.collector.emit(self.on_the_way[number], message_id=number)
@@ -86,19 +85,15 @@ class FileSpout(Spout):
 
     @property
     def exhausted(self) -> bool:
-        """True if all lines have been emitted, and no failed tuple waits for its repetition."""
         return self.offset >= self.end and not self.again
 
     def ack(self, message_id: Any) -> None:
-        """Forget a processed tuple."""
         del self.on_the_way[message_id]
 
     def fail(self, message_id: Any) -> None:
-        """Schedule the repetition of a failed tuple."""
         self.again.append(message_id)
 
     def close(self) -> None:
-        """Close the file."""
         self.file.close()
 
 
@@ -108,15 +103,11 @@ class Skipped(BasicBolt):
     outputs = SKIPPED_STREAM.fields
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Emit the values unchanged."""
         collector.emit(message.values)
 
 
 def lines_of(raw: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of bytes, each with its offset. A carriage return also ends a line.
-
-    offset: of the bytes.
-    """
+    """Yield the lines of bytes at an offset, each with its own. A carriage return also ends a line."""
     if not offset and raw.startswith(_BYTE_ORDER_MARK):
         offset = len(_BYTE_ORDER_MARK)
         raw = raw[offset:]
@@ -135,10 +126,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def skipped_lines(path: Path, rows: Sequence[Sequence[Any]]) -> SkippedRows:
-    """Return the skipped lines with their numbers. If there are any, this reads the file again.
-
-    rows: offset, problem and text of each.
-    """
+    """Return skipped lines (offset, problem, text) with their numbers. For any, it reads the file again."""
     first = sorted(rows, key=itemgetter(0))[:SHOWN_ROWS]
     wanted = {offset for offset, _, _ in first}
     lines = enumerate(numbered_lines(path) if first else (), 1)

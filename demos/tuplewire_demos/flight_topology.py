@@ -80,7 +80,6 @@ class Flights(FileSpout):
             self.offset = len(self.file.readline())
 
     def tuples_of(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Sequence[Any]]:
-        """Yield each carrier with packed flights."""
         flights, bad = self.reader.read(lines)
         for skipped in bad:
             self.skip(*skipped)
@@ -95,7 +94,6 @@ class Delays(BasicBolt):
     outputs = tuple(SCHEMA.names)
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002 - as declared
-        """Start without sums."""
         self.parts: list[pa.Table] = []
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:

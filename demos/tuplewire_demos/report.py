@@ -113,7 +113,12 @@ class Findings:
             _write_executors(stream, self.executors)
 
     def _lines(self, right: str) -> Iterator[str]:
-        yield from _skipped(self.skipped)
+        count, first = self.skipped.count, self.skipped.first
+        if count:
+            yield f"Skipped {count:,} bad row(s):"
+            yield from (f"  line {row.line:,} {row.problem}: {escape_unprintable(row.text)}" for row in first)
+        if count > len(first):
+            yield f"  ... and {count - len(first):,} more"
         if self.differences:
             yield f"NOT equal to {right}:"
             yield from (f"  {difference}" for difference in self.differences[:SHOWN_ROWS])
@@ -122,16 +127,6 @@ class Findings:
         for worker_id, ledger in self.ledgers.items():
             verdict = "balances" if ledger.balanced else "DOES NOT BALANCE"
             yield f"Ledger of {worker_id}: {ledger} ({verdict})"
-
-
-def _skipped(skipped: SkippedRows) -> Iterator[str]:
-    if skipped.count:
-        yield f"Skipped {skipped.count:,} bad row(s):"
-        yield from (
-            f"  line {row.line:,} {row.problem}: {escape_unprintable(row.text)}" for row in skipped.first
-        )
-    if skipped.count > len(skipped.first):
-        yield f"  ... and {skipped.count - len(skipped.first):,} more"
 
 
 def differences_of(ours: Mapping[str, Any], theirs: Mapping[str, Any], other: str) -> list[str]:

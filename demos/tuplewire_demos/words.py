@@ -57,7 +57,6 @@ class Lines(FileSpout):
     outputs = (Stream("line"), SKIPPED_STREAM)
 
     def tuples_of(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Sequence[Any]]:
-        """Yield lines, and pieces of long lines."""
         for offset, line in lines:
             try:
                 text = line.decode()
@@ -74,7 +73,6 @@ class Split(BasicBolt):
     outputs = ("word",)
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Emit each word."""
         for word in message["line"].split():
             collector.emit([word])
 
@@ -85,12 +83,10 @@ class Count(BasicBolt):
     outputs = ("word", "count")
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002 - as declared
-        """Start without counts."""
         self.counts: Counter[str] = Counter()
         self.changed: set[str] = set()
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Count a word, or emit the changed counts on a tick."""
         if message.is_tick:
             for word in self.changed:
                 collector.emit([word, self.counts[word]])

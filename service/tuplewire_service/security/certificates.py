@@ -32,9 +32,7 @@ _MOST_PEERS = 10_000
 class CertifiedIdentity:
     """A certificate that matches its key, is signed by the CA, and is valid now.
 
-    Attributes:
-        names: The subject alternative names.
-        expires: The expiry in seconds since 1970.
+    `names` are the subject alternative names. `expires` is in seconds since 1970.
     """
 
     names: tuple[str, ...]

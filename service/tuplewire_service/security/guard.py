@@ -51,13 +51,9 @@ OTHER_CONTROL = "assign"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller, as the connection identifies it.
+    """A caller, as the connection identifies it: its address, and the names in its certificate.
 
-    Attributes:
-        peer: Its address.
-        names: The names in its certificate.
-        tls: True if it presented a certificate.
-        shown: The value of the metadata `authorization`, if any.
+    `tls` is True if it presented a certificate. `shown` is the value of the metadata `authorization`, if any.
     """
 
     peer: str
@@ -75,16 +71,10 @@ class Caller:
 class Guard:
     """Admits callers. Not thread-safe. The callables return the current content of the files.
 
-    Attributes:
-        topology: The worker's topology.
-        tls: True if TCP connections use TLS.
-        worker_names: Certificate names that may act as a worker.
-        client_names: Certificate names that may act as a program; empty: all.
-        tokens: The accepted tokens; None: no token is required.
-        read_rules: The rules; None: there are no rules.
-        rules: The rules at the last refresh().
-        denials: Number of denied callers by reason.
-        standing: Functions that end the open streams, by their access.
+    `tls` is True if TCP connections use TLS. `worker_names` and `client_names` are the certificate names that
+    may act as a worker or a program; no client names: all. Without `tokens`, no token is required. Without
+    `read_rules`, there are no rules; `rules` are those of the last refresh(). `denials` counts denied callers
+    by reason. `standing` has functions that end the open streams, by their access.
     """
 
     topology: str

@@ -29,10 +29,7 @@ _MOST_DOTS = 1000
 class PermissionRule:
     """The permissions of some clients in some topologies.
 
-    Attributes:
-        certificates, tokens: The clients, by the names in their certificate or of their token; both empty:
-            all.
-        topologies: The topologies; empty: all.
+    `certificates` and `tokens` are names of the clients; both empty: all clients. No `topologies`: all.
     """
 
     certificates: tuple[str, ...]
