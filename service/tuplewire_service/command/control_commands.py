@@ -112,11 +112,8 @@ def _switch(arguments: argparse.Namespace, *, active: bool) -> int:
     failures = {address: error for address, error in told.items() if isinstance(error, TuplewireError)}
     for address, error in failures.items():
         print(escape_unprintable(f"{address}: {error}"), file=sys.stderr)
-    print(
-        escape_unprintable(
-            f"{assignment.topology} is {state} on {len(told) - len(failures)} of {len(told)} workers"
-        )
-    )
+    story = f"{assignment.topology} is {state} on {len(told) - len(failures)} of {len(told)} workers"
+    print(escape_unprintable(story))
     return EXIT_FAILED if failures else EXIT_OK
 
 

@@ -64,17 +64,14 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
         act = _write_json if printed else _ACTIONS[arguments.action]
         act(box, letters)
     if missing:
-        print(
-            f"there is no dead letter {', '.join(map(escape_unprintable, sorted(missing)))}", file=sys.stderr
-        )
+        names = ", ".join(map(escape_unprintable, sorted(missing)))
+        print(f"there is no dead letter {names}", file=sys.stderr)
         return EXIT_FAILED
     return EXIT_OK
 
 
 @dataclass
 class _Box:
-    """The current dead letters, and the client and receiver to replay and remove them."""
-
     client: Client
     receiver: Receiver
     arrived: Sequence[Arrived]
@@ -131,7 +128,6 @@ def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
 
 
 def _read(receiver: Receiver, messages: int, timeout: float) -> list[Arrived]:
-    """Receive this number of messages, or fewer if `timeout` seconds have passed."""
     arrived: list[Arrived] = []
     deadline = time.monotonic() + timeout
     while messages > 0 and (each := receiver.take(max(0.0, deadline - time.monotonic()))) is not None:
@@ -144,18 +140,11 @@ def _list(_: _Box, letters: Sequence[DeadMessage]) -> None:
     if not letters:
         print("no dead letters", file=sys.stderr)
         return
-    rows = [
-        (
-            each.id,
-            each.time,
-            str(each.task),
-            "" if each.source is None else str(each.source),
-            str(each.count),
-            str(len(each.message.payload)),
-            each.reason,
-        )
-        for each in letters
-    ]
+    rows = []
+    for each in letters:
+        source = "" if each.source is None else str(each.source)
+        size = len(each.message.payload)
+        rows.append([each.id, each.time, str(each.task), source, str(each.count), str(size), each.reason])
     write_table(sys.stdout, _HEADER, rows)
 
 

@@ -14,10 +14,7 @@ _POLL_MILLIS = 1
 
 
 def await_reader(out: BinaryIO) -> None:
-    """Wait until the reader of a pipe has read everything, at most a second.
-
-    Raises BrokenPipeError if it closes the pipe first.
-    """
+    """Wait at most 1 s until a pipe's reader has read all. Raises BrokenPipeError if it closes the pipe."""
     poller = select.poll()
     poller.register(out, 0)  # reports only that the reader has closed the pipe
     for _ in range(_MOST_POLLS):

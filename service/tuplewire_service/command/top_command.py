@@ -39,9 +39,8 @@ def add_top_command(commands: Any) -> None:
         "message rates, and clients. On a terminal, the view is live until Ctrl-C; elsewhere, use --once or "
         "--json. --web shows a page in a browser."
     )
-    parser.add_argument(
-        "--interval", **positive_seconds, help="seconds between updates (default: 1, with --web: 2)"
-    )
+    about = "seconds between updates (default: 1, with --web: 2)"
+    parser.add_argument("--interval", **positive_seconds, help=about)
     parser.add_argument("--once", action="store_true", help="print once, after two samples, and exit")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each interval")
     parser.add_argument("--web", action="store_true", help="serve a page for a browser on this machine")

@@ -61,7 +61,6 @@ def _advertised(address: str) -> str:
 
 
 def _socket_path(value: str) -> str:
-    """Parse the path of a Unix socket, with or without `unix://`."""
     path = value.removeprefix("unix://")
     if not path.startswith("/"):
         raise ConfigError(f"{value!r} is not an absolute path, such as /run/tuplewire/worker.sock")

@@ -274,7 +274,6 @@ class Access(IAccess):
             )
 
     def _permissions(self) -> Permissions | None:
-        """Return the permissions by the current rules; None without rules."""
         rules = self._guard.rules
         if rules is None:
             return None

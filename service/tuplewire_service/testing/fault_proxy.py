@@ -55,10 +55,6 @@ class Conditions:
             raise ValueError(f"a throttle is more than 0 bytes per second, not {self.bytes_per_second!r}")
 
 
-class BrokenEndError(Exception):
-    """One end of a connection was reset, so the other end must be reset, too."""
-
-
 class Line:
     """Forwards the bytes of a proxy's connections under the current conditions. Not thread-safe."""
 
@@ -77,7 +73,7 @@ class Line:
     ) -> None:
         """Forward all bytes of one direction, in order and unchanged, and then the close.
 
-        Raises BrokenEndError if the close is a reset.
+        Raises ConnectionResetError if the close is a reset.
         """
         held: _Held = asyncio.Queue(_HELD_CHUNKS)
         async with asyncio.TaskGroup() as both:
@@ -103,16 +99,14 @@ class Line:
             if rate != math.inf:
                 await self._wait(len(piece) / rate)
         if rest is None:
-            raise BrokenEndError
+            raise ConnectionResetError
         writer.write_eof()
 
     async def _until_due(self, direction: Direction, since: float) -> None:
         while True:
-            conditions = self.conditions
-            left: float | None = since + conditions.delay_seconds - _now()
-            if direction in conditions.silent:
-                left = None  # until the next change of the conditions
-            elif left is not None and left <= 0:
+            silent = direction in self.conditions.silent  # until the next change of the conditions
+            left = None if silent else since + self.conditions.delay_seconds - _now()
+            if left is not None and left <= 0:
                 return
             await self._wait(left)
 
@@ -261,8 +255,8 @@ class FaultProxy:
             for each in (writer, far_writer):
                 each.close()
                 await each.wait_closed()  # without a limit, until the peer has all bytes
-        except* (BrokenEndError, OSError):
-            pass  # the other end is reset, too
+        except* OSError:
+            pass  # one end was reset, so the other end is reset, too
         finally:
             for each in (writer, far_writer):
                 _reset(each)

@@ -69,7 +69,6 @@ class LivePage(AbstractContextManager["LivePage"]):
             return HttpAnswer(f"{error}\n", HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _contents(self) -> bytes:
-        """Return the data of the page. Raise TuplewireError if the first worker has never answered."""
         with self._lock:
             # 0.9: a browser may poll a little early, and must not get old data.
             if time.monotonic() - self._polled_at > 0.9 * self._interval:

@@ -67,10 +67,7 @@ class Interval:
         return min(1.0, max(0.0, now - before) / self.seconds) if self.seconds > 0 else 0.0
 
     def quantile(self, share: float, now: pb.Latency, before: pb.Latency) -> float | None:
-        """Return the quantile `share` of a latency in seconds, or None without messages in the interval.
-
-        It is interpolated within a bucket, as in Prometheus.
-        """
+        """Return a quantile in seconds, interpolated as in Prometheus; None if there were no messages."""
         if self.seconds <= 0:
             return None
         grown = list(now.messages)
