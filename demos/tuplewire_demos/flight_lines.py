@@ -47,7 +47,6 @@ class FlightReader:
             yield self.read(enumerate(lines.column("value").to_pylist()))[0]
 
     def _flight(self, line: bytes) -> tuple[str, float | None, str, str]:
-        """Return the fields of a line. Raises ValueError if it is not a flight."""
         try:
             (row,) = csv.reader([line.decode()], strict=True)
         except UnicodeDecodeError:

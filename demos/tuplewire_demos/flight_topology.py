@@ -123,13 +123,9 @@ class Delays(BasicBolt):
 
 
 def _summed(table: pa.Table) -> pa.Table:
-    names = ["flights", "departed", "minutes", "late"]
-    sums = table.group_by(["carrier", "route"], use_threads=False).aggregate(
-        [(name, "sum") for name in names]
-    )
-    return sums.select(["carrier", "route", *(f"{name}_sum" for name in names)]).rename_columns(
-        ["carrier", "route", *names]
-    )
+    keys, names = ["carrier", "route"], ["flights", "departed", "minutes", "late"]
+    sums = table.group_by(keys, use_threads=False).aggregate([(name, "sum") for name in names])
+    return sums.select([*keys, *(f"{name}_sum" for name in names)]).rename_columns([*keys, *names])
 
 
 def _result(carrier: str, routes: Sequence[dict[str, Any]]) -> tuple[Any, ...]:

@@ -142,21 +142,13 @@ def write_result(stream: TextIO, result: RunResult, *, verbose: bool = False) ->
     """Write the table and the account; with `verbose`, also the executors' statistics."""
     late = f"> {LATE_MINUTES} min late"
     header = ("carrier", "flights", "mean delay", late, "busiest route", "flights on it")
-    write_table(
-        stream,
-        header,
-        (
-            (
-                row["carrier"],
-                f"{row['flights']:,}",
-                "-" if row["mean_delay"] is None else f"{row['mean_delay']:.2f} min",
-                "-" if row["late_share"] is None else f"{row['late_share']:.1%}",
-                row["busiest_route"],
-                f"{row['route_flights']:,}",
-            )
-            for row in result.table
-        ),
-    )
+    rows = []
+    for row in result.table:
+        mean = "-" if row["mean_delay"] is None else f"{row['mean_delay']:.2f} min"
+        share = "-" if row["late_share"] is None else f"{row['late_share']:.1%}"
+        flights, route_flights = f"{row['flights']:,}", f"{row['route_flights']:,}"
+        rows.append([row["carrier"], flights, mean, share, row["busiest_route"], route_flights])
+    write_table(stream, header, rows)
     rates = []
     for number, seconds in enumerate(result.seconds, 1):
         name = f"Round {number}: " if len(result.seconds) > 1 else ""

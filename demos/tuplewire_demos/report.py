@@ -104,10 +104,7 @@ class Findings:
     def write_account(
         self, stream: TextIO, right: str, rates: Iterable[str], *, verbose: bool = False
     ) -> None:
-        """Write the account: the skipped rows, the comparison with `right` (its name), ledgers and rates.
-
-        With `verbose`, also write each executor's counts of tuples.
-        """
+        """Write skipped rows, the comparison with `right`, ledgers and rates; if `verbose`, executors too."""
         write_text(stream, "".join(f"{line}\n" for line in ["", *self._lines(right), *rates]))
         if verbose:
             _write_executors(stream, self.executors)
@@ -147,18 +144,11 @@ def _same(one: object, other: object) -> bool:
 def _write_executors(stream: TextIO, executors: Sequence[ExecutorStatistics]) -> None:
     names = ("emitted", "transferred", "executed", "acked", "failed")
     stream.write("\n")
-    write_table(
-        stream,
-        ("executor", "tasks", *names),
-        (
-            (
-                each.component,
-                f"{each.tasks[0]}-{each.tasks[-1]}",
-                *(f"{getattr(each.counts, name):,}" for name in names),
-            )
-            for each in sorted(executors, key=lambda each: (each.component, each.tasks[0]))
-        ),
-    )
+    rows = []
+    for each in sorted(executors, key=lambda each: (each.component, each.tasks[0])):
+        counts = [f"{getattr(each.counts, name):,}" for name in names]
+        rows.append([each.component, f"{each.tasks[0]}-{each.tasks[-1]}", *counts])
+    write_table(stream, ("executor", "tasks", *names), rows)
 
 
 def settled(ledgers: Callable[[], dict[str, LedgerSnapshot]]) -> dict[str, LedgerSnapshot]:

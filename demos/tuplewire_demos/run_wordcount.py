@@ -88,7 +88,6 @@ def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> 
 def _shown_while(
     running: LocalTopology | DistributedTopology, total: int, progress: Progress
 ) -> Iterator[None]:
-    """Show the number of counted words."""
     over = threading.Event()
 
     def show() -> None:

@@ -1,7 +1,4 @@
-"""Runs a topology of the demos on Spark, with Spark and the workers.
-
-Used by flights.py, run_command.py and run_wordcount.py. Owns the session and the workers. Not thread-safe.
-"""
+"""Runs a topology of the demos on Spark, with Spark and the workers."""
 
 from __future__ import annotations
 
@@ -65,10 +62,7 @@ def run_on_spark(
     pending: int,
     progress: Progress,
 ) -> tuple[TopologyResult, dict[str, LedgerSnapshot]]:
-    """Run a topology in a PySpark task for each core; return its result and the workers' ledgers.
-
-    pending: the maximum number of a spout task's pending tuples.
-    """
+    """Run a topology in a PySpark task for each core; return its result and the workers' ledgers."""
     conf = {"topology.workers": cores_of(spark), "topology.max.spout.pending": pending}
     found = run_topology(
         spark,
