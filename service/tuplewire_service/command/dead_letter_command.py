@@ -122,18 +122,13 @@ def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
         arguments, prefetch_messages=room, prefetch_bytes=there.queued_bytes + MIB, reject_order="continue"
     ) as client:
         receiver, *_ = client._receive([task], None, follow=True)
-        arrived = _read(receiver, there.queued_messages, arguments.timeout)
+        arrived: list[Arrived] = []
+        left, deadline = there.queued_messages, time.monotonic() + arguments.timeout
+        while left > 0 and (batch := receiver.take(max(0.0, deadline - time.monotonic()))) is not None:
+            arrived.append(batch)
+            left -= sum(map(len, batch.groups))
         letters = [letter for each in arrived for _, letter in _letters_in(each) if letter is not None]
         yield _Box(client, receiver, arrived, letters, arguments.timeout)
-
-
-def _read(receiver: Receiver, messages: int, timeout: float) -> list[Arrived]:
-    arrived: list[Arrived] = []
-    deadline = time.monotonic() + timeout
-    while messages > 0 and (each := receiver.take(max(0.0, deadline - time.monotonic()))) is not None:
-        arrived.append(each)
-        messages -= sum(map(len, each.groups))
-    return arrived
 
 
 def _list(_: _Box, letters: Sequence[DeadMessage]) -> None:

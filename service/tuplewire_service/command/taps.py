@@ -33,8 +33,13 @@ def tapped_at_owners(arguments: argparse.Namespace) -> Iterator[pb.TapResponse]:
     with ExitStack() as exit_stack:
         first = exit_stack.enter_context(control_of(arguments))
         while True:
-            running = any(isinstance(each, pb.TapResponse) for each in last.values())
-            for address, worker_id in _owners(first, arguments, running=running).items():
+            try:
+                owners = owners_of(first, tasks)
+            except UnreachableError:
+                if not any(isinstance(each, pb.TapResponse) for each in last.values()):
+                    raise
+                owners = {}  # the open taps continue
+            for address, worker_id in owners.items():
                 if isinstance(ended := last.get(address), TuplewireError):
                     raise ended
                 if ended is None:
@@ -57,15 +62,6 @@ def tapped_at_owners(arguments: argparse.Namespace) -> Iterator[pb.TapResponse]:
                     passed=sum(each.passed for each in counts),
                     omitted=sum(each.omitted for each in counts),
                 )
-
-
-def _owners(first: ControlClient, arguments: argparse.Namespace, *, running: bool) -> dict[str, str]:
-    try:
-        return owners_of(first, arguments.task)
-    except UnreachableError:
-        if not running:
-            raise
-        return {}
 
 
 def _read(client: ControlClient, worker_id: str, given: argparse.Namespace, arrived: _Arrived) -> None:

@@ -71,10 +71,9 @@ class Security(Collector):
 
     def wiring(self, services: Sequence[grpc.GenericRpcHandler], socket_mode: int) -> GrpcWiring:
         """Return the settings of the programs' transport, with the services that it adds to Messaging."""
-        tls = self._certificates.server_credentials() if self._certificates else None
         return GrpcWiring(
             services=services,
-            tls=tls,
+            tls=self._certificates.server_credentials() if self._certificates else None,
             admit=self.admit,
             channel_factory=self.channel_factory,
             socket_mode=socket_mode,

@@ -16,7 +16,6 @@ from tuplewire_service.command.viewer.columns import (
     Column,
     Row,
     in_order,
-    mark_of,
     number_of,
     share_of,
     short_client,
@@ -106,7 +105,7 @@ class TaskRow(Row):
     blocked_workers: Annotated[Sequence[str], Column("whom", ", ".join, minor=True)]
     received_messages: Annotated[int, Column("received", number_of, minor=True)]
     acknowledged_messages: Annotated[int, Column("acknowledged", number_of, minor=True)]
-    congested: Annotated[bool, Column("congested", mark_of, minor=True)]
+    congested: Annotated[bool, Column("congested", lambda value: "yes" if value else "", minor=True)]
     subscribed: Annotated[bool, Column("consumed", yes_of, minor=True)]
     consumer: Annotated[str, Column("consumer", short_client)]
     component: Annotated[str, Column("component")]

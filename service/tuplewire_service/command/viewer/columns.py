@@ -62,11 +62,6 @@ def yes_of(value: bool) -> str:  # noqa: FBT001 - a cell's value
     return "yes" if value else "no"
 
 
-def mark_of(value: bool) -> str:  # noqa: FBT001 - a cell's value
-    """Return `yes`, or an empty string."""
-    return "yes" if value else ""
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column: its title, and the format of its cells. A narrow terminal omits `minor` columns first."""

@@ -64,19 +64,15 @@ class LivePage(AbstractContextManager["LivePage"]):
         if not hmac.compare_digest(shown.encode(), f"Bearer {self._token}".encode()):
             return HttpAnswer("use the link that the command printed\n", HTTPStatus.UNAUTHORIZED)
         try:
-            return HttpAnswer(self._contents(), content_type="application/json")
-        except TuplewireError as error:
+            with self._lock:
+                # 0.9: a browser may poll a little early, and must not get old data.
+                if time.monotonic() - self._polled_at > 0.9 * self._interval:
+                    contents = {"pace": self._interval, **_contents(self._poll())}
+                    self._json = json.dumps(contents, default=_fields).encode()
+                    self._polled_at = time.monotonic()
+                return HttpAnswer(self._json, content_type="application/json")
+        except TuplewireError as error:  # the first worker has never answered
             return HttpAnswer(f"{error}\n", HTTPStatus.SERVICE_UNAVAILABLE)
-
-    def _contents(self) -> bytes:
-        with self._lock:
-            # 0.9: a browser may poll a little early, and must not get old data.
-            if time.monotonic() - self._polled_at > 0.9 * self._interval:
-                self._json = json.dumps(
-                    {"pace": self._interval, **_contents(self._poll())}, default=_fields
-                ).encode()
-                self._polled_at = time.monotonic()
-            return self._json
 
 
 def _contents(samples: Sequence[WorkerSample]) -> dict[str, Any]:
