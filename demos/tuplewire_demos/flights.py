@@ -103,11 +103,13 @@ def run_flights(
         why = f"line {skipped.first[0].line} {skipped.first[0].problem}" if skipped.count else "only a header"
         raise InputError(f"{path} has no flight that can be used: {why}")
     progress.stage("Comparing with Spark's own groupBy ...")
-    lines = _lines(spark, path).mapInArrow(FlightReader(header).flights, from_arrow_schema(FLIGHTS))
+    name = re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path.absolute()))  # Spark uses the name as a pattern
+    lines = spark.read.text(f"file:{name}").selectExpr("CAST(value AS binary) AS value")  # perhaps not UTF-8
+    flights = lines.mapInArrow(FlightReader(header).flights, from_arrow_schema(FLIGHTS))
     spouts = [each for each in found.executors if each.component == LINES]
     messages = sum(each.counts.emitted_by.get("default", 0) for each in spouts)
     return RunResult(
-        differences(table, expected(lines).collect()),
+        differences(table, expected(flights).collect()),
         skipped,
         ledgers,
         found.executors,
@@ -115,12 +117,6 @@ def run_flights(
         messages,
         seconds,
     )
-
-
-def _lines(spark: SparkSession, path: Path) -> DataFrame:
-    """Return the lines of a file as a column `value` of bytes, which may be invalid UTF-8."""
-    name = re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path.absolute()))  # Spark uses the name as a pattern
-    return spark.read.text(f"file:{name}").selectExpr("CAST(value AS binary) AS value")
 
 
 def expected(flights: DataFrame) -> DataFrame:

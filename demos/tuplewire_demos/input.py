@@ -16,7 +16,6 @@ from tuplewire.errors import TuplewireError
 SHOWN_ROWS = 5
 """The number of bad rows that are shown; all bad rows are counted."""
 SHOWN_CHARACTERS = 120
-"""The number of characters that are shown of each."""
 
 
 class InputError(TuplewireError):

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Options for a fast start, because the JVM often runs only for seconds."""
 _END_SECONDS = 60.0
-"""The time that the JVM has to exit."""
 _PY4J_LOGS = ("", "py4j.clientserver", "py4j.java_gateway")
 """The loggers with Py4J's records of interrupts, which are suppressed."""
 _LOGGING = """\

@@ -107,7 +107,13 @@ class Findings:
         """Write skipped rows, the comparison with `right`, ledgers and rates; if `verbose`, executors too."""
         write_text(stream, "".join(f"{line}\n" for line in ["", *self._lines(right), *rates]))
         if verbose:
-            _write_executors(stream, self.executors)
+            names = ("emitted", "transferred", "executed", "acked", "failed")
+            stream.write("\n")
+            rows = []
+            for each in sorted(self.executors, key=lambda each: (each.component, each.tasks[0])):
+                counts = [f"{getattr(each.counts, name):,}" for name in names]
+                rows.append([each.component, f"{each.tasks[0]}-{each.tasks[-1]}", *counts])
+            write_table(stream, ("executor", "tasks", *names), rows)
 
     def _lines(self, right: str) -> Iterator[str]:
         count, first = self.skipped.count, self.skipped.first
@@ -139,16 +145,6 @@ def _same(one: object, other: object) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
     return one == other
-
-
-def _write_executors(stream: TextIO, executors: Sequence[ExecutorStatistics]) -> None:
-    names = ("emitted", "transferred", "executed", "acked", "failed")
-    stream.write("\n")
-    rows = []
-    for each in sorted(executors, key=lambda each: (each.component, each.tasks[0])):
-        counts = [f"{getattr(each.counts, name):,}" for name in names]
-        rows.append([each.component, f"{each.tasks[0]}-{each.tasks[-1]}", *counts])
-    write_table(stream, ("executor", "tasks", *names), rows)
 
 
 def settled(ledgers: Callable[[], dict[str, LedgerSnapshot]]) -> dict[str, LedgerSnapshot]:

@@ -83,7 +83,6 @@ class Stop:
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[StopRequest] = queue.SimpleQueue()
         self.requested = False
-        """True if a stop was requested."""
         self._was_signalled = False
 
     def request(self, request: StopRequest) -> None:

@@ -101,7 +101,6 @@ class HttpServer(socketserver.ThreadingMixIn, HTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in this thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -109,7 +108,6 @@ class HttpServer(socketserver.ThreadingMixIn, HTTPServer):
                 self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as in the base class
-        """Log an error, unless the client disconnected."""
         if not isinstance(sys.exception(), OSError):
             logger.error(
                 "http.request_failed", extra={"client": str(client_address)}, exc_info=sys.exception()

@@ -66,7 +66,10 @@ def run_worker(config: WorkerConfig, *, exit_on_stdin_eof: bool = False) -> int:
     log = LogOutput(config.log_level, config.log_format)
     log.start()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # works even if the loop is stuck
-    _allow_open_files()
+    # Each connection is a file. At the limit, which is usually 1024, gRPC accepts no connections and logs
+    # nothing, and its clients wait.
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     stop = Stop()
     stop.on_signals()
     if exit_on_stdin_eof:
@@ -78,15 +81,6 @@ def run_worker(config: WorkerConfig, *, exit_on_stdin_eof: bool = False) -> int:
     except Exception:
         logger.exception("worker.defect")
         return EXIT_DEFECT
-
-
-def _allow_open_files() -> None:
-    """Raise the soft limit of open files, usually 1024, to the hard limit. Each connection is a file.
-
-    At the limit, gRPC accepts no connections and logs nothing, and its clients wait.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:

@@ -57,7 +57,9 @@ class Security(Collector):
             worker_names=None if certificates is None else self.guard.worker_names,
         )
         for file in (config.tls_key, config.token_file):
-            _warn_if_others_may_read(file)
+            if file is not None and Path(file).stat().st_mode & stat.S_IROTH:
+                advice = "chmod o-r, or defaultMode 0440 and an fsGroup for a Secret"
+                logger.warning("secret.readable_by_all", extra={"file": file, "advice": advice})
 
     def _watched(self, file: str | None, read: Callable[[Path], _Content]) -> Callable[[], _Content] | None:
         """Return a function that returns a file's current content. Raise ConfigError if it is invalid."""
@@ -140,11 +142,3 @@ def caller_of(context: Context) -> Caller:
         (str(value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION), None
     )
     return Caller(context.peer(), tuple(names) if tls else (), tls, shown)
-
-
-def _warn_if_others_may_read(file: str | None) -> None:
-    if file is not None and Path(file).stat().st_mode & stat.S_IROTH:
-        logger.warning(
-            "secret.readable_by_all",
-            extra={"file": file, "advice": "chmod o-r, or defaultMode 0440 and an fsGroup for a Secret"},
-        )

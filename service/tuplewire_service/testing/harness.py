@@ -47,7 +47,6 @@ class Recorder(IConnectionCallback):
         self._taken: list[TaskGroup] = []
 
     def recv(self, batch: ReceivedBatch) -> None:
-        """Refuse each group, or record and then hold or release it."""
         with self._lock:
             batch.hold()  # each group is released separately, now or in release()
             for group in batch.groups:
