@@ -9,12 +9,13 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import NotReadyError, TuplewireError
 from tuplewire.text.escaping import escape_unprintable
-from tuplewire_service.command.parsers import add_client_command, control_of, credentials_of, positive_seconds
+from tuplewire_service.command.parsers import add_client_command, control_of, positive_seconds
 from tuplewire_service.command.terminal import console_of, write_text
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 
@@ -93,7 +94,6 @@ def _deactivate(arguments: argparse.Namespace) -> int:
 
 
 def _switch(arguments: argparse.Namespace, *, active: bool) -> int:
-    from tuplewire.connection.control_client import ControlClient
     from tuplewire.connection.control_clients import ControlClients
 
     with control_of(arguments) as client:
@@ -106,8 +106,7 @@ def _switch(arguments: argparse.Namespace, *, active: bool) -> int:
         return EXIT_OK
     assignment.version += 1  # workers apply only newer versions
     assignment.inactive = not active
-    credentials = credentials_of(arguments)
-    with ControlClients(lambda each: ControlClient(each, arguments.timeout, credentials=credentials)) as all_:
+    with ControlClients(partial(control_of, arguments)) as all_:
         told = all_.each((w.address for w in assignment.workers), lambda e: e.update_assignment(assignment))
     failures = {address: error for address, error in told.items() if isinstance(error, TuplewireError)}
     for address, error in failures.items():

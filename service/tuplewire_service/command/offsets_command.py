@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, NotReadyError
-from tuplewire_service.command.parsers import add_client_command, control_of, credentials_of, task_list
+from tuplewire_service.command.parsers import add_client_command, control_of, task_list
 from tuplewire_service.command.terminal import write_table
 from tuplewire_service.command.viewer.columns import NOT_KNOWN, short_client
 from tuplewire_service.config.stop import EXIT_OK
@@ -53,13 +53,12 @@ def _at(
     worker: pb.AssignedWorker, topology: str, tasks: list[int], to: str | None, arguments: argparse.Namespace
 ) -> list[tuple[Any, ...]]:
     """Return the rows of a worker's tasks. If `to` is given, first acknowledge messages up to it."""
-    from tuplewire.connection.control_client import ControlClient
     from tuplewire.wire import control_pb2 as pb
 
     asked = pb.PollRequest(
         topology=topology, receiver_id=worker.worker_id, tasks=[pb.PolledTask(task=task) for task in tasks]
     )
-    with ControlClient(worker.address, arguments.timeout, credentials=credentials_of(arguments)) as client:
+    with control_of(arguments, worker.address) as client:
         found = client.poll(asked)
         if to is not None:
             ends = {each.task: each.last_sequence if to == _LATEST else int(to) for each in found.tasks}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings.addresses import resolve_address
-from tuplewire_service.command.parsers import add_client_command, credentials_of, positive_seconds
+from tuplewire_service.command.parsers import add_client_command, control_of, positive_seconds
 from tuplewire_service.command.terminal import PROBLEM_STYLE, console_of
 from tuplewire_service.config.stop import EXIT_OK
 
@@ -58,14 +58,13 @@ def _top(arguments: argparse.Namespace) -> int:
     console = None if printed or arguments.web else console_of(sys.stdout)
     if console is None and not (printed or arguments.web):
         raise ConfigError("the live view needs a terminal: use --once, --json or --web")
-    from tuplewire.connection.control_client import ControlClient
     from tuplewire_service.command.cluster_tables import write_tables
     from tuplewire_service.command.status_report import MOST_LINES
     from tuplewire_service.command.viewer.cluster_poller import ClusterPoller
     from tuplewire_service.command.viewer.cluster_rows import cluster_rows
 
     first = resolve_address(arguments.address)
-    connect = partial(ControlClient, timeout=arguments.timeout, credentials=credentials_of(arguments))
+    connect = partial(control_of, arguments)
     if arguments.web:
         from tuplewire_service.command.viewer.live_page import MOST_ROWS, LivePage
 
