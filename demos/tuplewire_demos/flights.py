@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tuplewire_demos.file_spout import LINES, SKIPPED, skipped_lines
-from tuplewire_demos.flight_input import read_header
-from tuplewire_demos.flight_lines import FLIGHTS, FlightReader
+from tuplewire_demos.flight_lines import FLIGHTS, FlightReader, read_header
 from tuplewire_demos.flight_topology import DELAYS, LATE_MINUTES, SCHEMA, flights_topology
 from tuplewire_demos.input import InputError
 from tuplewire_demos.report import Findings, Progress, differences_of

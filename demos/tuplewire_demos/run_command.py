@@ -109,7 +109,7 @@ def _run(run: Callable[[argparse.Namespace, Progress], Findings], arguments: arg
 
 def _run_flights(arguments: argparse.Namespace, progress: Progress) -> Findings:
     from tuplewire_demos import flights
-    from tuplewire_demos.flight_input import nyc_flights, read_header
+    from tuplewire_demos.flight_lines import nyc_flights, read_header
     from tuplewire_demos.input import file_of
     from tuplewire_demos.spark_run import spark_and_workers
 

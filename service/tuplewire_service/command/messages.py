@@ -1,7 +1,6 @@
 """The formats of messages in files, pipes and terminals, for `tuplewire send` and `tuplewire recv`.
 
-Used by message_commands.py, inspection_commands.py, tapped.py and dead_letter_command.py. Owns no state.
-Thread-safe. Reference: docs/reference/command.md.
+Used by commands that show messages. Owns no state. Thread-safe. Reference: docs/reference/command.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The base of the conformance tests: connections to test, a callback that records, and waiting.
 
-Used by the conformance tests, and by tests of transports. Owns the recorded messages. Thread-safe.
-Design: docs/design/sessions.md (transports).
+Used by tests of transports. Owns the recorded messages. Thread-safe. Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations

@@ -192,40 +192,37 @@ _Holds = Mapping[tuple[str, str], _Hold]  # by the worker that owns the task, an
 def cluster_rows(samples: Iterable[WorkerSample]) -> ClusterRows:
     """Return the rows of a cluster."""
     samples = list(samples)
-    holds = _holds(each.now for each in samples if each.now is not None)
     known = [(each.now, Interval(each.before, each.now)) for each in samples if each.now is not None]
-    rows = ClusterRows(edges=edge_rows(known))
+    holds = _holds(now for now, _ in known)
+    rows = ClusterRows(edges=edge_rows(known), workers=[_worker(each) for each in samples])
     for now, over in known:
         rows.executors.extend(executor_rows(now, over))
     shares = {int(task): hold.share for (_, task), hold in holds.items() if task.isdecimal()}
     rows.components.extend(component_rows(known, rows.executors, shares))
-    for each in samples:
-        if each.now is None:
-            rows.workers.append(
-                WorkerRow(
-                    worker=each.worker,
-                    state=NO_ANSWER,
-                    address=each.address,
-                    problem=each.problem,
-                    tasks=each.tasks,
-                    silent_seconds=each.silent_seconds,
-                )
-            )
-            continue
-        over = Interval(each.before, each.now)
-        rows.workers.append(_worker(each, each.now, over))
-        rows.tasks.extend(_tasks(each.now, over, holds, rows.components))
-        rows.peers.extend(_peers(each.now, over, holds))
-        rows.senders.extend(sender_rows(each.now, over))
-        rows.consumers.extend(_consumers(each.now))
-        rows.losses.extend(_losses(each.now, over))
+    for now, over in known:
+        rows.tasks.extend(_tasks(now, over, holds, rows.components))
+        rows.peers.extend(_peers(now, over, holds))
+        rows.senders.extend(sender_rows(now, over))
+        rows.consumers.extend(_consumers(now))
+        rows.losses.extend(_losses(now, over))
     rows.blocking.extend(_silent_sentences(samples, holds))
     rows.blocking.extend(slow_sentences(rows.components, rows.edges, rows.executors))
     rows.blocking.extend(_sentences(holds, rows))
     return rows
 
 
-def _worker(sample: WorkerSample, now: pb.GetStatusResponse, over: Interval) -> WorkerRow:
+def _worker(sample: WorkerSample) -> WorkerRow:
+    now = sample.now
+    if now is None:
+        return WorkerRow(
+            worker=sample.worker,
+            state=NO_ANSWER,
+            address=sample.address,
+            problem=sample.problem,
+            tasks=sample.tasks,
+            silent_seconds=sample.silent_seconds,
+        )
+    over = Interval(sample.before, now)
     shares = over.shares(now)
     held = {each: share for each, share in shares.items() if each.startswith(_HELD_UP) and share > 0}
     before = over.before.ledger
