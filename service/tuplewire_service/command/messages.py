@@ -63,10 +63,9 @@ def read_messages(
     is invalid or has no task.
     """
     for number, line in enumerate(payloads, 1):
-        to, payload, metadata = (
-            _from_json(line, number) if form is MessageFormat.JSON else (None, line, MessageMetadata())
-        )
-        to = task if to is None else to
+        to, payload, metadata = task, line, MessageMetadata()
+        if form is MessageFormat.JSON:
+            to, payload, metadata = _from_json(line, number, task)
         if to is None:
             raise ConfigError(f"message {number} names no task: give TASK, or write JSON lines with `task`")
         yield to, payload, metadata
@@ -83,10 +82,11 @@ def _prefixed(file: BinaryIO) -> Iterator[bytes]:
         yield payload
 
 
-def _from_json(line: bytes, number: int) -> tuple[int | None, bytes, MessageMetadata]:
+def _from_json(line: bytes, number: int, task: int | None) -> tuple[int | None, bytes, MessageMetadata]:
     try:
         fields = json.loads(line)
-        task = check_task(fields["task"]) if "task" in fields else None
+        if "task" in fields:
+            task = check_task(fields["task"])
         payload = _bytes_of(fields) if "base64" in fields else _bytes_of(fields["message"])
         metadata = MessageMetadata()
         if fields.get("key") is not None:

@@ -55,10 +55,9 @@ def status_as_text(status: pb.GetStatusResponse) -> str:
 
 def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
     yield f"worker      {status.worker_id} (tuplewire {status.version}), topology {status.topology}"
-    assignment = (
-        f"assignment {status.assignment_version}" if status.assignment_version else "no assignment yet"
-    )
-    if status.newest_assignment_version > status.assignment_version:
+    version = status.assignment_version
+    assignment = f"assignment {version}" if version else "no assignment yet"
+    if status.newest_assignment_version > version:
         assignment += f" (another worker has {status.newest_assignment_version})"
     moving = f", {status.moving_tasks} tasks moving" if status.moving_tasks else ""
     yield f"state       {state_name(status.state)}, {assignment}{moving}"

@@ -109,9 +109,8 @@ class HttpServer(socketserver.ThreadingMixIn, HTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as in the base class
         if not isinstance(sys.exception(), OSError):
-            logger.error(
-                "http.request_failed", extra={"client": str(client_address)}, exc_info=sys.exception()
-            )
+            extra = {"client": str(client_address)}
+            logger.error("http.request_failed", extra=extra, exc_info=sys.exception())
 
 
 def _shut_down(connection: socket.socket) -> None:

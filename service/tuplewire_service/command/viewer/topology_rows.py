@@ -173,9 +173,8 @@ def slow_sentences(
     by_name = {each.component: each for each in components}
     at_limit = [each for each in components if each.slow and each.busy >= BUSY]
     for slow in sorted(at_limit, key=lambda each: -each.busy):
-        worst = max(
-            (each for each in executors if each.component == slow.component), key=lambda each: each.busy
-        )
+        own = [each for each in executors if each.component == slow.component]
+        worst = max(own, key=lambda each: each.busy)
         last = worst.first_task + worst.tasks - 1
         tasks = f"task {last}" if worst.tasks == 1 else f"tasks {worst.first_task} to {last}"
         sources = {edge.source for edge in edges if edge.target == slow.component}
