@@ -103,7 +103,6 @@ def _from_json(line: bytes, number: int, task: int | None) -> tuple[int | None, 
 
 
 def _bytes_of(value: Any) -> bytes:
-    """Return the bytes of a string, or of an object with `base64`."""
     if isinstance(value, dict):
         return base64.b64decode(value["base64"], validate=True)
     encoded: bytes = value.encode()

@@ -83,9 +83,13 @@ class Security(Collector):
 
     def admit(self, context: Context) -> Access:
         """Return the rights of a method's caller. Raise RefusedError if it is not admitted."""
-        caller = caller_of(context)
-        if caller.tls and self._certificates is not None:
-            self._certificates.handshakes.called(caller.peer)  # its handshake succeeded
+        auth, peer = context.auth_context(), context.peer()
+        tls = b"ssl" in auth.get("transport_security_type", ())
+        names = [name.decode(errors="replace") for name in auth.get("x509_subject_alternative_name", ())]
+        shown = [str(value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION]
+        if tls and self._certificates is not None:
+            self._certificates.handshakes.called(peer)  # its handshake succeeded
+        caller = Caller(peer, tuple(names) if tls else (), tls, shown[0] if shown else None)
         return self.guard.admit(caller)
 
     def check_call(self, context: Context, method: str) -> None:
@@ -131,14 +135,3 @@ class Security(Collector):
             yield counter(
                 "tls_connections", "TLS connections with at least one call.", handshakes.connections
             )
-
-
-def caller_of(context: Context) -> Caller:
-    """Return the caller, as gRPC identifies it."""
-    auth = context.auth_context()
-    tls = b"ssl" in auth.get("transport_security_type", ())
-    names = [name.decode(errors="replace") for name in auth.get("x509_subject_alternative_name", ())]
-    shown = next(
-        (str(value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION), None
-    )
-    return Caller(context.peer(), tuple(names) if tls else (), tls, shown)

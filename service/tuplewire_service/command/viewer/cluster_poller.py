@@ -62,7 +62,6 @@ class ClusterPoller(ControlClients):
         return client.status(MOST_CLIENTS, self._max_tasks)
 
     def _newest(self) -> pb.Assignment | None:
-        """Return the newest assignment if it is newer than the last applied one."""
         found = [(each.now.assignment_version, each.address) for each in self._workers if each.now]
         version, address = max(found, default=(0, ""))
         if version <= self._version:
