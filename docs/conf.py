@@ -33,6 +33,7 @@ html_static_path = ["_static", str(MERMAID)] if MERMAID.exists() else []
 html_js_files = ["mermaid.min.js", "pictures.js"] if MERMAID.exists() else []
 html_additional_pages = {"index": "start.html"}
 html_copy_source = False
+html_search_scorer = str(DOCS / "scorer.js")
 
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # a test executes the notebooks

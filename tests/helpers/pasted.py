@@ -35,6 +35,7 @@ PASTED = (
         logs=(r"worker\.drained .*accepted 4 = acknowledged 4 ",),
     ),
     Pasted(("clients/README.md",)),
+    Pasted(("docs/index.md",), ("42 b'hello'",)),
     Pasted(
         ("docs/tutorial/first-message.md",),
         ("42 b'hello'", "second: .*important", "from a shell", r'"headers": \[\["lang", "en"\]\]'),
@@ -46,6 +47,8 @@ PASTED = (
         (r"booked 12 \(\)", r"42\s+7\s+3\s+6\s+invalid literal", r"reason   invalid literal"),
     ),
     Pasted(("docs/how-to/receive.md",), ("1 b'to worker a'", "7 b'to worker b'", "7 b'after the move'")),
+    Pasted(("docs/how-to/asyncio.md",), ("received 1000",)),
+    Pasted(("docs/how-to/from-storm.md",), ("'to': 200", "'not': 100")),
     Pasted(("docs/how-to/secure.md",)),
     Pasted(("docs/how-to/transport.md",)),
     Pasted(("docs/how-to/try-faults.md",), (r"(?m)^2$",)),
