@@ -48,5 +48,5 @@ def test_a_prompt_takes_it(page: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("pasted", PASTED, ids=lambda each: each.pages[0])
 def test_pasted(pasted: Pasted, tmp_path: Path) -> None:
-    """Every block of a page runs, one after another."""
-    check(pasted, paste(pasted.pages, tmp_path, _SECONDS))
+    """Every block of a page runs, one after another, also if a reader pastes the page again."""
+    check(pasted, paste(pasted.pages * 2, tmp_path, _SECONDS))
