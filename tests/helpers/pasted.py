@@ -51,6 +51,9 @@ PASTED = (
     Pasted(("docs/how-to/from-storm.md",), ("'to': 200", "'not': 100")),
     Pasted(("docs/how-to/secure.md",)),
     Pasted(("docs/how-to/transport.md",)),
+    Pasted(("docs/reference/api/client.md",), ("42 b'a key' b'one'", "42 None b'three'")),
+    Pasted(("docs/reference/api/topology.md",), (r"\[\('BE',\), \('TO',\)\]",)),
+    Pasted(("docs/reference/api/workers.md",), ("60 b'to the second worker'",)),
     Pasted(("docs/how-to/try-faults.md",), (r"(?m)^2$",)),
 )
 PASTED_ON_SPARK = Pasted(

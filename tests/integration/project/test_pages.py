@@ -16,7 +16,7 @@ LEAVE_OUT = "without its empty line"
 
 def test_every_page_with_programs_is_pasted() -> None:
     """Blocks in `python` or `sh` are run by a test; blocks without a test are in `py` or `shell`."""
-    folders = ("*.md", "*/*.md", "docs/*/*.md")
+    folders = ("*.md", "*/*.md", "docs/*/*.md", "docs/*/*/*.md")
     files = (path for pattern in folders for path in ROOT.glob(pattern) if not path.is_symlink())
     pages = {str(path.relative_to(ROOT)) for path in files}
     with_programs = {page for page in pages if blocks(page)}
