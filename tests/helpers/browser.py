@@ -12,9 +12,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from helpers import eventually
 from helpers.tools import require_tool
 
 PROGRAM = "chromium-headless-shell"
+_SECONDS = 60.0
+"""Seconds that a new user may need."""
 
 
 class Browser:
@@ -82,6 +85,11 @@ class Browser:
         file.write_bytes(
             base64.b64decode(self._ask("Page.captureScreenshot", captureBeyondViewport=True)["data"])
         )
+
+
+def until(tab: Browser, expression: str, what: str) -> None:
+    """Wait until an expression is true in the page."""
+    eventually(lambda: tab.value(expression), _SECONDS, f"{what}; {tab.complaints}")
 
 
 @contextlib.contextmanager

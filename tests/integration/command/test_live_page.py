@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from helpers import eventually
-from helpers.browser import Browser, browser
+from helpers.browser import browser, until
 from helpers.certificates import Authority
 from helpers.secured import files_of, tls_flags, token_files, variables_of
 from helpers.slow_words import FILE_KEY, topology
@@ -35,13 +35,6 @@ from tuplewire_service.command.viewer.rates import WorkerSample
 from tuplewire_topology.clusters.cluster import DistributedCluster
 
 SLOW_TASK = 3
-SECONDS = 60.0
-"""Seconds that a new user may need."""
-
-
-def until(tab: Browser, expression: str, what: str) -> None:
-    """Wait until an expression is true in the page."""
-    eventually(lambda: tab.value(expression), SECONDS, f"{what}; {tab.complaints}")
 
 
 class Answer(NamedTuple):
