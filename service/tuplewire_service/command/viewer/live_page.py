@@ -97,6 +97,8 @@ def _contents(samples: Sequence[WorkerSample]) -> dict[str, Any]:
             "executors": len(rows.executors),
             "senders": sum(each.connected_senders + each.remembered_senders for each in rows.workers),
             "consumers": sum(each.consumers for each in rows.workers),
+            "workers": len(rows.workers),
+            "losses": len(rows.losses),
         },
         "components": rows.components,
         "edges": rows.edges,
