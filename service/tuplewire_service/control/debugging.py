@@ -44,7 +44,6 @@ class Debugging:
     """The debug bundles of one process. Call only from the event loop, except the constructor."""
 
     def __init__(self, config: WorkerConfig, log: LogOutput) -> None:
-        """Start. `log` has the recent records, and changes the level."""
         self.log = log
         self.registry: CollectorRegistry | None = None
         """The registry of the admin port."""

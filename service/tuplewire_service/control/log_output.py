@@ -38,12 +38,10 @@ class EventFormatter(logging.Formatter):
     """`TIME LEVEL event key=value ...`, with a trace on separate lines; or one JSON object per line."""
 
     def __init__(self, form: str) -> None:
-        """Format as `text` or `json`."""
         super().__init__()
         self._form = form
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         instant = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         moment = f"{instant}.{int(record.msecs):03d}Z"
         trace = self.formatException(record.exc_info) if record.exc_info else ""
@@ -65,7 +63,6 @@ class _Recent(logging.Handler):
         self.counts: Counter[str] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Store and count a record."""
         level = logging.getLevelName(min(record.levelno, logging.ERROR))
         self.counts[level.lower()] += 1
         self.lines.append(self.format(record)[:_MOST_LINE])
@@ -128,10 +125,5 @@ class LogOutput(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metric. Thread-safe."""
-        counts = self._recent.counts
-        yield counters(
-            "log_records",
-            "Log records written, by level.",
-            "level",
-            [(level, counts[level]) for level in LEVELS],
-        )
+        counts = [(level, self._recent.counts[level]) for level in LEVELS]
+        yield counters("log_records", "Log records written, by level.", "level", counts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -123,13 +123,9 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             raise MalformedError(str(error)) from error
         return pb.UpdateAssignmentResponse(version=assignment.version, changed=changed)
 
-    async def Tap(self, request: pb.TapRequest, context: Context) -> AsyncIterator[pb.TapResponse]:
-        """Yield copies of passing messages."""
-        async with contextlib.aclosing(
-            self.taps.tap(request, self.admit(context), context.peer())
-        ) as responses:
-            async for response in responses:
-                yield response
+    def Tap(self, request: pb.TapRequest, context: Context) -> AsyncGenerator[pb.TapResponse]:
+        """Return copies of passing messages."""
+        return self.taps.tap(request, self.admit(context), context.peer())
 
     async def GetDebug(
         self, _request: pb.GetDebugRequest, context: Context

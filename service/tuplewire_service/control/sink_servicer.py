@@ -29,10 +29,7 @@ _Choosing = pb.BeginRequest | pb.CheckRequest | pb.PublishRequest
 # ruff: noqa: N802 - methods have the wire's names
 @dataclass(eq=False)
 class SinkServicer(control_pb2_grpc.SinksServicer):
-    """Serves tuplewire.v1.Sinks for one worker. Call only from the event loop.
-
-    `admit` returns a caller's rights to send. Publish rights are checked earlier.
-    """
+    """Serves tuplewire.v1.Sinks; publish rights are checked earlier. Call only from the event loop."""
 
     worker: Worker
     admit: Admit
@@ -46,7 +43,6 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         return access.owner, request.sink
 
     def _named(self, request: _Choosing, context: Context) -> tuple[Sink, list[AttemptName]]:
-        """Return the sink and the attempts of a request."""
         names = [
             AttemptName(each.partition, each.attempt, each.messages, each.pieces) for each in request.attempts
         ]

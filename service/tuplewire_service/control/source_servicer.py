@@ -25,10 +25,7 @@ _MOST_WAIT_SECONDS = 10.0
 # ruff: noqa: N802 - methods have the wire's names
 @dataclass(eq=False)
 class SourceServicer(control_pb2_grpc.SourceServicer):
-    """Serves tuplewire.v1.Source for one worker. Call only from the event loop.
-
-    `admit` returns a caller's rights to receive.
-    """
+    """Serves tuplewire.v1.Source for one worker. Call only from the event loop."""
 
     worker: Worker
     admit: Admit
@@ -77,7 +74,8 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
                 response.tasks.append(state)
             return response
 
-        return await asyncio.to_thread(fill) if len(wanted) > 1 or _asks(request) else fill()
+        in_thread = len(wanted) > 1 or any(each.HasField("entries_to") for each in request.tasks)
+        return await asyncio.to_thread(fill) if in_thread else fill()
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[bytes]:
         """Yield messages as encoded ReadResponses; other calls run between two frames."""
@@ -104,7 +102,3 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
                     await asyncio.sleep(0)  # let other calls run
                 await asyncio.sleep(0)
         return pb.AcknowledgeResponse()
-
-
-def _asks(request: pb.PollRequest) -> bool:
-    return any(each.HasField("entries_to") for each in request.tasks)

@@ -45,7 +45,6 @@ class TapService:
     """The taps of one worker, as streams. Call only from the event loop."""
 
     def __init__(self, worker: Worker) -> None:
-        """Start without taps."""
         self._worker = worker
         self._ending: dict[asyncio.Event, RefusedError | None] = {}
 

@@ -2,7 +2,7 @@
 
 gRPC and ZeroMQ let a second server replace a live socket without an error, and the first gRPC server that
 stops removes the file of both. So a lock file decides between workers, and a connection attempt identifies a
-stale socket. Used by process/main.py and the ZeroMQ transport. Owns the lock file. Thread-safe.
+stale socket. Thread-safe.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ def claimed_socket(path: Path) -> Iterator[None]:
 
 
 def _locked(path: Path, lock: Path) -> int:
-    """Lock a file, and return its descriptor."""
     # The previous holder may remove the file between open() and flock(). Such a lock would exclude no worker.
     while True:
         try:

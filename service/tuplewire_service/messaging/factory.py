@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TuplewireError
@@ -93,20 +92,14 @@ def _find(name: str) -> Any:
     ours = tuplewire_transport(name)
     if ours is not None:
         raise ConfigError(f"{TRANSPORT_KEY}={name!r} is a class of Storm's: write {ours!r} in place of it")
-    for point in _installed():
-        if point.name == name:
-            return _load(name, point.load)
+    load = next((point.load for point in _installed() if point.name == name), None)
     # A name without a dot cannot be a class, so the list of transports helps more than an import error.
-    if ":" not in name and "." not in name:
+    if load is None and ":" not in name and "." not in name:
         raise ConfigError(
             f"unknown transport {name!r} in {TRANSPORT_KEY}; known are: "
             f"{', '.join(TransportFactory.known())}; or name a class as package.module:Class"
         )
-    return _load(name, partial(pkgutil.resolve_name, name))
-
-
-def _load(name: str, load: Any) -> Any:
     try:
-        return load()
+        return pkgutil.resolve_name(name) if load is None else load()
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"cannot load the transport {name!r} of {TRANSPORT_KEY}: {error}") from error

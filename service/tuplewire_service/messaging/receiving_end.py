@@ -13,7 +13,7 @@ import asyncio
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 
@@ -47,10 +47,7 @@ def worker_number(worker_id: str, incarnation: int) -> int:
 
 
 class Session:
-    """A sender's session at its receiver, and its current stream; it outlives its streams.
-
-    Call only from the event loop, except release().
-    """
+    """A sender's session; it outlives its streams. Call only from the event loop, except release()."""
 
     def __init__(
         self, hello: pb.Hello, access: IAccess, epoch: int, leases: Leases, exhausted: Counter[int]
@@ -129,11 +126,6 @@ class Session:
                 self._inbounds.clear()
             inbound = self._inbounds[forwarded] = _Inbound(self, forwarded)
         return inbound
-
-    def watch_releases(self, tasks: Collection[int]) -> None:
-        """Report every release of these tasks' messages from now on."""
-        self.state.credit.watch_releases(tasks)
-        self.wake()
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
         """Release messages. Thread-safe."""

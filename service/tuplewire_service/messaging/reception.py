@@ -38,10 +38,7 @@ class Reception(IConnectionCallback):
     """
 
     def __init__(self, on_open: Callable[[], object]) -> None:
-        """Start closed to messages.
-
-        `on_open` is called once, at the registration of a callback or the first pull().
-        """
+        """Start closed to messages. `on_open` is called once, by register() or the first pull()."""
         self.refused_messages: Counter[str] = Counter()
         """Number of refused messages by error code."""
         self.callback: IConnectionCallback = self

@@ -37,8 +37,7 @@ from tuplewire_service.messaging.subscription import ISubscription, ISubscriptio
 _GRPC_DEFAULT_BYTES = 4 << 20
 """The response limit of a consumer that reports none."""
 _TURN_CURSORS = 100
-"""Maximum number of cursors and rejections for one turn of the loop, so that other sessions are not delayed.
-"""
+"""Maximum number of cursors and rejections for one turn of the loop: other sessions are not delayed."""
 _FRAME_BYTES = 64
 """The maximum overhead of a response in addition to its groups."""
 _Denied = asyncio.Future[RefusedError]

@@ -313,7 +313,8 @@ class SendService(StreamService):
                     self.leases.forget(session.key)
                 return
             if kind == "watch_releases":
-                session.watch_releases(request.watch_releases.tasks)
+                session.state.credit.watch_releases(request.watch_releases.tasks)
+                session.wake()
             if kind == "probe":
                 # A brief probe requests only changes, but immediately, because a caller waits for them.
                 if not request.probe.brief:

@@ -20,9 +20,7 @@ class SendStream:
         self.wire = wire
         self.wake = asyncio.Event()
         self.notices: dict[tuple[str, int], pb.SendResponse] = {}
-        """Messages to write besides acknowledgements: only the latest of each kind and part, as a peer may
-        never read.
-        """
+        """Messages besides acknowledgements: the latest of each kind and part, as a peer may never read."""
         self.frames = BatchedEvent(self.wake, asyncio.get_running_loop())
         """Accepted frames without an acknowledgement, gathered unless the sender requests one."""
         self.task = asyncio.current_task()
@@ -77,7 +75,6 @@ class SendStream:
 
 
 def _merge(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
-    """Merge a later status into one that was not sent yet."""
     congested = set(status.congested).difference(later.relieved).union(later.congested)
     relieved = set(status.relieved).union(later.relieved).difference(later.congested)
     status.congested[:] = sorted(congested)

@@ -1,8 +1,7 @@
 """Both sides of a transport with sessions over streams, and the base of their contexts.
 
-Used by the transports grpc, local and zmq, and by worker/connections.py. Owns the bound servers and clients
-of a context. Thread-safe. Exceptions: methods of the event loop. Design: docs/design/sessions.md
-(transports).
+Used by grpc, local and zmq, and by worker/connections.py. Owns the bound servers and clients of a context.
+Thread-safe. Exceptions: methods of the event loop. Design: docs/design/sessions.md (transports).
 """
 
 from __future__ import annotations
@@ -47,8 +46,6 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _LAST_CALLS_SECONDS = 0.5
 """Timeout at a close for calls in progress: a status call or an idle Recv stream."""
-
-
 _Connection = TypeVar("_Connection", bound=IConnection)
 _Context = TypeVar("_Context", bound="StreamedContext")
 Serve = Callable[[ServerStream], Awaitable[None]]
@@ -153,10 +150,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
 
     @property
     def tasks_without_credit(self) -> Collection[int]:
-        """The tasks for which a sender has used up its window, the longest first. For metrics.
-
-        Call only from the event loop.
-        """
+        """Tasks for which a sender has used up its window, longest first. Call only from the event loop."""
         return self._send.tasks_without_credit.keys()
 
     def restrict_intake(self, intake: AcceptedPeers = AcceptedPeers.NOBODY) -> None:
@@ -201,7 +195,6 @@ class StreamedClient(IClientConnection):
     """A sending end with the interface of a transport plug-in."""
 
     def __init__(self, end: SendingEnd) -> None:
-        """Start to connect."""
         self.end = end
         end.thread.begin(end)
 

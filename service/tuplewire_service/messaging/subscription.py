@@ -68,10 +68,7 @@ class ISubscription(ABC):
 
     @abstractmethod
     def progress(self, cursors: Sequence[TaskCursor]) -> bool:
-        """Apply the progress that the consumer reports.
-
-        Returns True if it exceeds one turn of the event loop: the next call continues.
-        """
+        """Apply reported progress. Return True if it exceeds one turn of the loop: call again to continue."""
 
     def take_answers(self) -> list[RejectedTask]:
         """Return new answers to rejections; send them before the result of the next take()."""

@@ -1,8 +1,4 @@
-"""An event that wakes waits for a condition of a worker.
-
-Used by router.py, sinks.py and worker.py. Owns no state except the event. Call only from the event loop.
-Design: docs/design/drain.md.
-"""
+"""An event that wakes waits for a condition of a worker. Design: docs/design/drain.md."""
 
 from __future__ import annotations
 

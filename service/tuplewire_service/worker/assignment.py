@@ -36,10 +36,7 @@ _MOST_SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class AssignedWorker:
-    """A worker with its address (host:port), its tasks and its node.
-
-    `peer_address` is the address for other workers, if it differs.
-    """
+    """A worker at an address (host:port). `peer_address` is the one for other workers, if it differs."""
 
     worker_id: str
     address: str
@@ -142,18 +139,16 @@ class Assignment:
         return cls(
             _typed(fields["version"], int, "version"),
             _typed(fields["topology"], str, "topology"),
-            tuple(_worker(worker) for worker in workers),
+            tuple(map(_worker, workers)),
             _typed(fields.get("active", True), bool, "active"),
         )
 
 
 def _worker(value: Any) -> AssignedWorker:
     fields = _object(value, "a worker", ("worker_id", "address", "tasks"), ("node", "peer_address"))
-    tasks = _typed(fields["tasks"], list, "tasks")
-    for task in tasks:
-        _typed(task, int, "a task id")
+    tasks = tuple(_typed(task, int, "a task id") for task in _typed(fields["tasks"], list, "tasks"))
     texts = {key: _typed(value, str, key) for key, value in fields.items() if key != "tasks"}
-    return AssignedWorker(tasks=tuple(tasks), **texts)
+    return AssignedWorker(tasks=tasks, **texts)
 
 
 def _object(value: Any, what: str, needed: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
@@ -178,7 +173,6 @@ def _check_text(what: str, text: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as a string of bounded length."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
@@ -194,7 +188,6 @@ def _typed(value: Any, kind: type[Any], what: str) -> Any:
 
 
 def _add_tasks(owners: dict[int, AssignedWorker], worker: AssignedWorker) -> None:
-    """Make a worker the owner of its tasks. Raises ConfigError for an invalid or already assigned task."""
     for task in worker.tasks:
         try:
             check_task(task)
@@ -233,12 +226,10 @@ class AssignmentFile:
     modification time.
 
     Args:
-        update: Called with the assignment. Its errors (a stale version, a wrong topology) count as the
-            file's.
+        update: Called with the assignment. Its errors, such as a stale version, count as the file's.
 
     Attributes:
-        problem: The reason that the file's assignment is not in use, or empty. The previous assignment
-            remains.
+        problem: The reason that the previous assignment remains in use instead of the file's, or empty.
     """
 
     def __init__(self, path: Path, update: Callable[[Assignment], bool]) -> None:

@@ -29,9 +29,7 @@ from tuplewire_service.messaging.streamed_transport import StreamedContext
 logger = event_logger(__name__)
 
 GIVE_UP_SECONDS = 3.0
-"""Seconds that a worker outside the assignment may be unreachable, or not acknowledge messages, before the
-messages are rerouted.
-"""
+"""Seconds without a session or acknowledgements after which an unassigned worker's messages are rerouted."""
 _MOST_LOSERS = 1000
 """Maximum number of departed workers with a separate count of possibly lost messages."""
 Peer = tuple[str, str]
@@ -48,11 +46,7 @@ class Connections:
         events: SendEvents,
         on_returned: Callable[[SendingEnd, list[tuple[TaskGroup, Any]]], None],
     ) -> None:
-        """Start without connections.
-
-        `events` are the callbacks of each connection. `on_returned` is called with the messages that the peer
-        of a closed connection had not acknowledged.
-        """
+        """Pass the messages that the peer of a closed connection had not acknowledged to `on_returned`."""
         self._context = context
         self._topology = topology
         self._events = events
@@ -181,10 +175,7 @@ class Connections:
                 yield task, worker_id
 
     def loads(self, peer: Peer, tasks: Collection[int]) -> dict[int, float]:
-        """Return the last reported loads of a worker's tasks; 0 for tasks without a report.
-
-        The result is empty while there is no session with the worker.
-        """
+        """Return the last reported loads of a worker's tasks, 0 by default; empty without a session."""
         if not self.ready(peer):
             return {}
         loads = self._connections[peer].loads.of(tasks, time.monotonic())

@@ -1,8 +1,4 @@
-"""Accounting for accepted messages that cannot be routed. Each is counted by its reason.
-
-Used by router.py and transfer_queue.py. Owns no state except the times of its log events.
-Call only from the event loop. Design: docs/design/sessions.md (refusals and the ledger).
-"""
+"""Accounting for accepted messages that cannot be routed. Design: docs/design/sessions.md."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ logger = event_logger(__name__)
 
 
 class Drops:
-    """Drops messages of one worker. Call only from the event loop."""
+    """Drops messages of one worker, and counts each by its reason. Call only from the event loop."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -53,7 +53,6 @@ class RouteHistory:
     """The last destinations of one entry worker's messages: a connection, or None for the local queue."""
 
     def __init__(self, connection: SendingEnd | None) -> None:
-        """Start with all messages at one destination."""
         self._ends: list[float] = [math.inf]
         self._went_to: list[SendingEnd | None] = [connection]
 
@@ -167,7 +166,6 @@ class Moves:
 
         Args:
             own: This worker's number as an entry worker.
-            incarnation: This worker's incarnation.
             connection: Returns the connection to a worker.
             is_drained: Returns True if the local queue of a moving task is empty. Until then, new messages
                 follow through it without waiting.
@@ -219,7 +217,7 @@ class Moves:
 
         1. A departed worker had forwarded earlier messages: follow them to its successor, unless that is the
            owner, or earlier messages are in flight to the owner.
-        2. The task moves: follow the earlier messages, see Move.earlier().
+        2. The task moves: follow the earlier messages, see Move.route_of_predecessors().
         3. The task does not move: no order is required.
         """
         entered = entered_at(group, inbound, self._own)
@@ -258,10 +256,7 @@ class Moves:
                 route.lost |= route.peer in peers
 
     def give_up(self, connection: SendingEnd, left: Iterable[HeldGroup]) -> list[HeldGroup]:
-        """Remove the routes of a closed connection, whose messages were returned.
-
-        Return the messages that do not need to wait for another old route.
-        """
+        """Remove the routes of a closed connection; return its messages that wait for no other old route."""
         for move in self._moves.values():
             move.routes = [route for route in move.routes if route.connection is not connection]
         return [(group, inbound) for group, inbound in left if not self.keep(group, inbound)]

@@ -54,9 +54,7 @@ class Queue:
     rejected: int = 0
     """The number of its consumer's last rejection."""
     held_until: float = 0.0
-    """Time of the monotonic clock before which nothing is delivered; 0 if no rejected message blocks the
-    queue.
-    """
+    """Monotonic time before which nothing is delivered; 0 if no rejected message blocks the queue."""
     readers: set[asyncio.Event] = field(default_factory=set)
     """Events that are set when a waiting reader should check the queue; see ReceiveQueues."""
 

@@ -1,8 +1,7 @@
 """The consumers of receive queues. Each queue has one; the newest subscriber takes it over.
 
-Used by router.py. Owns the subscriptions; the queues belong to receive_queues.py.
-Call only from the event loop.
-Design: docs/design/credit.md (queues) and docs/design/acking.md (rejected messages).
+Used by router.py. Owns the subscriptions; the queues belong to receive_queues.py. Call only from the event
+loop. Design: docs/design/credit.md (queues) and docs/design/acking.md (rejected messages).
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ class QueueSubscription(ISubscription):
     def __init__(
         self, consumers: QueueConsumers, wake: Callable[[], None], request: SubscribeRequest
     ) -> None:
-        """Start without queues."""
         self._consumers = consumers
         self._queues = consumers.queues
         self._wake = wake
@@ -139,8 +137,6 @@ class QueueSubscription(ISubscription):
         return bool(self._unsettled)
 
     def take_answers(self) -> list[RejectedTask]:
-        if not self._answers:
-            return []
         answers, self._answers = self._answers, {}
         return list(answers.values())
 

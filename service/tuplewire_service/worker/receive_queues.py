@@ -28,15 +28,11 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 _RANKED_AT_ONCE = 1000
 """Tasks to rank in one turn of the loop: a fraction of a millisecond."""
 TURN_GROUPS = 100
-"""Maximum number of groups to acknowledge or reject in one turn of the loop, so that other sessions are not
-delayed.
-"""
+"""Groups to acknowledge or reject in one turn of the loop, at most: other sessions are not delayed."""
 _MOST_WATCHED = 100_000
 """Maximum number of tasks that all readers together may wait for."""
 _MOST_TAILS = 10_000
-"""Maximum number of removed tasks with a stored last sequence. Other tasks start after the highest evicted
-one.
-"""
+"""Maximum number of removed tasks with a stored last sequence. Others start after the highest evicted one."""
 
 
 class ReceiveQueues:
@@ -52,10 +48,8 @@ class ReceiveQueues:
         """Start without queues.
 
         Args:
-            settings: The limits of a queue.
             on_done: Called with a task and its acknowledged messages; empty if a consumer left a moving task.
             not_here: Returns the error for a task that is not local.
-            observer: Traces messages.
         """
         self._settings = settings
         self.on_done = on_done
@@ -326,7 +320,6 @@ class ReceiveQueues:
                 queue.readers.discard(change)
 
     def _unconsumed(self, task: int) -> Queue:
-        """Return the queue of a local task; SupersededError if it has a consumer."""
         queue = self._queues.get(task)
         if queue is None:
             raise self.not_here(task)

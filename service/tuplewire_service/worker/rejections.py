@@ -87,12 +87,7 @@ class CopyRoom:
 
 @dataclass(order=True, slots=True)
 class Copy:
-    """A copy of a rejected message.
-
-    Attributes:
-        due: The time to send it.
-        settles: The reason for which the original is dropped, if any.
-    """
+    """A copy of a rejected message, to send when `due`. `settles` is the original's drop reason, if any."""
 
     due: float
     number: int
@@ -119,14 +114,7 @@ class Rejections:
         recv: Callable[[ReceivedBatch], None],
         holder_known: Callable[[int], bool],
     ) -> None:
-        """Start empty.
-
-        Args:
-            settings: The limits, and the dead-letter task.
-            ledger: The ledger of the worker.
-            recv: Accepts a batch like one of a program.
-            holder_known: Returns True if a worker owns a task.
-        """
+        """Send copies through `recv`. `holder_known` returns True if a worker owns a task."""
         self.rejections = 0
         """Total number of rejections."""
         self.hurried = False
@@ -222,10 +210,7 @@ class Rejections:
         return task is not None and not self.is_full(task)
 
     def emit_dead_letter(self, group: TaskGroup, count: int, reason: str) -> None:
-        """Send a message to the dead-letter task after `count` attempts.
-
-        Without space for it, the message counts as dropped{rejected}.
-        """
+        """Send a message to the dead-letter task after `count` attempts, or count it as dropped{rejected}."""
         self._ledger.accepted += 1
         task, now = self._settings.dead_letter_task, time.monotonic()
         if task is None or self.is_full(task):

@@ -57,10 +57,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         on_departures: Callable[[Sequence[Departure], Sequence[Departure]], None],
         observer: Observer | None = None,
     ) -> None:
-        """Start without an assignment. `draining` returns True once this worker drains; `observer` traces.
-
-        `on_departures` is called with departed workers, and with the new ones, without their sinks.
-        """
+        """Pass departed workers, and the new ones without their sinks, to `on_departures`."""
         self.table, self.version_received = RoutingTable(settings.worker_id), 0
         """The newest assignment version that other workers have reported in a frame."""
         self._settings = settings

@@ -1,9 +1,7 @@
-"""A worker's servers: one for programs, and one for peers if they use another transport.
+"""A worker's servers: for programs, for peers with another transport, and for the program in its process.
 
-One more serves the program in the worker's process, if there is one. Used by worker.py and times.py. Owns the
-bound servers. Call only from the event loop.
-Source: Storm's `WorkerState.registerCallbacks`, which has one receiver for all.
-Design: docs/design/sessions.md (transports).
+Used by worker.py and times.py. Owns the bound servers. Call only from the event loop. Source: Storm's
+`WorkerState.registerCallbacks`, which has one receiver for all. Design: docs/design/sessions.md (transports).
 """
 
 from __future__ import annotations
@@ -23,10 +21,7 @@ _CLOSE_SECONDS = 10.0
 
 
 def streamed(context: IContext) -> StreamedContext:
-    """Return a context that can carry a worker's messages. Raises ConfigError.
-
-    Moves need the sending end of a connection, which other contexts do not have.
-    """
+    """Return a context whose connections have a sending end, which moves need. Raises ConfigError."""
     if isinstance(context, StreamedContext):
         return context
     raise ConfigError(
@@ -45,7 +40,6 @@ class Servers:
         own_program: StreamedContext | None,
         topology: str,
     ) -> None:
-        """Start without servers; see Worker for the transports."""
         self._programs = programs
         self._peers = peers
         self._own_program = own_program

@@ -72,8 +72,9 @@ class StageFile:
         with self._lock:
             # Reserve the range under the lock; the write itself needs no lock.
             start = self._shared.end
-            self._shared.end += -(-len(rest) // _BLOCK_BYTES) * _BLOCK_BYTES
-        self._parts.append((start, len(rest)))
+            blocks = -(-len(rest) // _BLOCK_BYTES) * _BLOCK_BYTES
+            self._shared.end += blocks
+        self._parts.append((start, blocks))
         written = []
         place = start
         for frame in frames:
@@ -98,15 +99,10 @@ class StageFile:
             if not self._shared.users:
                 self._shared.file.close()
                 return
-            for start, length in self._parts:
-                _punch(self._shared.file.fileno(), start, length)
-
-
-def _punch(descriptor: int, start: int, length: int) -> None:
-    """Free the whole blocks in a part of a file; no effect on systems without fallocate."""
-    if length and hasattr(_libc, "fallocate"):
-        blocks = -(-length // _BLOCK_BYTES) * _BLOCK_BYTES
-        _libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(blocks))
+            descriptor = self._shared.file.fileno()
+            if hasattr(_libc, "fallocate"):
+                for start, blocks in self._parts:
+                    _libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(blocks))
 
 
 def _unusable(directory: str | None, error: OSError) -> ResourceLimitError:

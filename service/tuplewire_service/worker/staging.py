@@ -234,10 +234,7 @@ class Staging:
         stage.close()
 
     def find(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Stage]:
-        """Return attempts in the order of their partitions.
-
-        Raises StagedDataLostError unless all of them are complete.
-        """
+        """Return attempts by partition. Raises StagedDataLostError unless all of them are complete."""
         state = self._epochs.get(sink)
         found: list[Stage] = []
         for name in sorted(names):
@@ -253,10 +250,7 @@ class Staging:
         return found
 
     def choose(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Stage]:
-        """Remove and return the chosen attempts in the order of their partitions; drop the sink's others.
-
-        Raises StagedDataLostError, without changes, unless all of them are complete.
-        """
+        """Remove and return attempts as find() does; drop the sink's others. An error changes nothing."""
         chosen = self.find(sink, epoch, names)
         if chosen:
             kept = set(map(id, chosen))
@@ -314,7 +308,6 @@ class Staging:
         return state.number
 
     def _forget(self, sink: Sink, state: _OpenEpoch, attempts: Iterable[str]) -> None:
-        """Drop attempts of an epoch, and the epoch if it has no others."""
         for attempt in attempts:
             self._drop(state.stages.pop(attempt))
         if not state.stages:
@@ -365,10 +358,8 @@ class Staging:
         # Assume that only one attempt for each partition remains.
         own = {each.partition: each for each in state.stages.values()}
         own[stage.partition] = stage
-        memory, disk = (
-            sum(each.memory_bytes for each in own.values()),
-            sum(each.disk_bytes for each in own.values()),
-        )
+        memory = sum(each.memory_bytes for each in own.values())
+        disk = sum(each.disk_bytes for each in own.values())
         error: type[TuplewireError] = EpochTooLargeError
         why = f"of more than {memory + disk} bytes"
         # It fits alone, so waiting helps, unless epochs that also wait hold all space.

@@ -1,8 +1,7 @@
-"""Tracks the workers that hold messages forwarded by departed workers.
+"""Tracks the workers that hold messages forwarded by departed workers. Design: docs/design/moves.md.
 
 Later messages follow the same route. If a task moves again before these messages are processed, a message on
-a new route would be delivered before them. Used by moves.py. Owns the known successors.
-Call only from the event loop. Design: docs/design/moves.md.
+a new route would be delivered before them.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from tuplewire_service.worker.connections import Peer
 
 
 class Successors:
-    """The next destination for each task and entry worker. Call only from the event loop.
+    """The destination of the next message of each task and entry worker; later ones follow that message.
 
-    It applies to one message; later ones follow that message.
+    Call only from the event loop. `own` is this worker's number as an entry worker.
     """
 
     def __init__(self, own: int, incarnation: int) -> None:
-        """Start empty. `own` is this worker's number as an entry worker, `incarnation` its incarnation."""
         self._own = own
         self._incarnation = incarnation
         self._known: dict[OfEntry, Successor] = {}
@@ -43,10 +41,7 @@ class Successors:
     def refresh(
         self, departures: Departures, unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
     ) -> None:
-        """Add departed workers; call this before their messages count as released.
-
-        For `unreleased`, see Connections.unreleased().
-        """
+        """Add departed workers, before their messages count as released; see Connections.unreleased()."""
         for each in unreleased:
             self.add_departures(departures.of([each[1]]), [each])
         for key in list(self._known):

@@ -149,7 +149,6 @@ class Taps:
     """The taps of one worker. True if a tap is open: the only check on the data path without taps."""
 
     def __init__(self) -> None:
-        """Start without taps."""
         self._open: list[Tap] = []
         self._ended = pb.TapStatus()
 

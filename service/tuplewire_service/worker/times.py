@@ -48,10 +48,7 @@ class TimeState(enum.StrEnum):
 
 
 class TimeShares:
-    """Sums the waits of an event loop by cause; all other time is busy.
-
-    The caller provides the clock. Call only from the event loop.
-    """
+    """Sums the waits of an event loop by cause; other time is busy. Call only from the event loop."""
 
     __slots__ = ("_began", "_waited")
 
@@ -101,12 +98,10 @@ class Blocking:
         self._gone: Callable[[int, str], bool] = lambda _task, _where: False
 
     def add(self, blocked: Iterable[tuple[int, str]], elapsed: float) -> None:
-        """Add the seconds since the last sample to each task and place that blocks now.
-
-        Removed tasks and places are not counted, because no later call would forget them.
-        """
+        """Add the seconds since the last sample to each task and place that blocks now."""
         seconds = self._seconds
         for task, where in blocked:
+            # No later call would forget a removed task or place.
             if self._gone(task, where):
                 continue
             pair = (str(task), where)
@@ -184,7 +179,6 @@ class Timekeeper:
     """Samples the parts of a worker. Call only from the event loop."""
 
     def __init__(self, router: Router, servers: Servers, blocking_limit: int) -> None:
-        """Start now. `blocking_limit` is the number of (task, place) pairs with a separate number."""
         self._router = router
         self._servers = servers
         self._clock = asyncio.get_running_loop().time

@@ -32,7 +32,6 @@ class TransferQueue:
     def __init__(
         self, table: RoutingTable, connections: Connections, lost_workers: LostWorkers, drops: Drops
     ) -> None:
-        """Start empty. `drops` counts messages that cannot be routed."""
         self._table = table
         self._connections = connections
         self._lost_workers = lost_workers
@@ -127,9 +126,7 @@ class TransferQueue:
             # 3. These messages were accepted, so they are counted as dropped, and released.
             for group in groups:
                 self._drops.give_up(group, inbound, DropReason.REFUSED, str(error))
-            return []
-        else:
-            return []
+        return []
 
 
 def _passed_on(groups: Iterable[TaskGroup], worker: int, connection: SendingEnd) -> Iterator[TaskGroup]:

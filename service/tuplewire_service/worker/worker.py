@@ -100,8 +100,7 @@ class Worker:
             programs: The transport that programs use.
             incarnation: Its process start; None: now.
             peers: The transport between workers; None: the same.
-            advertise: The address for others (a host, optionally with a port), if it differs from the bound
-                one.
+            advertise: The address for others, a host with or without a port; empty: the bound one.
             own_program: The transport for a program in this process; None: there is none.
 
         Raises:
@@ -173,7 +172,6 @@ class Worker:
             self._enter(WorkerState.STARTING)
 
     def _check_worker_id(self) -> None:
-        """Check that the assignment names this worker at its addresses."""
         if self.assignment is None:
             return
         servers = self.servers
@@ -303,10 +301,7 @@ class Worker:
         return self.router.table.assignment
 
     def update_assignment(self, assignment: Assignment, *, force: bool = False) -> bool:
-        """Apply a newer assignment; return False if this version is already current.
-
-        For `force` and the errors, see Assignment.succeeds().
-        """
+        """Apply a newer assignment; return False for the current one. See Assignment.succeeds()."""
         before = self.assignment
         changed = self.router.update(assignment, force=force)
         if changed:
@@ -364,10 +359,7 @@ class Worker:
         return await self.router.queues.shown(urgent, most)
 
     def status(self, tasks: Iterable[int] | None = None) -> pb.GetStatusResponse:
-        """Return a consistent status of the worker, without its clients.
-
-        `tasks` selects its tasks; None: all of them.
-        """
+        """Return a consistent status, without clients, of these tasks; None: of all tasks."""
         router, rejected = self.router, self.router.rejections
         status = pb.GetStatusResponse(
             worker_id=self.settings.worker_id,

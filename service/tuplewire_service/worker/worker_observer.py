@@ -32,13 +32,7 @@ _Contexts = Mapping[TraceParent, int]
 
 @dataclass(slots=True, eq=False)
 class _Queued:
-    """Messages with contexts in a task's queue.
-
-    Attributes:
-        last: The sequence of the last message.
-        came_ns: Arrival in nanoseconds since 1970.
-        span: The span of their time in the queue.
-    """
+    """Messages with contexts in a task's queue, up to the sequence `last`. `span` is their time there."""
 
     log: DeliveryLog
     last: int

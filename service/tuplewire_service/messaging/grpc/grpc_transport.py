@@ -62,8 +62,6 @@ def _address(address: str) -> str:
 _ADDRESSES = several(
     Kind("ADDRESS", "host:port", str, _address), "ADDRESSES", "a list of host:port or unix:///path"
 )
-
-
 _MOST_MILLIS = 2**31 - 1
 """gRPC treats this value as no limit."""
 _MAX_CONNECTION_STREAMS = 1000

@@ -26,9 +26,7 @@ from tuplewire.text.events import event_logger
 logger = event_logger(__name__)
 
 _MAIN_LOOP, _SHUTDOWN = "AioServer._server_main_loop", "AioServer.shutdown"
-"""The coroutine that accepts calls, and the one that grpcio runs after its failure; in grpcio 1.74 to 1.85.
-"""
-
+"""The coroutine that accepts calls, and the one that runs after its failure, in grpcio 1.74 to 1.85."""
 _AS_LONG_AS_IT_TAKES = 1e9
 _LOOKS, _LOOK_SECONDS = 100, 0.01
 

@@ -64,7 +64,6 @@ class LocalServer(StreamedServer["LocalContext"]):
         return port
 
     def _open(self, method: str) -> MemoryClientStream:
-        """Return the connecting side of a new stream."""
         near, far = MemoryClientStream(), _LocalServerStream(self.addresses[0], self._context.access)
         near.join(far)
         task = watched(asyncio.create_task(self._serve_stream(method, far), name=f"local {method}"))

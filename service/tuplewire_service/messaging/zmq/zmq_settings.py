@@ -1,8 +1,4 @@
-"""The settings of the ZeroMQ transport, and its endpoints: `tcp`, and `ipc` in local mode.
-
-Used by zmq_transport.py and zmq_sockets.py. Owns no state. Not thread-safe.
-Design: docs/design/sessions.md (ZeroMQ between workers).
-"""
+"""The settings of the ZeroMQ transport, and its endpoints: `tcp`, and `ipc` in local mode."""
 
 from __future__ import annotations
 
@@ -67,30 +63,23 @@ def ipc_endpoint(port: int) -> str:
 
 
 def _ipc_path(port: int) -> Path:
-    path = _directory() / f"{port}.ipc"
+    directory = Path(tempfile.gettempdir()) / f"tuplewire-zmq-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):  # also for a dangling link
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()  # another user could choose a link's target
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(
+            f"{directory} is not a directory of this user alone: remove it, or chmod 700 it if it is yours, "
+            "or set TMPDIR to another directory"
+        )
+    path = directory / f"{port}.ipc"
     if len(os.fsencode(path)) > _MAX_PATH:
         raise ConfigError(f"{path} is too long for a Unix socket; set TMPDIR to a shorter path")
     return path
 
 
-def _directory() -> Path:
-    path = Path(tempfile.gettempdir()) / f"tuplewire-zmq-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):  # also for a dangling link
-        path.mkdir(mode=0o700)
-    found = path.lstat()  # another user could choose a link's target
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(
-            f"{path} is not a directory of this user alone: remove it, or chmod 700 it if it is yours, or "
-            "set TMPDIR to another directory"
-        )
-    return path
-
-
 def claimed_ipc_port(port: int, claim: ExitStack) -> int:
-    """Claim a port of local mode, or any free one for 0, until `claim` is closed.
-
-    Raises BindError if it is in use.
-    """
+    """Claim a port of local mode, or any free one for 0, until `claim` is closed. Raises BindError."""
     # In random order, because several workers may start at the same time.
     for candidate in [port] if port else random.sample(_FREE_PORTS, len(_FREE_PORTS)):
         with contextlib.suppress(BindError):

@@ -1,8 +1,7 @@
 """ZeroMQ's context and sockets, for use on the event loop.
 
-Used by zmq_stream.py and zmq_transport.py. Owns the context and its open sockets.
-Call only from the event loop. Exception: Sockets.term(). Design: docs/design/sessions.md (ZeroMQ between
-workers).
+Used by zmq_stream.py and zmq_transport.py. Owns the context and its open sockets. Call only from the event
+loop. Exception: Sockets.term(). Design: docs/design/sessions.md (ZeroMQ between workers).
 """
 
 from __future__ import annotations

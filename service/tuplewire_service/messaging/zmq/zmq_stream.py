@@ -77,9 +77,8 @@ class ZmqStream(MessageStream):
             await self._changed.wait()
         data = self._arrived.popleft()
         self._flow.on_read(len(data))
-        if self._flow.due and self._why is None:
-            with contextlib.suppress(StreamBroken):  # messages that have arrived are read to the end
-                self._put(FrameKind.GRANT)
+        if self._flow.due:
+            self.greet()
         return data
 
     def take(self, frame: Frame) -> None:
@@ -107,8 +106,9 @@ class ZmqStream(MessageStream):
         self._room.set()
 
     def greet(self) -> None:
-        """Send the current allowance to the other side. Raises StreamBroken if it is disconnected."""
-        self._put(FrameKind.GRANT)
+        """Send the current allowance to the other side, unless it is disconnected."""
+        with contextlib.suppress(StreamBroken):  # a reader gets the error, after the messages that arrived
+            self._put(FrameKind.GRANT)
 
     def _put(self, kind: FrameKind, body: bytes = b"") -> None:
         if self._why is not None:
@@ -130,8 +130,7 @@ class ZmqServerStream(ZmqStream, ServerStream):
     def opened(self, allowance: Allowance) -> None:
         """Apply the other side's allowance, and answer."""
         self._flow.on_allowance(allowance)
-        with contextlib.suppress(StreamBroken):  # a reader gets the error
-            self.greet()
+        self.greet()
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
         self.reject(error)
@@ -168,8 +167,6 @@ def zmq_stream_opener(sockets: Sockets, endpoint: str, address: str, window: All
 
 
 class _ZmqClientStream(ZmqStream, ClientStream):
-    """The connecting side of a stream, with its socket."""
-
     def __init__(self, sockets: Sockets, address: str, window: Allowance) -> None:
         self._sockets = sockets
         self._address = address

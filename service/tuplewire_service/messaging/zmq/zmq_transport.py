@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property
 
@@ -144,10 +143,8 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         task.add_done_callback(self._tasks.discard)
 
     def _stream(self, connection: bytes, peer: str) -> ZmqServerStream:
-        def send(parts: Sequence[bytes]) -> None:
-            self._pump.send([connection, *parts])
-
-        return ZmqServerStream(send, self._settings.stream_window, peer)
+        window = self._settings.stream_window
+        return ZmqServerStream(lambda parts: self._pump.send([connection, *parts]), window, peer)
 
     async def _serve_stream(self, connection: bytes, stream: ZmqServerStream, serve: Serve) -> None:
         try:
@@ -202,8 +199,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         self._next_look = None
         # To a disconnected peer, a send fails, which ends its stream.
         for stream in self._streams.values():
-            with contextlib.suppress(StreamBroken):
-                stream.greet()
+            stream.greet()
         # A peer ignores this frame if it has a reason already, because only the first one counts.
         farewell = encode(FrameKind.REFUSED, NOTHING, encode_refusal("UNSPECIFIED", "the stream is over"))
         for connection in list(self._over):
@@ -224,11 +220,15 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks)
-        # See docs/design/drain.md (senders during a drain).
+        # ZeroMQ may lose a socket's last messages despite its linger time, so peers disconnect first. See
+        # docs/design/drain.md (senders during a drain).
         if grace is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LEAVE_SECONDS):
-                    await self._until_all_left()
+                    while self._over:
+                        self._looked.clear()
+                        self._look_after(_LOOK_SECONDS)
+                        await self._looked.wait()
         if self._next_look is not None:
             self._next_look.cancel()
         linger = 0 if grace is None else round(self._settings.linger_seconds * 1000)
@@ -241,13 +241,6 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         self._watch.close()
         self._pump.close()
         self._close_sockets(linger)
-
-    async def _until_all_left(self) -> None:
-        """Wait for peers to disconnect: ZeroMQ may lose a socket's last messages despite its linger time."""
-        while self._over:
-            self._looked.clear()
-            self._look_after(_LOOK_SECONDS)
-            await self._looked.wait()
 
     def _close_sockets(self, linger: int) -> None:
         self._socket.disable_monitor()
