@@ -29,10 +29,7 @@ def resident_bytes() -> int:
 
 
 def memory_limit(process: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the memory limit of this process in bytes: of its control groups, or of the machine.
-
-    `process` is the file with its groups, and `groups` the directory with their limits.
-    """
+    """Return the memory limit of this process in bytes: of its control groups, or of the machine."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = process.read_text(encoding="ascii").splitlines()
@@ -53,11 +50,8 @@ def memory_limit(process: Path = Path("/proc/self/cgroup"), groups: Path = Path(
 
 
 def await_stop(stop: Stop) -> StopRequest:
-    """Wait for the first request to stop; periodically return free memory to the system.
-
-    Objects from the start are excluded from garbage collection, so later collections are faster.
-    """
-    gc.freeze()
+    """Wait for the first request to stop; periodically return free memory to the system."""
+    gc.freeze()  # collections are faster without the objects from the start
     trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
     pause, trimmed = _PAUSE_SECONDS, time.process_time()
     while (request := stop.wait(pause)) is None:

@@ -20,6 +20,7 @@ from operator import itemgetter
 from tuplewire.errors import ResourceLimitError
 from tuplewire.session.credit import CreditBook
 from tuplewire.session.receive import ReceiveSession
+from tuplewire.session.shares import QueueShares, Share
 from tuplewire.values.group import flow_of
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.control_pb2 import GetStatusResponse, SessionStatus
@@ -35,6 +36,7 @@ SessionKey = tuple[str, str]
 """The owner, see IAccess, and the sender's id. Without authentication, the owner is empty."""
 MAX_SESSIONS = 10_000
 """Maximum number of senders that one server remembers."""
+_LEAST_WINDOW_MESSAGES = 64
 _OWNER = itemgetter(0)
 _MOST_INBOUNDS = 256
 """Maximum number of cached inbounds, because entry workers change over time."""
@@ -89,11 +91,6 @@ class Session:
         self._inbounds: dict[int, _Inbound] = {}
         self._leases = leases
 
-    @property
-    def connected(self) -> bool:
-        """True if a stream carries the session."""
-        return self.stream is not None
-
     def wake(self) -> None:
         """Wake the writer, because there may be an update for the sender."""
         if self.stream is not None:
@@ -107,7 +104,7 @@ class Session:
             identity=self.key[0],
             worker_id=self.source if self.worker_number else "",
             address=self.address,
-            connected=self.connected,
+            connected=self.stream is not None,
             seconds=now - self.since,
             messages=credit.received_messages,
             bytes=credit.received_bytes,
@@ -173,7 +170,8 @@ class Leases:
 
     def __init__(self, settings: TransportSettings, on_gone: Callable[[str], None]) -> None:
         """Start without sessions. `on_gone` is called with a worker's id when its last session ends."""
-        self.shares = settings.shares()
+        smallest = Share(_LEAST_WINDOW_MESSAGES, settings.session.max_message_bytes)
+        self.shares = QueueShares(Share(settings.receive_messages, settings.receive_bytes), smallest)
         self.settings = settings
         self._sessions: dict[SessionKey, Session] = {}
         self._sharing: dict[SessionKey, Session] = {}
@@ -218,7 +216,7 @@ class Leases:
         """Add a new session. Raises ResourceLimitError if all remembered sessions are connected."""
         if len(self._sessions) >= MAX_SESSIONS:
             # A disconnected session moves to the end, so the first has been disconnected longest.
-            idle = next((key for key, each in self._sessions.items() if not each.connected), None)
+            idle = next((key for key, each in self._sessions.items() if each.stream is None), None)
             if idle is None:
                 raise ResourceLimitError(
                     f"{MAX_SESSIONS} senders are connected already; close some, or use another worker"

@@ -228,10 +228,7 @@ def check_id(name: str, value: str) -> None:
 
 
 def check_receiver(worker_id: str, topology: str, peer: str, said: Any) -> None:
-    """Raise RefusedError for a peer that expects another worker, before other checks.
-
-    `said` is a message of the wire with the fields `receiver_id` and `topology`.
-    """
+    """Raise RefusedError if the `receiver_id` or `topology` in a peer's message is not this worker's."""
     # The id comes first: after WRONG_WORKER, the peer tries again; WRONG_TOPOLOGY is final. See
     # docs/design/moves.md (hops and worker identity).
     if said.receiver_id not in {"", worker_id}:

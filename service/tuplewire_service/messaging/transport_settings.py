@@ -6,12 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tuplewire.session.shares import QueueShares, Share
 from tuplewire.settings.config import MIB, SessionSettings
 from tuplewire.settings.settings import ANY_TEXT, SECONDS, SIZE, Settings, count, nested, setting, text
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
 
-MIN_WINDOW_MESSAGES = 64
 _MOST = 2**31 - 1
 """The largest number that gRPC accepts."""
 
@@ -51,10 +49,3 @@ class TransportSettings(Settings):
     def _complete(cls, values: dict[str, Any]) -> None:
         # The time grows with every start, and receivers refuse a sender with a lower incarnation as stale.
         values["incarnation"] = values.get("incarnation") or time.time_ns()
-
-    def shares(self) -> QueueShares:
-        """Return the shares of sessions in a task's queue."""
-        return QueueShares(
-            Share(self.receive_messages, self.receive_bytes),
-            Share(MIN_WINDOW_MESSAGES, self.session.max_message_bytes),
-        )

@@ -132,17 +132,13 @@ class ReceiveQueues:
             del self._leaving[task]
             if self.observer is not None:
                 self.observer.left(task)
-            # The offset of a reader may contain a sequence of this worker, so no sequence is used twice.
-            self._remember_tail(task, queue.log.tail)
+            # The offset of a reader may contain a sequence of this worker, so no sequence is used twice. The
+            # common start covers the tasks with lower sequences.
+            if queue.log.tail > self._start:
+                self._tails[task] = queue.log.tail
+                if len(self._tails) > _MOST_TAILS:
+                    self._start = max(self._start, self._tails.pop(next(iter(self._tails))))
         return left
-
-    def _remember_tail(self, task: int, tail: int) -> None:
-        # The common start already covers this task.
-        if tail <= self._start:
-            return
-        self._tails[task] = tail
-        if len(self._tails) > _MOST_TAILS:
-            self._start = max(self._start, self._tails.pop(next(iter(self._tails))))
 
     def left(self, task: int) -> bool:
         """Return True if the queue of a removed task is empty."""

@@ -181,22 +181,16 @@ class Rejections:
         return done
 
     def _copy_of(self, group: TaskGroup, each: Rejection) -> tuple[TaskGroup | None, DropReason | None]:
-        """Return the copy of a rejected message, and the reason that the original is dropped, if any.
-
-        1. A dead letter is copied unchanged.
-        2. A message below the limit is copied with its new number of rejections.
-        3. Without a dead-letter task there is no copy.
-        4. Otherwise the copy is a dead letter.
-        """
+        """Return the copy of a rejected message, and the reason that the original is dropped, if any."""
         rejections = rejections_of(headers_of(group)[1]) + 1
         dead_letter_task = self._settings.dead_letter_task
-        # 1. A dead letter is never dropped or moved again: it is redelivered without a limit.
+        # A dead letter is never dropped or moved again: it is redelivered without a limit.
         if group.task == dead_letter_task:
             return group, None
-        # 2. The number is a header, so it stays with the message through moves.
+        # The number is a header, so it stays with the message through moves.
         if rejections < self._settings.reject_limit:
             return again(group, rejections), None
-        # 3. and 4. The ledger distinguishes both outcomes.
+        # The ledger distinguishes both outcomes.
         if dead_letter_task is None:
             return None, DropReason.REJECTED
         now_micros = time.time_ns() // 1000
@@ -207,13 +201,14 @@ class Rejections:
     def has_room(self) -> bool:
         """True if there is a dead-letter task with space. May be read from any thread."""
         task = self._settings.dead_letter_task
-        return task is not None and not self.is_full(task)
+        room = None if task is None else self._rooms.get(task)
+        return task is not None and (room is None or not room.full)
 
     def emit_dead_letter(self, group: TaskGroup, count: int, reason: str) -> None:
         """Send a message to the dead-letter task after `count` attempts, or count it as dropped{rejected}."""
         self._ledger.accepted += 1
         task, now = self._settings.dead_letter_task, time.monotonic()
-        if task is None or self.is_full(task):
+        if task is None or not self.has_room:
             self._ledger.dropped[DropReason.REJECTED] += 1
         else:
             letter = dead_letter(group, task, count, reason, time.time_ns() // 1000)
@@ -234,11 +229,6 @@ class Rejections:
         """Return the used share of the space for the copies of a task; 1 or more is full."""
         settings, size_bytes = self._settings, room.size_bytes + _COPY_BYTES * room.messages
         return max(room.messages / settings.receive_queue_messages, size_bytes / settings.receive_queue_bytes)
-
-    def is_full(self, task: int) -> bool:
-        """Return True if there is no space for copies of a task. May be called from any thread."""
-        room = self._rooms.get(task)
-        return room is not None and room.full
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """See InboundSession."""

@@ -131,7 +131,6 @@ class Staging:
         self._epochs: dict[Sink, _OpenEpoch] = {}
 
     def __len__(self) -> int:
-        """Return the number of open epochs."""
         return len(self._epochs)
 
     def has(self, sink: Sink, epoch: int) -> bool:

@@ -95,13 +95,8 @@ class TransferQueue:
     def _left_by(
         self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]
     ) -> list[TaskGroup]:
-        """Submit groups to a connection; return the groups that it did not accept because it is closed.
-
-        1. There is no connection, or it is closed: the groups are returned.
-        2. A message is too large for the peer: only this message is dropped.
-        3. The connection raises another error: all groups are dropped.
-        """
-        # 1. No connection is opened after Connections.close().
+        """Submit groups to a connection; return the groups that it did not accept because it is closed."""
+        # No connection is opened after Connections.close().
         if connection is None:
             return groups
         try:
@@ -116,14 +111,14 @@ class TransferQueue:
         except ClosedError:
             return groups
         except MessageTooLargeError as error:
-            # 2. Separate the messages that fit, so that only the others are dropped.
+            # Separate the messages that fit, so that only the others are dropped.
             pieces = [piece for group in groups for piece in by_size(group, error.limit_bytes)]
             for fits, group in pieces:
                 if not fits:
                     self._drops.give_up(group, inbound, DropReason.TOO_LARGE, str(error))
             return self._left_by(connection, inbound, [group for fits, group in pieces if fits])
         except TuplewireError as error:
-            # 3. These messages were accepted, so they are counted as dropped, and released.
+            # These messages were accepted, so they are counted as dropped, and released.
             for group in groups:
                 self._drops.give_up(group, inbound, DropReason.REFUSED, str(error))
         return []
