@@ -36,10 +36,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         worker.on_change = self._changed
 
     async def end(self, timeout: float) -> None:
-        """Report not ready from now on, notify every watcher, and wait until their streams are closed.
-
-        After `timeout` seconds, remaining streams are left to the server's stop.
-        """
+        """Report not ready, and wait until all watchers' streams are closed, at most `timeout` seconds."""
         self._ending = True
         self._changed()
         if not self._watchers:

@@ -58,14 +58,12 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     """Serves tuplewire.v1.Control for one worker. Call only from the event loop.
 
     Attributes:
-        worker: The worker.
         stop: Stops the process.
         admit: Returns the rights of a caller. The right to call the method is checked before.
         status: Returns the status with at most this many tasks, or all; without senders and consumers.
         debugging: Creates debug bundles, and changes the logging.
         reports: Stores the reports of programs.
         call_program: Calls the program in the process; it may block.
-        taps: Serves taps.
         reserved: The names of the worker's own metrics, which programs must not use.
     """
 

@@ -144,10 +144,7 @@ class Session:
 
 
 class _Inbound:
-    """The source of a session's batches. Messages from each forwarding worker have a separate one.
-
-    Every queued message refers to one, so it is small, and drops its reference to an ended session.
-    """
+    """The source of a session's batches from one forwarding worker. It is small: messages refer to it."""
 
     __slots__ = ("_came_by", "end", "needs_release_acks", "sender_id", "worker_number")
 

@@ -39,10 +39,7 @@ def _is_behind(group: TaskGroup, connection: SendingEnd, worker: int, own: int) 
 
 @dataclass(slots=True)
 class _Route:
-    """A worker to which a task's messages were sent.
-
-    If `lost`, its unacknowledged messages are being returned. The connection looks empty before they arrive.
-    """
+    """A worker to which a task's messages were sent. If `lost`, unacknowledged ones are being returned."""
 
     peer: Peer
     connection: SendingEnd
@@ -310,10 +307,8 @@ class EntrySequences:
         return group.at(entry_sequence, now_micros, retained_upstream=retained_upstream)
 
     def forget(self, task: int) -> None:
-        """Forget the count of a task that has no owner and no messages in transit.
-
-        A number is never used twice for a task, because a reader may remember it.
-        """
+        """Forget the count of a task that has no owner and no messages in transit."""
+        # A number is never used twice for a task, because a reader may remember it.
         self._first = max(self._first, self._next.pop(task, 1))
 
 

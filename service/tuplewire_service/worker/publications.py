@@ -120,10 +120,7 @@ class Publications:
     def compare(
         self, sink: Sink, epoch: int, stages: Iterable[Stage], published: Mapping[int, TaskContent]
     ) -> dict[int, TaskContent]:
-        """Return the staged content of each task.
-
-        Raises StaleEpochError if a task has the epoch with other messages, here or in `published`.
-        """
+        """Return each task's staged content. Raises StaleEpochError if a task has got another content."""
         last = self._of(sink, epoch)
         before = {**published, **(last.tasks if last is not None else {})}
         staged = _contents(stages)
@@ -246,10 +243,7 @@ class Publications:
         return last.waiting, sorted(tasks)[:_SHOWN_TASKS]
 
     def take(self, read_bytes: int) -> list[Chosen]:
-        """Remove and return messages with space in their queue, in order for each task.
-
-        About `read_bytes` bytes of them are in files.
-        """
+        """Remove and return messages whose queue has space, in order; about `read_bytes` are in files."""
         taken: list[Chosen] = []
         for task in list(self._ready):
             line = self._lines[task]

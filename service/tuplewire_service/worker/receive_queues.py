@@ -326,10 +326,7 @@ class ReceiveQueues:
         return queue
 
     def read(self, task: int, after: int, last: int, max_bytes: int) -> list[Delivery]:
-        """Return messages of a local task after one sequence and up to another, for one frame.
-
-        Raises SupersededError if the task has a consumer.
-        """
+        """Return messages after a sequence, up to `last`. Raises SupersededError if there is a consumer."""
         queue = self._unconsumed(task)
         found = queue.log.read(after, last, max_bytes)
         if found:
@@ -337,10 +334,7 @@ class ReceiveQueues:
         return found
 
     def acknowledge(self, task: int, sequence: int) -> bool:
-        """Release some messages of a local task up to a sequence; return True if more may remain.
-
-        Raises SupersededError if the task has a consumer.
-        """
+        """Release messages; return True if more may remain. Raises SupersededError as read() does."""
         # The messages of a task that moves are forwarded, so there is nothing to release here.
         if task not in self._queues:
             return False

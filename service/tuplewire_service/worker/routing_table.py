@@ -49,10 +49,7 @@ class RoutingTable:
         self.program_tasks: Container[int] = ()
         """Tasks of the program in this process; subscriptions of other consumers are refused."""
         self.outbound: Callable[[Collection[int]], AbstractSet[int]] | None = None
-        """Returns the tasks to which the program in this process sends, from the local ones; None: all tasks.
-
-        Source: Storm's `workerOutboundTasks`.
-        """
+        """Returns the tasks that the program sends to; None: all. Source: Storm's `workerOutboundTasks`."""
         self._worker_id = worker_id
 
     def replace(self, assignment: Assignment) -> None:

@@ -350,10 +350,7 @@ class Staging:
                     self._drop(state.stages.pop(attempt))
 
     def _check_feasible(self, sink: Sink, state: _OpenEpoch, stage: Stage, piece: tuple[int, int]) -> None:
-        """Raise an error if no action of others can make space for a piece (size and groups).
-
-        EpochTooLargeError, or ResourceLimitError if others can continue without this attempt.
-        """
+        """Raise an error if no action of others can make space for a piece (size and groups)."""
         # Assume that only one attempt for each partition remains.
         own = {each.partition: each for each in state.stages.values()}
         own[stage.partition] = stage
@@ -365,6 +362,7 @@ class Staging:
         if self._room(*piece, memory, disk) is not Room.NONE:
             if not self._is_stuck(state):
                 return
+            # The others can continue without this attempt.
             error, why = ResourceLimitError, "with the epochs of other sinks, which also wait for space,"
         raise error(
             f"sink {sink[1]!r}: an epoch {why} does not fit into this worker's space for staging, "
