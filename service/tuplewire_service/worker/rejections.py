@@ -201,14 +201,13 @@ class Rejections:
     def has_room(self) -> bool:
         """True if there is a dead-letter task with space. May be read from any thread."""
         task = self._settings.dead_letter_task
-        room = None if task is None else self._rooms.get(task)
-        return task is not None and (room is None or not room.full)
+        return task is not None and not self.is_full(task)
 
     def emit_dead_letter(self, group: TaskGroup, count: int, reason: str) -> None:
         """Send a message to the dead-letter task after `count` attempts, or count it as dropped{rejected}."""
         self._ledger.accepted += 1
         task, now = self._settings.dead_letter_task, time.monotonic()
-        if task is None or not self.has_room:
+        if task is None or self.is_full(task):
             self._ledger.dropped[DropReason.REJECTED] += 1
         else:
             letter = dead_letter(group, task, count, reason, time.time_ns() // 1000)
@@ -229,6 +228,11 @@ class Rejections:
         """Return the used share of the space for the copies of a task; 1 or more is full."""
         settings, size_bytes = self._settings, room.size_bytes + _COPY_BYTES * room.messages
         return max(room.messages / settings.receive_queue_messages, size_bytes / settings.receive_queue_bytes)
+
+    def is_full(self, task: int) -> bool:
+        """Return True if there is no space for copies of a task. May be called from any thread."""
+        room = self._rooms.get(task)
+        return room is not None and room.full
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """See InboundSession."""
