@@ -144,7 +144,7 @@ class Session:
 
 
 class _Inbound:
-    """The source of a session's batches from one forwarding worker. It is small: messages refer to it."""
+    """The source of a session's batches by one route. It is small: every queued message refers to one."""
 
     __slots__ = ("_came_by", "end", "needs_release_acks", "sender_id", "worker_number")
 

@@ -57,8 +57,7 @@ class RecvService(StreamService):
         try:
             # Before a subscription, a stream ends in one of four ways:
             # 1. The caller is not admitted.
-            # 2. No subscribe arrives in time, or too many newer streams are silent too; see
-            # PendingHandshakes.
+            # 2. No subscribe arrives in time, or newer silent streams displace it; see PendingHandshakes.
             # 3. The peer closes its side before the subscribe. This is not an error.
             # 4. The subscribe is refused; see _open().
             # For a stream with a subscription, see RecvStream.carry().

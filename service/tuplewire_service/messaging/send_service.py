@@ -258,8 +258,7 @@ class SendService(StreamService):
         # The ways in which a stream ends:
         # 1. The sender says goodbye, or closes its side: the last acknowledgement is written.
         # 2. A drain: the sender closes its side in time. A sender that waits for releases gets them first.
-        # 3. A drain, and the sender does not stop: stop_reading() ends the read, the rest is written, then an
-        #    error.
+        # 3. A drain, and the sender continues: stop_reading() ends the read, the rest is sent, then an error.
         # 4. end(): another stream has the session now, or the admission was withdrawn.
         # 5. A request violates the protocol or a limit: _read() raises the error.
         # 6. The connection breaks: the read ends, or raises StreamBroken. gRPC also cancels this task.

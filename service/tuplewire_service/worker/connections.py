@@ -148,7 +148,7 @@ class Connections:
         lost = self._lost_before.copy()
         leaving = ((peer, connection) for connection, peer in self._leaving.items())
         for (worker_id, address), connection in chain(self._connections.items(), leaving):
-            counts, receipts = connection.counts, connection.receipts
+            counts = connection.counts
             # A renewed connection has the same worker and address as the one that is closing: see `number`.
             status.peers.add(
                 worker_id=worker_id,
@@ -163,9 +163,8 @@ class Connections:
                 sent_bytes=counts.bytes,
             )
             lost[worker_id] += connection.window.possibly_lost
-            status.newest_assignment_version = max(
-                status.newest_assignment_version, receipts.assignment_version
-            )
+            newest = max(status.newest_assignment_version, connection.receipts.assignment_version)
+            status.newest_assignment_version = newest
         status.possibly_lost.update(lost)
 
     def blocked(self) -> Iterator[tuple[int, str]]:

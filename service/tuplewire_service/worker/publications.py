@@ -58,8 +58,7 @@ class Publications:
     """The last epoch of each sink, and the messages that wait for space. Call only from the event loop.
 
     Args:
-        queue_messages, queue_bytes: Limits of unconsumed published messages per task; one group may exceed
-            them.
+        queue_messages, queue_bytes: Limits of a task's unconsumed messages, which one group may exceed.
         has_holder: Returns True if a worker owns a task.
         on_room: Called when take() may return messages again.
 
@@ -120,7 +119,7 @@ class Publications:
     def compare(
         self, sink: Sink, epoch: int, stages: Iterable[Stage], published: Mapping[int, TaskContent]
     ) -> dict[int, TaskContent]:
-        """Return each task's staged content. Raises StaleEpochError if a task has got another content."""
+        """Return tasks' staged content. Raises StaleEpochError if one has the epoch with other messages."""
         last = self._of(sink, epoch)
         before = {**published, **(last.tasks if last is not None else {})}
         staged = _contents(stages)
@@ -243,7 +242,7 @@ class Publications:
         return last.waiting, sorted(tasks)[:_SHOWN_TASKS]
 
     def take(self, read_bytes: int) -> list[Chosen]:
-        """Remove and return messages whose queue has space, in order; about `read_bytes` are in files."""
+        """Take messages with space in their queue, in order; about `read_bytes` bytes of them are in files."""
         taken: list[Chosen] = []
         for task in list(self._ready):
             line = self._lines[task]

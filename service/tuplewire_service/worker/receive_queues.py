@@ -45,12 +45,7 @@ class ReceiveQueues:
         not_here: Callable[[int], RefusedError],
         observer: Observer | None = None,
     ) -> None:
-        """Start without queues.
-
-        Args:
-            on_done: Called with a task and its acknowledged messages; empty if a consumer left a moving task.
-            not_here: Returns the error for a task that is not local.
-        """
+        """Pass a task's acknowledged messages to `on_done`; none if a consumer left a moving task."""
         self._settings = settings
         self.on_done = on_done
         self.observer = observer

@@ -21,7 +21,7 @@ _CLOSE_SECONDS = 10.0
 
 
 def streamed(context: IContext) -> StreamedContext:
-    """Return a context whose connections have a sending end, which moves need. Raises ConfigError."""
+    """Return a context. Raises ConfigError if its connections lack the sending end that moves need."""
     if isinstance(context, StreamedContext):
         return context
     raise ConfigError(
