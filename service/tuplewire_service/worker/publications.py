@@ -242,7 +242,7 @@ class Publications:
         return last.waiting, sorted(tasks)[:_SHOWN_TASKS]
 
     def take(self, read_bytes: int) -> list[Chosen]:
-        """Take messages with space in their queue, in order; about `read_bytes` bytes of them are in files."""
+        """Remove and return messages with space in their queue, in order; about `read_bytes` from files."""
         taken: list[Chosen] = []
         for task in list(self._ready):
             line = self._lines[task]
