@@ -56,11 +56,11 @@ class Tap:
     """
 
     def __init__(self, wanted: TapFilter, wake: Callable[[], None]) -> None:
-        """Open a tap. `wake` is called when take() has messages."""
+        """Open a tap. `wake` is called when take() has messages, or after a defect."""
         self.wanted = wanted
         self.passed = self.omitted = self.shown = 0
         self.failed = False
-        self._wake = wake
+        self.wake = wake
         self._random = random.Random()  # noqa: S311 - a sample is no secret
         self._share = 0.0
         self._room = float(wanted.per_second)
@@ -96,12 +96,7 @@ class Tap:
                 self.shown += 1
                 chosen -= 1
         self.omitted += chosen
-        self._wake()
-
-    def fail(self) -> None:
-        """Record a defect: the tap gets no more messages."""
-        self.failed = True
-        self._wake()
+        self.wake()
 
     def take(self) -> list[pb.TappedMessage]:
         """Return new messages up to the limit of a response, and wake the reader for the rest."""
@@ -112,7 +107,7 @@ class Tap:
             size += messages[-1].ByteSize()
         self._waiting_bytes -= size
         if self._waiting:
-            self._wake()
+            self.wake()
         return messages
 
 
@@ -186,7 +181,8 @@ class Taps:
             except Exception:
                 logger.exception("tap.failed")
                 self._open.remove(tap)
-                tap.fail()
+                tap.failed = True
+                tap.wake()
 
     def status(self) -> pb.TapStatus:
         """Return the counts, including closed taps."""
