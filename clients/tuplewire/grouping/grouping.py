@@ -1,11 +1,8 @@
 """Groupings: the choice of tasks of a component for each message.
 
-A grouping chooses tasks for a whole column of messages at a time. Users: topologies and spark/row_router.py.
+A grouping chooses tasks for a whole column of messages at a time. Used by topologies and spark/row_router.py.
 Each sending task has an object for each of its groupings. Owns the positions and counts of its choices.
-`load_aware.py` has the grouping that uses loads. Not thread-safe.
-
-Source: Storm's stream groupings.
-Design: docs/design/topologies.md.
+Not thread-safe. Design: docs/design/topologies.md. Source: Storm's stream groupings.
 """
 
 from __future__ import annotations

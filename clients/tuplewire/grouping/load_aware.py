@@ -7,12 +7,10 @@ About once a second, it reads the loads that tasks report and changes their shar
 - A more distant tier of tasks is used to the degree that the average load of nearer tasks is between two
   bounds.
 
-Both change in small steps, so that delayed reports do not cause oscillation. Users: topologies and
-spark/row_router.py. Owns the weights and the ring of one sending task.
-Not thread-safe.
-
-Source: the purpose of Storm's `LoadAwareShuffleGrouping`, with a different algorithm.
-Design: docs/design/topologies.md.
+Both change in small steps, so that delayed reports do not cause oscillation. Used by topologies and
+spark/row_router.py. Owns the weights and the ring of one sending task. Not thread-safe.
+Design: docs/design/topologies.md. Source: the purpose of Storm's `LoadAwareShuffleGrouping`, with a different
+algorithm.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Credentials of a program, and the comparison of names in certificates.
 
-Users: clients and Spark read Credentials from settings; workers compare names in certificates and
-permissions. Owns no state: Credentials contain only file names.
-Thread-safe.
-
-Design: docs/design/identity.md.
+Clients and Spark read Credentials from settings; workers compare names in certificates and permissions.
+Owns no state: Credentials contain only file names. Thread-safe. Design: docs/design/identity.md.
 """
 
 from __future__ import annotations

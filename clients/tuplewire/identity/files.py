@@ -1,10 +1,7 @@
 """Token files, atomic writes, and files that are read again after they change.
 
-Users: clients read tokens and certificates for connections; workers read tokens, certificates and
-permissions, and write their state. Owns the last valid content of watched files.
-Thread-safe.
-
-Design: docs/design/identity.md.
+Clients read tokens and certificates for connections; workers read tokens, certificates and permissions, and
+write their state. Owns the last valid content of watched files. Thread-safe. Design: docs/design/identity.md.
 """
 
 from __future__ import annotations
@@ -96,10 +93,7 @@ def find_token(shown: str, tokens: Iterable[Token]) -> Token | None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file atomically: readers get either the complete old or the complete new text.
-
-    Raises OSError.
-    """
+    """Replace a file atomically: readers get the complete old or the complete new text. Raises OSError."""
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)

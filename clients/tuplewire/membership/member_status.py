@@ -39,11 +39,9 @@ class MemberStatus:
     problem: str = ""
 
     def __str__(self) -> str:
-        said = [self.address, self.phase.value, f"{len(self.tasks)} tasks"]
-        said += [self.worker_id, self.name, self.release]
-        if self.moving:
-            said.append(f"{self.moving} moving")
-        return "  ".join(filter(None, [*said, self.problem]))
+        moving = f"{self.moving} moving" if self.moving else ""
+        said = [self.address, self.phase.value, f"{len(self.tasks)} tasks", self.worker_id, self.name]
+        return "  ".join(filter(None, [*said, self.release, moving, self.problem]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +68,11 @@ class MembershipStatus:
         return sum(worker.phase is Phase.JOINED for worker in self.workers)
 
     def _repr_html_(self) -> str:
-        """Return a table of the workers, for notebooks."""
         rows = [
-            (
-                each.address,
-                each.phase,
-                len(each.tasks),
-                each.moving,
-                f"{each.name} {each.worker_id}",
-                each.problem,
-            )
-            for each in self.workers
+            (one.address, one.phase, len(one.tasks), one.moving, f"{one.name} {one.worker_id}", one.problem)
+            for one in self.workers
         ]
-        header = ("address", "phase", "tasks", "moving", "worker", "problem")
-        return html_table(self._head(), header, rows)
+        return html_table(self._head(), ("address", "phase", "tasks", "moving", "worker", "problem"), rows)
 
     def _head(self) -> str:
         head = f"topology {self.topology}: assignment {self.version}, {self.joined} workers"

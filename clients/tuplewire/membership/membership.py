@@ -135,10 +135,7 @@ class Membership:
 
     @property
     def address(self) -> str:
-        """The address of a registered worker; each of them routes messages to all tasks.
-
-        Raises UnreachableError if there is none.
-        """
+        """The address of a worker, which routes to all tasks. Raises UnreachableError if there is none."""
         for worker in self.status().workers:
             if worker.phase is Phase.JOINED:
                 return worker.address
@@ -218,12 +215,11 @@ class Membership:
         """Request the workers' addresses; keep the previous ones if that fails."""
         try:
             self._wanted = _named(self._workers() if callable(self._workers) else self._workers)
+            self._problem = ""
         except (TuplewireError, OSError) as error:
             if not self._problem:
                 logger.warning("membership.discovery_failed", extra={"reason": str(error)})
             self._problem = str(error)
-        else:
-            self._problem = ""
 
 
 def _named(workers: Iterable[str] | Mapping[str, str]) -> dict[str, str]:

@@ -336,7 +336,6 @@ class Registry:
         )
 
     def _moves(self) -> bool:
-        """Return True if a worker has reported a moving task."""
         return any(each.status.moving_tasks for each in self._members.values())
 
     def outdated_workers(self) -> list[str]:

@@ -42,13 +42,10 @@ def _dtype_text(value: np.ndarray[Any, Any] | np.generic[Any]) -> str:
 
 
 def read_array(content: list[Any]) -> np.ndarray[Any, Any]:
-    """Build an array from untrusted values of write_array(). Raise ValueError if they are inconsistent.
-
-    The array is a writable copy.
-    """
+    """Build a writable array from untrusted values of write_array(). Raise ValueError if inconsistent."""
     if len(content) != 3 or not isinstance(content[1], list):
         raise ValueError("a numpy array is dtype, shape and items")
-    return _items(content[0], content[1], content[2])
+    return _items(*content)
 
 
 def read_scalar(content: list[Any]) -> Any:

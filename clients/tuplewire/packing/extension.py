@@ -1,8 +1,6 @@
 """Extension types for Python types that MessagePack lacks.
 
-Reading treats the bytes as untrusted. User: packing.py. Owns no state.
-Thread-safe.
-
+Reading treats the bytes as untrusted. Used by packing.py. Owns no state. Thread-safe.
 Design: docs/design/topologies.md.
 
 ============  ====  ================================================================================

@@ -7,10 +7,8 @@ and is therefore refused.
 Bytes are untrusted. No memory is allocated for a size that is only claimed: a list grows with the items that
 are read, and only existing bytes are copied. Containers are nested at most MAX_DEPTH deep.
 
-Users: the serializer of topologies, their control messages, and the command `tap`. Owns no state.
-Thread-safe.
-
-Design: docs/design/topologies.md, with the reason for not using the library msgpack.
+Used by the serializer of topologies, their control messages, and the command `tap`. Owns no state.
+Thread-safe. Design: docs/design/topologies.md, with the reason for not using the library msgpack.
 """
 
 from __future__ import annotations
@@ -140,10 +138,7 @@ def _write_extension(code: int, content: bytes, out: _Out) -> None:
 
 
 def _write_simple(kind: Extension) -> _Writer:
-    def write(value: Any, out: _Out, _depth: int) -> None:
-        _write_extension(kind.code, kind.write(value), out)
-
-    return write
+    return lambda value, out, _depth: _write_extension(kind.code, kind.write(value), out)
 
 
 def _write_other(value: Any, out: _Out, depth: int) -> None:
@@ -204,10 +199,7 @@ _SizedReader = Callable[[bytes, int, int, int], tuple[Any, int]]
 
 
 def read_value(data: bytes, at: int, depth: int = 1) -> tuple[Any, int]:
-    """Return the value at a position, and the position after it. Raises one of FAULTS.
-
-    `depth` is the depth of the container of the value.
-    """
+    """Return the value at a position, and the position after it; `depth`: its container's. Raises FAULTS."""
     return _READERS[data[at]](data, at + 1, depth)
 
 

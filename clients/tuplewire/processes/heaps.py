@@ -52,6 +52,5 @@ def share_with_arrow() -> None:
 
 
 def _set(variable: str, option: int, value: int) -> None:
-    """Set an option, unless the environment sets it."""
     if _mallopt is not None and variable not in os.environ:
         _mallopt(option, value)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter, signature
 from typing import Any, ForwardRef, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -30,16 +30,12 @@ def naming(
     described = "".join(f"{wrapped.fill(f'{name}: {text}.')}\n" for name, text in helps)
 
     def named(function: _Function) -> _Function:
-        signature = inspect.signature(function)
-        *others, _ = signature.parameters.values()
+        own = signature(function)
+        *others, _ = own.parameters.values()
         for name, annotation in keywords.__annotations__.items():
             shown = annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else annotation
-            others.append(
-                inspect.Parameter(
-                    name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=shown
-                )
-            )
-        vars(function)["__signature__"] = signature.replace(parameters=others)
+            others.append(Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=shown))
+        vars(function)["__signature__"] = own.replace(parameters=others)
         before, found, after = (function.__doc__ or "").partition(_SETTINGS)
         if found:
             function.__doc__ = before + described + after.partition("\n")[2]

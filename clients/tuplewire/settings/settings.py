@@ -88,10 +88,6 @@ def _parse_size(text: str) -> int:
     return int(match[1]) * _UNITS[(match[2] or match[3] or "").lower()]
 
 
-def _parse_flag(text: str) -> bool | None:
-    return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower())
-
-
 def _seconds(least: float, words: str) -> Kind:
     finite = within(least, sys.float_info.max)
     return Kind("SECONDS", f"a time in seconds, {words}", (int, float), finite, float)
@@ -104,11 +100,11 @@ SECONDS_OR_ZERO = _seconds(0.0, "from 0")
 SECONDS_OR_EVER = Kind(
     "SECONDS_OR_INF", "a time in seconds or inf, more than 0", (int, float), within(math.ulp(0.0)), float
 )
-FLAG = Kind("BOOLEAN", "true or false", bool, parse=_parse_flag)
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+FLAG = Kind("BOOLEAN", "true or false", bool, parse=lambda text: _FLAGS.get(text.strip().lower()))
 
 
 def _in_milliseconds(kind: Kind) -> Kind:
-    """Return the kind for a key in milliseconds."""
     return replace(
         kind,
         allowed=kind.allowed.replace("seconds", "milliseconds"),

@@ -56,8 +56,9 @@ class BadRows:
         first, self._rows = self._rows, self._rows + len(tasks)
         messages = batch.column("message")
         sizes = _wire_bytes(batch)
-        # The usual case, without a mask for each reason.
-        if not wrong and self._all_good(tasks, sizes):
+        nulls = tasks.null_count or sizes.null_count
+        too_large = (pc.max(sizes).as_py() or 0) > self.max_message_bytes
+        if not (wrong or nulls or too_large or self._unknown(tasks)):  # the usual case, without masks
             return tasks, batch, []
         reasons = self._reasons(tasks.cast(pa.int64()), sizes) | dict(wrong or {})
         bad = pa.array([False] * len(tasks))
@@ -80,20 +81,12 @@ class BadRows:
                 "filter them, or set the option badRows: drop, or the task that is to get them"
             )
         if self.count == len(rows):  # log the first ones only; the driver logs the total
-            extra = {"rows": len(rows), "policy": self.policy, "first": text}
-            logger.warning("sink.bad_rows", extra=extra)
+            logger.warning("sink.bad_rows", extra={"rows": len(rows), "policy": self.policy, "first": text})
         good = pc.invert(bad)
         if self.policy == DROP:
             return tasks.filter(good), batch.filter(good), []
         stories = [story(row) | {"message": _shortened(messages[row], _KEPT_BYTES)} for row in rows]
         return tasks.filter(good), batch.filter(good), [json.dumps(each).encode() for each in stories]
-
-    def _all_good(self, tasks: pa.Array, sizes: pa.Array) -> bool:
-        if tasks.null_count or sizes.null_count:
-            return False
-        if (pc.max(sizes).as_py() or 0) > self.max_message_bytes:
-            return False
-        return not self._unknown(tasks)
 
     def _unknown(self, tasks: pa.Array) -> set[int]:
         """Return the tasks of rows that are not in the assignment. Invalid task IDs are not looked up."""

@@ -74,22 +74,16 @@ class TaskClient(Live):
         self._unflushed = False
 
     def __del__(self) -> None:
-        """Record messages that a driver did not flush. Any thread may call this, so it must not wait."""
-        if self.has_unflushed:
-            _unreported.append(self.unflushed_message())
+        self.record_unflushed()
 
-    @property
-    def has_unflushed(self) -> bool:
-        """True if messages were sent that no flush() has waited for yet."""
-        return self._client is not None and self._unflushed
-
-    def unflushed_message(self) -> str:
-        """Return the error text for a block with unflushed messages."""
-        who = "a function" if self._attempt is None else f"Spark's task attempt {self._attempt}"
-        return (
-            f"{who} has sent messages and ended without leaving its `with` block, so that nobody waited "
-            "until they were acknowledged: use `with`, and let generators run to their end"
-        )
+    def record_unflushed(self) -> None:
+        """Record messages that no flush() has waited for. Any thread may call this, so it must not wait."""
+        if self._client is not None and self._unflushed:
+            who = "a function" if self._attempt is None else f"Spark's task attempt {self._attempt}"
+            _unreported.append(
+                f"{who} has sent messages and ended without leaving its `with` block, so that nobody waited "
+                "until they were acknowledged: use `with`, and let generators run to their end"
+            )
 
     def _open(self) -> Client:
         if self._client is None:
@@ -216,10 +210,7 @@ class ClientHandle(VersionChecked):
         return tuple(sorted(arguments.items()))
 
     def __enter__(self) -> TaskClient:
-        """Return the process's client.
-
-        Raises UnflushedMessagesError in a driver if an earlier block was not flushed.
-        """
+        """Return the client. Raises UnflushedMessagesError in a driver if an earlier block was unflushed."""
         from pyspark import TaskContext
 
         key = self._key()
@@ -258,8 +249,7 @@ class ClientHandle(VersionChecked):
                 block.flush(self._timeout)
         except TuplewireError as failure:
             _discard(key)
-            if abandoned:
-                # Python ignores errors raised while an abandoned generator is closed.
+            if abandoned:  # Python ignores errors raised while an abandoned generator is closed
                 _unreported.append(
                     f"a generator was given up before its end, and what it had sent: {failure}"
                 )
@@ -297,10 +287,8 @@ def _watch_task_ends() -> None:
 
 
 def _check_task() -> None:
-    """Raise UnflushedMessagesError if a Spark task ends with unflushed messages."""
     for block in list(_blocks.values()):
-        if block.has_unflushed:
-            _unreported.append(block.unflushed_message())
+        block.record_unflushed()
         block.end()
     _blocks.clear()
     _of_task.clear()
@@ -316,10 +304,9 @@ def _raise_unreported() -> None:
 
 def _report_at_exit() -> None:
     """Print the failures that no later block of a driver has raised."""
-    for text in {
-        *_unreported,
-        *(block.unflushed_message() for block in list(_blocks.values()) if block.has_unflushed),
-    }:
+    for block in list(_blocks.values()):
+        block.record_unflushed()
+    for text in set(_unreported):
         print(f"tuplewire: {text}", file=sys.stderr)
 
 

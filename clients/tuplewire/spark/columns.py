@@ -26,9 +26,7 @@ _MARK = TOMBSTONE.encode()
 
 
 def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.RecordBatch:
-    """Return consecutive messages of one task in the columns of read_schema.
-
-    The message of a tombstone is null; see tuplewire.values.headers.
+    """Return consecutive messages of one task in the columns of read_schema; a tombstone's message is null.
 
     Raises MalformedError if another program has sent an invalid key or headers.
     """
@@ -43,12 +41,14 @@ def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.R
     before = deliveries[0].first_sequence - 1
     # before + 1, before + 2 and so on, without an object for each row.
     sequences = pc.cumulative_sum(repeated([before + 1, 1], [1, count - 1], pa.int64()))
+    # Whole milliseconds: finer digits may differ between attempts.
+    times = [group.accepted_micros // 1000 * 1000 or None for group in groups]
     found = {
         "task": columns.column("task"),
         "message": message,
         "source": columns.column("source"),
         "sequence": sequences,
-        "timestamp": _timestamps(groups),
+        "timestamp": repeated(times, list(map(len, groups)), _TIME),
         "key": key,
     }
     return pa.RecordBatch.from_pydict(found | {"headers": pairs} if headers else found)
@@ -93,9 +93,3 @@ def _travelling(batch: pa.RecordBatch, name: str) -> pa.Array | None:
         return None
     column = batch.column(name)
     return None if pa.types.is_integer(column.type) else column  # an integer key is only for the grouping
-
-
-def _timestamps(groups: Sequence[TaskGroup]) -> pa.Array:
-    """Return the time of each message in whole milliseconds: finer digits may differ between attempts."""
-    micros = [group.accepted_micros // 1000 * 1000 or None for group in groups]
-    return repeated(micros, list(map(len, groups)), _TIME)

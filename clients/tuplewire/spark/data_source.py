@@ -99,7 +99,6 @@ class TuplewireDataSource(VersionChecked, DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for .format()."""
         return "tuplewire"
 
     def schema(self) -> StructType:

@@ -90,7 +90,6 @@ class EarlierStreamReader(VersionChecked, DataSourceStreamReader):
         return self._initial
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - Spark's name
-        """Return the end of all queued messages."""
         return self._latest(self._initial if self._planned is None else self._planned)
 
     def _latest(self, start: dict[str, Any]) -> dict[str, Any]:
@@ -109,11 +108,9 @@ class EarlierStreamReader(VersionChecked, DataSourceStreamReader):
         return self._reader.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]] | Iterator[pa.RecordBatch]:
-        """Return the messages of a partition; in a Spark task."""
         return self._reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Pass the end to the reader."""
         self._reader.commit(end)
 
     def stop(self) -> None:

@@ -86,10 +86,13 @@ class RangeReader:
         UnreachableError if the worker is unreachable, WrongWorkerError if another one is at its address, and
         SupersededError if another consumer has the task.
         """
-        wanted = self._wanted
-        place = self._planned()
-        with HeldTasks(self._options, [wanted.task], (wanted.end.address, *self._others)) as tasks:
-            while self.messages_read < wanted.end.messages:
+        wanted, end = self._wanted, self._wanted.end
+        place: _Place | None = None
+        if wanted.runs is not None:
+            spans = wanted.runs.spans(wanted.start, end.sequence, wanted.after)
+            place = _Place(end.address, wanted.worker_id, end.worker, wanted.runs, spans, wanted.start)
+        with HeldTasks(self._options, [wanted.task], (end.address, *self._others)) as tasks:
+            while self.messages_read < end.messages:
                 place = place or self._find(tasks)
                 if place is None:
                     continue
@@ -101,13 +104,6 @@ class RangeReader:
                         continue
                     self._seen = merged(self._seen, place.runs.vector(place.position))
                 place = None  # continue at the new worker
-
-    def _planned(self) -> _Place | None:
-        wanted, end = self._wanted, self._wanted.end
-        if wanted.runs is None:
-            return None
-        spans = wanted.runs.spans(wanted.start, end.sequence, wanted.after)
-        return _Place(end.address, wanted.worker_id, end.worker, wanted.runs, spans, wanted.start)
 
     def _has_moved(self, tasks: HeldTasks, place: _Place) -> bool | None:
         """Return True if the task has moved since, perhaps there and back; None if that is unknown yet."""
@@ -148,8 +144,7 @@ class RangeReader:
             time.sleep(POLL_SECONDS)
         if not spans:
             return None
-        first = spans[0][0] - 1
-        return _Place(held.address, held.worker_id, held.worker, runs, spans, first)
+        return _Place(held.address, held.worker_id, held.worker, runs, spans, spans[0][0] - 1)
 
     def _stream(self, place: _Place, tasks: HeldTasks) -> Iterator[pa.RecordBatch]:
         from tuplewire.spark.columns import read_batch  # not needed in the driver

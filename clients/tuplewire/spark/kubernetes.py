@@ -1,7 +1,4 @@
-"""Spark's settings for Kubernetes with a worker in the pods of executors and drivers.
-
-Design: docs/design/deployment.md.
-"""
+"""Spark's settings for Kubernetes with a worker in its pods. Design: docs/design/deployment.md."""
 
 from __future__ import annotations
 

@@ -209,10 +209,7 @@ def check_assigned(tasks: Iterable[int], held: Mapping[int, Held]) -> None:
 
 
 def check_dropped(start: Offset, held: Mapping[int, Held]) -> None:
-    """Raise ConfigError if a query stops reading tasks that still have unread messages.
-
-    held: the state of these tasks.
-    """
+    """Raise ConfigError if a query stops reading tasks (`held`) that still have unread messages."""
     left = {}
     for task, each in held.items():
         offset = start.offsets[task]

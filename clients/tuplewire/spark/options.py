@@ -97,7 +97,6 @@ _TASKS = replace(
     read=lambda tasks: tasks if isinstance(tasks, TaskRanges) else TASKS.read(tasks),
     parse=parse_ranges,
 )
-_FOR_STREAMS = (*LIMITS, "startingOffsets")
 _INSTEAD = {
     "path": "load() and save() take no path: name workers in the option address, and tasks in tasks",
     "minpartitions": "several Spark tasks cannot read one task in order, so each task that has messages has "
@@ -268,7 +267,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Sou
         given = _given(SourceOptions, options)
         _require_tasks(given)
         for name, each in settings_of(SourceOptions).items():
-            if not streaming and name in given and each.key in _FOR_STREAMS:
+            if not streaming and name in given and each.key in (*LIMITS, "startingOffsets"):
                 raise ConfigError(f"the option {each.key} is for readStream; a read takes all that is there")
         given["address"] = given.get("address") or resolve_address(None)
         chosen = SourceOptions(**given)
@@ -308,22 +307,21 @@ _CLIENT = {**settings_of(Credentials), **settings_of(SessionSettings)}
 def _given(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
     """Return the options that the user has set, in any case, and the topology."""
     known = {each.key.lower(): each for each in settings_of(kind).values()}
-    values: dict[str, Any] = {}
     client: dict[str, Any] = {}
+    values: dict[str, Any] = {"client": client}
     for name, text in options.items():
-        each = known.get(name.lower())
-        if each is not None:
+        key = name.lower()
+        if (each := known.get(key)) is not None:
             values[each.name] = each.parse(text, f"option {each.key}")
-        elif name.lower().startswith(KEY_PREFIX):
-            setting = name.lower().removeprefix(KEY_PREFIX)
+        elif key.startswith(KEY_PREFIX):
+            setting = key.removeprefix(KEY_PREFIX)
             if setting not in _CLIENT:
                 raise unknown(f"option {name!r}", setting, list(_CLIENT))
             client[setting] = _CLIENT[setting].parse(text, f"option {name}")
-        elif name.lower() not in _SPARKS_OWN:
+        elif key not in _SPARKS_OWN:
             # All hints except the one for `path` are about reading.
-            instead = _INSTEAD.get(name.lower()) if kind is SourceOptions or name == "path" else None
+            instead = _INSTEAD.get(key) if kind is SourceOptions or name == "path" else None
             raise ConfigError(f"unknown option {name!r}" + (f" ({instead})" if instead else ""))
-    values["client"] = client
     values["topology"] = resolve_topology(values.get("topology"))
     return values
 
@@ -341,7 +339,7 @@ def _listing(kind: type[Settings], purpose: str) -> Iterator[None]:
     except ConfigError as error:
         known = sorted(settings_of(kind).values(), key=lambda each: each.key)
         lines = "".join(f"\n  {each.key}: {each.kind.allowed}; {each.help}" for each in known)
-        more = (
+        lines += (
             f"\n  {KEY_PREFIX}NAME: a setting of the client, such as tls_ca, token_file or max_message_bytes"
         )
-        raise ConfigError(f"{error}; the options for {purpose} are:{lines}{more}") from error
+        raise ConfigError(f"{error}; the options for {purpose} are:{lines}") from error

@@ -14,7 +14,7 @@ from typing import Any
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.task_owners import At
-from tuplewire.errors import TuplewireError, UnknownRunError, UnreachableError
+from tuplewire.errors import UnknownRunError, UnreachableError
 from tuplewire.session.departure import TaskContent
 from tuplewire.spark.options import SinkOptions
 from tuplewire.spark.stages import NEEDS_A_SLOT, SinkWorkers
@@ -138,11 +138,14 @@ class Publisher(SinkWorkers):
                     asked[at] = self._begin_at(self[at[0]], at)
                 break
             except RETRYABLE_ERRORS as error:
-                self._wait_or_raise(retry, _unasked(self._epoch, error))
-        former = {
-            (each.address, each.worker_id) for answer in asked.values() for each in answer.previous_workers
-        }
+                silence = UnreachableError(
+                    f"a new run of the query has to ask every worker which tasks have epoch {self._epoch} "
+                    f"already, and one is away: {error}. Bring it back, or take it out of the assignment, "
+                    "and start the query again"
+                )
+                self._wait_or_raise(retry, silence)
         answers = list(asked.values())
+        former = {(each.address, each.worker_id) for answer in answers for each in answer.previous_workers}
         silent = False
         # A worker that is no longer assigned may still be draining, and knows the epochs of its tasks.
         for at in former - asked.keys():
@@ -164,10 +167,3 @@ class Publisher(SinkWorkers):
     def _begin_at(self, control: ControlClient, at: At) -> pb.BeginResponse:
         attempts = self._chosen.get(at, ())
         return control.begin(pb.BeginRequest(**self._about(at), run=self._run, attempts=attempts))
-
-
-def _unasked(epoch: int, error: TuplewireError) -> UnreachableError:
-    return UnreachableError(
-        f"a new run of the query has to ask every worker which tasks have epoch {epoch} already, and one is "
-        f"away: {error}. Bring it back, or take it out of the assignment, and start the query again"
-    )

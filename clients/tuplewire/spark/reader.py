@@ -190,7 +190,6 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
                 return start
 
     def _least(self, limit: ReadLimit, now: float) -> int:
-        """Return the minimum number of messages for a micro-batch at this time."""
         least = self._options.min_messages_per_trigger
         overdue = now - self._last_batch >= self._options.max_trigger_delay
         if least is None or overdue or self._target is not None or isinstance(limit, ReadAllAvailable):
@@ -270,5 +269,4 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             logger.warning("spark.not_acknowledged", extra={"reason": str(error)})
 
     def stop(self) -> None:
-        """Close the channels."""
         self._tasks.close()

@@ -34,8 +34,8 @@ def rejected(
     """
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
 
-    missing = [name for name in ("task", "message", "source", "key", "headers") if name not in rows.columns]
-    if missing:
+    columns = ("task", "message", "source", "key", "headers")
+    if missing := [name for name in columns if name not in rows.columns]:
         raise ConfigError(
             f"rows to reject lack {', '.join(missing)}: read them with includeHeaders=true, and keep all"
         )
@@ -43,11 +43,8 @@ def rejected(
         raise ConfigError(f"limit is {limit}: a message is rejected once at least")
     headers = F.coalesce("headers", F.array().cast(HEADERS_TYPE))
 
-    def text(column: Column) -> Column:
-        return column.cast("string").cast("binary")
-
     def pair(name: str, value: Column) -> Column:
-        return F.struct(F.lit(name).alias("key"), text(value).alias("value"))
+        return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
 
     counts = F.filter(headers, lambda each: each["key"] == REJECTED)
     before = F.try_element_at(F.transform(counts, lambda each: each["value"].cast("string")), F.lit(1))

@@ -29,7 +29,6 @@ logger = event_logger(__name__)
 _OTHER = "set PYSPARK_PYTHON to this program's Python before the session starts, or install tuplewire in both"
 LIMITS = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "minMessagesPerTrigger", "maxTriggerDelay")
 """Options of readStream that need a Spark which passes a limit to its sources."""
-_TIME_ZONE = "UTC"
 
 
 class UnsupportedSparkVersionError(ConfigError):
@@ -85,7 +84,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
-        return to_arrow_schema(schema, timezone=_TIME_ZONE)
+        return to_arrow_schema(schema, timezone="UTC")
     return to_arrow_schema(schema)  # before 4.3, always in UTC
 
 

@@ -1,7 +1,4 @@
-"""Holds the rows of an attempt until all of them have been checked.
-
-Design: docs/design/rows-and-memory.md.
-"""
+"""Holds rows of an attempt until all of them are checked. Design: docs/design/rows-and-memory.md."""
 
 from __future__ import annotations
 

@@ -66,7 +66,6 @@ class SinkWorkers(TaskWorkers):
         self._sink, self._epoch = sink, epoch
 
     def _about(self, at: At) -> dict[str, Any]:
-        """Return the common fields of all requests to a worker."""
         return {"topology": self._topology, "sink": self._sink, "epoch": self._epoch, "receiver_id": at[1]}
 
     def placement(self) -> Placement:

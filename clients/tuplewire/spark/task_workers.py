@@ -92,7 +92,6 @@ class TaskWorkers(ControlClients):
                 self._wait_or_raise(retry, error)
 
     def _wait_or_raise(self, retry: RetryDeadline, error: TuplewireError) -> None:
-        """Wait a moment; after the timeout, raise."""
         self.owners.of = {}  # the tasks may have moved: request a new assignment
         retry.wait_or_raise(error)
 

@@ -104,7 +104,6 @@ class _Sink(VersionChecked):
         self._placement: Placement | None = None
 
     def _written(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str = "") -> Part:
-        """Stage or send one partition, in a Spark task."""
         partition = _context().partitionId()
         try:
             with attempt(active(), partition):
@@ -162,10 +161,7 @@ class _Sink(VersionChecked):
         return Part(sink, staged, frozenset(stage.versions), router.bad.count, run=run)
 
     def _publish(self, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeated: bool) -> None:
-        """Publish the chosen attempts, or raise the error of one that failed.
-
-        repeated: True if a restarted driver publishes the epoch again.
-        """
+        """Publish the chosen attempts, or raise an attempt's error. repeated: a restart publishes again."""
         parts = [part for part in messages if isinstance(part, Part)]
         failures = [part.failure for part in parts if part.failure is not None]
         for failure in failures[1:]:

@@ -1,10 +1,7 @@
 """Conversion between Arrow arrays and message columns, without a Python object per message.
 
-Users: TaskMessageBatch.from_arrow() and to_arrow(), which import this module only when called, and Spark's
-reader and writer. Requires pyarrow. Owns no state.
-Thread-safe.
-
-Design: docs/design/sessions.md ("Frames are columns").
+Used by TaskMessageBatch.from_arrow() and to_arrow(), which import this module only when called, and Spark's
+reader and writer. Owns no state. Thread-safe. Design: docs/design/sessions.md ("Frames are columns").
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ from tuplewire.values.group import TaskGroup, check_task
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
-
 
 _SCHEMA = pa.schema([("task", pa.int32()), ("source", pa.int32()), ("message", pa.binary())])
 
@@ -138,7 +134,6 @@ def key_and_headers(groups: Sequence[TaskGroup], *, headers: bool = True) -> tup
 
 
 def _joined(lengths: bytes, data: bytes, what: str) -> pa.Array:
-    """Build a column of bytes from its lengths and its data."""
     if len(data) >= 2**31:
         raise MalformedError(f"{len(data)} bytes of {what} are too many for one Arrow batch; slice it first")
     count = len(lengths) // 4

@@ -1,9 +1,7 @@
 """Conversion between Arrow columns of keys and headers and encoded ones; see tuplewire.values.headers.
 
-Encoding creates no Python object per message. Decoding creates objects for each distinct entry. Users:
-arrow.py and spark/columns.py. Requires pyarrow. Owns no state.
-Thread-safe.
-
+Encoding creates no Python object per message. Decoding creates objects for each distinct entry. Used by
+arrow.py and spark/columns.py. Owns no state. Thread-safe.
 Design: docs/design/sessions.md ("Keys and headers are one opaque column").
 """
 

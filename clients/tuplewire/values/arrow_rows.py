@@ -1,9 +1,6 @@
 """Arrow rows, in columns, as the payload of a message.
 
-Users: programs, bolts and the demos. Requires pyarrow. Owns no state.
-Thread-safe.
-
-Design: docs/design/rows-and-memory.md.
+Used by programs, bolts and the demos. Owns no state. Thread-safe. Design: docs/design/rows-and-memory.md.
 """
 
 from __future__ import annotations

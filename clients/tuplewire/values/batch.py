@@ -1,10 +1,8 @@
 """TaskMessageBatch: many messages, stored as columns.
 
 A batch stays in columns on its whole path: no layer creates an object, a protobuf message or a metric call
-per message. Users: clients, subscriptions, Spark and programs. Owns its columns, which do not change.
-Thread-safe.
-
-Design: docs/design/sessions.md ("Frames are columns").
+per message. Used by clients, subscriptions, Spark and programs. Owns its columns, which do not change.
+Thread-safe. Design: docs/design/sessions.md ("Frames are columns").
 """
 
 from __future__ import annotations
@@ -150,10 +148,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return batch.append_column("key", key).append_column("headers", pairs)
 
     def to_pandas(self, *, headers: bool = False) -> pd.DataFrame:
-        """Return the columns of to_arrow() as a pandas DataFrame. `source` is Int32, which may have NA.
-
-        Raises MalformedError like to_arrow().
-        """
+        """Return the columns of to_arrow(), with its errors, as a DataFrame. `source` is a nullable Int32."""
         frame = self.to_arrow(headers=headers).to_pandas()
         frame["source"] = frame["source"].astype("Int32")
         return frame
@@ -172,7 +167,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             for group in self.groups:
                 count = len(group)
                 if headers is not None:
-                    headers.extend(group.encoded_headers() or _no_headers(count))
+                    headers.extend(group.encoded_headers() or [b""] * count)
                 tasks.extend(array("i", [group.task]) * count)
                 sources.extend(array("i", [_NO_SOURCE if group.source is None else group.source]) * count)
                 payloads.extend(group.payloads())
@@ -293,7 +288,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         tasks, sources, payloads, headers = self._as_columns()
         more_tasks, more_sources, more_payloads, more_headers = other._as_columns()
         if headers is not None or more_headers is not None:
-            headers = (headers or _no_headers(len(self))) + (more_headers or _no_headers(len(other)))
+            headers = (headers or [b""] * len(self)) + (more_headers or [b""] * len(other))
         return self._of_columns(tasks + more_tasks, sources + more_sources, payloads + more_payloads, headers)
 
     def __eq__(self, other: object) -> bool:
@@ -314,7 +309,6 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return f"<TaskMessageBatch: {len(self)} messages, {self.nbytes} bytes>"
 
     def _repr_html_(self) -> str:
-        """Return a table of the first messages, for notebooks."""
         from tuplewire.text.html_table import html_table
 
         tasks, sources, payloads, _ = self._as_columns()
@@ -343,12 +337,7 @@ def _columns_of(
     )
 
 
-def _no_headers(count: int) -> list[bytes]:
-    return [b""] * count
-
-
 def _by_place(places: Sequence[Any], values: list[bytes]) -> dict[Any, list[bytes]]:
-    """Return the values of each place in order."""
     buckets: defaultdict[Any, list[bytes]] = defaultdict(list)
     for place, value in zip(places, values, strict=True):
         buckets[place].append(value)
@@ -371,9 +360,8 @@ def as_groups(
             raise TypeError(
                 "key and headers go with send(task, payload); in a batch, each TaskMessage has its own"
             )
-        return TaskMessageBatch(
-            [TaskMessage(messages, payload, key=key, headers=headers)], source=source
-        ).groups
+        message = TaskMessage(messages, payload, key=key, headers=headers)
+        return TaskMessageBatch([message], source=source).groups
     if payload is not None:
         return (TaskGroup.of(messages, (payload,), source),)
     if isinstance(messages, TaskMessageBatch):

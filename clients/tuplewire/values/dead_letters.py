@@ -1,11 +1,8 @@
 """Dead letters: copies of messages that consumers rejected too often, with the facts about each in headers.
 
-Dead letters are ordinary messages to the task that a worker has as `dead_letter_task`. Users: the worker
-creates them (worker/rejections.py), the command `dead-letters` reads them, and spark/rejected_rows.py uses
-the same headers. Owns no state.
-Thread-safe.
-
-Design: docs/design/acking.md ("Rejected messages").
+Dead letters are ordinary messages to the task that a worker has as `dead_letter_task`. The worker creates
+them (worker/rejections.py), the command `dead-letters` reads them, and spark/rejected_rows.py uses the same
+headers. Owns no state. Thread-safe. Design: docs/design/acking.md ("Rejected messages").
 """
 
 from __future__ import annotations

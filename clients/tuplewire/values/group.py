@@ -1,7 +1,6 @@
 """TaskGroup: a column of messages between two tasks, and the checks on ids and payloads.
 
-Users: all parts that send, queue or deliver messages. Owns the columns, which do not change. Thread-safe.
-
+Used by all parts that send, queue or deliver messages. Owns the columns, which do not change. Thread-safe.
 Design: docs/design/sessions.md ("Frames are columns"); docs/design/moves.md for `forwarded`.
 """
 
@@ -287,9 +286,9 @@ class TaskGroup:
 
         `redelivered` and the time of acceptance stay.
         """
-        if not (self.forwarded or self.entry_sequence or self.retained_upstream):
-            return self
-        return replace(self, forwarded=0, entry_sequence=0, retained_upstream=False)
+        if self.forwarded or self.entry_sequence or self.retained_upstream:
+            return replace(self, forwarded=0, entry_sequence=0, retained_upstream=False)
+        return self
 
     def as_redelivered(self) -> TaskGroup:
         """Return the same messages, marked as possibly delivered before."""

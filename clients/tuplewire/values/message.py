@@ -1,10 +1,7 @@
 """TaskMessage: one message, created only when a program reads or builds it.
 
-Users: programs, clients and TaskMessageBatch. Owns the payload and the encoded key and headers.
-Thread-safe.
-
-Source: Storm's `TaskMessage`.
-Design: docs/design/sessions.md ("Keys and headers are one opaque column").
+Used by programs, clients and TaskMessageBatch. Owns the payload and the encoded key and headers. Thread-safe.
+Design: docs/design/sessions.md ("Keys and headers are one opaque column"). Source: Storm's `TaskMessage`.
 """
 
 from __future__ import annotations
@@ -54,8 +51,7 @@ class TaskMessage:
             task: The destination.
             message: The payload.
             key: The key, as in Kafka, or None.
-            headers: Names and values, such as `("traceparent", b"00-...")`. The order is preserved, and names
-                may be repeated.
+            headers: Names and values, such as `("traceparent", b"00-...")`; see Headers.
 
         Raises:
             InvalidTaskError: The task is not an integer from 0 to 2^31-1.

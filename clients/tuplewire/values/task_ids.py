@@ -1,8 +1,6 @@
 """Lists of task ids, as programs and users write them: `[1, 2]` and `1,2,10-19`.
 
-Users: clients, settings, Spark's options, the command line and permissions. Owns no state.
-Thread-safe.
-
+Used by clients, settings, Spark's options, the command line and permissions. Owns no state. Thread-safe.
 Design: docs/design/identity.md for permissions by task.
 """
 

@@ -4,10 +4,8 @@ encode_frame() joins the columns by hand with one copy; the protobuf library wou
 ordinary `SendRequest{frame}` or `RecvResponse{frame}`, which both have the frame as field 2. Tests compare it
 with the generated code. The protobuf library decodes frames, with the schema OpaqueFrame.
 
-Users: the streams of clients and workers, staged rows of sinks, and the local transport. Owns no state.
-Thread-safe.
-
-Design: docs/design/sessions.md.
+Used by the streams of clients and workers, staged rows of sinks, and the local transport. Owns no state.
+Thread-safe. Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations

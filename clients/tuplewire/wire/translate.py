@@ -1,8 +1,6 @@
 """Conversion of session values to wire messages and back, without other logic.
 
-Users: the streams of clients and workers, and Spark's sink. Owns no state.
-Thread-safe.
-
+Used by the streams of clients and workers, and Spark's sink. Owns no state. Thread-safe.
 Design: docs/design/sessions.md.
 """
 
