@@ -1,7 +1,4 @@
-"""The default ids of clients, which operators read in status, logs and views.
-
-Used by clients. Owns no state. Thread-safe. Design: docs/design/identity.md.
-"""
+"""The default ids of clients, which operators read in views and logs. Design: docs/design/identity.md."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class WatchedFiles(Generic[_Value]):
         """Return the last valid content of the files. Raise ConfigError if there has never been any."""
         problem, news = None, False
         with self._lock:
-            look = self._look()
+            look = tuple(map(_state_of, self._paths))
             if look != self._seen:
                 news = self._value is not None  # the first read is not a change to log
                 problem = self._read(look)
@@ -134,9 +134,6 @@ class WatchedFiles(Generic[_Value]):
             logger.info("files.changed", extra={"files": self._named})
         return value
 
-    def _look(self) -> _Look:
-        return tuple(map(_state_of, self._paths))
-
     def _read(self, look: _Look) -> ConfigError | None:
         """Read the files; return the error if their content is invalid."""
         for _ in range(_ATTEMPTS):
@@ -147,7 +144,7 @@ class WatchedFiles(Generic[_Value]):
                 problem = error
             except Exception as error:  # noqa: BLE001 - unexpected content must not end a worker
                 problem = ConfigError(f"{self._named} cannot be read: {error!r}")
-            before, look = look, self._look()
+            before, look = look, tuple(map(_state_of, self._paths))
             if look == before:  # no file was replaced while the files were read
                 break
         self._seen = look

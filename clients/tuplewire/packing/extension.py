@@ -61,11 +61,6 @@ def write_int(value: int) -> bytes:
     return value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
 
 
-def read_int(content: bytes) -> int:
-    """Decode the bytes of write_int()."""
-    return int.from_bytes(content, "big", signed=True)
-
-
 def _read_decimal(content: bytes) -> Decimal:
     try:
         return Decimal(content.decode("ascii"), _STRICT)

@@ -325,7 +325,7 @@ def _sized(layout: Struct, read: _SizedReader) -> _Reader:
 _SIZE_8, _SIZE_16, _SIZE_32 = (Struct(f">{form}") for form in "BHI")
 
 _SIMPLE: dict[int, Callable[[bytes], Any]] = {
-    extension.BIG_INT: extension.read_int,
+    extension.BIG_INT: lambda content: int.from_bytes(content, "big", signed=True),
     **{kind.code: kind.read for kind in extension.SIMPLE},
 }
 _COMPOUND: dict[int, Callable[[list[Any]], Any]] = {

@@ -1,7 +1,4 @@
-"""Sets options of glibc for the reuse of freed memory; does nothing with another C library.
-
-Design: docs/design/rows-and-memory.md.
-"""
+"""Sets glibc's options to reuse freed memory, if it is in use. Design: docs/design/rows-and-memory.md."""
 
 from __future__ import annotations
 

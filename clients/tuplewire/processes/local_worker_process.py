@@ -16,9 +16,6 @@ class LocalWorkerProcess(WorkerProcesses):
 
     Guarantee: it does not outlive this process, even if this is killed. It does not inherit TUPLEWIRE_*
     variables.
-
-    Attributes:
-        topology: Its topology.
     """
 
     def __init__(self, tasks: str = "0-99", *, topology: str = "default", drain_seconds: float = 5.0) -> None:

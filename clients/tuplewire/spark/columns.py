@@ -1,7 +1,6 @@
 """Messages as the Arrow columns that the format `tuplewire` reads and writes.
 
-Used by RangeReader and RowRouter in Spark tasks. Owns no state. Thread-safe.
-Design: docs/design/rows-and-memory.md.
+Used by fetch.py and row_router.py. Owns no state. Thread-safe. Design: docs/design/rows-and-memory.md.
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from tuplewire.values.headers import TOMBSTONE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tuplewire.session.delivery import Delivery
     from tuplewire.values.group import TaskGroup
 
 _TIME = pa.timestamp("us", tz="UTC")
 _MARK = TOMBSTONE.encode()
 
 
-def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.RecordBatch:
+def read_batch(groups: Sequence[TaskGroup], first: int, *, headers: bool = False) -> pa.RecordBatch:
     """Return consecutive messages of one task in the columns of read_schema; a tombstone's message is null.
 
-    Raises MalformedError if another program has sent an invalid key or headers.
+    first: the sequence of the first one. Raises MalformedError if another program has sent an invalid key or
+    headers.
     """
-    groups = [delivery.group for delivery in deliveries]
     columns = record_batch(groups)
     message = columns.column("message")
     if any(_MARK in group.header_data for group in groups):
@@ -38,9 +36,8 @@ def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.R
     else:
         key, pairs = key_and_headers(groups, headers=headers)
     count = columns.num_rows
-    before = deliveries[0].first_sequence - 1
-    # before + 1, before + 2 and so on, without an object for each row.
-    sequences = pc.cumulative_sum(repeated([before + 1, 1], [1, count - 1], pa.int64()))
+    # first, first + 1 and so on, without an object for each row.
+    sequences = pc.cumulative_sum(repeated([first, 1], [1, count - 1], pa.int64()))
     # Whole milliseconds: finer digits may differ between attempts.
     times = [group.accepted_micros // 1000 * 1000 or None for group in groups]
     found = {

@@ -102,7 +102,6 @@ class TuplewireDataSource(VersionChecked, DataSource):
         return "tuplewire"
 
     def schema(self) -> StructType:
-        """Return the columns of a read."""
         return read_schema(headers=source_options(self.options).include_headers)
 
     def reader(self, schema: StructType) -> TuplewireBatchReader:
@@ -114,7 +113,6 @@ class TuplewireDataSource(VersionChecked, DataSource):
         return TuplewireBatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return a reader of the messages that arrive."""
         make = partial(self._stream_reader, schema)
         return make() if has_admission_control() else EarlierStreamReader(make)
 
@@ -127,13 +125,11 @@ class TuplewireDataSource(VersionChecked, DataSource):
         return TuplewireStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> TuplewireBatchWriter:  # noqa: FBT001 - Spark's
-        """Return a writer of a whole DataFrame."""
         from tuplewire.spark.writer import TuplewireBatchWriter
 
         return TuplewireBatchWriter(self._sink_options(schema, overwrite, ".mode('append')"))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TuplewireStreamWriter:  # noqa: FBT001, N802
-        """Return a writer of micro-batches."""
         from tuplewire.spark.writer import TuplewireStreamWriter
 
         return TuplewireStreamWriter(self._sink_options(schema, overwrite, ".outputMode('append')"))

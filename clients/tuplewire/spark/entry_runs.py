@@ -74,10 +74,7 @@ def count(spans: Iterable[Span]) -> int:
 
 def merged(one: Vector, other: Vector) -> dict[int, int]:
     """Return a vector of all messages that are in one vector or the other."""
-    found = dict(one)
-    for worker, entry in other.items():
-        found[worker] = max(found.get(worker, 0), entry)
-    return found
+    return {worker: max(one.get(worker, 0), other.get(worker, 0)) for worker in {**one, **other}}
 
 
 def still_to_come(before: Vector, entries: Vector) -> dict[int, int]:

@@ -30,10 +30,7 @@ _RETRIED = (*RETRYABLE_ERRORS, SupersededError, TaskNotLocalError, UnknownTaskEr
 
 @dataclass
 class _Place:
-    """The location of a range's messages: a worker, and the sequences to read there.
-
-    position: the last sequence that was read or skipped.
-    """
+    """A range's messages: a worker, and the sequences to read. position: the last one read or skipped."""
 
     address: str
     worker_id: str
@@ -47,14 +44,14 @@ class _Place:
     def end(self) -> int:
         return self.spans[-1][1] if self.spans else self.position
 
-    def take(self, frame: Sequence[Delivery]) -> Iterator[list[Delivery]]:
+    def take(self, frame: Sequence[Delivery]) -> Iterator[list[TaskGroup]]:
         """Yield the wanted messages of a frame, and advance the position to its end."""
         last = frame[-1].last
         while self._next < len(self.spans) and self.spans[self._next][0] <= last:
             span = self.spans[self._next]
             after = max(self.position, span[0] - 1)
-            if deliveries := [part for each in frame if (part := each.within(after, span[1]))]:
-                yield deliveries
+            if groups := [part.group for each in frame if (part := each.within(after, span[1]))]:
+                yield groups
             if span[1] > last:
                 break
             self._next += 1
@@ -162,16 +159,12 @@ class RangeReader:
             for frame in worker.read(request):
                 self._retry.reset()
                 self._skip(place, frame[0].first_sequence - 1, tasks)
-                for deliveries in place.take(frame):
+                for groups in place.take(frame):
                     first = wanted.start + self.messages_read + 1
-                    numbered = []
-                    for each in deliveries:
-                        numbered.append(Delivery(first, each.group))
-                        first += len(each.group)
-                    self.messages_read = first - wanted.start - 1
+                    self.messages_read += sum(map(len, groups))
                     if self.look is not None:
-                        self.look([each.group for each in numbered])
-                    yield read_batch(numbered, headers=self._options.include_headers)
+                        self.look(groups)
+                    yield read_batch(groups, first, headers=self._options.include_headers)
         self._skip(place, place.end, tasks)
 
     def _skip(self, place: _Place, last: int, tasks: HeldTasks) -> None:

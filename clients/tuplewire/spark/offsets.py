@@ -330,18 +330,9 @@ def ranges(start: Offset, end: Offset, held: Mapping[int, Held], runs: Mapping[i
     """
     found = []
     for task, last in changed(start, end).items():
-        if task not in held:
-            continue
-        first = start.offsets.get(task)
-        each = held[task]
-        found.append(
-            Range(
-                task,
-                each.worker_id,
-                _start(first, last),
-                last,
-                {} if first is None else first.passed,
-                runs.get(task) if each.worker == last.worker else None,
-            )
-        )
+        if (each := held.get(task)) is not None:
+            first = start.offsets.get(task)
+            after = {} if first is None else first.passed
+            there = runs.get(task) if each.worker == last.worker else None
+            found.append(Range(task, each.worker_id, _start(first, last), last, after, there))
     return found

@@ -285,10 +285,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Sou
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """Parse the options of a `write` or `writeStream`.
-
-    Raises ConfigError, with a list of the valid options, for an unknown, wrong or missing one.
-    """
+    """Parse the options of a `write` or `writeStream`, with the errors of source_options()."""
     with _listing(SinkOptions, "writing"):
         given = _given(SinkOptions, options)
         if given.get("grouping", GroupingName.DIRECT) is not GroupingName.DIRECT:

@@ -68,11 +68,6 @@ class SinkWorkers(TaskWorkers):
     def _about(self, at: At) -> dict[str, Any]:
         return {"topology": self._topology, "sink": self._sink, "epoch": self._epoch, "receiver_id": at[1]}
 
-    def placement(self) -> Placement:
-        """Return the current workers of all tasks. Raises the errors of known()."""
-        self.known(())
-        return Placement(self.owners.version, self.owners.of)
-
     def known(self, tasks: Collection[int]) -> set[int]:
         """Return the given tasks that are in the assignment, which is requested again for unknown tasks.
 

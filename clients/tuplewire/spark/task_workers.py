@@ -177,16 +177,8 @@ class HeldTasks(TaskWorkers):
                     f"the worker at {at[0]} lacks some of the tasks {tasks_at[at]}: they move"
                 )
             for each in answer.tasks:
-                found[each.task] = Held(
-                    *at,
-                    answer.incarnation,
-                    each.acknowledged_sequence,
-                    each.last_sequence,
-                    each.bytes,
-                    each.congested,
-                    each.begin_sequence,
-                    each.consumer,
-                )
+                queue = each.acknowledged_sequence, each.last_sequence, each.bytes, each.congested
+                found[each.task] = Held(*at, answer.incarnation, *queue, each.begin_sequence, each.consumer)
         return {task: found[task] for task in wanted if task in found}
 
     def _poll_of(self, at: At, tasks: Sequence[int], seen: Mapping[int, Held], wait: float) -> pb.PollRequest:
@@ -258,13 +250,11 @@ class HeldTasks(TaskWorkers):
     def _previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner | None:
         """Return the final state; None if it still has to forward messages, or is not known yet."""
         replaced = silent = False
+        polled = [pb.PolledTask(task=task)]
+        request = pb.PollRequest(topology=self._topology, tasks=polled, incarnations=[worker])
         for where in filter(None, dict.fromkeys((address, *self.owners.others, self._address))):
             try:
-                answer = self[where].poll(
-                    pb.PollRequest(
-                        topology=self._topology, tasks=[pb.PolledTask(task=task)], incarnations=[worker]
-                    )
-                )
+                answer = self[where].poll(request)
             except UnreachableError:
                 silent = silent or where in self.owners.present
                 continue

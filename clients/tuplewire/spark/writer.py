@@ -218,7 +218,6 @@ class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):
         super().__init__(options, DeliveryGuarantee.AT_LEAST_ONCE)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
-        """Send or stage one partition; in a Spark task."""
         return self._written(iterator, f"spark-{self._write_id}", 0)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -226,7 +225,6 @@ class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):
         self._publish(0, messages, repeated=False)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Discard the staged rows if possible, in the driver."""
         self._discard(0, messages)
 
 
@@ -246,10 +244,10 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
         if self._exactly_once:
             # All attempts of the micro-batch stage a task at the same worker, even if the task moves.
             with SinkWorkers(self._options) as workers:
-                self._placement = workers.placement()
+                workers.known(())
+                self._placement = Placement(workers.owners.version, workers.owners.of)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
-        """Stage or send one partition, in a Spark task."""
         context = _context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         assert query is not None, "a streaming query's tasks know its id"  # noqa: S101
@@ -258,11 +256,9 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
         return self._written(iterator, f"spark-{query}", int(batch), run)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish the micro-batch, in the driver."""
         self._publish(batchId, messages, repeated=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Discard the staged rows if possible, in the driver."""
         self._discard(batchId, messages)
 
 

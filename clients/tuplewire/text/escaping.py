@@ -9,10 +9,7 @@ _MOST_SHOWN = 2000
 
 
 def escape_unprintable(text: str, keep: str = "") -> str:
-    r"""Return a string with all unprintable characters escaped: ESC becomes \x1b.
-
-    The characters in `keep`, such as a newline, are not escaped.
-    """
+    r"""Return a string with unprintable characters escaped, such as \x1b, except those in `keep`."""
     if text.isprintable():
         return text
     return "".join(

@@ -135,15 +135,8 @@ class Tracing:
     ) -> Span:
         """Make a span for received messages: a child of their only context, or linked to each."""
         links = list(found)
-        parent = links[0] if len(links) == 1 else None
-        span = self.begin(
-            "receive",
-            destination,
-            attributes,
-            parent=parent,
-            links=() if parent else links,
-            start_ns=start_ns,
-        )
+        parent = links.pop() if len(links) == 1 else None
+        span = self.begin("receive", destination, attributes, parent=parent, links=links, start_ns=start_ns)
         span.end()
         return span
 

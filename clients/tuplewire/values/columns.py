@@ -23,14 +23,9 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def sizes_of(lengths: bytes) -> array[int]:
-    """Read the lengths of a column."""
-    return array("I", lengths)
-
-
 def values_of(lengths: bytes, data: bytes) -> list[bytes]:
     """Return the values of a column."""
-    sizes = sizes_of(lengths)
+    sizes = array("I", lengths)
     count = len(sizes)
     if count == 1:
         return [data]
@@ -51,7 +46,7 @@ def cut_column(lengths: bytes, data: bytes, bounds: Sequence[int]) -> list[tuple
     """Return the lengths and data of a column between consecutive bounds. An absent column stays absent."""
     if not lengths:
         return [(b"", b"")] * (len(bounds) - 1)
-    sizes = sizes_of(lengths)
+    sizes = array("I", lengths)
     end = sum(sizes[: bounds[0]])
     pieces = []
     for start, stop in pairwise(bounds):

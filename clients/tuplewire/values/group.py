@@ -21,7 +21,7 @@ from tuplewire.errors import (
     MessageError,
     MessageTooLargeError,
 )
-from tuplewire.values.columns import cut_column, sizes_of, values_of
+from tuplewire.values.columns import cut_column, values_of
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """The types of a payload. A payload is copied to bytes, so later changes to a bytearray have no effect."""
@@ -212,7 +212,7 @@ class TaskGroup:
         return self
 
     def _check_column(self, lengths: bytes, data: bytes, what: str) -> None:
-        total = sum(sizes_of(lengths))
+        total = sum(array("I", lengths))
         if total != len(data):
             raise MalformedError(
                 f"a group to task {self.task} says {total} bytes of {what} and holds {len(data)}"
@@ -232,11 +232,11 @@ class TaskGroup:
 
     def sizes(self) -> array[int]:
         """Return the length of each payload in bytes."""
-        return sizes_of(self.lengths)
+        return array("I", self.lengths)
 
     def header_sizes(self) -> array[int]:
         """Return the length of each message's encoded key and headers; empty without keys and headers."""
-        return sizes_of(self.header_lengths)
+        return array("I", self.header_lengths)
 
     def message_sizes(self) -> array[int]:
         """Return the size of each message as counted by limits and credit: payload, key and headers."""

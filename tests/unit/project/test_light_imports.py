@@ -11,10 +11,9 @@ import pytest
 ROWS = """
 import tuplewire.spark.reader, tuplewire.spark.writer
 from tuplewire import TaskGroup, TaskMessageBatch
-from tuplewire.session.delivery import Delivery
 from tuplewire.spark.columns import read_batch
 groups = TaskGroup.of(1, [b'a', b'b']).accepted(5000), TaskGroup.of(1, [b'c'], 7)
-rows = read_batch([Delivery(1, groups[0]), Delivery(3, groups[1])], headers=True)
+rows = read_batch(groups, 1, headers=True)
 assert len(TaskMessageBatch.from_arrow(rows['task'], rows['message'])) == 3
 """
 """Pandas is slow to load in Spark's new processes."""

@@ -55,7 +55,7 @@ def routed(router: RowRouter, batch: pa.RecordBatch) -> dict[int, list[bytes]]:
 
 def test_read_batch() -> None:
     """Each message is a row with its sequence; an absent source is null."""
-    batch = read_batch([delivery(7, b"a", b"b"), delivery(9, b"c", source=3)])
+    batch = read_batch([delivery(7, b"a", b"b").group, delivery(9, b"c", source=3).group], 7)
     assert batch.to_pydict()["task"] == [4, 4, 4]
     assert batch.column("message").to_pylist() == [b"a", b"b", b"c"]
     assert batch.column("source").to_pylist() == [None, None, 3]
@@ -72,9 +72,8 @@ def test_keys_and_headers_are_read() -> None:
         TaskMessageBatch.from_columns(4, [b"b", b"c"], keys=[b"k", None], headers=[None, [("n", b"1")]]),
     ]
     groups = [group for batch in batches for group in batch.groups]
-    deliveries = [Delivery(1, groups[0]), Delivery(2, groups[1])]
-    assert read_batch(deliveries).column("key").to_pylist() == [None, b"k", None]
-    both = read_batch(deliveries, headers=True)
+    assert read_batch(groups, 1).column("key").to_pylist() == [None, b"k", None]
+    both = read_batch(groups, 1, headers=True)
     assert both.column("key").to_pylist() == [None, b"k", None]
     assert both.column("headers").to_pylist() == [None, None, [{"key": "n", "value": b"1"}]]
 
@@ -111,7 +110,7 @@ def test_a_null_with_a_key_comes_back_as_one(kind: pa.DataType, headers: bool) -
     pairs = pa.array([[("n", None), ("m", b"")], None, [("n", b"1")]], HEADERS)
     sent = written(pa.array([None, None, "x"], kind), key=pa.array([b"a", b"", b"c"]), headers=pairs)
     assert [message.headers[-1:] for message in sent][:2] == [(("tuplewire-tombstone", b""),)] * 2
-    read = read_batch([Delivery(1, group) for group in sent.groups], headers=headers)
+    read = read_batch(sent.groups, 1, headers=headers)
     assert read.column("message").to_pylist() == [None, None, b"x"]
     assert read.column("key").to_pylist() == [b"a", b"", b"c"]
     if headers:
@@ -152,7 +151,8 @@ def test_timestamps_are_those_of_sending(other: int) -> None:
     ]
     expected = [1_500_000, 1_500_000, 1_500_000, other, None]
     for start in range(5):
-        column = read_batch([part for each in sent if (part := each.within(start, 5))]).column("timestamp")
+        groups = [part.group for each in sent if (part := each.within(start, 5))]
+        column = read_batch(groups, start + 1).column("timestamp")
         assert column.cast(pa.int64()).to_pylist() == expected[start:]
 
 
