@@ -116,8 +116,7 @@ class Registry:
     ) -> None:
         """Apply the answers of a poll. now: in seconds, of any clock.
 
-        wanted: the listed addresses and their owners. answers: one for each listed address, and for each of
-        `addresses`.
+        wanted: the listed addresses and their owners. answers: one for each, and for each of `addresses`.
         """
         for member in self._members.values():
             if not member.leaving and member.address not in wanted:

@@ -40,8 +40,7 @@ def reuse_buffers(kept_bytes: int = _KEPT_BYTES) -> None:
 def share_with_arrow() -> None:
     """Let Arrow, if loaded, allocate from glibc; ARROW_DEFAULT_MEMORY_POOL overrides this.
 
-    Arrow's own allocator keeps no memory between two batches from Spark, and cannot use the free memory of
-    glibc.
+    Arrow's own allocator keeps no memory between two batches from Spark, and cannot use glibc's free memory.
     """
     arrow = sys.modules.get("pyarrow")
     if arrow is not None and _mallopt is not None and _ARROW_POOL not in os.environ:

@@ -14,8 +14,7 @@ from tuplewire.values.task_ids import parse_tasks
 class LocalWorkerProcess(WorkerProcesses):
     """A worker that runs during a `with` block; `tuplewire.local()` makes one.
 
-    Guarantee: it does not outlive this process, even if this is killed. It does not inherit TUPLEWIRE_*
-    variables.
+    Guarantee: it does not outlive this process, even if this is killed. It inherits no TUPLEWIRE_* variable.
     """
 
     def __init__(self, tasks: str = "0-99", *, topology: str = "default", drain_seconds: float = 5.0) -> None:

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from tuplewire.errors import ConfigError
@@ -298,8 +299,7 @@ class Settings:
     ) -> Self:
         """Read variables such as TUPLEWIRE_TLS_CA, named after the fields. An empty one means not set.
 
-        environment: default: the process's variables. flags: fields that take precedence. Raises ConfigError
-        for invalid values.
+        environment: default: os.environ. flags: fields that take precedence. Raises ConfigError if invalid.
         """
         variables = os.environ if environment is None else environment
         read = {
@@ -321,18 +321,14 @@ class Settings:
         return found
 
 
-_DECLARED: dict[type, Mapping[str, Setting]] = {}
-
-
+@cache
 def settings_of(settings: type[Settings]) -> Mapping[str, Setting]:
     """Return the settings of a class by name."""
-    if settings not in _DECLARED:
-        _DECLARED[settings] = {
-            each.name: replace(declared, name=each.name, key=declared.key or settings.default_key(each.name))
-            for each in fields(settings)
-            if (declared := each.metadata.get("setting"))
-        }
-    return _DECLARED[settings]
+    return {
+        each.name: replace(declared, name=each.name, key=declared.key or settings.default_key(each.name))
+        for each in fields(settings)
+        if (declared := each.metadata.get("setting"))
+    }
 
 
 def nested_of(settings: type[Settings]) -> Mapping[str, type[Settings]]:

@@ -4,8 +4,7 @@ A topology from Storm keeps its configuration. A key without an effect is accept
 explains the reason. A key that would protect or store something is refused if nothing here does so, and the
 error describes the replacement. Keys that are settings here are not in these tables.
 
-Used by settings.py, config_sources.py, worker_config.py and factory.py. Owns the keys that were logged.
-Thread-safe.
+Used by settings.py, config_sources.py, worker_config.py and factory.py. Owns the logged keys. Thread-safe.
 """
 
 from __future__ import annotations
@@ -140,8 +139,7 @@ _warned: set[str] = set()
 def is_storm_key(key: str, value: Any) -> bool:
     """Return True if a key is Storm's and not a setting here.
 
-    Logs one warning for each key without an effect. Raises ConfigError for a key with an effect that is not
-    available here.
+    Logs one warning for each key without an effect. Raises ConfigError for an effect that is missing here.
     """
     refusal = _entry(_REFUSED, key)
     if refusal is not None and value not in _OFF:

@@ -55,7 +55,11 @@ class BadRows:
         """
         first, self._rows = self._rows, self._rows + len(tasks)
         messages = batch.column("message")
-        sizes = _wire_bytes(batch)
+        # The size of each message, as all limits count it; null for a null message.
+        sizes = pc.binary_length(messages).cast(pa.int64())
+        if "encoded" in batch.schema.names:
+            encoded = pc.binary_length(batch.column("encoded")).cast(pa.int64())
+            sizes = pc.add(sizes, pc.fill_null(encoded, 0))
         nulls = tasks.null_count or sizes.null_count
         too_large = (pc.max(sizes).as_py() or 0) > self.max_message_bytes
         if not (wrong or nulls or too_large or self._unknown(tasks)):  # the usual case, without masks
@@ -107,14 +111,6 @@ class BadRows:
             "the task is not in the assignment": pc.is_in(tasks, value_set=unknown),
         }
         return {reason: pc.fill_null(mask, False) for reason, mask in masks.items()}
-
-
-def _wire_bytes(batch: pa.RecordBatch) -> pa.Array:
-    """Return the size of each message, as all limits count it; null for a null message."""
-    sizes = pc.binary_length(batch.column("message")).cast(pa.int64())
-    if "encoded" not in batch.schema.names:
-        return sizes
-    return pc.add(sizes, pc.fill_null(pc.binary_length(batch.column("encoded")), 0).cast(pa.int64()))
 
 
 def _shortened(message: pa.Scalar, most: int) -> str | None:

@@ -26,8 +26,7 @@ _MARK = TOMBSTONE.encode()
 def read_batch(groups: Sequence[TaskGroup], first: int, *, headers: bool = False) -> pa.RecordBatch:
     """Return consecutive messages of one task in the columns of read_schema; a tombstone's message is null.
 
-    first: the sequence of the first one. Raises MalformedError if another program has sent an invalid key or
-    headers.
+    first: the first one's sequence. Raises MalformedError if a program has sent an invalid key or headers.
     """
     columns = record_batch(groups)
     message = columns.column("message")

@@ -68,8 +68,7 @@ class EarlierStreamReader(VersionChecked, DataSourceStreamReader):
     last planned one. After a restart, Spark first plans the last micro-batch of its offset log, from its end
     to its end. With availableNow, Spark requests the end of all messages once, before that.
 
-    make: creates the reader, and may raise an error. It is called at Spark's first call, because Spark hides
-    earlier errors.
+    make: creates the reader. It is called at Spark's first call, because Spark hides earlier errors.
     """
 
     def __init__(self, make: Callable[[], DataSourceStreamReader]) -> None:

@@ -248,10 +248,8 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         wanted = {task: each.sequence for task, each in changed(begin, last).items()}
         if self._options.fail_on_data_loss:
             check_assigned(wanted, held)
-        lacking = {
-            task: sequence for task, sequence in wanted.items() if task not in self._runs and task in held
-        }
-        runs = self._runs | (self._tasks.runs(lacking, held) if lacking else {})
+        lacking = [task for task in wanted if task not in self._runs and task in held]
+        runs = self._runs | self._tasks.runs({task: wanted[task] for task in lacking}, held)
         return [RangePartition(each, self._tasks.owners.others) for each in ranges(begin, last, held, runs)]
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -48,8 +48,7 @@ def sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class RowRouter:
     """Converts batches of rows into groups of messages by task, without an object for each row.
 
-    bad: counts the rows that cannot be sent. If tracing is on, rows without a trace context get the current
-    span's context.
+    bad: counts rows that cannot be sent. With tracing, rows without a context get the current span's context.
     """
 
     def __init__(self, options: SinkOptions, partition: int, workers: SinkWorkers) -> None:

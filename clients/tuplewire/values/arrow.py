@@ -64,8 +64,7 @@ def groups_from_arrow(
 def runs_by_task(tasks: Any, count: int, what: str) -> tuple[pa.Array, list[tuple[int, int, int]]]:
     """Return the order of rows by task, and for each task its first row in this order and its rows.
 
-    Rows to one task stay in order. Raises the errors of groups_from_arrow(), which call the `count` other
-    values `what`.
+    Rows to one task stay in order. Raises as groups_from_arrow(); errors call the other values `what`.
     """
     tasks = flat_column(tasks, "task")
     if len(tasks) != count:

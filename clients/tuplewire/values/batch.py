@@ -117,8 +117,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             payloads: Binary or strings without nulls.
             source: The sending task; None if the sender is not a task.
             keys: Binary or strings; null for a message without a key.
-            headers: Lists of structs of name and value, as from Spark's Kafka source; null for a message
-                without headers.
+            headers: Lists of structs of name and value, as from Spark's Kafka source; null: no headers.
         """
         from tuplewire.values.arrow import groups_from_arrow
         from tuplewire.values.arrow_headers import encode_columns
@@ -130,8 +129,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         """Return columns `task` (int32), `source` (int32, nullable) and `message` (binary), in this order.
 
         Rows are in the order of iteration. With `headers`, append the nullable columns `key` (binary) and
-        `headers` (lists of structs of `key` and `value`). Raises MalformedError then like
-        TaskMessage.headers.
+        `headers` (lists of structs of `key` and `value`), with the errors of TaskMessage.headers.
         """
         from tuplewire.values.arrow import key_and_headers, ordered_batch, record_batch
 
