@@ -259,8 +259,6 @@ fields = Fields
 """The fields grouping: equal keys are sent to the same task, from all processes."""
 
 
-# --- a hash that is the same in every process and release, unlike Python's hash() --------------------
-
 Field = str | bytes | float | Decimal | Fraction | None
 Key = Field | tuple[Field, ...]
 """The value of a field, or of several fields. Numbers may have any type, including numpy's."""

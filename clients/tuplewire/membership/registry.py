@@ -379,8 +379,7 @@ class Registry:
             MemberStatus(address, name, Phase.ABSENT, problem=problem)
             for address, (name, problem) in self._absent.items()
         ]
-        joined = [each for each in self._members.values() if each.phase is Phase.JOINED]
-        counts = [len(tasks[each.address]) for each in joined]
+        counts = [len(tasks[each.address]) for each in self._members.values() if each.phase is Phase.JOINED]
         return MembershipStatus(
             topology=self.topology,
             version=self.version,
@@ -388,6 +387,6 @@ class Registry:
             unassigned=tuple(task for task in self.tasks if task not in self._held),
             settled=self._is_distributed()
             and not self._moves()
-            and bool(joined)
+            and bool(counts)
             and max(counts) - min(counts) <= 1,
         )

@@ -18,12 +18,8 @@ def naming(
 ) -> Callable[[_Function], _Function]:
     """Return a decorator that replaces `**settings`, the last parameter, by keywords in the signature.
 
-    If the docstring has a line for `**settings`, it gets a description of each keyword instead.
-
-    Args:
-        keywords: The TypedDict for type checkers.
-        defaults: The default of each keyword, as a plain value.
-        helps: The name and the description of each keyword.
+    If the docstring has a line for `**settings`, it gets a description of each keyword instead. keywords: the
+    TypedDict for type checkers. defaults: plain values. helps: names and descriptions.
     """
     indent = " " * (len(_SETTINGS) - len(_SETTINGS.lstrip()))
     wrapped = textwrap.TextWrapper(_MOST_COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}    ")

@@ -98,14 +98,11 @@ def _one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
 
 def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Remove dictionary values that these rows do not use, because Arrow writes the whole dictionary."""
-    columns = [
-        _compact_column(column) if pa.types.is_dictionary(column.type) else column for column in rows.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+    return pa.RecordBatch.from_arrays(list(map(_compact_column, rows.columns)), schema=rows.schema)
 
 
-def _compact_column(column: pa.DictionaryArray) -> pa.DictionaryArray:
-    if len(column.dictionary) <= 1:
+def _compact_column(column: pa.Array) -> pa.Array:
+    if not pa.types.is_dictionary(column.type) or len(column.dictionary) <= 1:
         return column
     used = pc.unique(column.indices).drop_null()
     if len(used) == len(column.dictionary):

@@ -58,13 +58,11 @@ def encode_frame(
     """Return an encoded SendRequest or RecvResponse with one frame.
 
     Args:
-        sequence: The number of the frame.
+        sequence, ack_immediately: Fields of Frame.
         runs: Lists of groups that are written as one group. The groups of a run differ only in their columns.
         first_sequences: For Recv, the sequence of each run's first message. For Send, groups contain it.
         accepted_micros: The time of acceptance of each run's first message.
-        assignment_version: The field of Frame, for Send.
-        closed: The flows for the field of Frame, for Send.
-        ack_immediately: The field of Frame.
+        assignment_version, closed: Fields of Frame, for Send; `closed` has flows.
     """
     parts: list[bytes] = [_SEQUENCE + varint(sequence)]
     if assignment_version:
