@@ -174,20 +174,13 @@ class Registry:
     def _apply_status(
         self, address: str, name: str | None, status: control_pb2.GetStatusResponse, now: float
     ) -> None:
-        member = self._members.get(address)
-        # A restarted worker has no assignment, and must be checked again.
-        if member is None or member.status.incarnation != status.incarnation:
-            self._register(address, name, status, now)
-            return
-        if status.state in _LEAVING_STATES and not member.leaving:
-            self.events.append(("worker.leaving", member.about(reason="it drains")))
-        member.status, member.problem = status, ""
-
-    def _register(
-        self, address: str, name: str | None, status: control_pb2.GetStatusResponse, now: float
-    ) -> None:
-        """Register a worker, or a registered one again after a restart; it keeps its tasks."""
         before = self._members.get(address)
+        if before is not None and before.status.incarnation == status.incarnation:
+            if status.state in _LEAVING_STATES and not before.leaving:
+                self.events.append(("worker.leaving", before.about(reason="it drains")))
+            before.status, before.problem = status, ""
+            return
+        # A restarted worker has no assignment, and must be checked again; it keeps its tasks.
         if name is None:
             if before is not None:
                 self._forget(before, "worker.left")

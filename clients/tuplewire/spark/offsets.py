@@ -119,15 +119,16 @@ class Offset:
         A new task starts as in initial_offset(). A task that has moved starts at the start of its messages on
         the new worker; `before` contains its messages that were read.
         """
-        return Offset({task: _located(self.offsets.get(task), each) for task, each in held.items()})
-
-
-def _located(offset: TaskOffset | None, held: Held) -> TaskOffset:
-    if offset is None:
-        return TaskOffset(held.worker, held.acknowledged, held.address, first=held.acknowledged)
-    if not has_moved(offset, held):
-        return offset
-    return TaskOffset(held.worker, held.begin, held.address, before=offset.passed, first=held.begin)
+        offsets = {}
+        for task, each in held.items():
+            offset = self.offsets.get(task)
+            if offset is None:
+                offset = TaskOffset(each.worker, each.acknowledged, each.address, first=each.acknowledged)
+            elif has_moved(offset, each):
+                passed = offset.passed
+                offset = TaskOffset(each.worker, each.begin, each.address, before=passed, first=each.begin)
+            offsets[task] = offset
+        return Offset(offsets)
 
 
 def has_moved(offset: TaskOffset, held: Held) -> bool:

@@ -33,7 +33,6 @@ class _Required:
     but: str = ""
 
     def takes(self, version: str) -> bool:
-        """Return True if a version is supported."""
         parts, but = _parts(version), _parts(self.but)
         return _parts(self.first) <= parts < _parts(self.beyond) and not (but and parts[: len(but)] == but)
 
