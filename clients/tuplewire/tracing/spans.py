@@ -116,9 +116,12 @@ class Tracing:
 
         parent: default: the current span, if there is one. start_ns: nanoseconds since 1970; None: now.
         """
+        around = None
+        if parent is not None:
+            around = trace.set_span_in_context(NonRecordingSpan(_span_context(parent)), contexts.Context())
         return self._tracer.start_span(
             f"{operation} {destination}",
-            None if parent is None else _around(parent),
+            around,
             _KINDS.get(operation, SpanKind.INTERNAL),
             {
                 "messaging.system": _SYSTEM,
@@ -178,10 +181,6 @@ def _span_context(traceparent: TraceParent) -> SpanContext:
     trace_id, span_id = ids_of(traceparent)
     flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
     return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=flags)
-
-
-def _around(traceparent: TraceParent) -> contexts.Context:
-    return trace.set_span_in_context(NonRecordingSpan(_span_context(traceparent)), contexts.Context())
 
 
 class Processing:

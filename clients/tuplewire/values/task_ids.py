@@ -59,10 +59,8 @@ class TaskRanges:
         ranges = []
         for part in filter(None, (part.strip() for part in text.split(","))):
             match = _PART.fullmatch(part)
-            start, end = 1, 0
-            if match:
-                start = int(match[1])
-                end = int(match[3] or (MAX_TASK if match[2] else start))
+            start = int(match[1]) if match else 1
+            end = int(match[3] or (MAX_TASK if match[2] else start)) if match else 0
             if not start <= end <= MAX_TASK:
                 raise ConfigError(f"tasks are written like 1,2,10-19,100-, or *, not {text!r}")
             ranges.append((start, end))
