@@ -4,7 +4,7 @@ About once a second, it reads the loads that tasks report and changes their shar
 
 - A task with a higher load than others at its distance gets a smaller share, and less the longer this lasts.
   Each step takes away an amount that depends on the excess, and returns an amount that depends on the loss.
-- A more distant tier of tasks is used as far as the average load of nearer tasks is between two bounds.
+- A more distant tier is used to the degree that the average load of nearer tasks is between two bounds.
 
 Both change in small steps, so that delayed reports do not cause oscillation. Used by topologies and
 spark/row_router.py. Owns the weights and the ring of one sending task. Not thread-safe.
