@@ -19,10 +19,6 @@ from tuplewire.wire import control_pb2
 
 _LEAVING_STATES = {control_pb2.WORKER_STATE_DRAINING, control_pb2.WORKER_STATE_STOPPED}
 
-Event: TypeAlias = tuple[str, dict[str, Any]]
-"""A change: the name of a log event, and its fields."""
-
-
 Report: TypeAlias = tuple[control_pb2.GetStatusResponse, control_pb2.Assignment | None]
 """A worker's status, and its assignment if may_be_foreign() of the registry is true."""
 
@@ -85,8 +81,8 @@ class Registry:
     """The assignment that all workers should have."""
     inactive: bool = False
     """True if the spouts of the workers' program are deactivated."""
-    events: list[Event] = field(default_factory=list)
-    """The changes since the caller last cleared this list."""
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """The changes since the caller last cleared this list: the name of a log event, and its fields."""
     _members: dict[str, _Member] = field(default_factory=dict)
     _absent: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Listed addresses without a registered worker: the owner, and the reason."""

@@ -11,7 +11,6 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """glibc's numbers for the options."""
 _HEAPS = 2
 _KEPT_BYTES = 16 * 1024 * 1024
-_ARROW_POOL = "ARROW_DEFAULT_MEMORY_POOL"
 _LARGE_BYTES = 32 * 1024 * 1024
 """The largest threshold that glibc accepts."""
 _mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -43,7 +42,7 @@ def share_with_arrow() -> None:
     Arrow's own allocator keeps no memory between two batches from Spark, and cannot use glibc's free memory.
     """
     arrow = sys.modules.get("pyarrow")
-    if arrow is not None and _mallopt is not None and _ARROW_POOL not in os.environ:
+    if arrow is not None and _mallopt is not None and "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
         arrow.set_memory_pool(arrow.system_memory_pool())
 
 

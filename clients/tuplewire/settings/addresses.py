@@ -13,7 +13,6 @@ from tuplewire.errors import ConfigError
 
 ADDRESS_VARIABLE = "TUPLEWIRE_ADDRESS"
 TOPOLOGY_VARIABLE = "TUPLEWIRE_TOPOLOGY"
-_DEFAULT_TOPOLOGY = "default"
 
 
 def split_host_port(address: str) -> tuple[str, int]:
@@ -94,7 +93,7 @@ def resolve_addresses(addresses: str | None) -> str:
 
 def resolve_topology(topology: str | None) -> str:
     """Return the topology, or TUPLEWIRE_TOPOLOGY, or `default`. Raises ConfigError for invalid Unicode."""
-    topology = topology or os.environ.get(TOPOLOGY_VARIABLE) or _DEFAULT_TOPOLOGY
+    topology = topology or os.environ.get(TOPOLOGY_VARIABLE) or "default"
     _check_text(f"topology {topology!r}", topology)
     return topology
 

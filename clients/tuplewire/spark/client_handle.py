@@ -314,6 +314,5 @@ atexit.register(_report_at_exit)
 
 
 def _discard(key: _Key) -> None:
-    client = _clients.pop(key, None)
-    if client is not None:
+    if (client := _clients.pop(key, None)) is not None:
         client.close(timeout=0)
