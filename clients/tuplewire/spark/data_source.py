@@ -26,7 +26,6 @@ HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 
 _TASK_TYPES = ("tinyint", "smallint", "int", "bigint")
 _TRAVELLING_KEY_TYPES = ("string", "binary")
-_KEY_TYPES = (*_TASK_TYPES, *_TRAVELLING_KEY_TYPES)
 _OPTIONAL = {"key": _TRAVELLING_KEY_TYPES, "headers": (HEADERS_TYPE,)}
 
 
@@ -69,7 +68,7 @@ def check_write_schema(schema: StructType, grouping: GroupingName) -> None:
     if grouping is GroupingName.DIRECT:
         wanted["task"] = _TASK_TYPES
     elif grouping is GroupingName.FIELDS:
-        wanted["key"] = _KEY_TYPES
+        wanted["key"] = (*_TASK_TYPES, *_TRAVELLING_KEY_TYPES)
     found = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name, kinds in wanted.items():
         if found.get(name) not in kinds:
