@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tuplewire_topology import (
     Tuple,
 )
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.link import Done, Failed, Link, Receive
+from tuplewire_topology.running.link import Failed, Link, Receive
 
 SECONDS = 30.0
 COUNT = 300
@@ -142,10 +142,9 @@ def arrivals(link: Link) -> list[bytes]:
     """Open the link of "end", and return the list to which it adds the payloads that arrive."""
     arrived: list[bytes] = []
 
-    def receive(groups: Sequence[TaskGroup], done: Done) -> None:
-        for group in groups:
-            arrived.extend(group.payloads())
-            done(group)
+    def receive(group: TaskGroup, done: Callable[[], None]) -> None:
+        arrived.extend(group.payloads())
+        done()
 
     link.open([range(1, 2)], receive, lambda _: None)
     return arrived

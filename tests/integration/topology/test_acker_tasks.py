@@ -244,6 +244,6 @@ def test_foreign_message_ids_are_refused(caplog: pytest.LogCaptureFixture) -> No
     foreign = Tuple([1], topology.source(1, "default"), ((1, "mine"),))
     with several(topology, "grpc") as workers:
         payload = TupleSerializer(topology).serialize(foreign)
-        workers[1].transfer.receive([TaskGroup.of(4, [payload], 1)], lambda _: None)
+        workers[1].transfer.receive(TaskGroup.of(4, [payload], 1), lambda: None)
         assert len(logged(caplog, "tuple.malformed")) == 1
         eventually(lambda: len(fates.acked) == COUNT, SECONDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,6 @@ from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.clusters.topology_program import TopologyProgram
 from tuplewire_topology.running import link
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.link import Done
 from tuplewire_topology.running.outgoing import outbound_tasks
 
 SECONDS = 30.0
@@ -75,20 +74,19 @@ class Taker:
 
     def __init__(self, at: Hosted, *tasks: int) -> None:
         self.came: list[tuple[int, bytes]] = []
-        self._undone: list[tuple[TaskGroup, Done]] = []
+        self._undone: list[Callable[[], None]] = []
         at.host.attach(Idle(), tasks)
         at.link.open([range(task, task + 1) for task in tasks], self.receive, lambda _: None)
 
-    def receive(self, groups: Sequence[TaskGroup], done: Done) -> None:
-        for group in groups:
-            self.came += [(group.task, payload) for payload in group.payloads()]
-            self._undone.append((group, done))
+    def receive(self, group: TaskGroup, done: Callable[[], None]) -> None:
+        self.came += [(group.task, payload) for payload in group.payloads()]
+        self._undone.append(done)
 
     def finish(self) -> None:
         """Acknowledge all messages received so far."""
         undone, self._undone = self._undone, []
-        for group, done in undone:
-            done(group)
+        for done in undone:
+            done()
 
 
 @pytest.fixture
@@ -193,12 +191,11 @@ def test_an_executor_that_stops_keeps_what_it_has_accepted(topology: Topology) -
     with hosted(topology, [4], [2, 3]) as (here, there):
         accepted: list[int] = []
 
-        def receive(groups: Sequence[TaskGroup], done: Done) -> None:
-            for group in groups:
-                if group.task == 3:
-                    raise ClosedError("the receive queue is closed")
-                accepted.append(group.task)
-                done(group)
+        def receive(group: TaskGroup, done: Callable[[], None]) -> None:
+            if group.task == 3:
+                raise ClosedError("the receive queue is closed")
+            accepted.append(group.task)
+            done()
 
         there.link.open([range(2, 4)], receive, lambda _: None)
         here.link.send([TaskGroup.of(2, [b"accepted"]), TaskGroup.of(3, [b"left"])])

@@ -71,10 +71,7 @@ class Acker:
         self._trees: dict[Root, _Tree] = {}
 
     def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
-        """Return (key, message id) of each tuple with an id, before the tuples are sent.
-
-        Outcomes are reported under these keys.
-        """
+        """Return (key, message id) of each tuple with an id. Outcomes are reported under these keys."""
         return [
             (message_id, message_id)
             for run in runs
@@ -86,10 +83,7 @@ class Acker:
         """Prepare tuples that a bolt emitted, before they are sent. Does nothing here."""
 
     def report(self, updates: TupleUpdates) -> list[AddressedTuples]:
-        """Report changes, before the columns are sent. Return further tuples to send: none here.
-
-        Roots of finished trees are ignored.
-        """
+        """Report changes before the columns are sent; return tuples to send: none. Ignores finished trees."""
         tuples = chain(updates.lost, *(column.tuples for column in updates.columns))
         copies = Counter(_flat(map(_message_id, tuples)))
         failed = [*updates.failed, *(message.message_id for message in updates.lost)]

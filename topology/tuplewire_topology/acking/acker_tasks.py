@@ -164,7 +164,6 @@ class Trees:
         self._trees: RotatingMap[int, _TaskTree] = RotatingMap()
 
     def __len__(self) -> int:
-        """Return the number of trees."""
         return len(self._trees)
 
     def take(self, message: Tuple) -> list[Fate]:

@@ -14,12 +14,12 @@ from tuplewire.errors import TopologyError
 from tuplewire.grouping.grouping import CustomStreamGrouping
 from tuplewire_topology.authoring.component import BasicBolt, BasicBoltExecutor, Bolt, Spout, streams_of
 from tuplewire_topology.authoring.description import (
+    SYSTEM_PREFIX,
     Component,
     ComponentKind,
     GroupingType,
     Input,
     Topology,
-    check_reserved,
 )
 from tuplewire_topology.authoring.hooks import WorkerHook
 from tuplewire_topology.authoring.topology_settings import TICK_KEY
@@ -69,7 +69,12 @@ class TopologyBuilder:
         """Return the topology. Raises TopologyError, with the name at fault, if it is not valid."""
         components = [declarer.component for declarer in self._declarers.values()]
         for component in components:
-            check_reserved(component)
+            for name in (component.id, *(stream.name for stream in component.streams)):
+                if name.startswith(SYSTEM_PREFIX):
+                    raise TopologyError(
+                        f"{component.kind} {component.id!r}: the name {name!r} is reserved, "
+                        f"as all that begin with {SYSTEM_PREFIX!r}"
+                    )
         return Topology(components, self._worker_hooks)
 
     def add_worker_hook(self, hook: WorkerHook) -> None:

@@ -228,10 +228,7 @@ class BasicOutputCollector:
         self._message_id = anchor.message_id
 
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple on one of the bolt's streams. Do not change its values afterwards.
-
-        Raises MessageError if the values do not match the stream.
-        """
+        """Emit a tuple, and do not change its values. Raises MessageError if they do not match the stream."""
         self._put(stream, values, self._message_id)
 
     def emit_direct(self, task: int, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:

@@ -232,16 +232,6 @@ class Topology:
         return TupleSource(component.id, task, component.stream(stream))
 
 
-def check_reserved(component: Component) -> None:
-    """Raise TopologyError if the id or a stream has a reserved name."""
-    for name in (component.id, *(stream.name for stream in component.streams)):
-        if name.startswith(SYSTEM_PREFIX):
-            raise TopologyError(
-                f"{component.kind} {component.id!r}: the name {name!r} is reserved, "
-                f"as all that begin with {SYSTEM_PREFIX!r}"
-            )
-
-
 def _check_component(component: Component) -> None:
     """Raise TopologyError for a component that is not valid on its own."""
     check_name(component.id, "a component's id")

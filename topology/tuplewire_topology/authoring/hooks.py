@@ -22,13 +22,9 @@ logger = event_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """The worker that runs a hook.
+    """The worker that runs a hook. `topology_id` is the name under which the topology runs.
 
-    Attributes:
-        topology_id: The name under which the topology runs.
-        topology: The topology.
-        tasks: The tasks of the worker when it starts.
-        resources: Values by name, for the tasks of the worker; see TopologyContext.resource().
+    `tasks` are the worker's tasks when it starts. `resources` are for them: see TopologyContext.resource().
     """
 
     topology_id: str

@@ -25,8 +25,6 @@ from tuplewire_topology.authoring.user_metrics import MOST_SERIES
 LAUNCHER_KEYS = ("topology.environment", "topology.submitter.user", "topology.worker.childopts")
 """Keys that only a launcher of processes reads."""
 TICK_KEY = "topology.tick.tuple.freq.secs"
-_WORKER_KEYS = ("topology.name",)
-"""Keys that only a worker reads."""
 
 
 class ErrorPolicy(StrEnum):
@@ -53,7 +51,7 @@ class TopologySettings(Settings):
     """
 
     REFUSED = ("topology.",)
-    PASSED = (*LAUNCHER_KEYS, *_WORKER_KEYS)
+    PASSED = (*LAUNCHER_KEYS, "topology.name")  # the worker reads the name
 
     session: SessionSettings = nested(SessionSettings)
     workers: int = storm_setting("topology.workers", count(), 1, "number of workers that share the tasks")

@@ -171,8 +171,7 @@ def _shown(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-_TICK = Stream("rate_secs", name=TICK_STREAM)
-_TICK_SOURCE = TupleSource(SYSTEM_COMPONENT, SYSTEM_TASK, _TICK)
+_TICK_SOURCE = TupleSource(SYSTEM_COMPONENT, SYSTEM_TASK, Stream("rate_secs", name=TICK_STREAM))
 
 
 def tick(seconds: float) -> Tuple:

@@ -101,7 +101,6 @@ class UserMetrics:
     """
 
     def __init__(self, most_series: int = MOST_SERIES) -> None:
-        """Create an empty registry."""
         self._most = most_series
         self._lock = threading.Lock()
         self._series = 0

@@ -46,12 +46,10 @@ class FeederSpout(Spout):
     def open(
         self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
     ) -> None:
-        """See Spout."""
         super().open(conf, context, collector)
         self._collectors.append(collector)
 
     def next_tuple(self) -> None:
-        """Emit the next tuple, if there is one."""
         try:
             stream, values, message_id = self._feed.popleft()
         except IndexError:
@@ -64,11 +62,9 @@ class FeederSpout(Spout):
         return not self._feed
 
     def ack(self, message_id: Any) -> None:
-        """Record the message ID."""
         self.acked.append(message_id)
 
     def fail(self, message_id: Any) -> None:
-        """Record the message ID."""
         self.failed.append(message_id)
 
 
@@ -80,17 +76,14 @@ class FixedTupleSpout(Spout):
         self._left = deque(range(len(tuples)))
 
     def next_tuple(self) -> None:
-        """Emit the next tuple."""
         number = self._left.popleft()
         self.collector.emit(self._tuples[number], message_id=number)
 
     @property
     def exhausted(self) -> bool:
-        """True if all tuples have been emitted."""
         return self.context.task_index > 0 or not self._left
 
     def fail(self, message_id: Any) -> None:
-        """Emit a failed tuple again."""
         self._left.append(message_id)
 
 

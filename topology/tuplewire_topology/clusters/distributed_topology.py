@@ -10,7 +10,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -115,12 +115,9 @@ class DistributedTopology(RunningTopology):
         self._assignment.version = 1
         for worker, tasks in zip(self._workers, portions, strict=True):
             self._assignment.workers.append(worker.endpoint.assigned(tasks))
-        self._each(lambda worker: worker.open(self._assignment))
-
-    def _each(self, call: Callable[[WorkerProcess], None]) -> None:
-        """Call for all workers in parallel, because each call waits until all tasks are open."""
+        # In parallel, because each call waits until all tasks are open.
         with ThreadPoolExecutor(len(self._workers)) as pool:
-            list(pool.map(call, self._workers))
+            list(pool.map(lambda worker: worker.open(self._assignment), self._workers))
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[control_pb2.Assignment]:
@@ -170,7 +167,6 @@ class DistributedTopology(RunningTopology):
         return self.captured
 
     def worker_of(self, task: int) -> int:
-        """Return the number, from 0, of the worker that owns a task; TopologyError for an unknown task."""
         self.topology.component_of(task)
         return next(rank for rank, each in enumerate(self._assignment.workers) if task in each.tasks)
 
@@ -186,13 +182,14 @@ class DistributedTopology(RunningTopology):
         try:
             self.wait(timeout)  # no tuple is in flight afterwards, so none arrives at the old worker
             with self._changed() as assignment:
-                _move(assignment, tasks, worker)
+                for rank, each in enumerate(assignment.workers):
+                    others = [other for other in each.tasks if other not in tasks]
+                    each.tasks[:] = [*others, *tasks] if rank == worker else others
             self.wait(timeout)  # until the tasks are open
         finally:
             self._switch(active=active)
 
     def status(self) -> TopologyStatus:
-        """Return a snapshot."""
         state = "INACTIVE" if self._assignment.inactive else "ACTIVE"
         executors = [each for worker in self._workers for each in worker.statistics()[0]]
         return TopologyStatus(self.name, state, executors)
@@ -232,9 +229,3 @@ def _as_json(conf: Mapping[str, Any]) -> bytes:
         return json.dumps(conf, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the settings cannot be written for other processes: {error}") from error
-
-
-def _move(assignment: control_pb2.Assignment, tasks: range, worker: int) -> None:
-    for rank, each in enumerate(assignment.workers):
-        others = [task for task in each.tasks if task not in tasks]
-        each.tasks[:] = [*others, *tasks] if rank == worker else others

@@ -170,7 +170,6 @@ class LocalTopology(RunningTopology):
         return next((failure for failure in failures if failure is not None), None)
 
     def status(self) -> TopologyStatus:
-        """Return a snapshot."""
         state = "FAILED" if self.failure is not None else "ACTIVE" if self._active else "INACTIVE"
         return TopologyStatus(
             self.name, state, [each for worker in self._workers for each in worker.statistics()]
@@ -207,7 +206,6 @@ class LocalTopology(RunningTopology):
     # --- changes of workers -----------------------------------------------------------------------------
 
     def worker_of(self, task: int) -> int:
-        """Return the number, from 0, of the worker that owns a task; TopologyError for an unknown task."""
         self.topology.component_of(task)
         return self._workers.index(self._worker_of[task])
 

@@ -69,7 +69,6 @@ class LocalWorker(ExecutorWorker):
         return self._still_running(time.monotonic() + timeout)
 
     def close(self, timeout: float = 10.0) -> None:
-        """End cleanly; see ExecutorWorker.close."""
         try:
             super().close(timeout)
         finally:

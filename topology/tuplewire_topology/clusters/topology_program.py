@@ -7,7 +7,7 @@ Design: docs/design/topologies.md (a process that runs executors is a worker).
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -106,17 +106,14 @@ class TopologyProgram(Program):
             self._executors.disconnect()
 
     def start(self, address: str) -> None:
-        """See Program."""
         self._port = int(address.rpartition(":")[2])
         self._thread.start()
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
-        """Add the topology and its local executors to the worker's status."""
         executors = [] if self._executors is None else self._executors.executors
         status.components.extend(component_statuses(self._topology, executors))
 
     def stop_input(self) -> None:
-        """Ignore later assignments, and stop the spouts; tuples in flight are still processed."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(_END_SECONDS)
@@ -171,7 +168,10 @@ class TopologyProgram(Program):
         if assignment is None or assignment.version == self._version:  # none yet, or already applied
             return
         wanted = frozenset(assignment.tasks_of(self._host.worker_id)).intersection(self._topology.tasks)
-        self._warn_of_missing(wanted, assignment.owner_of)
+        missing = outbound_tasks(self._topology, wanted).difference(assignment.owner_of)
+        if missing and missing != self._missing:  # Source: Storm's "Missing assignment" warning
+            logger.warning("assignment.tasks_missing", extra={"tasks": sorted(missing)})
+        self._missing = missing
         if self._executors is None:
             self._executors = ExecutorWorker(
                 self._topology,
@@ -192,13 +192,6 @@ class TopologyProgram(Program):
         logger.info(
             "program.assignment_applied", extra={"version": assignment.version, "tasks": sorted(wanted)}
         )
-
-    def _warn_of_missing(self, tasks: Collection[int], owners: Container[int]) -> None:
-        """Log target tasks without a worker, once per set. Source: Storm's "Missing assignment" warning."""
-        missing = frozenset(task for task in outbound_tasks(self._topology, tasks) if task not in owners)
-        if missing and missing != self._missing:
-            logger.warning("assignment.tasks_missing", extra={"tasks": sorted(missing)})
-        self._missing = missing
 
     def _emit_dead_letter(self, letter: DeadLetter) -> bool:
         """Send a dropped tuple to the worker's dead-letter task; return False if this is not possible.

@@ -40,9 +40,7 @@ _STOP_MARGIN_SECONDS = 10.0
 class WorkerProcess:
     """Starts, restarts, calls and ends the process of a worker. Thread-safe.
 
-    Attributes:
-        endpoint: Its addresses, after await_bound().
-        starts: How often the process was started.
+    `endpoint` has its addresses after await_bound(), and `starts` the number of starts.
     """
 
     endpoint: Endpoint

@@ -83,7 +83,7 @@ class Coordinator:
         self.over = False
         self.exact = exact
         self._quiet = 0.0
-        self._termination = self._asking()
+        self._termination = Termination(ranks, exact=exact)
         self._rested = False
         self._asked = 0
         self._pause = _FIRST_PAUSE_SECONDS
@@ -96,9 +96,6 @@ class Coordinator:
         """The state of the spouts in the last order: True if active, and the value of the stop."""
         self._failed = False
         self._counts: dict[int, tuple[int, int, int]] = {}
-
-    def _asking(self) -> Termination:
-        return Termination(self._ranks, exact=self.exact)
 
     def take(self, mail: ControlMessage, now: float) -> None:
         """Apply a control message that was sent to the coordinator."""
@@ -142,7 +139,7 @@ class Coordinator:
         self._ask_anew()
 
     def _ask_anew(self) -> None:
-        self._termination, self._asked = self._asking(), 0
+        self._termination, self._asked = Termination(self._ranks, exact=self.exact), 0
         self._pause, self._rested = _FIRST_PAUSE_SECONDS, False
 
     def orders(self, now: float) -> list[Order]:

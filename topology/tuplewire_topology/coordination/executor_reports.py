@@ -8,7 +8,8 @@ the number of series. Design: docs/design/topologies.md.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from tuplewire.wire import control_pb2 as pb
@@ -19,112 +20,87 @@ from tuplewire_topology.running.statistics import Counts, ExecutorStatistics
 
 _PREFIX = "tuplewire_"
 
-_Table = Mapping[str, tuple[Callable[[Any], Any], str]]
-"""By name: a function that returns the value, or the values by label; and the help."""
+_Table = Mapping[tuple[str, str], str]
+"""The help, by a metric's name and the attribute of a snapshot with its value, or its values by label."""
 
 _BY_STREAM: _Table = {
-    "emitted_tuples": (
-        lambda each: each.counts.emitted_by,
-        "Tuples that a component emitted, by its stream. Storm: __emit-count.",
+    ("emitted_tuples", "counts.emitted_by"): (
+        "Tuples that a component emitted, by its stream. Storm: __emit-count."
     ),
-    "transferred_tuples": (
-        lambda each: each.counts.transferred_by,
-        "Copies of what a component emitted, one for each task that gets one. Storm: __transfer-count.",
+    ("transferred_tuples", "counts.transferred_by"): (
+        "Copies of what a component emitted, one for each task that gets one. Storm: __transfer-count."
     ),
 }
 _BY_SOURCE: _Table = {
-    "executed_tuples": (
-        lambda each: each.counts.executed_by,
-        "Tuples that a component executed, by who emitted them. Storm: __execute-count.",
+    ("executed_tuples", "counts.executed_by"): (
+        "Tuples that a component executed, by who emitted them. Storm: __execute-count."
     ),
-    "acked_tuples": (
-        lambda each: each.counts.acked_by,
-        "Tuples that a bolt acked, or that a spout was told are processed. Storm: __ack-count.",
+    ("acked_tuples", "counts.acked_by"): (
+        "Tuples that a bolt acked, or that a spout was told are processed. Storm: __ack-count."
     ),
-    "failed_tuples": (
-        lambda each: each.counts.failed_by,
-        "Tuples that a bolt failed, or that a spout was told have failed. Storm: __fail-count.",
+    ("failed_tuples", "counts.failed_by"): (
+        "Tuples that a bolt failed, or that a spout was told have failed. Storm: __fail-count."
     ),
 }
 _LATENCIES: _Table = {
-    "execute_latency_seconds": (
-        lambda each: each.counts.execute,
-        "Time in a bolt's execute(). The rate of its sum is Storm's capacity. Storm: __execute-latency.",
+    ("execute_latency_seconds", "counts.execute"): (
+        "Time in a bolt's execute(). The rate of its sum is Storm's capacity. Storm: __execute-latency."
     ),
-    "process_latency_seconds": (
-        lambda each: each.counts.process,
-        "Time from a bolt's execute() to the tuple's ack, for one of each column. Storm: __process-latency.",
+    ("process_latency_seconds", "counts.process"): (
+        "Time from a bolt's execute() to the tuple's ack, for one of each column. Storm: __process-latency."
     ),
-    "complete_latency_seconds": (
-        lambda each: each.counts.complete,
-        "Time from a spout's emit until it is told that the tuple is processed. Storm: __complete-latency.",
+    ("complete_latency_seconds", "counts.complete"): (
+        "Time from a spout's emit until it is told that the tuple is processed. Storm: __complete-latency."
     ),
 }
 _BY_COMPONENT: _Table = {
-    "task_errors": (lambda each: each.counts.errors, "Errors that tasks raised or reported."),
-    "sending_seconds": (
-        lambda each: each.counts.sending_seconds,
-        "Time until what was emitted had found room. Storm, of spouts: __skipped-backpressure-ms.",
+    ("task_errors", "counts.errors"): "Errors that tasks raised or reported.",
+    ("sending_seconds", "counts.sending_seconds"): (
+        "Time until what was emitted had found room. Storm, of spouts: __skipped-backpressure-ms."
     ),
 }
 _BY_SENDER: _Table = {
-    "serialized_bytes": (
-        lambda each: each.received_bytes,
-        "Payload bytes of tuples that came from another process, by the component that sent them.",
+    ("serialized_bytes", "received_bytes"): (
+        "Payload bytes of tuples that came from another process, by the component that sent them."
     )
 }
 _GAUGES_BY_COMPONENT: _Table = {
-    "omitted_metrics": (
-        lambda each: each.omitted,
-        "Metrics that spouts and bolts have registered, and that are over a bound of series.",
+    ("omitted_metrics", "omitted"): (
+        "Metrics that spouts and bolts have registered, and that are over a bound of series."
     ),
-    "spout_pending_tuples": (lambda each: each.pending, "Tuples of a spout that are on the way."),
+    ("spout_pending_tuples", "pending"): "Tuples of a spout that are on the way.",
 }
 _QUEUES: _Table = {
-    "receive_queue_tuples": (
-        lambda each: each.queue.population,
-        "Tuples in an executor's queue. Storm: __receive-population.",
+    ("receive_queue_tuples", "queue.population"): (
+        "Tuples in an executor's queue. Storm: __receive-population."
     ),
-    "receive_queue_capacity_tuples": (
-        lambda each: each.queue.capacity,
-        "Bound of an executor's queue. Storm: __receive-capacity.",
+    ("receive_queue_capacity_tuples", "queue.capacity"): (
+        "Bound of an executor's queue. Storm: __receive-capacity."
     ),
-    "receive_queue_fill_ratio": (
-        lambda each: each.queue.fill,
-        "How full an executor's queue is, 0 to 1. Storm: __receive-pct_full.",
+    ("receive_queue_fill_ratio", "queue.fill"): (
+        "How full an executor's queue is, 0 to 1. Storm: __receive-pct_full."
     ),
-    "receive_queue_overflow_tuples": (
-        lambda each: each.queue.overflow,
-        "Tuples in an executor's queue over its bound. Storm: __receive-overflow.",
+    ("receive_queue_overflow_tuples", "queue.overflow"): (
+        "Tuples in an executor's queue over its bound. Storm: __receive-overflow."
     ),
-    "receive_queue_arrivals_per_second": (
-        lambda each: each.queue.arrival_rate,
-        "Tuples that arrive in an executor's queue, over ten seconds. Storm: __receive-arrival_rate_secs.",
+    ("receive_queue_arrivals_per_second", "queue.arrival_rate"): (
+        "Tuples that arrive in an executor's queue, over ten seconds. Storm: __receive-arrival_rate_secs."
     ),
-    "receive_queue_sojourn_seconds": (
-        lambda each: each.queue.sojourn_seconds,
-        "How long a tuple waits in an executor's queue. Storm: __receive-sojourn_time_ms.",
+    ("receive_queue_sojourn_seconds", "queue.sojourn_seconds"): (
+        "How long a tuple waits in an executor's queue. Storm: __receive-sojourn_time_ms."
     ),
 }
 _ARRIVED: _Table = {
-    "receive_queue_arrived_tuples": (
-        lambda each: each.queue.arrived,
-        "Tuples that have arrived in an executor's queue.",
-    )
+    ("receive_queue_arrived_tuples", "queue.arrived"): "Tuples that have arrived in an executor's queue."
 }
 _BEATS: _Table = {
-    "executor_call_seconds": (
-        lambda each: each.call_seconds,
-        "For how long an executor has been in one call of a spout or bolt, at the last heartbeat.",
+    ("executor_call_seconds", "call_seconds"): (
+        "For how long an executor has been in one call of a spout or bolt, at the last heartbeat."
     ),
-    "executor_loop_age_seconds": (
-        lambda each: each.turned_seconds,
-        "How long before the last heartbeat an executor's loop had begun anew.",
+    ("executor_loop_age_seconds", "turned_seconds"): (
+        "How long before the last heartbeat an executor's loop had begun anew."
     ),
-    "executor_stuck": (
-        lambda each: each.stuck,
-        "1 while that call takes longer than nimbus.task.timeout.secs, else 0.",
-    ),
+    ("executor_stuck", "stuck"): "1 while that call takes longer than nimbus.task.timeout.secs, else 0.",
 }
 
 
@@ -156,7 +132,8 @@ def _families(
     snapshots: Sequence[ExecutorStatistics | ExecutorHeartbeat],
     *labels: str,
 ) -> Iterator[pb.MetricFamily]:
-    for name, (value_of, text) in table.items():
+    for (name, attribute), text in table.items():
+        value_of = attrgetter(attribute)
         sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for each in snapshots:
             executor = (f"{each.tasks[0]}-{each.tasks[-1]}",) if labels == ("executor",) else ()
@@ -170,7 +147,8 @@ def _families(
 
 
 def _latencies(statistics: Sequence[ExecutorStatistics]) -> Iterator[pb.MetricFamily]:
-    for name, (latency_of, text) in _LATENCIES.items():
+    for (name, attribute), text in _LATENCIES.items():
+        latency_of = attrgetter(attribute)
         family = pb.MetricFamily(
             name=_PREFIX + name, help=text, kind=pb.METRIC_KIND_SUMMARY, labels=["component"]
         )

@@ -34,9 +34,8 @@ BLOCKED_SECONDS = 5.0
 """The time after which the log reports that an executor waits for free space."""
 BLOCKED_AGAIN_SECONDS = 60.0
 
-Done = Callable[[TaskGroup], None]
-Receive = Callable[[Sequence[TaskGroup], Done], None]
-"""Accepts messages in order, without waiting; calls `Done` for each group once it is processed."""
+Receive = Callable[[TaskGroup, Callable[[], None]], None]
+"""Accepts messages in order, without waiting; calls the function once they are processed."""
 
 Failed = Callable[[TuplewireError], None]
 
@@ -115,13 +114,13 @@ class Link:
     def _arrived(
         self, receive: Receive, failed: Failed, group: TaskGroup, acknowledge: Callable[[], None]
     ) -> None:
-        groups = self._shifted([group], -self._first_task)
+        (group,) = self._shifted([group], -self._first_task)
         try:
-            if groups[0].task in self._spouts:  # outcomes: see the class
-                receive(groups, lambda _: None)
+            if group.task in self._spouts:  # outcomes: see the class
+                receive(group, lambda: None)
                 acknowledge()
             else:
-                receive(groups, lambda _: acknowledge())
+                receive(group, acknowledge)
         except ClosedError:
             # The executor has stopped. Its messages wait for the next consumer of the task.
             return

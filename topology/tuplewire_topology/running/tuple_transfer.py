@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from tuplewire.errors import ClosedError, MalformedTupleError, MessageError
 from tuplewire.text.events import event_logger
@@ -22,7 +21,7 @@ from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples, Tuple
 from tuplewire_topology.running.executor import Undeliverable
 from tuplewire_topology.running.idle import IdleWatch
-from tuplewire_topology.running.link import Done, Link
+from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.receive_queue import ReceiveQueue
 from tuplewire_topology.running.tuple_observer import take_contexts, with_contexts
 from tuplewire_topology.serial.serializer import TupleSerializer
@@ -117,24 +116,23 @@ class Transfer:
         self.idle.sent(len(column.tuples))
         self.queues[column.task].publish_to_overflow(column)
 
-    def receive(self, groups: Sequence[TaskGroup], done: Done) -> None:
+    def receive(self, group: TaskGroup, done: Callable[[], None]) -> None:
         """Queue tuples from other processes without waiting; the credit of their senders bounds them.
 
-        Calls `done` for each group once its tuples are processed. Raises ClosedError if the executor of a
-        task has stopped. Source: Storm's `DeserializingConnectionCallback`.
+        Calls `done` once they are processed. Raises ClosedError if the executor of the task has stopped.
+        Source: Storm's `DeserializingConnectionCallback`.
         """
-        for group in groups:
-            if self.settings.size_metrics:
-                with self._lock:
-                    self._sizes[group.source, group.task] += len(group.data)
-            if tuples := self._tuples(group):
-                queue = self.queues.get(group.task)
-                if queue is None:
-                    raise ClosedError(f"task {group.task} no longer has an executor here")
-                self.idle.taken(len(tuples))
-                queue.publish_to_overflow(AddressedTuples(group.task, tuples, partial(done, group)))
-            else:  # no readable tuple: without an acknowledgement it would be delivered again
-                done(group)
+        if self.settings.size_metrics:
+            with self._lock:
+                self._sizes[group.source, group.task] += len(group.data)
+        if tuples := self._tuples(group):
+            queue = self.queues.get(group.task)
+            if queue is None:
+                raise ClosedError(f"task {group.task} no longer has an executor here")
+            self.idle.taken(len(tuples))
+            queue.publish_to_overflow(AddressedTuples(group.task, tuples, done))
+        else:  # no readable tuple: without an acknowledgement it would be delivered again
+            done()
 
     def _tuples(self, group: TaskGroup) -> list[Tuple]:
         """Return the readable tuples of a group; count and log the others."""
@@ -146,16 +144,14 @@ class Transfer:
                     check_id(message.message_id, self.ackers)
                 tuples.append(message)
             except MalformedTupleError as error:
-                self._malformed(group, error)
+                extra = {"source": group.source, "task": group.task, "reason": str(error)}
+                logger.warning("tuple.malformed", extra=extra)
+                self.idle.taken(
+                    1, lost=True
+                )  # its sender has counted it, and the sums must be equal at the end
         if self.traced:
             take_contexts(group, tuples)
         return tuples
-
-    def _malformed(self, group: TaskGroup, error: MalformedTupleError) -> None:
-        logger.warning(
-            "tuple.malformed", extra={"source": group.source, "task": group.task, "reason": str(error)}
-        )
-        self.idle.taken(1, lost=True)  # its sender has counted it, and the sums must be equal at the end
 
     def received_bytes(self, tasks: range) -> Mapping[str, int]:
         """Return the bytes received for tasks, by component. Source: see TopologySettings.size_metrics."""

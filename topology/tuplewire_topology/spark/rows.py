@@ -107,7 +107,6 @@ class Rows(Spout):
         self.failures: Counter[int] = Counter()
 
     def next_tuple(self) -> None:
-        """Emit a failed row again, or else the next row."""
         if self.again:
             number = self.again.pop()
             self.collector.emit(self.on_the_way[number], message_id=number)
@@ -125,16 +124,13 @@ class Rows(Spout):
 
     @property
     def exhausted(self) -> bool:
-        """True if all rows have been emitted, and no failed row waits for its next attempt."""
         return self.ended and not self.again
 
     def ack(self, message_id: Any) -> None:
-        """Forget a processed row."""
         del self.on_the_way[message_id]
         self.failures.pop(message_id, None)
 
     def fail(self, message_id: Any) -> None:
-        """Schedule the next attempt of a failed row, or drop the row after the last one."""
         self.failures[message_id] += 1
         if self.failures[message_id] < self.attempts:
             self.again.append(message_id)
@@ -190,7 +186,13 @@ class Output:
         from pyspark.sql.types import StringType, StructField, StructType
 
         if outputs is None:
-            outputs = dict.fromkeys(_terminal_bolts(topology))
+            outputs = {
+                each.id: None
+                for each in topology.components.values()
+                if each.kind is ComponentKind.BOLT
+                and any(stream.name == DEFAULT_STREAM for stream in each.streams)
+                and not topology.targets_of(each.id)
+            }
         schemas: dict[str, StructType] = {}
         for name, wanted in outputs.items():
             fields = topology.component(name).stream(DEFAULT_STREAM).fields
@@ -241,16 +243,6 @@ class Output:
 
 def _column(place: int) -> str:
     return f"output_{place}"
-
-
-def _terminal_bolts(topology: Topology) -> list[str]:
-    return [
-        component.id
-        for component in topology.components.values()
-        if component.kind is ComponentKind.BOLT
-        and any(stream.name == DEFAULT_STREAM for stream in component.streams)
-        and not topology.targets_of(component.id)
-    ]
 
 
 def failure_text(process: str, failure: Failure) -> str:

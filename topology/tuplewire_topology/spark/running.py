@@ -290,17 +290,12 @@ class SparkTopology:
         return any(word in text for word in ("cancelled", "INTERRUPTED", "CANCELED"))
 
     def _drain(self) -> None:
-        """Stop a cancelled topology; wait for its mail, and for the mail of one that has finished."""
-        if self._was_cancelled:
-            if self._coordinator is not None:
-                self._ask_to_stop(output_wanted=False)
-                self._wait_closed()
-        elif self._error is None:
-            self._wait_closed()
-
-    def _wait_closed(self) -> None:
-        """Wait for the last mail of every PySpark task: unread mail would remain at the worker."""
-        with self._lock:
+        """Stop a cancelled topology; wait for the last mail of every PySpark task, unless it has failed."""
+        if self._was_cancelled and self._coordinator is not None:
+            self._ask_to_stop(output_wanted=False)
+        elif self._error is not None:
+            return
+        with self._lock:  # unread mail would remain at the worker
             self._lock.wait_for(
                 lambda: len(self._closed) == self._submitted.n_members or not self._hears, _CLOSE_SECONDS
             )
