@@ -137,9 +137,8 @@ class Acker:
 
     def _tell_all(self, finished: Mapping[int, Sequence[tuple[Any, bool]]]) -> None:
         for task, fates in finished.items():
-            self._tell(
-                AddressedTuples(task, [fate(message_id, processed=done) for message_id, done in fates])
-            )
+            tuples = [fate(message_id, processed=done) for message_id, done in fates]
+            self._tell(AddressedTuples(task, tuples))
 
 
 _KEY = 8

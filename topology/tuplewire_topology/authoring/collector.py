@@ -241,7 +241,6 @@ class BasicOutputCollector:
 
 
 def _message_id(anchors: Tuple | Iterable[Tuple]) -> MessageId:
-    """Return the message ids of all anchors, without duplicates."""
     if isinstance(anchors, Tuple):
         return anchors.message_id
     return tuple(dict.fromkeys(root for anchor in anchors for root in anchor.message_id))

@@ -113,9 +113,8 @@ class Topology:
         if not any(component.kind is ComponentKind.SPOUT for component in self.components.values()):
             raise TopologyError("a topology needs at least one spout")
         self._ids = list(self.components)
-        self._starts = list(
-            accumulate((component.n_tasks for component in self.components.values()), initial=FIRST_TASK)
-        )
+        sizes = [component.n_tasks for component in self.components.values()]
+        self._starts = list(accumulate(sizes, initial=FIRST_TASK))
         if self._starts[-1] > MAX_TASK:
             raise TopologyError(f"{self._starts[-1] - FIRST_TASK} tasks are more than there are task ids")
 
@@ -124,7 +123,6 @@ class Topology:
         return f"<Topology {parts}>"
 
     def _repr_html_(self) -> str:
-        """Return a table of the components, for notebooks."""
         rows = []
         for each in self.components.values():
             tasks = self.tasks_of(each.id)
@@ -233,7 +231,6 @@ class Topology:
 
 
 def _check_component(component: Component) -> None:
-    """Raise TopologyError for a component that is not valid on its own."""
     check_name(component.id, "a component's id")
     what = f"{component.kind} {component.id!r}"
     names = [stream.name for stream in component.streams]

@@ -1,7 +1,6 @@
-"""Hooks that observe workers and tasks, and resources that the tasks of a worker share.
+"""Hooks of workers and tasks, and their resources. Source: `IWorkerHook`, `ITaskHook`, `WorkerUserContext`.
 
-Used by programs through TopologyBuilder.add_worker_hook() and TopologyContext.add_task_hook(). Owns
-hooks and resources. Not thread-safe. Source: Storm's `IWorkerHook`, `WorkerUserContext`, `ITaskHook`.
+Used through TopologyBuilder.add_worker_hook() and TopologyContext.add_task_hook(). Not thread-safe.
 """
 
 from __future__ import annotations

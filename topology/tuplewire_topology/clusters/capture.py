@@ -1,8 +1,7 @@
 """Test support for topologies: spouts with given tuples, and records of emitted and received tuples.
 
-Used by clusters and tests. Owns the tuples to emit, and the recorded ones. Not thread-safe. Exceptions:
-Captured and FeederSpout.feed(). Source: Storm's `Testing`, `FeederSpout`, `FixedTupleSpout`, `MockedSources`,
-`CapturedTopology`.
+Used by clusters and tests. Owns the tuples. Not thread-safe. Exceptions: Captured and FeederSpout.feed().
+Source: Storm's `Testing`, `FeederSpout`, `FixedTupleSpout`, `MockedSources`, `CapturedTopology`.
 """
 
 from __future__ import annotations

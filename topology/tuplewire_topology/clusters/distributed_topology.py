@@ -84,6 +84,7 @@ class DistributedTopology(RunningTopology):
         for index in range(len(portions)):
             port = self._settings.port_of(index)
             worker_id = f"{self.name}-worker-{index}"
+            options = self._settings.interpreter_options(port, worker_id, self.name)
             words = worker_words(
                 worker_id,
                 self.name,
@@ -91,9 +92,7 @@ class DistributedTopology(RunningTopology):
                 f"--program={reference}",
                 f"--program-conf={directory / 'conf.json'}",
                 f"--state-file={files / f'{worker_id}.state'}",
-                options=self._settings.interpreter_options(
-                    port=port, worker_id=worker_id, topology_id=self.name
-                ),
+                options=options,
             )
             command = Command(
                 name=worker_id,

@@ -146,7 +146,7 @@ class LaunchSettings(Settings):
             )
         return self.ports[index]
 
-    def interpreter_options(self, *, port: int, worker_id: str, topology_id: str) -> list[str]:
+    def interpreter_options(self, port: int, worker_id: str, topology_id: str) -> list[str]:
         """Return the options of a worker's interpreter, with its port and IDs filled in."""
         names = {"%ID%": str(port), "%WORKER-ID%": worker_id, "%TOPOLOGY-ID%": topology_id}
         words = [*self.options, *self.topology_options]

@@ -96,7 +96,6 @@ class LocalTopology(RunningTopology):
         return f"<LocalTopology {self.name} {state} workers={len(self._workers)} {self.topology!r}>"
 
     def _repr_html_(self) -> str:
-        """Return the topology's table, for notebooks."""
         return self.topology._repr_html_()
 
     def _make_worker(self, number: int, tasks: Collection[int]) -> LocalWorker:
@@ -171,9 +170,8 @@ class LocalTopology(RunningTopology):
 
     def status(self) -> TopologyStatus:
         state = "FAILED" if self.failure is not None else "ACTIVE" if self._active else "INACTIVE"
-        return TopologyStatus(
-            self.name, state, [each for worker in self._workers for each in worker.statistics()]
-        )
+        executors = [each for worker in self._workers for each in worker.statistics()]
+        return TopologyStatus(self.name, state, executors)
 
     def ledgers(self) -> dict[str, LedgerSnapshot]:
         """Return the ledger of each worker, in messages; empty for a single worker."""

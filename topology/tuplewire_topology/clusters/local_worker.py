@@ -1,7 +1,4 @@
-"""A worker of a local cluster: executors, and an embedded worker if the topology has several workers.
-
-Used by local_topology.py. Owns both. Not thread-safe, like ExecutorWorker. Design: docs/design/topologies.md.
-"""
+"""A worker of a local cluster: executors, and an embedded worker if it is one of several. Not thread-safe."""
 
 from __future__ import annotations
 

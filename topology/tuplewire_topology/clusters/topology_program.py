@@ -189,15 +189,11 @@ class TopologyProgram(Program):
             self._executors.follow(wanted)
         self._executors.switch(active=assignment.active)
         self._version = assignment.version
-        logger.info(
-            "program.assignment_applied", extra={"version": assignment.version, "tasks": sorted(wanted)}
-        )
+        extra = {"version": assignment.version, "tasks": sorted(wanted)}
+        logger.info("program.assignment_applied", extra=extra)
 
     def _emit_dead_letter(self, letter: DeadLetter) -> bool:
-        """Send a dropped tuple to the worker's dead-letter task; return False if this is not possible.
-
-        Called on executors' threads.
-        """
+        """Send a tuple to the worker's dead-letter task, or return False. Called on executors' threads."""
         if not letter.tries:  # the tuple could not be sent, so it is not a message of any task
             return False
         try:

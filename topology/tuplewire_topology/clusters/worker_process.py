@@ -54,14 +54,10 @@ class WorkerProcess:
         address_file: Path,
         credentials: Credentials,
     ) -> None:
-        """Start the process.
+        """Start the process. `command` is without its address.
 
-        Args:
-            command: The command of the worker, without its address.
-            settings: Its time limits and restarts.
-            listen: The address to bind. For port 0, it uses a free port, and keeps it after a restart.
-            address_file: The file for its addresses.
-            credentials: For calls of its worker.
+        listen: the address to bind. For port 0, it uses a free port, and keeps it after a restart.
+        address_file: the file for its addresses. credentials: for calls of its worker.
         """
         self.name = command.name
         self.starts = 0
@@ -77,7 +73,6 @@ class WorkerProcess:
         self._supervisor = Supervisor(self._start, settings.restarts, self._give_up)
 
     def _start(self) -> Child:
-        """Start the process; after a restart, also open the tasks of its assignment."""
         self._address_file.unlink(missing_ok=True)  # a killed process leaves it
         flags = [f"--listen={join_host_port(self._host, self._port)}", f"--address-file={self._address_file}"]
         child = Child(replace(self._command, words=[*self._command.words, *flags]))

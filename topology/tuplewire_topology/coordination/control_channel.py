@@ -138,10 +138,7 @@ class ControlInbox:
             self._changed.notify_all()
 
     def take(self, timeout: float) -> tuple[list[ControlMessage], list[Emitted]]:
-        """Remove and return everything, waiting at most `timeout` seconds for a first entry.
-
-        Raises the error of fail().
-        """
+        """Remove and return everything, after at most `timeout` seconds. Raises the error of fail()."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._mail or self._runs or self._failure), timeout)
             if self._failure is not None:

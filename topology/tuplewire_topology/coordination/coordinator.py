@@ -143,10 +143,7 @@ class Coordinator:
         self._pause, self._rested = _FIRST_PAUSE_SECONDS, False
 
     def orders(self, now: float) -> list[Order]:
-        """Return the orders that are due, in sequence.
-
-        Raises TaskUnresponsiveError if a PySpark task has not responded within SILENCE_SECONDS.
-        """
+        """Return the due orders. Raises TaskUnresponsiveError after SILENCE_SECONDS without a report."""
         orders: list[Order] = []
         if self.over:
             return orders

@@ -107,10 +107,7 @@ _BEATS: _Table = {
 def metric_families(
     statistics: Sequence[ExecutorStatistics], beats: Sequence[ExecutorHeartbeat]
 ) -> list[pb.MetricFamily]:
-    """Return Storm's built-in metrics, and the metrics registered by tasks, of all executors of this process.
-
-    All executors must belong to the same topology.
-    """
+    """Return Storm's built-in metrics, and the registered ones, of all executors here of one topology."""
     counter, gauge = pb.METRIC_KIND_COUNTER, pb.METRIC_KIND_GAUGE
     return [
         *_families(counter, _BY_STREAM, statistics, "stream"),
@@ -180,10 +177,7 @@ def _registered(statistics: Sequence[ExecutorStatistics]) -> Iterable[pb.MetricF
 def component_statuses(
     topology: Topology, executors: Sequence[Executor[Any]], first_task: int = 0
 ) -> list[pb.ComponentStatus]:
-    """Return all components of a topology with their executors in this process.
-
-    `first_task` is the offset of the topology's task ids in the worker.
-    """
+    """Return all components, with their executors here. `first_task` is the offset of task ids."""
     statuses = []
     for name, component in topology.components.items():
         here = [(each, each.tally.at_work(each.pulse)) for each in executors if each.component.id == name]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from operator import methodcaller
 
 from tuplewire.errors import MalformedTupleError
 from tuplewire_topology.acking.acker import Root
@@ -102,8 +101,8 @@ class BoltExecutor(Executor[BoltTask]):
         self.tally.column = None
         seconds = pulse.clock() - began - (self.tally.sending_seconds - sending)
         self.tally.execute_seconds += seconds
-        if task.hooks:
-            self._always(task.id, partial(task.observe, methodcaller("executed", column.tuples, seconds)))
+        for hook in task.hooks:
+            self._always(task.id, partial(hook.executed, column.tuples, seconds))
         self.tally.count_executed(column.tuples)
         self._flush(task)
         self._finished(column)
@@ -137,15 +136,15 @@ class BoltExecutor(Executor[BoltTask]):
             if since:
                 self.tally.process_count += 1
                 self.tally.process_seconds += self.pulse.clock() - since
-        if task.hooks:
-            task.observe(methodcaller("acked", message))
+        for hook in task.hooks:
+            hook.acked(message)
 
     def _failed(self, task: BoltTask, message: Tuple, *, buried: bool = False) -> None:
         self.tally.failed[message.source] += 1
         if task.open.pop(message, None) is not None:
             (task.acked if buried else task.failed).append(message.message_id)
-        if task.hooks:
-            task.observe(methodcaller("failed", message))
+        for hook in task.hooks:
+            hook.failed(message)
 
 
 @dataclass(slots=True, eq=False)

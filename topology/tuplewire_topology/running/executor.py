@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tuplewire.errors import ClosedError
@@ -95,11 +94,6 @@ class Task:
     acked: list[MessageId] = field(default_factory=list)
     failed: list[MessageId] = field(default_factory=list)
     hooks: Sequence[TaskHook] = ()
-
-    def observe(self, call: Callable[[TaskHook], None]) -> None:
-        """Call the task's hooks."""
-        for hook in self.hooks:
-            call(hook)
 
 
 TaskKind = TypeVar("TaskKind", bound=Task)
@@ -212,9 +206,8 @@ class Executor(ABC, Generic[TaskKind]):
             self._executor_context.failed(error)
         except ClosedError:
             # An executor that this one sends to has stopped; its owner reports the cause.
-            logger.info(
-                "executor.abandoned", extra={"component": self.component.id, "tasks": str(self.tasks)}
-            )
+            extra = {"component": self.component.id, "tasks": str(self.tasks)}
+            logger.info("executor.abandoned", extra=extra)
         except BaseException as error:  # noqa: BLE001 - a user's sys.exit(), or a defect here
             self._executor_context.failed(self._told(self.pulse.task, error))
         finally:
@@ -229,7 +222,8 @@ class Executor(ABC, Generic[TaskKind]):
             self.pulse.enter(task.id, self.closing)
             try:
                 self._close(task)
-                task.observe(methodcaller("cleanup"))
+                for hook in task.hooks:
+                    hook.cleanup()
             except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
                 self._executor_context.failed(self._told(task.id, error))
 
@@ -245,7 +239,6 @@ class Executor(ABC, Generic[TaskKind]):
         """Return a task with its spout or bolt open."""
 
     def _turn(self) -> None:
-        """Process a batch, or wait for tuples."""
         self.pulse.activity = ExecutorActivity.WAITING
         for column in self.queue.consume(BATCH, self._patience()):
             self._take(column)
@@ -283,7 +276,6 @@ class Executor(ABC, Generic[TaskKind]):
     # --- errors -----------------------------------------------------------------------------------------
 
     def _told(self, task: int, error: BaseException, message: Tuple | None = None) -> TaskError:
-        """Count, log and report an error."""
         told = TaskError(self.component.id, task, error, message)
         self.tally.errors += 1
         logger.warning("task.error", extra={"reason": str(told)})
@@ -322,8 +314,8 @@ class Executor(ABC, Generic[TaskKind]):
             copies = self._columns(task, run, lost)
             stream = run.source.stream.name
             self.tally.emitted[stream] += len(run.tuples)
-            if task.hooks:
-                self._always(task.id, partial(task.observe, methodcaller("emitted", run.tuples)))
+            for hook in task.hooks:
+                self._always(task.id, partial(hook.emitted, run.tuples))
             self.tally.transferred[stream] += sum(len(column.tuples) for column in copies)
             columns += copies
         # The acker gets each copy before it is in flight, so no count is 0 too early (docs/design/acking.md).
@@ -383,7 +375,6 @@ class Executor(ABC, Generic[TaskKind]):
         return []
 
     def _undeliverable(self, task: Task, message: Tuple, error: Exception) -> None:
-        """Fail a copy that could not be sent."""
         if message.message_id:
             task.failed.append(message.message_id)
         self._raised(task.id, error, message)

@@ -1,8 +1,7 @@
 """The executors of one process: starts, connects, monitors, moves and ends them. Source: Storm's `Worker`.
 
-Used by clusters/ and spark/. Owns the executors, the transfer, the ticks and the heartbeat. Not thread-safe.
-One thread at a time changes it; statistics and states can be read from any thread.
-Design: docs/design/topologies.md.
+Used by clusters/ and spark/. Owns the executors, transfer, ticks and heartbeat. Not thread-safe. Exceptions:
+statistics and states can be read from any thread. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -165,10 +164,7 @@ class ExecutorWorker:
     # --- life -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open all tasks, then receive tuples; spouts wait for switch().
-
-        Raises TaskError and WaitTimeoutError.
-        """
+        """Open all tasks, then receive; spouts wait for switch(). Raises TaskError and WaitTimeoutError."""
         self._heartbeats.beat()
         start_hooks(self._executor_context.conf, self._hook_context, self._hooks)
         self._recurring.append(self._timer.every(self.settings.heartbeat_seconds, self._heartbeats.beat))
@@ -205,7 +201,6 @@ class ExecutorWorker:
         self._ticks.send_last(task for bolt in bolts for task in topology.tasks_of(bolt))
 
     def _finished(self) -> bool:
-        """Return True if every spout is inactive, or was exhausted in a round of the current epoch."""
         return all(spout.finished(self.idle.epoch) for spout in self.spouts)
 
     def _start_epoch(self) -> None:
@@ -225,10 +220,7 @@ class ExecutorWorker:
         return True
 
     def report(self, *, new_epoch: bool = False) -> ProcessReport:
-        """Return the state of this process, for the detection of the topology's end.
-
-        new_epoch: check exhausted spouts again, from this report on.
-        """
+        """Return the state of this process. new_epoch: check exhausted spouts again, from this report on."""
         if new_epoch:
             self._start_epoch()
         at_rest, sent, taken = self.idle.traffic(self._finished)

@@ -27,14 +27,10 @@ logger = event_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExecutorHeartbeat:
-    """The activity of an executor.
+    """The activity of an executor: the running task, and an `ExecutorActivity`.
 
-    Attributes:
-        task: The task that is running.
-        activity: See `ExecutorActivity`.
-        call_seconds: Time in the current call of user code; 0 if there is none.
-        turned_seconds: Time since the current turn of its loop started.
-        stuck: True if the call takes longer than nimbus.task.timeout.secs.
+    `call_seconds` is the time in the current call of user code, or 0; `turned_seconds` the time since the
+    current turn of its loop started. `stuck` is True if the call exceeds nimbus.task.timeout.secs.
     """
 
     component: str
@@ -114,16 +110,10 @@ class Heartbeats:
 
 
 def _beat(executor: Executor[Any], call_seconds: float) -> ExecutorHeartbeat:
-    pulse = executor.pulse
-    return ExecutorHeartbeat(
-        executor.component.id,
-        executor.tasks,
-        pulse.task,
-        pulse.activity.value,
-        call_seconds,
-        pulse.clock() - pulse.turned,
-        call_seconds >= executor.settings.task_timeout_seconds,
-    )
+    pulse, component = executor.pulse, executor.component.id
+    activity, turned = pulse.activity.value, pulse.clock() - pulse.turned
+    stuck = call_seconds >= executor.settings.task_timeout_seconds
+    return ExecutorHeartbeat(component, executor.tasks, pulse.task, activity, call_seconds, turned, stuck)
 
 
 def _log_stuck(executor: Executor[Any], beat: ExecutorHeartbeat) -> None:

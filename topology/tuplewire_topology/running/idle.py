@@ -16,11 +16,9 @@ from typing import Self
 class IdleWatch:
     """Counts the tuples in the queues and executors of a worker. Thread-safe.
 
-    A worker is idle if there are none, and every spout is inactive or exhausted.
-
-    Attributes:
-        epoch: Number of waits that were started. Each wait needs another round of the spouts.
-        paused: Set this, on any thread, to reject ticks and other input from outside.
+    A worker is idle if there are none, and every spout is inactive or exhausted. `epoch` is the number of
+    waits that were started; each needs another round of the spouts. `paused`, set on any thread, rejects
+    ticks and other input from outside.
     """
 
     def __init__(self) -> None:
@@ -90,12 +88,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """The state of one process at one moment.
+    """The state of one process at one moment, with the number of tuples passed to the link so far.
 
-    Attributes:
-        at_rest: True if no tuple is queued or executed, and all spouts are exhausted or inactive.
-        sent: Number of tuples passed to the link so far.
-        taken: Number received from it, plus the tuples that it lost.
+    `at_rest` is True if no tuple is queued or executed, and all spouts are exhausted or inactive. `taken` is
+    the number of tuples received from the link, plus those that it lost.
     """
 
     at_rest: bool

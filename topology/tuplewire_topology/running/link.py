@@ -78,13 +78,10 @@ class Link:
         spouts: Container[int] = (),
         worker: HostWorker | None = None,
     ) -> None:
-        """Use a client, whose `overflow` must not be "fail".
+        """Use a client of the worker that has the tasks. Its `overflow` must not be "fail".
 
-        Args:
-            client: A client of the worker that has the tasks.
-            first_task: Is added to every task id on the wire, to distinguish several runs of a topology.
-            spouts: The tasks of spouts.
-            worker: The worker, if it is in this process; it provides loads and the state of connections.
+        first_task: added to every task id on the wire, to distinguish several runs of a topology. worker: if
+        it is in this process, it provides loads and the state of connections.
         """
         self.worker = worker
         self._client = client
@@ -102,10 +99,7 @@ class Link:
         return cls(client, spouts=topology.spout_tasks, worker=worker)
 
     def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
-        """Start to deliver the messages of these tasks, a range for each executor.
-
-        `failed` is called with an error after which nothing more arrives.
-        """
+        """Deliver the messages of tasks, a range per executor. `failed` gets the error after the last one."""
         for each in tasks:
             shifted = range(each.start + self._first_task, each.stop + self._first_task)
             arrived, ended = partial(self._arrived, receive, failed), partial(self._failed, failed)
@@ -139,10 +133,7 @@ class Link:
             close()
 
     def send(self, groups: Sequence[TaskGroup]) -> None:
-        """Accept messages, and wait for free space without limit, as Storm's transfer does.
-
-        Raises ClosedError once closed, and MessageTooLargeError.
-        """
+        """Send, waiting for free space without limit. Raises MessageTooLargeError, and ClosedError if closed."""
         batch = TaskMessageBatch.from_groups(self._shifted(groups, self._first_task))
         began = time.monotonic()
         patience = BLOCKED_SECONDS

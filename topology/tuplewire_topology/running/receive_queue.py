@@ -1,8 +1,7 @@
 """The receive queue of an executor: bounded in tuples, filled and emptied in columns, each of one task.
 
 Used by executor.py, which consumes, and by tuple_transfer.py, which publishes. Owns the queued tuples.
-Threads wait on a condition, without using CPU. Thread-safe. Design: docs/design/acking.md. Source: Storm's
-`JCQueue`.
+Thread-safe. Design: docs/design/acking.md. Source: Storm's `JCQueue`.
 """
 
 from __future__ import annotations
@@ -23,12 +22,9 @@ _SAMPLE_SECONDS = 0.9
 
 @dataclass(frozen=True, slots=True)
 class QueueStatistics:
-    """A snapshot of a queue. Source: Storm's `JCQueue.QueueMetrics`.
+    """A snapshot of a queue, in tuples. Source: Storm's `JCQueue.QueueMetrics`.
 
-    Attributes:
-        population: Tuples in the queue.
-        arrived: Tuples so far.
-        arrival_rate: Tuples per second, over the last ten seconds. Source: Storm's `RateTracker`.
+    `arrival_rate` is per second, over the last ten seconds. Source: Storm's `RateTracker`.
     """
 
     population: int

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from operator import methodcaller
 from typing import Any
 
 from tuplewire.errors import MalformedTupleError
@@ -126,7 +125,6 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._active = wanted
 
     def _take(self, column: AddressedTuples) -> None:
-        """Pass outcomes to the spout."""
         task = self._tasks[column.task]
         now = self.pulse.clock()
         self.pulse.task = task.id
@@ -163,13 +161,12 @@ class SpoutExecutor(Executor[SpoutTask]):
             else:
                 tally.failed[source] += 1
                 task.spout.fail(message_id)
-            if task.hooks:
-                task.observe(methodcaller("acked" if processed else "failed", message_id))
+            for hook in task.hooks:
+                (hook.acked if processed else hook.failed)(message_id)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             self._raised(task.id, error)
 
     def _rotate(self) -> None:
-        """Fail tuples that exceed the message timeout."""
         for task in self._tasks.values():
             expired = task.pending.rotate()
             self.pulse.task = task.id

@@ -161,13 +161,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStatistics:
-    """A snapshot of an executor.
+    """A snapshot of an executor. `pending` is the number of its spout tuples in flight.
 
-    Attributes:
-        pending: Number of its spout tuples in flight.
-        metrics: Metrics that its tasks have registered.
-        omitted: Number of registered metrics that are not exported.
-        received_bytes: Payload bytes from other processes by sending component, if they are counted.
+    `metrics` were registered by its tasks; `omitted` of them are not exported. `received_bytes` are payload
+    bytes from other processes by sending component, if they are counted.
     """
 
     component: str

@@ -24,10 +24,7 @@ Cancel = Callable[[], None]
 
 
 class Timer:
-    """Calls actions periodically, in order of time, and then of addition. Thread-safe.
-
-    `now` returns the time in seconds.
-    """
+    """Calls actions periodically, in order of time by `now`, in seconds, then of addition. Thread-safe."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

@@ -33,9 +33,7 @@ logger = event_logger(__name__)
 class Transfer:
     """Sends columns to local queues or over the link, and queues received tuples. Thread-safe.
 
-    Attributes:
-        queues: The local queues by task; the owner adds and removes entries.
-        ackers: The acker tasks that may appear in message IDs, if the topology has acker tasks.
+    The owner adds and removes `queues`. `ackers` are the tasks that message IDs may name, if there are any.
     """
 
     queues: Mapping[int, ReceiveQueue]

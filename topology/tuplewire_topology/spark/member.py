@@ -270,7 +270,6 @@ class _TopologyMember:
             self._send(SUBMITTER_TASK, kind, *values)
 
     def _report(self, wave: int) -> None:
-        """Report this task's progress or its failure to the coordinator."""
         report = self._worker.report(new_epoch=wave == 1)
         tallies = [each.tally.snapshot() for each in self._worker.executors]
         emitted, executed = sum(each.emitted for each in tallies), sum(each.executed for each in tallies)

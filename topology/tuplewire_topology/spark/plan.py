@@ -1,7 +1,6 @@
 """The assignment of tasks to PySpark tasks and workers. Each PySpark task computes it from the same data.
 
-Used by member.py, worker_lookup.py and running.py. Owns no state. Thread-safe. Design:
-docs/design/topologies.md.
+Used by the other modules here. Owns no state. Thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations

@@ -258,9 +258,8 @@ class SparkTopology:
         """Send mail to the coordinator, if there is one. A new coordinator gets the state from _receive()."""
         if self._coordinator is not None and self._control is not None:
             generation, mailbox = self._coordinator
-            self._control.send(
-                mailbox, ControlMessage(self._submitted.run, generation, SUBMITTER, kind, (value,))
-            )
+            mail = ControlMessage(self._submitted.run, generation, SUBMITTER, kind, (value,))
+            self._control.send(mailbox, mail)
 
     # --- the job ------------------------------------------------------------------------------------------
 
@@ -285,7 +284,6 @@ class SparkTopology:
 
     @property
     def _was_cancelled(self) -> bool:
-        """True if the job failed because it was cancelled."""
         text = str(self._error)
         return any(word in text for word in ("cancelled", "INTERRUPTED", "CANCELED"))
 

@@ -81,17 +81,9 @@ def submit_topology(
             address = workers[0] if workers else None
             host = "127.0.0.1" if is_remote(spark) else spark.conf.get("spark.driver.host", "127.0.0.1")
             place = stack.enter_context(nearest_worker(address, str(host), name, START_SECONDS, token_file))
+        has_rows = rows is not None
         submitted = Submitted(
-            name,
-            run,
-            full,
-            conf,
-            members,
-            output,
-            tuple(workers),
-            place,
-            has_rows=rows is not None,
-            token=token,
+            name, run, full, conf, members, output, tuple(workers), place, has_rows=has_rows, token=token
         )
         _check_travels(submitted)
         stage = source.mapInArrow(submitted, output.stage_schema(), barrier=True)
@@ -138,7 +130,6 @@ def run_topology(
 
 
 def _check_travels(submitted: Submitted) -> None:
-    """Raise TopologyError for a spout or bolt that cannot be sent to Spark's executors."""
     from pyspark import cloudpickle
 
     for component in submitted.topology.components.values():

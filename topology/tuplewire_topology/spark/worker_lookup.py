@@ -85,15 +85,8 @@ def nearest_worker(
         tcp = next((each for each in status.addresses if not each.startswith("unix:")), "")
         named, _, port = tcp.rpartition(":")  # peers cannot connect to a wildcard address
         peer = join_host_port(_host_of(address, host), int(port)) if named in _WILDCARDS else tcp
-        yield Place(
-            address,
-            status.worker_id,
-            peer,
-            status.topology,
-            status.assignment_version,
-            own=own,
-            tls=access.secures(peer),
-        )
+        tls = access.secures(peer)
+        yield Place(address, status.worker_id, peer, status.topology, status.assignment_version, own, tls)
 
 
 def _host_of(address: str, here: str) -> str:
