@@ -167,10 +167,7 @@ class Trees:
         return len(self._trees)
 
     def take(self, message: Tuple) -> list[Fate]:
-        """Apply an executor's report, and return the resulting outcomes of trees.
-
-        Raises MalformedTupleError, without any effect, for an invalid report.
-        """
+        """Apply a report; return outcomes. Raises MalformedTupleError, without any effect, if it is invalid."""
         roots = from_block(message.values[0])
         failed = message.source_stream == FAIL_STREAM
         edges = (0,) * len(roots) if failed else from_block(message.values[1])

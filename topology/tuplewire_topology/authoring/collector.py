@@ -83,10 +83,7 @@ class Outbox:
         self._count += 1
 
     def take(self) -> list[Emitted]:
-        """Remove and return all tuples, in order.
-
-        Raises MessageError if `serialize` is set and a value has changed since emit.
-        """
+        """Remove and return all tuples. With `serialize`, raises MessageError if a value has changed."""
         as_emitted, self._as_emitted = self._as_emitted, []
         # Within a worker, tuples are passed by reference, so receivers would see a change.
         for message, form in as_emitted:

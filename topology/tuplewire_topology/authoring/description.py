@@ -52,10 +52,7 @@ KEYED = (GroupingType.FIELDS, GroupingType.PARTIAL_KEY)
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A bolt's subscription to a stream. `custom` is the user's CustomStreamGrouping.
-
-    Source: Storm's `GlobalStreamId` with its `Grouping`.
-    """
+    """A subscription; `custom` is a CustomStreamGrouping. Source: Storm's `GlobalStreamId`, `Grouping`."""
 
     component: str
     stream: str = DEFAULT_STREAM

@@ -33,10 +33,7 @@ class WorkerContext:
 
 
 class WorkerHook:
-    """A base class for code that runs when a worker starts and ends. Each worker runs a copy.
-
-    Source: Storm's `BaseWorkerHook`.
-    """
+    """Runs when a worker starts and ends. Each worker runs a copy. Source: Storm's `BaseWorkerHook`."""
 
     def start(self, conf: Mapping[str, Any], context: WorkerContext) -> None:
         """Add resources to the context, before any task is opened. An error ends the worker."""

@@ -143,10 +143,7 @@ class DistributedCluster(_Cluster[DistributedTopology]):
 
 
 def cluster_of(conf: Mapping[str, Any]) -> LocalCluster | DistributedCluster:
-    """Return a cluster of the kind `storm.cluster.mode`; ConfigError if a setting is invalid.
-
-    Source: Storm's `ConfigUtils.isLocalMode`.
-    """
+    """Return a cluster of the kind `storm.cluster.mode`. Raises ConfigError. Source: `isLocalMode`."""
     settings = LaunchSettings.from_conf(conf)
     return DistributedCluster() if settings.mode is ClusterMode.DISTRIBUTED else LocalCluster()
 

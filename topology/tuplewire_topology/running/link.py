@@ -133,7 +133,7 @@ class Link:
             close()
 
     def send(self, groups: Sequence[TaskGroup]) -> None:
-        """Send, waiting for free space without limit. Raises MessageTooLargeError, and ClosedError if closed."""
+        """Send, waiting for free space without limit. Raises MessageTooLargeError and ClosedError."""
         batch = TaskMessageBatch.from_groups(self._shifted(groups, self._first_task))
         began = time.monotonic()
         patience = BLOCKED_SECONDS

@@ -62,10 +62,7 @@ class Target:
 
 
 def outbound_tasks(topology: Topology, here: Collection[int]) -> frozenset[int]:
-    """Return the tasks elsewhere that the tasks `here` send to; unknown tasks are ignored.
-
-    Source: Storm's `workerOutboundTasks`.
-    """
+    """Return the tasks elsewhere that the tasks `here` send to. Source: Storm's `workerOutboundTasks`."""
     bolts = {
         bolt
         for component in {topology.component_of(task).id for task in here if task in topology.tasks}

@@ -80,10 +80,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         self.queue.wake()
 
     def finished(self, epoch: int = 0) -> bool:
-        """Return True if it is inactive, or if a round of this epoch or later found every task done.
-
-        Thread-safe. See _done().
-        """
+        """Return True if inactive, or if a round since this epoch found every task done. Thread-safe."""
         if not self._wanted:
             return not self._active
         return self._active and self._finished_in >= epoch
