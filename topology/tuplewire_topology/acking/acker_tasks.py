@@ -167,7 +167,7 @@ class Trees:
         return len(self._trees)
 
     def take(self, message: Tuple) -> list[Fate]:
-        """Apply a report; return outcomes. Raises MalformedTupleError, without any effect, if it is invalid."""
+        """Apply a report, and return the outcomes. Raises MalformedTupleError, without effect, if invalid."""
         roots = from_block(message.values[0])
         failed = message.source_stream == FAIL_STREAM
         edges = (0,) * len(roots) if failed else from_block(message.values[1])

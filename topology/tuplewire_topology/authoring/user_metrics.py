@@ -128,7 +128,10 @@ class UserMetrics:
         self._register(task, name, _Gauge(read))
 
     def _register(self, task: int, name: str, metric: _Metric) -> _Metric:
-        """Return the known metric, or this one; a gauge is replaced. Raises TopologyError for name or kind."""
+        """Return the known metric, or else this one; a gauge replaces the known one.
+
+        Raises TopologyError for an invalid name, or one of another kind.
+        """
         told = _told(name)
         with self._lock:
             self._check(name, told, metric.kind)

@@ -144,9 +144,8 @@ class Transfer:
             except MalformedTupleError as error:
                 extra = {"source": group.source, "task": group.task, "reason": str(error)}
                 logger.warning("tuple.malformed", extra=extra)
-                self.idle.taken(
-                    1, lost=True
-                )  # its sender has counted it, and the sums must be equal at the end
+                # Its sender has counted it, and the sums must be equal at the end.
+                self.idle.taken(1, lost=True)
         if self.traced:
             take_contexts(group, tuples)
         return tuples
