@@ -284,7 +284,7 @@ class Receiver:
     # --- the workers of tasks, on the loop -------------------------------------------------------
 
     def _find(self, refused_at: str | None) -> None:
-        """Find the workers of the tasks that have no stream, or whose stream is broken.
+        """Find the workers of the tasks that have no stream, or a broken one.
 
         refused_at: the address of a worker that does not own its task: it knows the owner.
         """

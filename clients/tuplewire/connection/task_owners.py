@@ -20,7 +20,7 @@ class TaskOwners:
         """Know no task yet. others: the addresses of more workers, if the first one is unreachable."""
         self.version = 0
         self.others = tuple(others)
-        """The addresses of other workers: the given ones and those of assignments, the newest first."""
+        """The addresses of other workers: the given ones and the ones in assignments, the newest first."""
         self.present: Mapping[str, str] = {}
         """The workers of the last assignment: address to id."""
         self.of: Mapping[int, At] = {}

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
-from functools import cache
 from typing import Any, ClassVar, Self
 
 from tuplewire.errors import ConfigError
@@ -321,14 +320,18 @@ class Settings:
         return found
 
 
-@cache
+_DECLARED: dict[type, Mapping[str, Setting]] = {}
+
+
 def settings_of(settings: type[Settings]) -> Mapping[str, Setting]:
     """Return the settings of a class by name."""
-    return {
-        each.name: replace(declared, name=each.name, key=declared.key or settings.default_key(each.name))
-        for each in fields(settings)
-        if (declared := each.metadata.get("setting"))
-    }
+    if settings not in _DECLARED:
+        _DECLARED[settings] = {
+            each.name: replace(declared, name=each.name, key=declared.key or settings.default_key(each.name))
+            for each in fields(settings)
+            if (declared := each.metadata.get("setting"))
+        }
+    return _DECLARED[settings]
 
 
 def nested_of(settings: type[Settings]) -> Mapping[str, type[Settings]]:

@@ -177,8 +177,16 @@ class HeldTasks(TaskWorkers):
                     f"the worker at {at[0]} lacks some of the tasks {tasks_at[at]}: they move"
                 )
             for each in answer.tasks:
-                queue = each.acknowledged_sequence, each.last_sequence, each.bytes, each.congested
-                found[each.task] = Held(*at, answer.incarnation, *queue, each.begin_sequence, each.consumer)
+                found[each.task] = Held(
+                    *at,
+                    answer.incarnation,
+                    each.acknowledged_sequence,
+                    each.last_sequence,
+                    each.bytes,
+                    each.congested,
+                    each.begin_sequence,
+                    each.consumer,
+                )
         return {task: found[task] for task in wanted if task in found}
 
     def _poll_of(self, at: At, tasks: Sequence[int], seen: Mapping[int, Held], wait: float) -> pb.PollRequest:

@@ -9,7 +9,7 @@ _MOST_SHOWN = 2000
 
 
 def escape_unprintable(text: str, keep: str = "") -> str:
-    r"""Return a string with unprintable characters escaped, such as \x1b, except those in `keep`."""
+    r"""Return a string with unprintable characters escaped, such as \x1b, except `keep`."""
     if text.isprintable():
         return text
     return "".join(

@@ -42,7 +42,7 @@ _GROUPS = {
 class _Help(argparse.Action):
     """Prints the help of a command, and exits. Each group of further options has a separate screen."""
 
-    def __call__(self, parser: Any, _: object, group: Any, _option: object = None) -> NoReturn:
+    def __call__(self, parser: Any, _: object, group: Any, _option: object = None) -> None:
         if group:
             parser._action_groups = [parser.further[group]]
         elif parser.further:
@@ -106,7 +106,7 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            name = (action.metavar or action.dest).lower()
+            name = str(action.metavar or action.dest).lower()
             self.error(str(unknown(f"{name} {value!r}", value, action.choices)))
 
     def error(self, message: str) -> NoReturn:

@@ -6,7 +6,7 @@ import argparse
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack
 from queue import Empty, SimpleQueue
 
@@ -21,7 +21,7 @@ _FOLLOW_SECONDS = 1.0
 _Arrived = SimpleQueue[tuple[str, pb.TapResponse | TuplewireError]]
 
 
-def tapped_at_owners(arguments: argparse.Namespace) -> Iterator[pb.TapResponse]:
+def tapped_at_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse, None, None]:
     """Yield the responses of taps at the tasks' workers, and open a tap at each worker that a task moves to.
 
     The counts are the sums of all taps. Without tasks, the only tap is at the given worker. With tasks, the

@@ -1,4 +1,4 @@
-"""The live page of `tuplewire top --web`: who may see it, and how it names a slow task or bolt."""
+"""The live page of `tuplewire top --web`: its permissions, and how it names a slow task or bolt."""
 
 from __future__ import annotations
 

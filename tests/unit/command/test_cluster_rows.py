@@ -131,7 +131,7 @@ def test_who_does_not_answer_is_told_with_the_reason() -> None:
 
 
 def test_a_silent_worker_explains_all_its_tasks() -> None:
-    """One sentence names the worker that does not answer, since when, and whom it blocks."""
+    """One sentence names the worker that does not answer, since when, and the senders that it blocks."""
     blocking = [pb.Blocking(task=str(number), where="b", seconds=9, recent_seconds=4) for number in range(5)]
     silent = WorkerSample("b", "host:2", problem="refused", tasks=250, silent_seconds=12.4)
     rows = cluster_rows([look(worker("a", blocking=tuple(blocking))), silent])
@@ -140,7 +140,7 @@ def test_a_silent_worker_explains_all_its_tasks() -> None:
 
 
 def test_full_queues_are_reported() -> None:
-    """A queue that is nearly full has a sentence even if it blocks nobody; at most five are named."""
+    """A queue that is nearly full has a sentence even without a blocked sender; at most five are named."""
     full = [
         pb.TaskStatus(task=n, queued_messages=9000 + n, load=0.9 + n / 100, oldest_seconds=35)
         for n in range(7)

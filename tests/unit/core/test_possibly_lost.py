@@ -78,7 +78,7 @@ def test_kept_and_passing_messages_are_told_apart() -> None:
 
 
 def test_what_nobody_else_has() -> None:
-    """`unkept()` counts messages that wait or are in flight, except those retained by their program."""
+    """`unkept()` counts messages that wait or are in flight, except messages retained by their program."""
     window = SendWindow(SessionSettings())
     reopen(window, 7)
     plain = TaskGroup.of(1, [b"x"] * 2)

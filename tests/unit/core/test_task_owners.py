@@ -38,10 +38,10 @@ def test_a_new_assignment_replaces_the_owners() -> None:
 def test_addresses_start_with_the_own_worker_and_the_newest() -> None:
     """Every address occurs once, and old addresses stay for the case that no newer worker answers."""
     owners = TaskOwners("test", "near:1", ["given:1"])
-    assert owners.addresses == ("near:1", "given:1")
+    assert list(owners.addresses) == ["near:1", "given:1"]
     owners.replace(assignment(1, {"near": [1], "a": [2]}), "near:1")
     owners.replace(assignment(2, {"b": [1, 2]}), "near:1")
-    assert owners.addresses == ("near:1", "b:1", "a:1", "given:1")
+    assert list(owners.addresses) == ["near:1", "b:1", "a:1", "given:1"]
 
 
 def test_the_number_of_addresses_is_bounded() -> None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from tuplewire.connection.task_owners import At
 from tuplewire.errors import StagedDataLostError, UnknownRunError
 from tuplewire.session.departure import TaskContent
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.publisher import Publisher
-from tuplewire.spark.task_workers import At
 from tuplewire.wire import control_pb2 as pb
 
 ONE, TWO = ("one:1", "one"), ("two:1", "two")
