@@ -22,7 +22,7 @@ from tuplewire.connection.receiver import Receiver
 from tuplewire.errors import ClosedError, MessageError, WaitTimeoutError
 from tuplewire.observer import Observer
 from tuplewire.session.consume import MAX_AFTER_SECONDS, Arrived, Rejected
-from tuplewire.settings.config import RejectOrder, checked_timeout
+from tuplewire.settings.config import checked_timeout
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.message import TaskMessage
 
@@ -116,7 +116,7 @@ class BaseSubscription(Live):
             )
         if not 0 <= after <= MAX_AFTER_SECONDS:
             raise MessageError(f"after is {after}: it is a time from 0 to {MAX_AFTER_SECONDS} seconds")
-        wait = self._receiver.settings.reject_order is RejectOrder.WAIT
+        wait = self._receiver.rejects_wait
         self._rejected[place] = Rejected(place, after, reason, wait)
         if wait:  # later messages of the task are redelivered behind this one: messages() skips them
             ends = list(accumulate(map(len, groups)))

@@ -96,7 +96,7 @@ class ChannelFactory:
         return grpc.aio.secure_channel(grpc_target(address), *secured)
 
     def blocking_channel(
-        self, address: str, options: Sequence[tuple[str, Any]], timeout: float
+        self, address: str, options: Sequence[tuple[str, Any]], timeout: float = _HANDSHAKE_SECONDS
     ) -> grpc.Channel:
         """Do the same as channel, for a blocking caller. timeout: at most 5 seconds are used."""
         if not self.credentials.secures(address):

@@ -7,28 +7,30 @@ the stream. Call only from the event loop, except acknowledge(). Design: docs/de
 from __future__ import annotations
 
 import asyncio
+import secrets
+import threading
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuplewire.connection.grpc_channel import ANY_SIZE
-from tuplewire.connection.reconnecting_stream import ReconnectingStream
+from tuplewire.connection.reconnecting_stream import Identity, ReconnectingStream
 from tuplewire.connection.stream import BatchedEvent, ClientStream, StreamOpener
+from tuplewire.connection.submission_queue import CallerCondition
 from tuplewire.errors import TaskNotLocalError, TuplewireError, UnknownTaskError, refused
 from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
 from tuplewire.session.delivery import Delivery
-from tuplewire.settings.config import PROTOCOL_VERSION
+from tuplewire.settings.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import code_name
-
-if TYPE_CHECKING:  # receiver.py imports this module
-    from tuplewire.connection.receiver import Receiver
 
 logger = event_logger(__name__)
 
@@ -52,43 +54,101 @@ class Push:
     failed: Fail
 
 
+class Inbox(ABC):
+    """The messages that have arrived at a subscription, from all its streams, and that were not taken yet.
+
+    The streams call its methods on the event loop; put() and discard() with the lock.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        settings: SessionSettings,
+        loop: asyncio.AbstractEventLoop,
+        push: Push | None,
+        *,
+        follows: bool,
+    ) -> None:
+        """Start without messages. follows: True if the subscription finds other workers for its tasks."""
+        self.identity = identity
+        self.settings = settings
+        self.loop = loop
+        self.push = push
+        self.follows = follows
+        self.number = secrets.randbits(63)
+        """The number of the subscription, the same at all workers."""
+        self.admitted = False
+        """True if the workers have accepted the whole subscription before."""
+        self.lock = threading.Lock()
+        """Protects the consume windows and the buffer."""
+        self.changed = CallerCondition(self.lock)
+        self.buffer: deque[Arrived] = deque()
+
+    def put(self, arrived: Arrived) -> None:
+        """Add new messages."""
+        self.buffer.append(arrived)
+        self.changed.notify_all()
+
+    def discard(self, window: ConsumeWindow) -> None:
+        """Remove the messages of a window behind a rejected one, because they are delivered again."""
+        waiting = window.waiting()
+        kept = (each.without(waiting) if each.window is window else each for each in self.buffer)
+        self.buffer = deque(each for each in kept if each.deliveries)
+
+    @abstractmethod
+    def on_connected(self) -> None:
+        """Record that a worker has accepted a stream's tasks."""
+
+    @abstractmethod
+    def on_lost(self, stream: ConsumerStream, error: TuplewireError) -> None:
+        """Handle a stream that ended or could not be opened; it is opened again."""
+
+    @abstractmethod
+    def on_moved(self, stream: ConsumerStream, tasks: Iterable[int]) -> None:
+        """Handle tasks that have moved from a stream's worker to another one."""
+
+    @abstractmethod
+    def on_failed(self, error: TuplewireError) -> None:
+        """End the subscription with an error."""
+
+
 class ConsumerStream(ReconnectingStream):
     """The session of a subscription with one worker."""
 
     method = "Recv"
 
     def __init__(
-        self,
-        receiver: Receiver,
-        address: str,
-        open_stream: StreamOpener,
-        receiver_id: str,
-        tasks: Iterable[int],
+        self, inbox: Inbox, address: str, open_stream: StreamOpener, receiver_id: str, tasks: Iterable[int]
     ) -> None:
         """Describe a session about some tasks of a subscription, which gets their messages."""
-        settings = receiver.settings
-        super().__init__(address, receiver.identity, settings, receiver.loop, open_stream, receiver_id)
+        settings = inbox.settings
+        super().__init__(address, inbox.identity, settings, inbox.loop, open_stream, receiver_id)
         self.tasks = tuple(tasks)
         self.worker_id = receiver_id
         """The id of the worker; empty if it is not known yet."""
         self.window = ConsumeWindow(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
-        self._receiver = receiver
-        self._lock = receiver.lock
+        self._inbox = inbox
+        self._lock = inbox.lock
         self._progress = asyncio.Event()
-        self._acknowledgements = BatchedEvent(self._progress, receiver.loop)
+        self._acknowledgements = BatchedEvent(self._progress, inbox.loop)
         self._report_scheduled = False
         """True if the loop is about to report acknowledgements: it does not need another wake-up."""
         self._acknowledged = self._known = 0
         """The number of acknowledgements, and the number that the worker has certainly received."""
         self._said_goodbye = False
-        self._admitted = receiver.admitted
+        self._admitted = inbox.admitted
+
+    @property
+    def problem(self) -> str:
+        """The last error, as text."""
+        return self._last_problem
 
     def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> None:
         """Acknowledge messages from this worker; ignore them if it has failed since. Thread-safe."""
         with self._lock:
             counts = self.window.acknowledge(arrived, rejected)
             if counts and rejected:
-                self._receiver.discard(self.window)
+                self._inbox.discard(self.window)
             if not counts or self.over:
                 return
             self._acknowledged += 1
@@ -124,7 +184,7 @@ class ConsumerStream(ReconnectingStream):
     def _is_retryable(self, error: TuplewireError) -> bool:
         # The receiver finds the owner, and moves the tasks to the stream of that worker.
         elsewhere = isinstance(error, TaskNotLocalError | UnknownTaskError)
-        return (elsewhere and self._receiver.follows) or super()._is_retryable(error)
+        return (elsewhere and self._inbox.follows) or super()._is_retryable(error)
 
     def _lost(self, error: TuplewireError) -> None:
         if self.over:
@@ -132,14 +192,14 @@ class ConsumerStream(ReconnectingStream):
         about = {"peer": self.address, "reason": str(error)}
         if self.connected:
             logger.info("subscription.lost", extra=about)
-        elif str(error) != self.last_problem:
+        elif str(error) != self._last_problem:
             logger.info("subscription.failed", extra=about)
-        self.last_problem = str(error)
-        self._receiver.on_lost(self, error)
+        self._last_problem = str(error)
+        self._inbox.on_lost(self, error)
 
     def _failed(self, error: TuplewireError) -> None:
         if not self.over:
-            self._receiver.on_failed(error)
+            self._inbox.on_failed(error)
 
     def _background_tasks(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
         return (self._write(stream),)
@@ -157,9 +217,9 @@ class ConsumerStream(ReconnectingStream):
             tasks=cursors,
             worker_incarnation=self.window.worker_incarnation,
             receiver_id=self.receiver_id,
-            subscription=self._receiver.number,
+            subscription=self._inbox.number,
             max_response_bytes=ANY_SIZE,
-            follows=self._receiver.follows and self._receiver.admitted,
+            follows=self._inbox.follows and self._inbox.admitted,
         )
         data = await self._exchange(stream, pb.RecvRequest(subscribe=subscribe))
         subscribed = pb.RecvResponse.FromString(data).subscribed
@@ -170,11 +230,11 @@ class ConsumerStream(ReconnectingStream):
             self._known, self._said_goodbye = told, False
         self._progress.set()
         self.connected, self.worker_id = True, subscribed.worker_id
-        self._receiver.on_connected()
+        self._inbox.on_connected()
         logger.info("subscription.ready", extra={"peer": self.address, "worker": subscribed.worker_id})
 
     async def _read(self, stream: ClientStream) -> None:
-        push = self._receiver.push
+        push = self._inbox.push
         while (data := await stream.read()) is not None:
             response = decode(pb.RecvResponse, data)
             if not isinstance(response, OpaqueFrame):
@@ -183,7 +243,7 @@ class ConsumerStream(ReconnectingStream):
                     ended = response.ended
                     raise refused(code_name(ended.code), ended.detail, ended.owner, ended.owner_id)
                 if kind == "moved":
-                    self._receiver.on_moved(self, response.moved.tasks)
+                    self._inbox.on_moved(self, response.moved.tasks)
                     continue
                 with self._lock:
                     if kind == "probe":
@@ -200,7 +260,7 @@ class ConsumerStream(ReconnectingStream):
                 arrived = self.window.arrived(deliveries, ack_requested=ack_requested, now_ns=now_ns)
                 # The frame may have only duplicates, or messages behind a rejected one.
                 if arrived.deliveries and push is None:
-                    self._receiver.put(arrived)
+                    self._inbox.put(arrived)
             if push is not None:
                 # Each group has its own acknowledgement: a consumer may stop between two.
                 for part in arrived.parts():

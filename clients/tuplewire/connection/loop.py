@@ -300,11 +300,7 @@ def messaging_loop() -> EventLoopThread:
     if (current := _current) is not None:
         return current
     asyncio_log = logging.getLogger("asyncio")
-    caller = threading.get_ident()
-
-    def quiet(record: logging.LogRecord) -> bool:
-        return record.thread != caller
-
+    quiet = partial(_by_another_thread, threading.get_ident())
     # asyncio logs each new loop, and a logging handler that sends would create another one.
     asyncio_log.addFilter(quiet)
     try:
@@ -316,6 +312,10 @@ def messaging_loop() -> EventLoopThread:
     if current is not made:
         made.end()
     return current
+
+
+def _by_another_thread(thread: int, record: logging.LogRecord) -> bool:
+    return record.thread != thread
 
 
 def on_messaging_loop() -> bool:

@@ -42,6 +42,7 @@ class MemoryStream(MessageStream):
         self._other, other._other = other, self
 
     async def write(self, data: bytes | OutFrame) -> None:
+        """See MessageStream."""
         other = self._other
         while self.broken is None and other._size >= _ROOM_BYTES:
             other._room.clear()
@@ -53,7 +54,7 @@ class MemoryStream(MessageStream):
         other._changed.set()
 
     async def read(self) -> Any:
-        """Return the next message; on a Send stream also frames, as OutFrame. See MessageStream."""
+        """See MessageStream. A Send stream also returns frames as OutFrame."""
         while not self._arrived:
             if self._done:
                 return None
@@ -88,12 +89,15 @@ class MemoryClientStream(MemoryStream, ClientStream):
     """The connecting side of a stream."""
 
     async def write_frame(self, frame: OutFrame) -> None:
+        """See ClientStream. Passes the frame's groups without a copy."""
         await self.write(frame)
 
     async def done_writing(self) -> None:
+        """See ClientStream."""
         self.finish()
 
     async def end(self) -> TuplewireError:
+        """See ClientStream."""
         self.disconnect(UnreachableError("the stream was closed"))
         assert self.broken is not None  # noqa: S101 - disconnect has set it
         return self.broken

@@ -12,24 +12,20 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import secrets
-import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from tuplewire.connection.consumer_stream import ConsumerStream, Push
+from tuplewire.connection.consumer_stream import ConsumerStream, Inbox, Push
 from tuplewire.connection.grpc_channel import OtherWorkers
 from tuplewire.connection.loop import watched
 from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.stream import StreamOpener
-from tuplewire.connection.submission_queue import CallerCondition
 from tuplewire.connection.task_owners import At, TaskOwners
 from tuplewire.errors import ClosedError, RefusedError, TuplewireError, UnreachableError
-from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
+from tuplewire.session.consume import Arrived, Rejected
 from tuplewire.session.retry import Backoff
-from tuplewire.settings.config import SessionSettings
+from tuplewire.settings.config import RejectOrder, SessionSettings
 from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
@@ -38,7 +34,7 @@ _RETRY_SECONDS = 0.05
 _MAX_RETRY_SECONDS = 2.0
 
 
-class Receiver:
+class Receiver(Inbox):
     """One subscription to tasks. Thread-safe, except the methods below "on the loop"."""
 
     def __init__(
@@ -59,22 +55,9 @@ class Receiver:
             push: Gets the messages; None: take() returns them.
             others: Connects to the tasks' owners; None: only to this worker.
         """
+        super().__init__(identity, settings, loop, push, follows=others is not None)
         self.address = address
-        self.identity = identity
         self.tasks = tuple(tasks)
-        self.settings = settings
-        self.loop = loop
-        self.push = push
-        self.follows = others is not None
-        """True if the subscription finds other workers for its tasks."""
-        self.number = secrets.randbits(63)
-        """The number of the subscription, the same at all workers."""
-        self.admitted = False
-        """True if the workers have accepted the whole subscription before."""
-        self.lock = threading.Lock()
-        """Protects the consume windows and the buffer."""
-        self.changed = CallerCondition(self.lock)
-        self.buffer: deque[Arrived] = deque()
         self.failed: TuplewireError | None = None
         self.over = False
         self._open_stream = open_stream
@@ -160,8 +143,13 @@ class Receiver:
     def _unreachable(self, seconds: float) -> UnreachableError:
         for each in self._streams:
             if not each.connected:
-                return UnreachableError(f"no worker at {each.address} for {seconds:g} s: {each.last_problem}")
+                return UnreachableError(f"no worker at {each.address} for {seconds:g} s: {each.problem}")
         return UnreachableError(f"no worker at {self.address} for {seconds:g} s: {self._connection}")
+
+    @property
+    def rejects_wait(self) -> bool:
+        """True if later messages of a task wait for a rejected one."""
+        return self.settings.reject_order is RejectOrder.WAIT
 
     def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> None:
         """Acknowledge a batch to its worker; ignore it if the worker has failed, or its tasks have moved.
@@ -172,21 +160,9 @@ class Receiver:
             if stream.window is arrived.window:
                 stream.acknowledge(arrived, rejected)
 
-    # --- for streams, on the loop ----------------------------------------------------------------
-
-    def put(self, arrived: Arrived) -> None:
-        """Add new messages; with the lock."""
-        self.buffer.append(arrived)
-        self.changed.notify_all()
-
-    def discard(self, window: ConsumeWindow) -> None:
-        """Remove a window's messages behind a rejected one, which are redelivered; with the lock."""
-        waiting = window.waiting()
-        kept = (each.without(waiting) if each.window is window else each for each in self.buffer)
-        self.buffer = deque(each for each in kept if each.deliveries)
+    # --- for streams, on the loop; see Inbox -----------------------------------------------------
 
     def on_connected(self) -> None:
-        """Record that a worker has accepted a stream's tasks."""
         own = next((each for each in self._streams if each.address == self.address), None)
         self._own_id = own.worker_id if own is not None and own.connected else self._own_id
         if self.connected:
@@ -194,13 +170,11 @@ class Receiver:
             self._stop_patience()
 
     def on_lost(self, stream: ConsumerStream, error: TuplewireError) -> None:
-        """Handle a stream that ended or could not be opened; it is opened again."""
         if stream.connected:
             self._mark_broken()
         self._find(stream.address if isinstance(error, RefusedError) else None)
 
     def on_moved(self, stream: ConsumerStream, tasks: Iterable[int]) -> None:
-        """Handle tasks that have moved from a stream's worker to another one."""
         if self.follows:
             self._mark_broken()
             gone = frozenset(tasks) & frozenset(stream.tasks)
@@ -209,7 +183,6 @@ class Receiver:
             self._find(stream.address)
 
     def on_failed(self, error: TuplewireError) -> None:
-        """End the subscription with an error."""
         with self.lock:
             if self.failed is not None:
                 return

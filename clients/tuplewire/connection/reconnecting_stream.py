@@ -82,8 +82,7 @@ class ReconnectingStream(ABC):
         """True if no further stream must be opened."""
         self._admitted = False
         """True if refused credentials are retried: the worker accepted them before, or this is a worker."""
-        self.last_problem = "no answer yet"
-        """The last error, as text."""
+        self._last_problem = "no answer yet"
         self._task: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._log_rate = LogRate()
@@ -91,7 +90,7 @@ class ReconnectingStream(ABC):
     @property
     def connection(self) -> str:
         """The state of the connection, as text."""
-        return "connected" if self.connected else f"not connected: {self.last_problem}"
+        return "connected" if self.connected else f"not connected: {self._last_problem}"
 
     # --- for subclasses ------------------------------------------------------------------------------
 
@@ -139,7 +138,7 @@ class ReconnectingStream(ABC):
 
     def _log_unreachable(self) -> None:
         if self._log_rate.due("unreachable"):
-            reason = f"{self.last_problem}; trying again"
+            reason = f"{self._last_problem}; trying again"
             logger.warning("worker.unreachable", extra={"peer": self.address, "reason": reason})
 
     def _mark_reachable(self) -> None:

@@ -225,9 +225,9 @@ class SendingEnd(ReconnectingStream):
             logger.info("connection.closed", extra={"peer": self.address})
         elif was_connected:
             logger.info("connection.lost", extra=about)
-        elif str(error) != self.last_problem:
+        elif str(error) != self._last_problem:
             logger.info("connection.failed", extra=about)
-        self.last_problem = str(error)
+        self._last_problem = str(error)
         self.connected = False
         self.receipts.lost(answers=self.over or isinstance(error, DrainingError))
         if was_connected:
