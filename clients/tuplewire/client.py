@@ -170,10 +170,8 @@ class BaseClient(Live):
             )
 
     def _patience_after(self, error: type[BaseException]) -> float:
-        """Return the time in seconds that the end of a `with` block waits after an error.
-
-        The time is zero if a flush has already timed out waiting for an unreachable worker.
-        """
+        """Return the time in seconds that the end of a `with` block waits after an error."""
+        # Do not wait for an unreachable worker a second time, after a flush has timed out.
         waited = issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.problem()
         return 0.0 if waited else min(self._settings.flush_seconds, _AFTER_ERROR_SECONDS)
 
@@ -192,9 +190,14 @@ class BaseClient(Live):
         key: bytes | None = None,
         headers: Headers | None = None,
     ) -> bool:
-        """Send messages as `send` does, with the same arguments, but return False instead of waiting.
+        """Send messages as `send` does, but return False instead of waiting.
 
         tuplewire.aio.Client needs a running event loop for this call.
+
+        Args:
+            messages: The messages, or the task id of one message.
+            payload: The payload of the message.
+            key, headers: The key and headers of the message.
         """
         buffer = self._connected()
         if self._observer is not None and self._observer.samples():
@@ -347,7 +350,11 @@ class Client(BaseClient):
     def push(self, tasks: Sequence[int], receive: Arrive, failed: Fail) -> Callable[[], None]:
         """Subscribe to tasks and pass their messages to functions; return a function that ends this.
 
-        For executors of topologies. The event loop calls the functions (see Push), so they must not block.
+        For executors of topologies. The event loop calls the functions, so they must not block.
+
+        Args:
+            tasks: The task ids.
+            receive, failed: The functions; see Push.
         """
         receiver = self._receiver(tasks, Push(receive, failed), follow=False)
         return lambda: messaging_loop().run(receiver.close())
