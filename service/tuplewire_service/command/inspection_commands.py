@@ -81,9 +81,10 @@ def _tap(arguments: argparse.Namespace) -> int:
     from tuplewire_service.command.taps import tapped_at_owners
 
     left = arguments.count
-    omitted = passed = count = 0
-    try:
-        with closing(tapped_at_owners(arguments)) as tapped:  # ends the taps at their workers
+    omitted = count = 0
+    with closing(tapped_at_owners(arguments)) as tapped:  # ends the taps at their workers
+        passed = next(tapped).passed  # the tap is open
+        try:
             for response in tapped:
                 passed = response.passed
                 for message in response.messages[:left]:
@@ -98,6 +99,6 @@ def _tap(arguments: argparse.Namespace) -> int:
                     omitted = response.omitted
                 if left is not None and (left := left - len(response.messages)) <= 0:
                     break
-    finally:
-        print(f"{count} shown, {omitted} omitted, of {passed} that passed", file=sys.stderr)
+        finally:
+            print(f"{count} shown, {omitted} omitted, of {passed} that passed", file=sys.stderr)
     return EXIT_OK

@@ -256,7 +256,7 @@ def test_what_a_pipe_has_not_read_stays_at_the_worker(worker: LocalWorkerProcess
             taken += process.stdout.read(1)
         process.stdout.close()
         assert process.wait(_SECONDS) == 1
-    left = command(worker, "recv", "12", "--quiet", "1").stdout.split()
+    left = command(worker, "recv", "12", "--idle", "1").stdout.split()
     assert left == [b"%d" % n for n in range(2, count)]
 
 

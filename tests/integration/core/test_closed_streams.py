@@ -38,14 +38,14 @@ def run(words: str, closed: str, timeout: float = 60) -> int:
 def test_asking(worker: Endpoint, closed: str) -> None:
     """A command exits with its usual code if it cannot print its result."""
     at = worker.address
-    assert run(f"status {at}", closed) == 0
+    assert run(f"status --address {at}", closed) == 0
     assert run("status --address 127.0.0.1:1", closed) == 1
 
 
 def test_commands_without_streams(worker: Endpoint) -> None:
     """Commands with each kind of output exit with their usual code if all streams are closed."""
     at = worker.address
-    for words in ("--version", "--help", f"top --once {at}", f"top --once --json {at}"):
+    for words in ("--version", "--help", f"top --once --address {at}", f"top --once --json --address {at}"):
         assert run(words, ALL_CLOSED) == 0, words
     assert run("nothing", ALL_CLOSED) == 64
 

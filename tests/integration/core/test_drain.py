@@ -94,7 +94,7 @@ def test_the_command_waits_for_the_end_of_a_drain(consumed: int, code: int, last
             deliver(client, numbered(1, range(4)))
             with client.recv([1], timeout=20) as subscription:
                 assert len(list(subscription.messages(consumed))) == consumed
-        ended = run_command("drain", worker.address, "--wait")
+        ended = run_command("drain", "--address", worker.address, "--wait")
         told = ended.stdout.splitlines()
         if code:
             waits = r"2 messages to task 1 wait without a consumer, the oldest for [\d.]+ s; .* after 2 s"

@@ -88,7 +88,8 @@ def test_a_worker_ends_beside_a_stopped_peer(tmp_path: Path) -> None:
         assign((a, b), 1, {a: [1], b: [2]})
         with Client(a.address, topology=TOPOLOGY) as client:
             deliver(client, 2, b"x")
-        os.kill(b.process_id, signal.SIGSTOP)
+            os.kill(b.process_id, signal.SIGSTOP)
+            deliver(client, 2, b"y")
         try:
             assert workers[0].stop() == [1]
         finally:

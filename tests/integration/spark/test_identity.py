@@ -81,7 +81,7 @@ def test_a_program_that_means_a_worker_waits_for_it(tmp_path: Path) -> None:
         with one_worker("w9", directory=tmp_path, port=port, tasks=[1]) as stranger:
             client = stack.enter_context(Client(stranger.address, topology=TOPOLOGY, worker_id="w2"))
             consumer = stack.enter_context(Client(stranger.address, topology=TOPOLOGY, worker_id="w2"))
-            subscription = consumer.recv([1], timeout=30)
+            subscription = consumer.recv([1], timeout=30, follow=False)
             eventually(lambda: metric(stranger, WRONG_WORKER) >= 2)
             client.send(numbered(1, range(50)))
             refused = metric(stranger, WRONG_WORKER)
