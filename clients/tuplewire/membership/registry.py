@@ -194,7 +194,8 @@ class Registry:
 
     def _unfit(self, address: str, status: control_pb2.GetStatusResponse) -> str:
         """Return the reason why a worker cannot be registered; empty if it can."""
-        if status.state in _LEAVING_STATES:
+        # An adopted worker that drains must learn the new owners of its tasks, to forward its messages.
+        if status.state in _LEAVING_STATES and address not in self._members:
             return "it is draining"
         if status.topology != self.topology:
             return (

@@ -196,9 +196,9 @@ def test_mail_waits_for_an_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     came: list[ControlMessage] = []
     attempts: list[int] = []
 
-    def counted(client: Client, *arguments: Any) -> Any:
+    def counted(client: Client, *arguments: Any, **more: Any) -> Any:
         attempts.append(1)
-        return recv(client, *arguments)
+        return recv(client, *arguments, **more)
 
     monkeypatch.setattr(Client, "recv", counted)
     with WorkerProcesses(1, "mail") as local:

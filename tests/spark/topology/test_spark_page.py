@@ -73,7 +73,7 @@ def test_a_slow_bolt_on_spark_is_seen(
 
 def viewer_of(command: str) -> AbstractContextManager[str]:
     """Run the watch command of a topology."""
-    *variables, _tuplewire, _top, _web, address = shlex.split(command)
+    *variables, _tuplewire, _top, _web, _flag, address = shlex.split(command)
     return web_viewer(address, dict(each.split("=", 1) for each in variables))
 
 

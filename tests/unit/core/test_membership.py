@@ -212,6 +212,16 @@ def test_a_new_driver_takes_over_and_moves_nothing() -> None:
     assert tasks_of(second) == tasks_of(first)
 
 
+def test_a_draining_worker_learns_the_new_owners_from_a_new_driver() -> None:
+    """A new driver sends its assignment also to a worker that drains, which then forwards its messages."""
+    world, _ = settled(2)
+    world.workers["10.0.0.2:6700"].draining = True
+    second = registry()
+    world.settle(second)
+    assert counts(second) == {"w1": 12, "w2": 0}
+    assert world.workers["10.0.0.2:6700"].assignment == second.in_force
+
+
 def test_a_driver_that_takes_over_waits_for_a_silent_worker() -> None:
     """A worker of the assignment that the driver finds is treated like one that has become silent."""
     world, first = settled(2)

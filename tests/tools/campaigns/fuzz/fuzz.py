@@ -144,8 +144,9 @@ class Fuzz(Campaign):
         self.ledger: LedgerSnapshot = self._worker.ledger()
         if not self.ledger.balanced:
             self.faults.append(f"the worker's ledger: {self.ledger}")
-        if code := self._worker.stop():
-            self.faults.append(f"the worker has exited with code {code}")
+        # Messages that are left are dropped, and the exit code tells of it.
+        if (code := self._worker.stop()) != bool(self.ledger.pending):
+            self.faults.append(f"the worker has exited with code {code}: {self.ledger}")
         lines = self._worker.log.splitlines()
         if ours := [line for line in lines if any(mark in line for mark in _OUR_ERRORS)]:
             self.faults.append("the worker has logged errors of its own: " + "\n".join(ours[:10]))
