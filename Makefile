@@ -13,6 +13,9 @@ PROTOC := .venv-proto/bin/python -m grpc_tools.protoc
 # The tests start two thousand processes: each would compile the whole package where bytecode is not kept.
 export PYTHONDONTWRITEBYTECODE :=
 
+# On a terminal, pip shows what it downloads, and how much.
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $$([ -t 2 ] || echo --quiet) --editable
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -27,16 +30,16 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@echo "Installing Tuplewire with PySpark into $(VENV) (a minute or two, once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	@$(INSTALL) '.[demo]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "Installing Tuplewire with its development tools into $(VENV) (a minute or two, once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(INSTALL) '.[dev]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.deploy: pyproject.toml | $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,deploy]'
+	@$(INSTALL) '.[dev,deploy]'
 	@touch $@
 
 .venv-proto/.done: Makefile
