@@ -72,7 +72,7 @@ def running(
 
 
 def end(*workers: Running) -> None:
-    """End workers one after the other. One that drops messages, as the other one has ended, exits with 1."""
+    """End workers, one after the other. A worker that drops messages for an ended one exits with 1."""
     for each in workers:
         assert each.end() == bool(drained_ledger(each.directory / "log").dropped)
 

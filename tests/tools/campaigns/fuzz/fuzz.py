@@ -144,7 +144,7 @@ class Fuzz(Campaign):
         self.ledger: LedgerSnapshot = self._worker.ledger()
         if not self.ledger.balanced:
             self.faults.append(f"the worker's ledger: {self.ledger}")
-        # Messages that are left are dropped, and the exit code tells of it.
+        # The worker drops the messages that are left, and its exit code reports it.
         if (code := self._worker.stop()) != bool(self.ledger.pending):
             self.faults.append(f"the worker has exited with code {code}: {self.ledger}")
         lines = self._worker.log.splitlines()
