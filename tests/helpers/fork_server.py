@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from tuplewire.errors import ConfigError
+from tuplewire.errors import TuplewireError
 
 PROGRAMS = ["tuplewire", "campaigns", "helpers"]
 """Prefixes of the modules that are forked."""
@@ -161,7 +161,7 @@ def _serve(requests: socket.socket) -> None:
     """Fork a program for each request. Returns in each forked program, and after the last request."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in _MODULES:
-        with suppress(ConfigError):  # an extra is not installed: the program reports that if it needs it
+        with suppress(TuplewireError):  # an extra is not installed: the program reports that if it needs it
             importlib.import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1, "an import started a thread"  # noqa: PTH208
     gc.collect()
