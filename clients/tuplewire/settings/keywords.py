@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from inspect import Parameter, signature
+from inspect import Parameter, cleandoc, signature
 from typing import Any, ForwardRef, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_SETTINGS = "            **settings: "
+_SETTINGS = "    **settings: "
 """The start of the line in a docstring that naming() replaces."""
 _MOST_COLUMNS = 100
 
@@ -32,7 +32,7 @@ def naming(
             shown = annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else annotation
             others.append(Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=shown))
         vars(function)["__signature__"] = own.replace(parameters=others)
-        before, found, after = (function.__doc__ or "").partition(_SETTINGS)
+        before, found, after = cleandoc(function.__doc__ or "").partition(_SETTINGS)
         if found:
             function.__doc__ = before + described + after.partition("\n")[2]
         return function
