@@ -23,6 +23,15 @@ _tracing: Tracing | None = None
 _decided = False
 
 
+def _forked() -> None:
+    """Replace the lock, because another thread may have held it during the fork."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def active() -> Tracing | None:
     """Return the Tracing object of this process; None if tracing is off.
 
