@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 from helpers.program import Threads
-from helpers.topology import TOPOLOGY, Message, balances, messages_of, numbers
+from helpers.topology import TOPOLOGY, Message, balances, messages_of, numbered, numbers
 from tuplewire import Client
 from tuplewire.errors import UnreachableError
 from tuplewire.processes.worker_processes import Endpoint
@@ -113,3 +114,35 @@ def fed(entry: Endpoint, owner: Endpoint, task: int) -> Iterator[tuple[Feeder, R
         reader.has(feeder.sent)
         assert numbers(reader.got) == list(range(feeder.sent))
         balances(sender, entry, owner, sent=feeder.sent)
+
+
+@contextmanager
+def senders(
+    endpoints: Sequence[Endpoint], tasks: Sequence[int], sources: Sequence[int]
+) -> Iterator[list[int]]:
+    """Send numbered messages to each task, from one source at each worker, until the block ends."""
+    stop = threading.Event()
+    sent = [0] * len(endpoints)
+    errors: list[BaseException] = []
+
+    def send(index: int) -> None:
+        try:
+            with client_of(endpoints[index].address, source=sources[index]) as client:
+                while not stop.is_set():
+                    for task in tasks:
+                        client.send(numbered(task, range(sent[index], sent[index] + 20)), timeout=30)
+                    sent[index] += 20
+                    stop.wait(0.002)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=send, args=(index,), daemon=True) for index in range(len(endpoints))]
+    for thread in threads:
+        thread.start()
+    yield sent
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert not errors

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Self
 
 import pytest
-from helpers.topology import TOPOLOGY, Message, assign, ledger, numbered, status
+from helpers.topology import TOPOLOGY, Message, assign, ledger, status
+from helpers.traffic import senders
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.errors import TaskNotLocalError, UnknownTaskError, UnreachableError
@@ -68,38 +67,6 @@ class Consumers:
         for thread in self._threads:
             thread.join(10)
             assert not thread.is_alive()
-
-
-@contextmanager
-def senders(endpoints: list[Endpoint]) -> Iterator[list[int]]:
-    """Send numbered messages to both tasks, from one source at each worker, until the block ends."""
-    stop = threading.Event()
-    sent = [0] * len(endpoints)
-    errors: list[BaseException] = []
-
-    def send(index: int) -> None:
-        try:
-            client = Client(endpoints[index].address, topology=TOPOLOGY, source=SOURCES[index])
-            with client:
-                while not stop.is_set():
-                    numbers = range(sent[index], sent[index] + 20)
-                    client.send(numbered(MOVING, numbers), timeout=30)
-                    client.send(numbered(STEADY, numbers), timeout=30)
-                    sent[index] += 20
-                    stop.wait(0.002)
-        except BaseException as error:
-            errors.append(error)
-            raise
-
-    threads = [threading.Thread(target=send, args=(index,), daemon=True) for index in range(len(endpoints))]
-    for thread in threads:
-        thread.start()
-    yield sent
-    stop.set()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    assert not errors
 
 
 def explain(task: int, source: int, got: list[int], count: int) -> str:
@@ -184,7 +151,7 @@ def test_a_task_moves_again_and_again_under_load(overlapping: int, seed: int, tr
     """
     with Workers(seed, transport) as workers:
         owner = 0
-        with senders(workers.endpoints) as sent:
+        with senders(workers.endpoints, (MOVING, STEADY), SOURCES) as sent:
             for number in range(10 if overlapping else MOVES):
                 for _ in range(overlapping):
                     owner = workers.other_than(owner)

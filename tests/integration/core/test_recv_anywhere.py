@@ -7,7 +7,6 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from helpers.topology import (
     one_worker,
     status,
 )
-from helpers.traffic import client_of, deliver
+from helpers.traffic import client_of, deliver, senders
 from helpers.worker_process import run_command
 
 from tuplewire import Client, TaskMessageBatch, aio
@@ -76,36 +75,6 @@ def three_workers() -> Iterator[Workers]:
     with WorkerProcesses(3, TOPOLOGY, flags=["--drain-seconds=1"]) as processes:
         yield Workers(processes.endpoints)
         assert processes.stop() == [0, 0, 0]
-
-
-@contextmanager
-def senders(endpoints: list[Endpoint]) -> Iterator[list[int]]:
-    """Send numbered messages to both tasks, from one source at each worker, until the block ends."""
-    stop = threading.Event()
-    sent = [0] * len(endpoints)
-    errors: list[BaseException] = []
-
-    def send(index: int) -> None:
-        try:
-            with client_of(endpoints[index].address, source=SOURCES[index]) as client:
-                while not stop.is_set():
-                    for task in (MOVING, STEADY):
-                        client.send(numbered(task, range(sent[index], sent[index] + 20)), timeout=30)
-                    sent[index] += 20
-                    stop.wait(0.002)
-        except BaseException as error:
-            errors.append(error)
-            raise
-
-    threads = [threading.Thread(target=send, args=(index,), daemon=True) for index in range(len(endpoints))]
-    for thread in threads:
-        thread.start()
-    yield sent
-    stop.set()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    assert not errors
 
 
 class Consumer:
@@ -222,7 +191,7 @@ def test_tasks_move_back_to_back_under_load(three_workers: Workers) -> None:
     three_workers.place({0: [MOVING, STEADY]})
     with client_of(three_workers.endpoints[2].address) as client:
         consumer = Consumer(client)
-        with senders(three_workers.endpoints) as sent:
+        with senders(three_workers.endpoints, (MOVING, STEADY), SOURCES) as sent:
             for number in range(12):
                 before = len(consumer.seen[MOVING])
                 owner = chance.choice([each for each in range(3) if each != owner])
@@ -271,7 +240,7 @@ def test_a_broken_connection_has_no_effect(three_workers: Workers) -> None:
     three_workers.place({0: [MOVING], 2: [STEADY]})
     with FaultProxy(three_workers.endpoints[2].address) as proxy, client_of(proxy.address) as client:
         consumer = Consumer(client)
-        with senders(three_workers.endpoints) as sent:
+        with senders(three_workers.endpoints, (MOVING, STEADY), SOURCES) as sent:
             for number in range(5):
                 before = len(consumer.seen[STEADY])
                 proxy.cut()
