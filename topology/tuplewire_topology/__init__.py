@@ -25,8 +25,7 @@ from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.hooks import TaskHook, WorkerContext, WorkerHook
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, Tuple
 from tuplewire_topology.authoring.user_metrics import CounterMetric, HistogramMetric
-from tuplewire_topology.authoring.windowed_bolt import WindowedBolt
-from tuplewire_topology.authoring.windows import TupleWindow, Window
+from tuplewire_topology.authoring.windows import TupleWindow, Window, WindowedBolt
 
 if TYPE_CHECKING:
     from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster, complete_topology

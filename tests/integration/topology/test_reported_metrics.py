@@ -23,8 +23,7 @@ from tuplewire.errors import (
     WrongWorkerError,
 )
 from tuplewire.wire import control_pb2
-from tuplewire_topology.coordination.executor_reports import metric_families
-from tuplewire_topology.coordination.program_reporter import ProgramReporter
+from tuplewire_topology.coordination.executor_reports import ProgramReporter, metric_families
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 60.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire_topology.coordination.termination import Termination
+from tuplewire_topology.coordination.coordinator import Termination
 from tuplewire_topology.running.idle import ProcessReport
 
 

@@ -24,7 +24,7 @@ from tuplewire_topology.authoring.description import (
 from tuplewire_topology.authoring.hooks import WorkerHook
 from tuplewire_topology.authoring.topology_settings import TICK_KEY
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM
-from tuplewire_topology.authoring.windowed_bolt import WindowedBolt, tick_seconds_of
+from tuplewire_topology.authoring.windows import WindowedBolt, tick_seconds_of
 
 _Declarer = TypeVar("_Declarer", bound="ComponentDeclarer")
 

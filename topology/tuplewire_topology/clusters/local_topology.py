@@ -1,7 +1,8 @@
 """A topology of a local cluster, with all workers in this process. Source: Storm's `ILocalTopology`.
 
-Used by cluster.py. Owns the workers, the acker and the assignment. Thread-safe. Changes of workers and of the
-spouts' state exclude each other. Design: docs/design/topologies.md (changes in a local cluster).
+Used by cluster.py. Owns the workers, the acker and the assignment. Thread-safe. Exception: LocalWorker.
+Changes of workers and of the spouts' state exclude each other. Design: docs/design/topologies.md (changes in a
+local cluster).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
@@ -25,7 +28,6 @@ from tuplewire_topology.authoring.description import Topology, shares_of
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples
 from tuplewire_topology.clusters.capture import Captured
-from tuplewire_topology.clusters.local_worker import LocalWorker
 from tuplewire_topology.clusters.running_topology import (
     KILL_SECONDS,
     WAIT_SECONDS,
@@ -35,8 +37,11 @@ from tuplewire_topology.clusters.running_topology import (
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_reports import metric_families
 from tuplewire_topology.running.executor import Executor
+from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.idle import ProcessReport
+from tuplewire_topology.running.link import Link
+from tuplewire_topology.running.outgoing import outbound_tasks
 from tuplewire_topology.running.timer import SimulatedTimer
 
 logger = event_logger(__name__)
@@ -44,6 +49,61 @@ logger = event_logger(__name__)
 _USER_CODE_SECONDS = 1.0
 """The time that a killed worker's executors have to return from user code."""
 _REMEMBERED = 1000
+
+
+class LocalWorker(ExecutorWorker):
+    """Executors and their embedded worker. Source: Storm's `Worker`, run by its `LocalContainer`.
+
+    `hosted` is None for a single worker. `settings` are passed to ExecutorWorker.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        tasks: Collection[int],
+        hosted: EmbeddedWorker | None,
+        conf: Mapping[str, Any],
+        **settings: Any,
+    ) -> None:
+        self.dead = False
+        self.hosted = hosted
+        if hosted is None:
+            super().__init__(topology, tasks, conf=conf, **settings)
+            return
+        try:
+            link = Link.to(hosted.host, topology, conf)
+            super().__init__(topology, tasks, link=link, port=hosted.port, conf=conf, **settings)
+            hosted.host.attach(self, topology.tasks, partial(outbound_tasks, topology))
+        except BaseException:
+            hosted.abort()
+            raise
+
+    def report(self, *, new_epoch: bool = False) -> ProcessReport:
+        """See ExecutorWorker.report. At rest also means that all messages for other workers have arrived."""
+        report = super().report(new_epoch=new_epoch)
+        hosted = self.hosted
+        if hosted is None or self.link is None:
+            return report
+        pending = self.link.pending + messaging_loop().call(lambda: hosted.held_messages)
+        return replace(report, at_rest=report.at_rest and not pending)
+
+    def kill(self, timeout: float) -> list[Executor[Any]]:
+        """End like a killed process: send nothing more.
+
+        Returns the executors that are still in user code after `timeout` seconds; they end after that call.
+        """
+        self.dead = True
+        self.abandon()
+        if self.hosted is not None:
+            self.hosted.abort()
+        return self._still_running(time.monotonic() + timeout)
+
+    def close(self, timeout: float = 10.0) -> None:
+        try:
+            super().close(timeout)
+        finally:
+            if self.hosted is not None and not self.dead:
+                self.hosted.close(timeout)
 
 
 class LocalTopology(RunningTopology):

@@ -27,9 +27,8 @@ from tuplewire_topology.clusters.launch_settings import LaunchSettings
 from tuplewire_topology.clusters.topology_program import CallKind
 from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Order
-from tuplewire_topology.coordination.termination import ProcessFailedError
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
-from tuplewire_topology.running.idle import Failure, ProcessReport
+from tuplewire_topology.running.idle import Failure, ProcessFailedError, ProcessReport
 from tuplewire_topology.running.statistics import ExecutorStatistics
 from tuplewire_topology.serial.snapshots import from_values
 

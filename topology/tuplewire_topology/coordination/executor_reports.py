@@ -1,23 +1,36 @@
-"""Converts snapshots of executors to a worker's metrics, and to a part of its status.
+"""Converts snapshots of executors to a worker's metrics and a part of its status, and reports them to it.
 
-Used by clusters and PySpark tasks for their workers. Owns no state. Thread-safe. The metrics are Storm's
-built-in metrics. Tuples are counted by component and stream, and the rest by executor, so the topology limits
-the number of series. Design: docs/design/topologies.md.
+Used by clusters and PySpark tasks for their workers. Owns the thread of a ProgramReporter. Thread-safe. The
+metrics are Storm's built-in metrics. Tuples are counted by component and stream, and the rest by executor, so
+the topology limits the number of series. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import TuplewireError
+from tuplewire.text.events import event_logger
+from tuplewire.text.log_rate import LogRate
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.statistics import Counts, ExecutorStatistics
 
+logger = event_logger(__name__)
+
+PERIOD_SECONDS = 1.0
+CALL_SECONDS = 2.0
+_END_SECONDS = 2 * CALL_SECONDS
+"""The time for a report in progress, and for the last one."""
+_HASTE_SECONDS = 0.5
+"""A shorter time after an error: a cancelled PySpark task has two seconds in total."""
 _PREFIX = "tuplewire_"
 
 _Table = Mapping[tuple[str, str], str]
@@ -219,3 +232,60 @@ def _executor(executor: Executor[Any], counts: Counts, first_task: int) -> pb.Ex
         queue_capacity=queue.capacity,
         pending=executor.pending,
     )
+
+
+class ProgramReporter:
+    """Reports a PySpark task's executors to its local worker, for status, `top` and metrics.
+
+    A PySpark task cannot be scraped: it has no port, and runs for one job. Reports each second, in its own
+    thread, until the context manager exits. Source: Storm's workers, which report to their supervisor.
+
+    The last report has the final numbers. After an error it has no metrics, which removes the earlier ones:
+    Spark may run the stage again, and would count tuples twice. Failures are logged at most once a minute.
+
+    The thread closes `control`, and calls `report`.
+    """
+
+    def __init__(
+        self,
+        control: ControlClient,
+        report: Callable[[], pb.ReportProgramRequest],
+        period: float = PERIOD_SECONDS,
+    ) -> None:
+        self._control = control
+        self._read = report
+        self._period = period
+        self._reported = False
+        self._failed = False
+        self._ended = threading.Event()
+        self._log_rate = LogRate()
+        self._thread = threading.Thread(target=self._main, name="tuplewire reporter", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._failed = kind is not None
+        self._ended.set()
+        self._thread.join(_HASTE_SECONDS if self._failed else _END_SECONDS)
+
+    def _main(self) -> None:
+        with self._control:
+            while not self._ended.wait(self._period):
+                self._report()
+            self._report()
+
+    def _report(self) -> None:
+        report = self._read()
+        report.ended = self._ended.is_set()
+        if self._failed:
+            if not self._reported:
+                return  # there are no earlier metrics to remove
+            report.ClearField("metrics")
+        self._reported = True
+        try:
+            self._control.report_program(report)
+        except TuplewireError as error:
+            if reports := self._log_rate.due("refused"):
+                logger.warning("program.not_reported", extra={"reports": reports, "reason": str(error)})

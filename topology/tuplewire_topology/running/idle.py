@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+from tuplewire.errors import TuplewireError
+
 
 class IdleWatch:
     """Counts the tuples in the queues and executors of a worker. Thread-safe.
@@ -84,6 +86,16 @@ class Failure:
     def of(cls, error: BaseException) -> Self:
         """Return an error as text, with its causes."""
         return cls(str(error), "".join(traceback.format_exception(error)))
+
+
+class ProcessFailedError(TuplewireError):
+    """A process of a topology has failed. The message has the error, and a note its traceback there."""
+
+    def __init__(self, process: str, failure: Failure) -> None:
+        super().__init__(f"{process} has failed: {failure.summary}")
+        self.process = process
+        self.failure = failure
+        self.add_note(f"In {process}:\n{failure.traceback.rstrip()}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,12 @@ from tuplewire_topology.coordination.control_channel import (
     ControlMessage,
 )
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
-from tuplewire_topology.coordination.executor_reports import component_statuses, metric_families
-from tuplewire_topology.coordination.program_reporter import CALL_SECONDS, ProgramReporter
+from tuplewire_topology.coordination.executor_reports import (
+    CALL_SECONDS,
+    ProgramReporter,
+    component_statuses,
+    metric_families,
+)
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.link import Link
