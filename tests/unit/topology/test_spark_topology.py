@@ -94,7 +94,7 @@ def test_from_the_opening_to_the_end() -> None:
     talk = Conversation()
     assert talk.tell(mail(0, ControlKind.READY)) == []
     assert talk.tell(mail(1, ControlKind.READY)) == [
-        Order(ControlKind.ACTIVATE),
+        Order(ControlKind.SWITCH, (True, True)),
         Order(ControlKind.ASK, (1,)),
     ]
     assert talk.tell(report(0, 1)) == []
@@ -117,7 +117,7 @@ def test_stop_drains() -> None:
     """A stop deactivates the spouts once, and waits for tuples in flight."""
     talk = Conversation()
     talk.tell(mail(0, ControlKind.READY), mail(1, ControlKind.READY))
-    assert talk.tell(mail(-1, ControlKind.STOP, True)) == [Order(ControlKind.DEACTIVATE, (True,))]
+    assert talk.tell(mail(-1, ControlKind.STATE, True, True)) == [Order(ControlKind.SWITCH, (False, True))]
     assert talk.tell(report(0, 1, sent=5), report(1, 1, taken=4)) == [Order(ControlKind.ASK, (2,))]
     assert talk.tell(report(0, 2, sent=5), report(1, 2, taken=5)) == [Order(ControlKind.ASK, (3,))]
     assert talk.tell(report(0, 3, sent=5), report(1, 3, taken=5))[0].kind is ControlKind.TICK
@@ -127,27 +127,27 @@ def test_an_inactive_topology_is_not_over() -> None:
     """While spouts are deactivated, no reports are requested; a stop still ends the topology."""
     talk = Conversation()
     talk.tell(mail(0, ControlKind.READY), mail(1, ControlKind.READY))
-    assert talk.tell(mail(-1, ControlKind.SWITCH, False)) == [Order(ControlKind.DEACTIVATE, (True,))]
+    assert talk.tell(mail(-1, ControlKind.STATE, False, None)) == [Order(ControlKind.SWITCH, (False, True))]
     assert talk.wave(1) == []
     assert talk.coordinator.wait_seconds(talk.now) > 0
     for _ in range(200):  # seconds, longer than the silence limit of a PySpark task
         assert talk.tell() == []
-    assert talk.tell(mail(-1, ControlKind.SWITCH, True)) == [
-        Order(ControlKind.ACTIVATE),
+    assert talk.tell(mail(-1, ControlKind.STATE, True, None)) == [
+        Order(ControlKind.SWITCH, (True, True)),
         Order(ControlKind.ASK, (2,)),
     ]
-    assert talk.tell(mail(-1, ControlKind.SWITCH, False)) == [Order(ControlKind.DEACTIVATE, (True,))]
+    assert talk.tell(mail(-1, ControlKind.STATE, False, None)) == [Order(ControlKind.SWITCH, (False, True))]
     assert talk.wave(2) == []
-    stopped = talk.tell(mail(-1, ControlKind.STOP, True))
-    assert [order.kind for order in stopped] == [ControlKind.DEACTIVATE, ControlKind.TICK, ControlKind.ASK]
+    stopped = talk.tell(mail(-1, ControlKind.STATE, True, True))
+    assert [order.kind for order in stopped] == [ControlKind.TICK, ControlKind.ASK]
 
 
 def test_stop_before_the_opening() -> None:
     """A stop before all tasks are ready activates no spouts."""
     talk = Conversation()
-    assert talk.tell(mail(-1, ControlKind.STOP, False), mail(0, ControlKind.READY)) == []
+    assert talk.tell(mail(-1, ControlKind.STATE, True, False), mail(0, ControlKind.READY)) == []
     assert talk.tell(mail(1, ControlKind.READY)) == [
-        Order(ControlKind.DEACTIVATE, (False,)),
+        Order(ControlKind.SWITCH, (False, False)),
         Order(ControlKind.ASK, (1,)),
     ]
 

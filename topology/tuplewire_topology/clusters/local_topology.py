@@ -1,8 +1,8 @@
 """A topology of a local cluster, with all workers in this process. Source: Storm's `ILocalTopology`.
 
 Used by cluster.py. Owns the workers, the acker and the assignment. Thread-safe. Exception: LocalWorker.
-Changes of workers and of the spouts' state exclude each other. Design: docs/design/topologies.md (changes in a
-local cluster).
+Changes of workers and of the spouts' state exclude each other. Design: docs/design/topologies.md (changes in
+a local cluster).
 """
 
 from __future__ import annotations

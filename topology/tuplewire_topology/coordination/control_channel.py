@@ -43,12 +43,11 @@ class ControlKind(StrEnum):
     """To the coordinator: all tasks of the sender are open."""
     REPORT = "report"
     """To the coordinator: wave, ProcessReport, and numbers of emitted, executed and dead-letter tuples."""
-    STOP = "stop"
-    """To the coordinator, from the submitter: drain. The value is False to discard further output."""
+    STATE = "state"
+    """To the coordinator, from the submitter: True for active spouts; and None, or if it must drain, True, or
+    False to discard further output."""
     SWITCH = "switch"
-    """To the coordinator, from the submitter: activate (True) or deactivate the spouts."""
-    ACTIVATE = "activate"
-    DEACTIVATE = "deactivate"
+    """From the coordinator: True for active spouts, and False to discard further output."""
     TICK = "tick"
     """From the coordinator: send these bolts their last tick."""
     ASK = "ask"
@@ -65,7 +64,7 @@ class ControlKind(StrEnum):
     """To the submitter: a PySpark task has closed cleanly."""
 
 
-TO_COORDINATOR = frozenset({ControlKind.READY, ControlKind.REPORT, ControlKind.STOP, ControlKind.SWITCH})
+TO_COORDINATOR = frozenset({ControlKind.READY, ControlKind.REPORT, ControlKind.STATE})
 
 
 @dataclass(frozen=True, slots=True)

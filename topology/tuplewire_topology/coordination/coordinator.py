@@ -39,8 +39,8 @@ class Order:
     def execute(self, worker: ExecutorWorker) -> ProcessReport | None:
         """Execute the order in a worker of this process. Raises its failure if a report is requested."""
         match self.kind:
-            case ControlKind.ACTIVATE | ControlKind.DEACTIVATE:
-                worker.switch(active=self.kind is ControlKind.ACTIVATE)
+            case ControlKind.SWITCH:
+                worker.switch(active=self.values[0])
             case ControlKind.TICK:
                 worker.tick(self.values)
             case ControlKind.ASK:
@@ -148,8 +148,8 @@ class Coordinator:
         self._told = now
         self._stop: bool | None = None
         self._active = True
-        self._switched: tuple[bool, bool | None] = (opened, None)
-        """The state of the spouts in the last order: True if active, and the value of the stop."""
+        self._switched = (opened, True)
+        """The values of the last SWITCH."""
         self._failed = False
         self._counts: dict[int, tuple[int, int, int]] = {}
 
@@ -163,12 +163,9 @@ class Coordinator:
                 wave, report, *counts = mail.values
                 self._counts[mail.rank] = (counts[0], counts[1], counts[2])
                 self.take_report(mail.rank, wave, from_values(ProcessReport, report), now)
-            case ControlKind.STOP:
-                (output_wanted,) = mail.values
-                self._stop = bool(output_wanted) and self._stop is not False  # unwanted output stays unwanted
+            case ControlKind.STATE:
+                self._active, self._stop = mail.values
                 self._pause = _FIRST_PAUSE_SECONDS  # the end may be near
-            case ControlKind.SWITCH:
-                (self._active,) = mail.values
             case _:
                 raise TuplewireError(f"the coordinator does not take mail that says {mail.kind}")
 
@@ -217,7 +214,11 @@ class Coordinator:
         return orders
 
     def _go_on(self, now: float) -> list[Order]:
-        orders = self._switch()
+        orders: list[Order] = []
+        state = (self._active and self._stop is None, self._stop is not False)
+        if self._switched != state:
+            self._switched = state
+            orders.append(Order(ControlKind.SWITCH, state))
         if self._termination.over and not self._is_paused:
             level = next(self._tick_levels, None)
             if level is None:
@@ -241,15 +242,6 @@ class Coordinator:
     def _is_paused(self) -> bool:
         """True while deactivated and not stopped: inactive spouts must not end the topology."""
         return not self._active and self._stop is None
-
-    def _switch(self) -> list[Order]:
-        active = self._active and self._stop is None
-        if self._switched == (active, self._stop):
-            return []
-        self._switched = (active, self._stop)
-        if active:
-            return [Order(ControlKind.ACTIVATE)]
-        return [Order(ControlKind.DEACTIVATE, (self._stop is not False,))]
 
     def _progress(self) -> Order:
         counts = self._counts.values()

@@ -314,7 +314,7 @@ class _TopologyMember:
             self._ends = True
             self._aborted = mail.kind is ControlKind.ABORT
         else:
-            if mail.kind is ControlKind.DEACTIVATE and mail.values == (False,):
+            if mail.kind is ControlKind.SWITCH and not mail.values[1]:
                 self._inbox.discard()  # a cancelled job: bolts must not wait until Spark reads their output
             Order(mail.kind, mail.values).execute(self._worker)
 

@@ -169,7 +169,7 @@ class SparkTopology:
         self._check_reach("cannot activate or deactivate the topology")
         with self._lock:
             self._active = active
-            self._send(ControlKind.SWITCH, active)
+            self._send_state()
 
     def stop(self) -> None:
         """Stop the spouts, and process tuples in flight. Returns immediately; result() has the output."""
@@ -231,10 +231,8 @@ class SparkTopology:
                 self._coordinator = (mail.generation, mailbox)
                 self._closed.clear()
                 self._progress = TopologyProgress(mail.generation, members)
-                if not self._active:  # a new coordinator does not know earlier requests
-                    self._send(ControlKind.SWITCH, self._active)
-                if self._stop is not None:
-                    self._send(ControlKind.STOP, self._stop)
+                if not self._active or self._stop is not None:  # a new coordinator has no earlier state
+                    self._send_state()
             elif mail.kind is ControlKind.PROGRESS and self._coordinator is not None:
                 self._progress = TopologyProgress(mail.generation, self._progress.members, *mail.values)
             elif mail.kind is ControlKind.CLOSED:
@@ -251,14 +249,15 @@ class SparkTopology:
 
     def _ask_to_stop(self, *, output_wanted: bool) -> None:
         with self._lock:
-            self._stop = output_wanted
-            self._send(ControlKind.STOP, output_wanted)
+            self._stop = output_wanted and self._stop is not False  # unwanted output stays unwanted
+            self._send_state()
 
-    def _send(self, kind: ControlKind, value: bool) -> None:  # noqa: FBT001 - the value of a mail
-        """Send mail to the coordinator, if there is one. A new coordinator gets the state from _receive()."""
+    def _send_state(self) -> None:
+        """Send the wanted state to the coordinator, if there is one. A new one gets it from _receive()."""
         if self._coordinator is not None and self._control is not None:
             generation, mailbox = self._coordinator
-            mail = ControlMessage(self._submitted.run, generation, SUBMITTER, kind, (value,))
+            values = (self._active, self._stop)
+            mail = ControlMessage(self._submitted.run, generation, SUBMITTER, ControlKind.STATE, values)
             self._control.send(mailbox, mail)
 
     # --- the job ------------------------------------------------------------------------------------------
