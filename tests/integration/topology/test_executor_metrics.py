@@ -202,8 +202,8 @@ def test_a_stuck_executor_is_seen_from_outside() -> None:
     conf = {"worker.heartbeat.frequency.secs": 0.05, "nimbus.task.timeout.secs": 1}
     worker = ExecutorWorker(waiting(feeder, go), conf=conf)
     registry = CollectorRegistry()
-    registry.register(ProgramCollector(lambda: metric_families(worker.statistics(), worker.heartbeats)))
-    admin = AdminServer("127.0.0.1:0", registry, lambda: "", lambda: worker.not_ready)
+    registry.register(ProgramCollector(lambda: metric_families(worker.statistics(), worker.heartbeats.last)))
+    admin = AdminServer("127.0.0.1:0", registry, lambda: "", lambda: worker.heartbeats.not_ready)
 
     def ready() -> tuple[int, str]:
         return get(f"http://{admin.address}/readyz")

@@ -97,7 +97,7 @@ def reporter(address: str, executors: ExecutorWorker, period: float = PERIOD) ->
     """Return a reporter that sends the metrics of executors to a worker."""
     return ProgramReporter(
         ControlClient(address),
-        lambda: report(*metric_families(executors.statistics(), executors.heartbeats)),
+        lambda: report(*metric_families(executors.statistics(), executors.heartbeats.last)),
         period,
     )
 

@@ -95,7 +95,7 @@ def running(topology: Topology, **settings: Any) -> Iterator[ExecutorWorker]:
 
 def beat_of(worker: ExecutorWorker, component: str) -> ExecutorHeartbeat:
     """Return the last heartbeat of a component's executor."""
-    return next(beat for beat in worker.heartbeats if beat.component == component)
+    return next(beat for beat in worker.heartbeats.last if beat.component == component)
 
 
 @pytest.fixture
@@ -130,14 +130,14 @@ def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCapture
 
     conf = {"nimbus.task.timeout.secs": 1}
     with running(fed(feeder, never_ending_lookup), conf=conf) as worker:
-        eventually(lambda: not worker.not_ready, SECONDS)
+        eventually(lambda: not worker.heartbeats.not_ready, SECONDS)
         feeder.feed([1])
-        eventually(lambda: worker.not_ready, SECONDS)
-        assert re.fullmatch(r"task 1 of 'b' has been in execute\(\) for \d+ s", worker.not_ready)
+        eventually(lambda: worker.heartbeats.not_ready, SECONDS)
+        assert re.fullmatch(r"task 1 of 'b' has been in execute\(\) for \d+ s", worker.heartbeats.not_ready)
         before = beat_of(worker, "b").call_seconds
         eventually(lambda: beat_of(worker, "b").call_seconds > before + 0.2, SECONDS)
         go.set()
-        eventually(lambda: not worker.not_ready, SECONDS)
+        eventually(lambda: not worker.heartbeats.not_ready, SECONDS)
     (record,) = logged(caplog, "executor.stuck")
     assert (record["component"], record["task"], record["activity"]) == ("b", 1, "execute")
     assert record["seconds"] >= 1
@@ -189,7 +189,7 @@ def test_a_bolt_may_have_more_time(feeder: FeederSpout) -> None:
     with running(builder.create_topology(), conf={"nimbus.task.timeout.secs": 1}) as worker:
         feeder.feed([1])
         eventually(lambda: beat_of(worker, "b").call_seconds > 1.2, SECONDS)
-        assert not worker.not_ready
+        assert not worker.heartbeats.not_ready
         go.set()
 
 
@@ -206,8 +206,8 @@ def test_the_state_file(feeder: FeederSpout, tmp_path: Path) -> None:
         eventually(lambda: json.loads(file.read_text())["time"] > first["time"], SECONDS)
         assert list(tmp_path.iterdir()) == [file]
     assert list(tmp_path.iterdir()) == [], "a worker that has ended well leaves no file"
-    assert worker.not_ready == "stopped"
-    assert {each.activity for each in worker.heartbeats} == {"ended"}
+    assert worker.heartbeats.not_ready == "stopped"
+    assert {each.activity for each in worker.heartbeats.last} == {"ended"}
 
 
 def test_a_file_that_cannot_be_written(
@@ -218,7 +218,7 @@ def test_a_file_that_cannot_be_written(
     with running(fed(feeder, lambda _: done.set()), state_file=tmp_path / "none" / "file") as worker:
         feeder.feed([1])
         assert wait_idle(worker, SECONDS)
-        assert not worker.not_ready
+        assert not worker.heartbeats.not_ready
     assert done.is_set()
     assert logged(caplog, "heartbeat.not_written")
 
@@ -234,10 +234,10 @@ def test_a_worker_that_cannot_start_says_why(feeder: FeederSpout) -> None:
     builder.set_spout("s", feeder)
     builder.set_bolt("b", Broken(print)).shuffle_grouping("s")
     worker = ExecutorWorker(builder.create_topology())
-    assert worker.not_ready == "starting"
+    assert worker.heartbeats.not_ready == "starting"
     with pytest.raises(Exception, match="no such table"):
         worker.start()
-    assert worker.not_ready == "failed: task 1 of 'b': OSError: no such table"
+    assert worker.heartbeats.not_ready == "failed: task 1 of 'b': OSError: no such table"
     worker.close()
 
 

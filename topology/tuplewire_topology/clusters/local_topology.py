@@ -239,7 +239,7 @@ class LocalTopology(RunningTopology):
 
     def heartbeats(self) -> list[ExecutorHeartbeat]:
         """Return the activity of every executor at its worker's last heartbeat."""
-        return [beat for worker in self._living() for beat in worker.heartbeats]
+        return [beat for worker in self._living() for beat in worker.heartbeats.last]
 
     def metrics(self) -> list[pb.MetricFamily]:
         """Return the metrics of all executors, for a ProgramCollector in a registry of prometheus_client."""

@@ -93,7 +93,9 @@ class TopologyProgram(Program):
     @property
     def not_ready(self) -> str:
         """See AttachedProgram."""
-        return "the executors are starting" if self._executors is None else self._executors.not_ready
+        return (
+            "the executors are starting" if self._executors is None else self._executors.heartbeats.not_ready
+        )
 
     @property
     def busy(self) -> bool:
@@ -123,7 +125,7 @@ class TopologyProgram(Program):
     def metrics(self) -> list[pb.MetricFamily]:
         """Return the metrics of the executors; empty before the first assignment."""
         executors = self._executors
-        return [] if executors is None else metric_families(executors.statistics(), executors.heartbeats)
+        return [] if executors is None else metric_families(executors.statistics(), executors.heartbeats.last)
 
     def close(self, timeout: float) -> bool:
         """End the executors; log, and return False, if one does not end within `timeout` seconds."""
@@ -228,7 +230,7 @@ class TopologyProgram(Program):
             case CallKind.STATISTICS:
                 if (executors := self._executors) is None:
                     return [[], []]
-                return to_values([executors.statistics(), executors.heartbeats])
+                return to_values([executors.statistics(), executors.heartbeats.last])
             case CallKind.ROWS:
                 (first,) = values
                 if first and self._captured is not None:

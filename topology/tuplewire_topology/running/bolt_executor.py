@@ -65,7 +65,7 @@ class BoltExecutor(Executor[BoltTask]):
         context = self._executor_context.context(task)
         bolt.prepare(self.conf, context, collector)
         opened.hooks = context.hooks
-        if (tracing := self._executor_context.tracing) is not None:
+        if (tracing := self._executor_context.transfer.tracing) is not None:
             observer = TaskObserver(tracing, self.component, task)
             opened.outbox.observe, opened.execute = observer.emitted, observer.around(bolt.execute)
         return opened

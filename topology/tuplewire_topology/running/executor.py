@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tuplewire.errors import ClosedError
 from tuplewire.grouping.grouping import LoadSource, LocalitySource
@@ -25,7 +25,6 @@ from tuplewire_topology.authoring.hooks import TaskHook
 from tuplewire_topology.authoring.topology_settings import ErrorPolicy, TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples, MessageId, Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
-from tuplewire_topology.running.idle import IdleWatch
 from tuplewire_topology.running.outgoing import Outgoing
 from tuplewire_topology.running.receive_queue import ReceiveQueue
 from tuplewire_topology.running.statistics import (
@@ -35,16 +34,12 @@ from tuplewire_topology.running.statistics import (
     Pulse,
     Tally,
 )
-
-if TYPE_CHECKING:
-    from tuplewire.tracing.spans import Tracing
+from tuplewire_topology.running.tuple_transfer import Transfer
 
 logger = event_logger(__name__)
 
 BATCH = 1024
 """The number of queued or emitted tuples after which an executor sends the emitted ones."""
-
-Undeliverable = Callable[[Tuple, Exception], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +47,6 @@ class ExecutorContext:
     """Services of the process that an executor uses. All callbacks run on the executor's thread.
 
     Attributes:
-        transfer: Sends columns, waiting for free space; calls back for tuples that it cannot serialize.
         failed: Called with the error that ends an executor.
         error: Called with each error that a task raises or reports.
         dead_letter: Accepts tuples dropped by the error policy; returns False if it cannot store one.
@@ -60,26 +54,20 @@ class ExecutorContext:
             as in Storm without ackers.
         emitted: Called with emitted tuples before they are sent.
         received: Called with each column of a bolt before it is executed.
-        ready: Returns True once spouts may emit their first tuples.
-        serialize: See Outbox.
     """
 
     topology: Topology
     conf: Mapping[str, Any]
     context: Callable[[int], TopologyContext]
-    transfer: Callable[[Sequence[AddressedTuples], Undeliverable], None]
+    transfer: Transfer
     failed: Callable[[TaskError], None]
     error: Callable[[TaskError], None]
     dead_letter: Callable[[DeadLetter], object]
     track: Callable[[int], TupleTracker | None] = lambda _: None
     emitted: Callable[[Sequence[Emitted]], None] | None = None
     received: Callable[[str, Sequence[Tuple]], None] | None = None
-    ready: Callable[[], bool] = lambda: True
-    idle: IdleWatch = field(default_factory=IdleWatch)
     locality: LocalitySource = dict
     loads: LoadSource = dict
-    tracing: Tracing | None = None
-    serialize: Callable[[Tuple], bytes] | None = None
     metrics: UserMetrics = field(default_factory=UserMetrics)
 
 
@@ -257,7 +245,7 @@ class Executor(ABC, Generic[TaskKind]):
     def _finished(self, column: AddressedTuples) -> None:
         if column.done is not None:
             column.done()
-        self._executor_context.idle.executed(len(column.tuples))
+        self._executor_context.transfer.idle.executed(len(column.tuples))
 
     def _rotate(self) -> None:
         """Drop tracked tuples that exceed the timeout; bolts track none."""
@@ -270,7 +258,8 @@ class Executor(ABC, Generic[TaskKind]):
         around = self._executor_context
         outgoing = Outgoing(around.topology, task, around.locality, around.loads)
         outbox = Outbox(around.topology, task)
-        outbox.serialize = around.serialize
+        if around.transfer.settings.always_serialize:
+            outbox.serialize = around.transfer.serializer.serialize
         return task, outbox, outgoing, around.track(task)
 
     # --- errors -----------------------------------------------------------------------------------------
@@ -334,7 +323,7 @@ class Executor(ABC, Generic[TaskKind]):
         activity, began = pulse.activity, pulse.clock()
         pulse.activity = ExecutorActivity.SENDING  # a wait for free space is not a stuck call
         self.tally.sends_since = began
-        self._executor_context.transfer(columns, partial(self._undeliverable, task))
+        self._executor_context.transfer.send(columns, partial(self._undeliverable, task))
         pulse.enter(pulse.task, activity)
         self.tally.sends_since = None
         self.tally.sending_seconds += pulse.clock() - began

@@ -27,15 +27,13 @@ from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
 from tuplewire_topology.running.bolt_executor import AckerExecutor, BoltExecutor
 from tuplewire_topology.running.executor import Executor, ExecutorContext
-from tuplewire_topology.running.heartbeat import ExecutorHeartbeat, Heartbeats
-from tuplewire_topology.running.idle import Failure, IdleWatch, ProcessReport
+from tuplewire_topology.running.heartbeat import Heartbeats
+from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.link import Link
-from tuplewire_topology.running.receive_queue import ReceiveQueue
 from tuplewire_topology.running.spout_executor import SpoutExecutor
 from tuplewire_topology.running.statistics import ExecutorStatistics
 from tuplewire_topology.running.timer import Cancel, SimulatedTimer, SystemTimer, Ticks, Timer
 from tuplewire_topology.running.tuple_transfer import Transfer
-from tuplewire_topology.serial.serializer import TupleSerializer
 
 _REFRESH_SECONDS = 1.0
 _OPEN_SECONDS = 60.0
@@ -77,7 +75,6 @@ class ExecutorWorker:
         conf = dict(conf or {})
         self.settings = TopologySettings.from_conf(conf)
         self.tasks = frozenset(topology.tasks if tasks is None else tasks)
-        self.idle = IdleWatch()
         self.failure: TuplewireError | None = None
         self.link = link
         self._host = None if link is None else link.worker
@@ -85,49 +82,35 @@ class ExecutorWorker:
         self._closed = False
         self._started = False
         self._own_loads: dict[int, float] = {}
-        self._queues: dict[int, ReceiveQueue] = {}
         metrics = UserMetrics(self.settings.metrics_series)
         self._hook_context = hook_context = WorkerContext(topology_id, topology, self.tasks)
         self._hooks = ExitStack()
-        self._has_ackers = has_ackers = ACKER_COMPONENT in topology.components
-        spans = tracing.active()
-        self.transfer = Transfer(
-            self._queues,
-            TupleSerializer(topology),
-            link,
-            self.idle,
-            self.settings,
-            ackers=topology.tasks_of(ACKER_COMPONENT) if has_ackers else None,
-            traced=spans is not None,
-        )
-        if acker is None and link is None and not has_ackers:  # with a link, trees may span processes
-            acker = Acker(self.transfer.send_outcomes)
+        self.transfer = transfer = Transfer(topology, link, self.settings, tracing.active())
+        self.idle = transfer.idle
+        if acker is None and link is None:  # with a link, trees may span processes
+            acker = Acker(transfer.send_outcomes)
         self._executor_context = ExecutorContext(
             topology=topology,
             conf=conf,
             context=lambda task: TopologyContext(
                 topology_id, topology, task, port, self.tasks, metrics, hook_context.resources
             ),
-            transfer=self.transfer.send,
+            transfer=transfer,
             failed=self._failed,
             error=error,
             dead_letter=dead_letter,
-            track=lambda task: AckerTracker(topology, task) if has_ackers else acker,
-            idle=self.idle,
+            track=lambda task: acker if transfer.ackers is None else AckerTracker(topology, task),
             emitted=emitted,
             received=received,
-            ready=lambda: link is None or not link.not_connected,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=self.loads,
-            tracing=spans,
-            serialize=self.transfer.serializer.serialize if self.settings.always_serialize else None,
             metrics=metrics,
         )
         self.executors: list[Executor[Any]] = []
         for executor_tasks in self._executors_of(self.tasks):
             self._make(executor_tasks)
         self._timer: Timer = timer or SystemTimer(self._timer_failed)
-        self._heartbeats = Heartbeats(topology_id, lambda: self.executors, self._problem, state_file)
+        self.heartbeats = Heartbeats(topology_id, lambda: self.executors, self._problem, state_file)
         self._recurring: list[Cancel] = []
         self._ticks = Ticks(self._timer, self.idle, self.transfer.send_outcomes)
 
@@ -148,7 +131,7 @@ class ExecutorWorker:
         kind: type[Executor[Any]] = SpoutExecutor if component.kind is ComponentKind.SPOUT else BoltExecutor
         executor = (AckerExecutor if component.id == ACKER_COMPONENT else kind)(tasks, self._executor_context)
         self.executors = [*self.executors, executor]  # a new list: other threads iterate over the old one
-        self._queues.update(dict.fromkeys(tasks, executor.queue))
+        self.transfer.queues.update(dict.fromkeys(tasks, executor.queue))
         return executor
 
     @property
@@ -165,9 +148,9 @@ class ExecutorWorker:
 
     def start(self) -> None:
         """Open all tasks, then receive; spouts wait for switch(). Raises TaskError and WaitTimeoutError."""
-        self._heartbeats.beat()
+        self.heartbeats.beat()
         start_hooks(self._executor_context.conf, self._hook_context, self._hooks)
-        self._recurring.append(self._timer.every(self.settings.heartbeat_seconds, self._heartbeats.beat))
+        self._recurring.append(self._timer.every(self.settings.heartbeat_seconds, self.heartbeats.beat))
         self._open(self.executors)
         self._recurring.append(self._timer.every(_REFRESH_SECONDS, self._refresh))
         self._started = True
@@ -185,7 +168,8 @@ class ExecutorWorker:
                 for task in executor.tasks:
                     self._ticks.add(task, executor.settings.tick_seconds)
             period = self.settings.message_timeout_seconds / PARTS
-            if self._has_ackers and period and not isinstance(executor, BoltExecutor):  # ackers and spouts
+            tracks = not isinstance(executor, BoltExecutor)  # ackers and spouts
+            if tracks and period and self.transfer.ackers is not None:
                 self._recurring.append(self._timer.every(period, executor.rotate))
         if self.link is not None:  # after all tasks are open, because the queues fill from now on
             self.link.open([executor.tasks for executor in executors], self.transfer.receive, self._failed)
@@ -254,12 +238,12 @@ class ExecutorWorker:
             self.link.close(max(1.0, deadline - time.monotonic()))
             stuck = [each for each in stuck if not each.join(1.0)]  # it may have waited for the link's space
         self._hooks.close()
-        self._heartbeats.beat()
+        self.heartbeats.beat()
         tracing.flush()
         if stuck:
             raise WaitTimeoutError(f"{', '.join(map(repr, stuck))} did not end within {timeout} s")
         if self.failure is None:  # the state file of a failed worker remains
-            self._heartbeats.end()
+            self.heartbeats.end()
 
     def _end_timer(self) -> None:
         if isinstance(self._timer, SystemTimer):
@@ -311,7 +295,7 @@ class ExecutorWorker:
         executor = next(each for each in self.executors if each.tasks == tasks)
         self._ticks.remove(tasks)
         for task in tasks:  # from now on, other executors here send to these tasks over the link
-            del self._queues[task]
+            del self.transfer.queues[task]
         executor.finish()
         if not executor.join(timeout):
             raise WaitTimeoutError(f"{executor} did not end within {timeout} s")
@@ -356,17 +340,7 @@ class ExecutorWorker:
             return f"failed: {self.failure}"
         if self._closed or not self._started:
             return "stopped" if self._closed else "starting"
-        return "" if self.link is None else self.link.not_connected
-
-    @property
-    def heartbeats(self) -> Sequence[ExecutorHeartbeat]:
-        """The activity of every executor at the last heartbeat."""
-        return self._heartbeats.last
-
-    @property
-    def not_ready(self) -> str:
-        """The reason, in one line, why the worker is not ready, for a readiness probe; empty if it is."""
-        return self._heartbeats.not_ready
+        return self.transfer.not_connected
 
     @property
     def busy(self) -> bool:

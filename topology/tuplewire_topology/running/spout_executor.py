@@ -51,7 +51,7 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     Backpressure: the transfer waits for free space, and a task that has reached `max_spout_pending` is not
     called. If no task can be called, the executor waits on its queue; if none emits, it polls again after
-    `spout_wait_seconds`. It becomes active once `ExecutorContext.ready()` returns True.
+    `spout_wait_seconds`. It becomes active once the required connections exist.
     """
 
     opening = ExecutorActivity.OPEN
@@ -87,7 +87,7 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     def _open(self, task: int) -> SpoutTask:
         opened = SpoutTask(*self._parts(task), spout=deepcopy(self.component.template))
-        if (tracing := self._executor_context.tracing) is not None:
+        if (tracing := self._executor_context.transfer.tracing) is not None:
             opened.outbox.observe = TaskObserver(tracing, self.component, task).emitted
         collector = SpoutOutputCollector(opened.outbox, partial(self._told, task), self.queue.wake)
         context = self._executor_context.context(task)
@@ -101,7 +101,8 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _turn(self) -> None:
         super()._turn()
         # Only the start waits for the connections to other workers; the end does not.
-        if self._active != self._wanted and (self._active or self._executor_context.ready()):
+        changes = self._active != self._wanted
+        if changes and (self._active or not self._executor_context.transfer.not_connected):
             self._change()
         if self._active and not self._stopping:
             self._round()
@@ -174,7 +175,8 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     def _round(self) -> None:
         """Request tuples from each task that may emit, for a short time each."""
-        epoch = self._executor_context.idle.epoch  # read first: a wait that starts now needs another round
+        # Read first: a wait that starts now needs another round.
+        epoch = self._executor_context.transfer.idle.epoch
         self._emitted = self._askable = False
         for task in self._tasks.values():
             self._askable |= self._ask(task)

@@ -11,22 +11,27 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tuplewire.errors import ClosedError, MalformedTupleError, MessageError
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire_topology.acking.acker_tasks import check_id
-from tuplewire_topology.authoring.description import ACKER_COMPONENT
+from tuplewire_topology.authoring.description import ACKER_COMPONENT, Topology
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples, Tuple
-from tuplewire_topology.running.executor import Undeliverable
 from tuplewire_topology.running.idle import IdleWatch
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.receive_queue import ReceiveQueue
 from tuplewire_topology.running.tuple_observer import take_contexts, with_contexts
 from tuplewire_topology.serial.serializer import TupleSerializer
 
+if TYPE_CHECKING:
+    from tuplewire.tracing.spans import Tracing
+
 logger = event_logger(__name__)
+
+Undeliverable = Callable[[Tuple, Exception], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -36,15 +41,26 @@ class Transfer:
     The owner adds and removes `queues`. `ackers` are the tasks that message IDs may name, if there are any.
     """
 
-    queues: Mapping[int, ReceiveQueue]
-    serializer: TupleSerializer
+    topology: Topology
     link: Link | None
-    idle: IdleWatch
     settings: TopologySettings
-    ackers: range | None = field(kw_only=True)
-    traced: bool = field(kw_only=True)
+    tracing: Tracing | None
+    queues: dict[int, ReceiveQueue] = field(default_factory=dict)
+    idle: IdleWatch = field(default_factory=IdleWatch)
+    ackers: range | None = field(init=False)
+    serializer: TupleSerializer = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sizes: Counter[tuple[int | None, int]] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        has_ackers = ACKER_COMPONENT in self.topology.components
+        self.ackers = self.topology.tasks_of(ACKER_COMPONENT) if has_ackers else None
+        self.serializer = TupleSerializer(self.topology)
+
+    @property
+    def not_connected(self) -> str:
+        """See Link."""
+        return "" if self.link is None else self.link.not_connected
 
     def send(self, columns: Sequence[AddressedTuples], undeliverable: Undeliverable) -> None:
         """Send columns, in order for each task, waiting for free space. Call this on an executor's thread.
@@ -92,7 +108,7 @@ class Transfer:
         if not payloads:
             return []
         group = TaskGroup.joined(column.task, column.tuples[0].source_task, payloads)
-        return [with_contexts(group, column.tuples) if self.traced else group]
+        return [with_contexts(group, column.tuples) if self.tracing is not None else group]
 
     def _payloads(
         self, column: AddressedTuples, known: dict[Tuple, bytes], undeliverable: Undeliverable
@@ -146,7 +162,7 @@ class Transfer:
                 logger.warning("tuple.malformed", extra=extra)
                 # Its sender has counted it, and the sums must be equal at the end.
                 self.idle.taken(1, lost=True)
-        if self.traced:
+        if self.tracing is not None:
             take_contexts(group, tuples)
         return tuples
 
@@ -156,5 +172,5 @@ class Transfer:
         with self._lock:
             for (source, task), size in self._sizes.items():
                 if task in tasks:
-                    sizes["" if source is None else self.serializer.topology.component_of(source).id] += size
+                    sizes["" if source is None else self.topology.component_of(source).id] += size
         return sizes

@@ -202,7 +202,7 @@ class _TopologyMember:
             program=f"{self._submitted.run}-{self._rank}",
             assignment_version=plan.version,
             components=component_statuses(self._submitted.topology, worker.executors, plan.first_task),
-            metrics=metric_families(worker.statistics(), worker.heartbeats),
+            metrics=metric_families(worker.statistics(), worker.heartbeats.last),
         )
 
     def _push_assignment(self) -> None:
