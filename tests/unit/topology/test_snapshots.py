@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from tuplewire_topology.authoring.user_metrics import UserSample
@@ -20,11 +21,11 @@ def test_reports_and_statistics_travel() -> None:
     ):
         assert from_values(ProcessReport, to_values(report)) == report
     counts = Counts(
-        emitted_by={"default": 1},
-        transferred_by={"default": 2, "other": 3},
-        executed_by={("a", "default"): 4},
-        acked_by={("a", "default"): 3},
-        failed_by={("c", "other"): 1},
+        emitted_by=Counter({"default": 1}),
+        transferred_by=Counter({"default": 2, "other": 3}),
+        executed_by=Counter({("a", "default"): 4}),
+        acked_by=Counter({("a", "default"): 3}),
+        failed_by=Counter({("c", "other"): 1}),
         errors=5,
         execute=Latency(6, 0.5),
         process=Latency(7, 0.25),

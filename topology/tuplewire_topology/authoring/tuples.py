@@ -74,18 +74,23 @@ ACK_STREAM = "__ack_ack"
 FAIL_STREAM = "__ack_fail"
 
 
+StreamId = tuple[str, str]
+"""A component and the name of one of its streams. Source: Storm's `GlobalStreamId`."""
+
+
 class TupleSource:
     """The task and stream of a tuple. All tuples of a task's stream share one object.
 
     `key` is the source as text, unique in a topology. `positions` maps fields to positions.
     """
 
-    __slots__ = ("component", "key", "positions", "stream", "task")
+    __slots__ = ("component", "key", "positions", "stream", "stream_id", "task")
 
     def __init__(self, component: str, task: int, stream: Stream) -> None:
         self.component = component
         self.task = task
         self.stream = stream
+        self.stream_id: StreamId = component, stream.name
         self.key = f"{task}:{component}:{stream.name}"
         self.positions: dict[str | int, int] = {field: at for at, field in enumerate(stream.fields)}
 

@@ -100,7 +100,7 @@ class BoltExecutor(Executor[BoltTask]):
                 self._flush(task)
         self.tally.column = None
         seconds = pulse.clock() - began - (self.tally.sending_seconds - sending)
-        self.tally.execute_seconds += seconds
+        self.tally.execute.seconds += seconds
         for hook in task.hooks:
             self._always(task.id, partial(hook.executed, column.tuples, seconds))
         self.tally.count_executed(column.tuples)
@@ -134,13 +134,13 @@ class BoltExecutor(Executor[BoltTask]):
         if since is not None:
             task.acked.append(message.message_id)
             if since:
-                self.tally.process_count += 1
-                self.tally.process_seconds += self.pulse.clock() - since
+                self.tally.process.count += 1
+                self.tally.process.seconds += self.pulse.clock() - since
         for hook in task.hooks:
             hook.acked(message)
 
     def _failed(self, task: BoltTask, message: Tuple, *, buried: bool = False) -> None:
-        self.tally.failed[message.source] += 1
+        self.tally.failed_by[message.source.stream_id] += 1
         if task.open.pop(message, None) is not None:
             (task.acked if buried else task.failed).append(message.message_id)
         for hook in task.hooks:

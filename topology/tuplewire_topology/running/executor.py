@@ -302,10 +302,10 @@ class Executor(ABC, Generic[TaskKind]):
         for run in runs:
             copies = self._columns(task, run, lost)
             stream = run.source.stream.name
-            self.tally.emitted[stream] += len(run.tuples)
+            self.tally.emitted_by[stream] += len(run.tuples)
             for hook in task.hooks:
                 self._always(task.id, partial(hook.emitted, run.tuples))
-            self.tally.transferred[stream] += sum(len(column.tuples) for column in copies)
+            self.tally.transferred_by[stream] += sum(len(column.tuples) for column in copies)
             columns += copies
         # The acker gets each copy before it is in flight, so no count is 0 too early (docs/design/acking.md).
         columns += self._report_to_acker(task, began, columns, lost)

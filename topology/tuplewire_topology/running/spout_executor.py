@@ -153,11 +153,11 @@ class SpoutExecutor(Executor[SpoutTask]):
         try:
             if processed:
                 tally.just_acked.append(source)
-                tally.complete_count += 1
-                tally.complete_seconds += now - since
+                tally.complete.count += 1
+                tally.complete.seconds += now - since
                 task.spout.ack(message_id)
             else:
-                tally.failed[source] += 1
+                tally.failed_by[source.stream_id] += 1
                 task.spout.fail(message_id)
             for hook in task.hooks:
                 (hook.acked if processed else hook.failed)(message_id)
@@ -217,7 +217,7 @@ class SpoutExecutor(Executor[SpoutTask]):
             for run in runs:
                 for message in run.tuples:
                     for _, message_id in message.message_id:
-                        self.tally.acked[run.source] += 1
+                        self.tally.acked_by[run.source.stream_id] += 1
                         self.pulse.enter(task.id, ExecutorActivity.ACK)
                         self._always(task.id, partial(task.spout.ack, message_id))
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
 from typing import NamedTuple
 
-from tuplewire_topology.authoring.tuples import Tuple, TupleSource
+from tuplewire_topology.authoring.tuples import StreamId, Tuple, TupleSource
 from tuplewire_topology.authoring.user_metrics import UserSample
 from tuplewire_topology.running.receive_queue import QueueStatistics
 
@@ -93,13 +94,10 @@ class CallWatch:
         return now - self._since
 
 
-StreamId = tuple[str, str]
-"""A component and the name of one of its streams. Source: Storm's `GlobalStreamId`."""
-
 _source = attrgetter("source")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Latency:
     """The number of measurements, and their sum in seconds."""
 
@@ -107,7 +105,7 @@ class Latency:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counts:
     """The totals of an executor, in tuples.
 
@@ -122,41 +120,41 @@ class Counts:
         sending_seconds: Time to send emitted tuples, with the wait for free space.
     """
 
-    emitted_by: Mapping[str, int]
-    transferred_by: Mapping[str, int]
-    executed_by: Mapping[StreamId, int]
-    acked_by: Mapping[StreamId, int]
-    failed_by: Mapping[StreamId, int]
-    execute: Latency
-    process: Latency
-    complete: Latency
-    errors: int
-    sending_seconds: float
+    emitted_by: Counter[str] = field(default_factory=Counter)
+    transferred_by: Counter[str] = field(default_factory=Counter)
+    executed_by: Counter[StreamId] = field(default_factory=Counter)
+    acked_by: Counter[StreamId] = field(default_factory=Counter)
+    failed_by: Counter[StreamId] = field(default_factory=Counter)
+    execute: Latency = field(default_factory=Latency)
+    process: Latency = field(default_factory=Latency)
+    complete: Latency = field(default_factory=Latency)
+    errors: int = 0
+    sending_seconds: float = 0.0
 
     @property
     def emitted(self) -> int:
         """Tuples emitted on all streams."""
-        return sum(self.emitted_by.values())
+        return self.emitted_by.total()
 
     @property
     def transferred(self) -> int:
         """Copies of emitted tuples, for all target tasks."""
-        return sum(self.transferred_by.values())
+        return self.transferred_by.total()
 
     @property
     def executed(self) -> int:
         """Tuples executed, from all sources."""
-        return sum(self.executed_by.values())
+        return self.executed_by.total()
 
     @property
     def acked(self) -> int:
         """Tuples acked, from all sources."""
-        return sum(self.acked_by.values())
+        return self.acked_by.total()
 
     @property
     def failed(self) -> int:
         """Tuples failed, from all sources."""
-        return sum(self.failed_by.values())
+        return self.failed_by.total()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,36 +185,27 @@ class ColumnAtWork(NamedTuple):
     length: int
 
 
-class Tally:
-    """The current totals. One thread writes, any thread reads."""
+@dataclass(slots=True)
+class Tally(Counts):
+    """The current totals. One thread writes, any thread reads.
 
-    def __init__(self) -> None:
-        self.emitted: Counter[str] = Counter()
-        self.transferred: Counter[str] = Counter()
-        self.executed: Counter[TupleSource] = Counter()
-        self.acked: Counter[TupleSource] = Counter()
-        self.failed: Counter[TupleSource] = Counter()
-        self.just_acked: list[TupleSource] = []
-        """The sources of tuples acked since the last count_acked(); the executor appends to it."""
-        self.errors = 0
-        self.execute_seconds = 0.0
-        self.process_count = 0
-        self.process_seconds = 0.0
-        self.complete_count = 0
-        self.complete_seconds = 0.0
-        self.sending_seconds = 0.0
-        self.column: ColumnAtWork | None = None
-        """The column in progress."""
-        self.sends_since: float | None = None
+    `just_acked` are the sources of tuples acked since the last count_acked(); the executor appends to it.
+    `column` is the column in progress, and `sends_since` the start of the send in progress, if any.
+    """
+
+    just_acked: list[TupleSource] = field(default_factory=list)
+    column: ColumnAtWork | None = None
+    sends_since: float | None = None
 
     def count_executed(self, tuples: Sequence[Tuple]) -> None:
         """Count the tuples of an executed column."""
-        _count(self.executed, list(map(_source, tuples)))
+        _count(self.executed_by, list(map(_source, tuples)))
+        self.execute.count += len(tuples)
 
     def count_acked(self) -> None:
         """Count the tuples in `just_acked`."""
         if self.just_acked:
-            _count(self.acked, self.just_acked)
+            _count(self.acked_by, self.just_acked)
             self.just_acked = []
 
     def at_work(self, pulse: Pulse) -> Counts:
@@ -225,32 +214,20 @@ class Tally:
         They may decrease slightly when the column ends.
         """
         counts, column, since = self.snapshot(), self.column, self.sends_since
-        busy, sending, executed = counts.execute.seconds, counts.sending_seconds, Counter(counts.executed_by)
         now = pulse.clock()  # max() below guards against readings that do not match, as there is no lock
         if since is not None:
-            sending += max(0.0, now - since)
+            counts.sending_seconds += max(0.0, now - since)
         if column is not None:
-            busy += max(0.0, now - column.began - max(0.0, sending - column.sending_seconds))
+            sending = max(0.0, counts.sending_seconds - column.sending_seconds)
+            counts.execute.seconds += max(0.0, now - column.began - sending)
             done = min(column.length, max(0, pulse.calls - column.calls - 1))  # 1: enter() counts a call
-            executed[column.source.component, column.source.stream.name] += done
-        execute = Latency(executed.total(), busy)
-        return replace(counts, executed_by=executed, execute=execute, sending_seconds=sending)
+            counts.execute.count += done
+            counts.executed_by[column.source.stream_id] += done
+        return counts
 
     def snapshot(self) -> Counts:
         """Return the current totals."""
-        executed = _by_stream(self.executed)
-        return Counts(
-            emitted_by=self.emitted.copy(),
-            transferred_by=self.transferred.copy(),
-            executed_by=executed,
-            acked_by=_by_stream(self.acked),
-            failed_by=_by_stream(self.failed),
-            errors=self.errors,
-            execute=Latency(sum(executed.values()), self.execute_seconds),
-            process=Latency(self.process_count, self.process_seconds),
-            complete=Latency(self.complete_count, self.complete_seconds),
-            sending_seconds=self.sending_seconds,
-        )
+        return Counts(*(copy(getattr(self, each.name)) for each in fields(Counts)))
 
 
 class ExecutorLoad:
@@ -275,17 +252,9 @@ class ExecutorLoad:
         return wait / (1.0 + wait)
 
 
-def _count(counts: Counter[TupleSource], sources: list[TupleSource]) -> None:
+def _count(counts: Counter[StreamId], sources: list[TupleSource]) -> None:
     """Count sources. They are nearly always equal, and then cost one addition."""
     if sources.count(sources[0]) == len(sources):
-        counts[sources[0]] += len(sources)
+        counts[sources[0].stream_id] += len(sources)
     else:
-        counts.update(sources)
-
-
-def _by_stream(counts: Counter[TupleSource]) -> Counter[StreamId]:
-    """Add up the counts of all tasks of a component."""
-    streams: Counter[StreamId] = Counter()
-    for source, count in list(counts.items()):  # a copy: the executor's thread may add a key
-        streams[source.component, source.stream.name] += count
-    return streams
+        counts.update(source.stream_id for source in sources)

@@ -6,6 +6,7 @@ tuple, of numbers, strings, ranges, maps, sequences and other snapshots.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import UnionType
@@ -39,6 +40,8 @@ def _of(kind: Any, value: Any) -> Any:
     if kind is range:
         return range(*value)
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Counter:
+        return Counter({_of(arguments[0], key): each for key, each in value})
     if origin is Mapping:
         return {_of(arguments[0], key): _of(arguments[1], each) for key, each in value}
     if origin is Sequence:
