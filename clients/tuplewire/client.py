@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from weakref import WeakSet
 
 from tuplewire.connection.channels import ChannelFactory
@@ -30,7 +30,6 @@ from tuplewire.connection.stream import StreamOpener
 from tuplewire.errors import ClosedError, FlushTimeoutError
 from tuplewire.identity.client_ids import new_client_id
 from tuplewire.identity.credentials import Credentials
-from tuplewire.observer import Observer
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.settings.addresses import resolve_address, resolve_topology
 from tuplewire.settings.config import SessionKeywords, SessionSettings, checked_timeout, naming_settings
@@ -40,6 +39,9 @@ from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.message import Headers, TaskMessage
 from tuplewire.values.task_ids import check_tasks
 from tuplewire.variables import check_variables
+
+if TYPE_CHECKING:
+    from tuplewire.tracing.program_observer import ProgramObserver
 
 _AFTER_ERROR_SECONDS = 10.0
 """The maximum wait for acknowledgements when an error ends a `with` block."""
@@ -113,7 +115,7 @@ class BaseClient(Live):
         self._sender: SendingEnd | None = None
         self._made: SendingEnd | None = None
         """The sender from its creation on. _sender is set once it has started; see _connected()."""
-        self._observer: Observer | None = None
+        self._observer: ProgramObserver | None = None
         self._receivers: WeakSet[Receiver] = WeakSet()
         self._closed = False
 
@@ -134,7 +136,7 @@ class BaseClient(Live):
 
     def _receive(
         self, tasks: int | Iterable[int], timeout: float | None, *, follow: bool
-    ) -> tuple[Receiver, float | None, Observer | None]:
+    ) -> tuple[Receiver, float | None, ProgramObserver | None]:
         """Start receiving messages of tasks; return the arguments of a subscription."""
         timeout, named = checked_timeout(timeout), check_tasks(tasks)
         return self._receiver(named, None, follow=follow), timeout, self._observing()
@@ -151,7 +153,7 @@ class BaseClient(Live):
         self._receivers.add(receiver)
         return receiver
 
-    def _observing(self) -> Observer | None:
+    def _observing(self) -> ProgramObserver | None:
         return observer() if self.traced else None
 
     def _stream_opener(self) -> StreamOpener:

@@ -15,16 +15,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from operator import attrgetter
-from typing import NoReturn, Self, SupportsIndex
+from typing import TYPE_CHECKING, NoReturn, Self, SupportsIndex
 
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.errors import ClosedError, MessageError, WaitTimeoutError
-from tuplewire.observer import Observer
 from tuplewire.session.consume import MAX_AFTER_SECONDS, Arrived, Rejected
 from tuplewire.settings.config import checked_timeout
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.message import TaskMessage
+
+if TYPE_CHECKING:
+    from tuplewire.tracing.program_observer import ProgramObserver
 
 _MOST_SHOWN = 10
 """The number of tasks in the repr() of a subscription."""
@@ -43,7 +45,9 @@ class Live:
 class BaseSubscription(Live):
     """The common part of the subscriptions of both clients: the batch that is not acknowledged yet."""
 
-    def __init__(self, receiver: Receiver, timeout: float | None, observer: Observer | None = None) -> None:
+    def __init__(
+        self, receiver: Receiver, timeout: float | None, observer: ProgramObserver | None = None
+    ) -> None:
         self._receiver = receiver
         self._observer = observer
         self._processed: Callable[[], object] | None = None

@@ -32,7 +32,7 @@ class OutboundPressure:
     send_to_ack: Durations = field(default_factory=Durations)
     """Times from the write of a frame to its acknowledgement."""
     example: Callable[[Sequence[Sequence[TaskGroup]]], Example | None] | None = None
-    """Returns a traced message of a frame; see Observer.example. None disables exemplars."""
+    """Returns a traced message of a frame; see WorkerObserver.example. None disables exemplars."""
 
     @property
     def held_since(self) -> float | None:

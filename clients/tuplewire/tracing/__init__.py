@@ -12,10 +12,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
-from tuplewire.observer import Observer
 from tuplewire.tracing.tracing_settings import TracingSettings
 
 if TYPE_CHECKING:
+    from tuplewire.tracing.program_observer import ProgramObserver
     from tuplewire.tracing.spans import Tracing
 
 _lock = threading.RLock()
@@ -48,7 +48,7 @@ def active() -> Tracing | None:
     return _tracing
 
 
-def observer() -> Observer | None:
+def observer() -> ProgramObserver | None:
     """Return the observer for this process's clients; None if tracing is off."""
     if (tracing := active()) is None:
         return None

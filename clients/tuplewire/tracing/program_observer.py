@@ -1,17 +1,18 @@
-"""The spans `send`, `receive` and `process` of a program's messages."""
+"""The spans `send`, `receive` and `process` of a program's messages. Design: docs/design/traces.md."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from opentelemetry.trace import Span, Status, StatusCode
 
-from tuplewire.observer import Groups, Observer, Sending
 from tuplewire.session.consume import Arrived
 from tuplewire.tracing.context import MARK, TraceParent, count_contexts, entry_of, traceparent_of, with_entry
 from tuplewire.tracing.spans import Attributes, Processing, Tracing
+from tuplewire.values.group import TaskGroup
 
 _MOST_NAMED = 3
 
@@ -31,19 +32,39 @@ def _counted(operation: str, address: str, messages: int) -> Attributes:
     }
 
 
-class ProgramObserver(Observer):
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """One call that sends messages.
+
+    Attributes:
+        groups: The messages, possibly with an additional header.
+        end: Must be called with the error of the call, or None. Otherwise the call is not recorded.
+    """
+
+    groups: Sequence[TaskGroup]
+    end: Callable[[BaseException | None], object]
+
+    def __enter__(self) -> Sequence[TaskGroup]:
+        return self.groups
+
+    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
+        self.end(error)
+
+
+class ProgramObserver:
     """Makes the spans of a program's clients, and adds a context to the messages that they send."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
 
     def samples(self) -> bool:
+        """Return True if the next call that sends messages must be observed by sending()."""
         return self._tracing.samples()
 
-    def sending(self, groups: Groups, address: str, max_message_bytes: int) -> Sending:
-        """Start a span, and add its context to the messages without one."""
+    def sending(self, groups: Sequence[TaskGroup], address: str, max_message_bytes: int) -> Sending:
+        """Start a span, and add its context to the messages without one, unless one would be too large."""
         if all(MARK in group.header_data for group in groups):
-            return super().sending(groups, address, max_message_bytes)
+            return Sending(groups, lambda _: None)
         destination = destination_of(group.task for group in groups)
         span = self._tracing.begin("send", destination, _counted("send", address, sum(map(len, groups))))
         if (entry := entry_of(span)) is not None:
@@ -51,7 +72,10 @@ class ProgramObserver(Observer):
         return Sending(groups, partial(_end, span))
 
     def received(self, arrived: Arrived, address: str) -> Callable[[], object] | None:
-        """Make a span from the arrival until now, and start one span for each context in the messages."""
+        """Make a span from the arrival until now, and start one span for each context in the messages.
+
+        Return a function to call when the consumer has processed the messages.
+        """
         groups = arrived.groups
         found: Counter[TraceParent] = Counter()
         count_contexts(groups, found)

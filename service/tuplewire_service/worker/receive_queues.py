@@ -16,13 +16,13 @@ from itertools import chain
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError, SupersededError
-from tuplewire.observer import Observer
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.durations import Durations, QueueTimes
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.queue import HeldOfTask, Queue
+from tuplewire_service.worker.worker_observer import WorkerObserver
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 _RANKED_AT_ONCE = 1000
@@ -43,7 +43,7 @@ class ReceiveQueues:
         settings: WorkerSettings,
         on_done: Callable[[int, Sequence[Done]], None],
         not_here: Callable[[int], RefusedError],
-        observer: Observer | None = None,
+        observer: WorkerObserver | None = None,
     ) -> None:
         """Pass a task's acknowledged messages to `on_done`; none if a consumer left a moving task."""
         self._settings = settings

@@ -16,7 +16,6 @@ from itertools import chain
 
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
-from tuplewire.observer import Observer
 from tuplewire.session.delivery import Done
 from tuplewire.session.departure import Departure, Departures, OfEntry, SinkEpoch, Successor
 from tuplewire.session.durations import Durations
@@ -40,6 +39,7 @@ from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
 from tuplewire_service.worker.taps import Taps
 from tuplewire_service.worker.transfer_queue import TransferQueue
+from tuplewire_service.worker.worker_observer import WorkerObserver
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = event_logger(__name__)
@@ -55,7 +55,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         context: StreamedContext,
         draining: Callable[[], bool],
         on_departures: Callable[[Sequence[Departure], Sequence[Departure]], None],
-        observer: Observer | None = None,
+        observer: WorkerObserver | None = None,
     ) -> None:
         """Pass departed workers, and the new ones without their sinks, to `on_departures`."""
         self.table, self.version_received = RoutingTable(settings.worker_id), 0

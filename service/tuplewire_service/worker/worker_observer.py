@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from tuplewire.observer import Groups, Observer
 from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import Settled
@@ -57,7 +56,7 @@ class _Forwarded:
         """Number of messages that are not settled."""
 
 
-class WorkerObserver(Observer):
+class WorkerObserver:
     """Records the spans of one worker, and the exemplars of its histograms."""
 
     def __init__(self, tracing: Tracing, worker_id: str) -> None:
@@ -67,11 +66,13 @@ class WorkerObserver(Observer):
         self._handed_out: dict[int, deque[_Queued]] = {}
 
     def queued(self, group: TaskGroup, log: DeliveryLog) -> None:
+        """Record that messages were added to the log of their task."""
         if contexts := sampled(group.header_data):
             queued = _Queued(log, log.tail, time.time_ns(), group.accepted_micros, contexts)
             self._queued.setdefault(group.task, deque()).append(queued)
 
     def delivered(self, task: int, last: int, into: Durations) -> None:
+        """Record that a consumer got the messages up to the sequence `last`. `into` counts waiting times."""
         now_ns = time.time_ns()
         for each in _until(self._queued, task, last):
             each.span = self._passed("queue", task, each.contexts, each.came_ns, {})
@@ -80,6 +81,7 @@ class WorkerObserver(Observer):
             self._handed_out.setdefault(task, deque()).append(each)
 
     def processed(self, task: int, into: Durations) -> None:
+        """Record that a consumer acknowledged messages. `into` counts end-to-end times."""
         if (queued := self._handed_out.get(task)) is None:
             return
         now = time.time()
@@ -88,12 +90,14 @@ class WorkerObserver(Observer):
                 into.mark(now - each.accepted_micros / 1e6, ids_of(each.span))
 
     def left(self, task: int) -> None:
+        """Record that the messages of a task have moved from its queue to another worker."""
         self._queued.pop(task, None)
         self._handed_out.pop(task, None)
 
     def forwarded(
         self, group: TaskGroup, token: InboundSession, place_of: Callable[[int], str]
     ) -> InboundSession:
+        """Record routed messages; return the token for settled(). `place_of` returns the owner of a task."""
         # A rerouted message already has a pending span.
         if not isinstance(token, _Forwarded) and (contexts := sampled(group.header_data)):
             to = place_of(group.task)
@@ -102,6 +106,7 @@ class WorkerObserver(Observer):
         return token
 
     def settled(self, settled: Sequence[Settled]) -> None:
+        """Record that another worker accepted messages, or that they were dropped."""
         for each in settled:
             token = each.token
             if isinstance(token, _Forwarded):
@@ -113,7 +118,8 @@ class WorkerObserver(Observer):
                         about["tuplewire.dropped"] = each.dropped.value
                     self._passed("forward", each.task, token.contexts, token.began_ns, about)
 
-    def example(self, runs: Sequence[Groups]) -> tuple[str, str] | None:
+    def example(self, runs: Sequence[Sequence[TaskGroup]]) -> tuple[str, str] | None:
+        """Return the ids of the trace and span of a message in a frame; None if no message is traced."""
         for group in chain.from_iterable(runs):
             if contexts := sampled(group.header_data):
                 return ids_of(next(iter(contexts)))
