@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 from tuplewire.connection.loop import EventLoopThread
@@ -29,7 +29,7 @@ from tuplewire.settings.config import PROTOCOL_VERSION, AckMode, SessionSettings
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.translate import code_name, departure_from_wire, departure_to_wire
+from tuplewire.wire.translate import code_name
 
 logger = event_logger(__name__)
 
@@ -283,9 +283,9 @@ class SendingEnd(ReconnectingStream):
         self._update()
         self._due.set()
 
-    def _report_departures(self, departures: Iterable[pb.Departure]) -> None:
-        if told := [departure_from_wire(each) for each in departures]:
-            self._events.departed(told)
+    def _report_departures(self, departures: Sequence[pb.Departure]) -> None:
+        if departures:
+            self._events.departed(departures)
 
     def _probe(self) -> None:
         """Request all updates again if expected ones do not arrive: they may be lost."""
@@ -331,7 +331,7 @@ class SendingEnd(ReconnectingStream):
                     continue
                 # 4. The goodbye reports departures. After it, the receiver forgets the session.
                 if self.over:
-                    goodbye = pb.Goodbye(departures=map(departure_to_wire, self._events.departures()))
+                    goodbye = pb.Goodbye(departures=self._events.departures())
                     await stream.write(pb.SendRequest(goodbye=goodbye).SerializeToString())
                     await stream.done_writing()
                     return

@@ -1,15 +1,17 @@
 """Records of workers that shut down cleanly: dropped messages, successors, and epochs of sinks.
 
-Used by the worker's router, sinks and connections, and by Spark's sink (spark/publisher.py). Workers exchange
-Departures when a session ends. Owns the last 1,000 departures that a worker knows of. Not thread-safe.
+Used by the worker's router, sinks and connections, and by Spark's sink (spark/publisher.py). A Departure is
+the final report of a worker; workers exchange Departures when a session ends. Owns the last 1,000 departures
+that a worker knows of. Not thread-safe.
 Design: docs/design/drain.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
+
+from tuplewire.wire import messaging_pb2 as pb
 
 _ADLER_BASE = 65_521
 _MOST_REMEMBERED = 1000
@@ -38,26 +40,11 @@ class TaskContent(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SinkEpoch:
-    """The last epoch of a sink that a worker knows of, with the content of each task that has the epoch.
-
-    `run` is the last run of the sink's query that published.
-    """
-
-    owner: str
-    name: str
-    epoch: int
-    tasks: Mapping[int, TaskContent]
-    run: str
-
-
 OfEntry = tuple[int, int]
 """A task and the number of an entry worker: the messages to this task that this worker accepted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Successor:
+class Successor(NamedTuple):
     """A worker that holds messages forwarded by a departed worker."""
 
     worker_id: str
@@ -65,26 +52,29 @@ class Successor:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """The final report of a worker that shut down cleanly.
+def successors_to_wire(successors: Mapping[OfEntry, Successor]) -> Iterable[pb.Successor]:
+    """Return the successors for a Departure, each once, with all its tasks."""
+    found: dict[Successor, pb.Successor] = {}
+    for (task, entry_worker), each in successors.items():
+        if each not in found:
+            found[each] = pb.Successor(**each._asdict())
+        found[each].tasks.append(task)
+        found[each].entry_workers.append(entry_worker)
+    return found.values()
 
-    Attributes:
-        dropped: The number of queued messages for each task that no consumer or worker accepted.
-        others: An upper bound on further messages that were in flight.
-        sinks: The last epochs of the sinks that the worker knew.
-        successors: The workers that hold messages which it forwarded and which are not processed.
-    """
 
-    incarnation: int
-    dropped: Mapping[int, int] = field(default_factory=dict)
-    others: int = 0
-    sinks: Sequence[SinkEpoch] = ()
-    successors: Mapping[OfEntry, Successor] = field(default_factory=dict)
+def successors_of(departure: pb.Departure) -> dict[OfEntry, Successor]:
+    """Return the workers that hold messages which a worker forwarded and which are not processed."""
+    return {
+        key: Successor(each.worker_id, each.address, each.incarnation)
+        for each in departure.successors
+        for key in zip(each.tasks, each.entry_workers, strict=False)
+    }
 
-    def lost(self, tasks: Container[int]) -> int:
-        """Return an upper bound on the messages for `tasks` that were lost with this worker."""
-        return self.others + sum(count for task, count in self.dropped.items() if task in tasks)
+
+def lost_with(departure: pb.Departure, tasks: Container[int]) -> int:
+    """Return an upper bound on the messages for `tasks` that were lost with a worker."""
+    return departure.others + sum(count for task, count in departure.dropped.items() if task in tasks)
 
 
 class Departures:
@@ -96,25 +86,30 @@ class Departures:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, Departure] = {}
+        self._known: dict[int, pb.Departure] = {}
 
     def __contains__(self, incarnation: object) -> bool:
         return incarnation in self._known
 
-    def add(self, departure: Departure) -> None:
+    def add(self, departure: pb.Departure) -> None:
         """Store a departure."""
         self._known[departure.incarnation] = departure
         if len(self._known) > _MOST_REMEMBERED:  # the first key was added first
             del self._known[next(iter(self._known))]
 
-    def hear(self, departures: Iterable[Departure]) -> list[Departure]:
+    def hear(self, departures: Iterable[pb.Departure]) -> list[pb.Departure]:
         """Store departures reported by other workers, without their sinks; return the new ones."""
-        heard = [replace(each, sinks=()) for each in departures if each.incarnation not in self._known]
-        for each in heard:
-            self.add(each)
+        heard = []
+        for each in departures:
+            if each.incarnation not in self._known:
+                new = pb.Departure()
+                new.CopyFrom(each)
+                new.ClearField("sinks")
+                self.add(new)
+                heard.append(new)
         return heard
 
-    def known(self) -> list[Departure]:
+    def known(self) -> list[pb.Departure]:
         """Return all departures."""
         return list(self._known.values())
 
@@ -123,6 +118,6 @@ class Departures:
         """The incarnations of workers that had no messages in flight when they shut down."""
         return frozenset(each.incarnation for each in self._known.values() if not each.others)
 
-    def of(self, incarnations: Iterable[int]) -> list[Departure]:
+    def of(self, incarnations: Iterable[int]) -> list[pb.Departure]:
         """Return the departures of the workers with these incarnations."""
         return [self._known[each] for each in incarnations if each in self._known]

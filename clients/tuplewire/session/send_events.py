@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import Settled
 from tuplewire.session.pressure import OutboundPressure
+from tuplewire.wire.messaging_pb2 import Departure
 
 
 def _ignore(_: object) -> None:

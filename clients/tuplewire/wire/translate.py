@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from tuplewire.errors import MalformedError
 from tuplewire.session.consume import MAX_REASON
-from tuplewire.session.departure import Departure, SinkEpoch, Successor, TaskContent
+from tuplewire.session.departure import TaskContent
 from tuplewire.values.group import check_task
 from tuplewire.wire import messaging_pb2 as pb
 
@@ -34,51 +34,6 @@ def contents_from_wire(tasks: Iterable[int], contents: Iterable[pb.TaskContent])
     """Return the content of tasks in an epoch, by task."""
     got = (TaskContent(each.messages, each.bytes, each.checksum) for each in contents)
     return {task: next(got, TaskContent()) for task in tasks}
-
-
-def departure_to_wire(departure: Departure) -> pb.Departure:
-    """Convert the final report of a worker."""
-    sinks = [
-        pb.SinkEpoch(
-            owner=each.owner,
-            sink=each.name,
-            epoch=each.epoch,
-            tasks=each.tasks,
-            run=each.run,
-            contents=contents_to_wire(each.tasks),
-        )
-        for each in departure.sinks
-    ]
-    # Each successor is sent once, with all its tasks.
-    found: dict[Successor, pb.Successor] = {}
-    for (task, entry_worker), each in departure.successors.items():
-        if each not in found:
-            found[each] = pb.Successor(
-                worker_id=each.worker_id, address=each.address, incarnation=each.incarnation
-            )
-        found[each].tasks.append(task)
-        found[each].entry_workers.append(entry_worker)
-    return pb.Departure(
-        incarnation=departure.incarnation,
-        dropped=departure.dropped,
-        others=departure.others,
-        sinks=sinks,
-        successors=found.values(),
-    )
-
-
-def departure_from_wire(departure: pb.Departure) -> Departure:
-    """Convert the final report of a worker, which that worker or another one sent."""
-    sinks = tuple(
-        SinkEpoch(each.owner, each.sink, each.epoch, contents_from_wire(each.tasks, each.contents), each.run)
-        for each in departure.sinks
-    )
-    successors = {
-        key: Successor(each.worker_id, each.address, each.incarnation)
-        for each in departure.successors
-        for key in zip(each.tasks, each.entry_workers, strict=False)
-    }
-    return Departure(departure.incarnation, dict(departure.dropped), departure.others, sinks, successors)
 
 
 def cursor_slices(cursor: pb.TaskCursor, most: int) -> Iterator[pb.TaskCursor]:

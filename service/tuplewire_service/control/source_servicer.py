@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
 from tuplewire.errors import TaskNotLocalError
+from tuplewire.session.departure import lost_with
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
 from tuplewire_service.control.control_messages import distinct
@@ -59,7 +60,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
             assignment_version=0 if worker.assignment is None else worker.assignment.version,
             leaving=[task for task in wanted if router.queues.is_leaving(task)],
             departed=[
-                pb.DepartedWorker(incarnation=each.incarnation, dropped=each.lost(wanted))
+                pb.DepartedWorker(incarnation=each.incarnation, dropped=lost_with(each, wanted))
                 for each in router.departures.of(incarnations)
             ],
         )

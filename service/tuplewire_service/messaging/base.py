@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from tuplewire.errors import RefusedError
-from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
+from tuplewire.wire.messaging_pb2 import Departure
 
 if TYPE_CHECKING:  # settings import this module, which must not load protobuf
     from tuplewire.wire.control_pb2 import GetStatusResponse

@@ -21,13 +21,11 @@ from tuplewire.errors import (
     StaleIncarnationError,
     TuplewireError,
 )
-from tuplewire.session.departure import Departure
 from tuplewire.session.flow import OutFrame
 from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire.wire.translate import departure_from_wire, departure_to_wire
 from tuplewire_service.messaging.base import AcceptedPeers
 from tuplewire_service.messaging.receiving_end import Leases, Session
 from tuplewire_service.messaging.reception import Reception
@@ -84,17 +82,16 @@ class SendService(StreamService):
         for stream in self._streams:
             stream.notify(pb.SendResponse(backpressure=status))
 
-    def announce_departures(self, departures: Sequence[Departure]) -> None:
+    def announce_departures(self, departures: Sequence[pb.Departure]) -> None:
         """Notify every worker before the next acknowledgement, or when it reconnects."""
         for each in departures:
             self._departed += 1
-            told = departure_to_wire(each)
-            self._departures.append((self._departed, told))
+            self._departures.append((self._departed, each))
             for stream in self._streams:
                 # Programs do not forward messages, so they need no notice; see docs/design/moves.md (workers
                 # that drain).
                 if stream.intake is not AcceptedPeers.ALL:
-                    notice = pb.SendResponse(departures=pb.Departures(departures=[told]))
+                    notice = pb.SendResponse(departures=pb.Departures(departures=[each]))
                     stream.notify(notice, self._departed)
 
     async def drain(self, intake: AcceptedPeers) -> None:
@@ -305,8 +302,7 @@ class SendService(StreamService):
                 # A program must not declare that a worker has departed: waiting messages would then continue
                 # too early.
                 if session.worker_number and request.goodbye.departures:
-                    departures = [departure_from_wire(each) for each in request.goodbye.departures]
-                    self.reception.callback.on_workers_departed(departures)
+                    self.reception.callback.on_workers_departed(request.goodbye.departures)
                 # A newer incarnation may have replaced the session.
                 if self.leases.get(session.key) is session:
                     self.leases.forget(session.key)

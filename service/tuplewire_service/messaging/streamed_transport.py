@@ -20,12 +20,12 @@ from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import StreamOpener
 from tuplewire.errors import ClosedError
-from tuplewire.session.departure import Departure
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.addresses import bracketed
 from tuplewire.values.batch import as_groups
 from tuplewire.values.message import TaskMessage
 from tuplewire.wire.control_pb2 import GetStatusResponse, SessionStatus
+from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.messaging.base import (
     BLOCK,
     AcceptedPeers,

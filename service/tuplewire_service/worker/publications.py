@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuplewire.errors import StaleEpochError
-from tuplewire.session.departure import SinkEpoch, TaskContent
+from tuplewire.session.departure import TaskContent
 from tuplewire.session.pieces import LENGTH_BYTES
+from tuplewire.wire.messaging_pb2 import SinkEpoch
+from tuplewire.wire.translate import contents_from_wire, contents_to_wire
 from tuplewire_service.worker.assignment import MOST_AHEAD
 from tuplewire_service.worker.staging import Sink, Stage, StagedGroup
 
@@ -204,25 +206,27 @@ class Publications:
         """Return the epochs that another run may request; at the limit, the latest sinks."""
         found: list[SinkEpoch] = []
         room = MAX_REMEMBERED
-        for sink, last in reversed(self._last.items()):
+        for (owner, name), last in reversed(self._last.items()):
             # Without a run, no other run ever publishes the epoch.
             if last.number < 0 or not last.run:
                 continue
             room -= len(last.tasks)
             if room >= 0:
-                found.append(SinkEpoch(*sink, last.number, dict(last.tasks), last.run))
+                epoch = SinkEpoch(owner=owner, sink=name, epoch=last.number, tasks=last.tasks, run=last.run)
+                epoch.contents.extend(contents_to_wire(last.tasks))
+                found.append(epoch)
         return found
 
     def learn(self, sinks: Iterable[SinkEpoch]) -> None:
         """Adopt the epochs that a departed worker reported."""
         for each in sinks:
-            sink = each.owner, each.name
+            sink, tasks = (each.owner, each.sink), contents_from_wire(each.tasks, each.contents)
             last = self._last.get(sink)
             if last is None or last.number < each.epoch:
-                self._remember(sink, LastEpoch(each.epoch, each.run, dict(each.tasks)))
+                self._remember(sink, LastEpoch(each.epoch, each.run, tasks))
             elif last.number == each.epoch:
                 # The content that was published here has priority.
-                last.tasks = {**each.tasks, **last.tasks}
+                last.tasks = {**tasks, **last.tasks}
 
     def unpublished(self) -> dict[int, int]:
         """Return the number of chosen messages by task that are not in its queue."""

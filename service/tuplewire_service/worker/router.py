@@ -17,13 +17,14 @@ from itertools import chain
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
 from tuplewire.session.delivery import Done
-from tuplewire.session.departure import Departure, Departures, OfEntry, SinkEpoch, Successor
+from tuplewire.session.departure import Departures, OfEntry, Successor, successors_to_wire
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire.session.send_events import SendEvents
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup
+from tuplewire.wire.messaging_pb2 import Departure, SinkEpoch
 from tuplewire_service.messaging.base import IConnectionCallback, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.receiving_end import worker_number
 from tuplewire_service.messaging.streamed_transport import StreamedContext
@@ -374,15 +375,13 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Number of tasks in a move: some of their messages are on an old route, or wait for it to empty."""
         return len(self._moves)
 
-    @property
-    def successors(self) -> Mapping[OfEntry, Successor]:
-        """The workers that hold messages this worker forwarded and no consumer has processed."""
+    def _successors(self) -> Mapping[OfEntry, Successor]:
         return self._moves.successors.snapshot_at_shutdown(self.connections.unreleased())
 
     @property
     def leaves_messages(self) -> bool:
         """True if the departure matters to peers: messages were forwarded, or queued ones remain."""
-        return bool(self.queues.pending_messages or self.successors)
+        return bool(self.queues.pending_messages or self._successors())
 
     async def close(self, timeout: float, sinks: Sequence[SinkEpoch], unpublished: Mapping[int, int]) -> None:
         """End consumers and connections. Queued and unpublished messages count as dropped{shutdown}."""
@@ -390,7 +389,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         others = sum(map(len, self._waiting())) + self.connections.unretained_messages
         dropped = Counter(self.queues.waiting()) + Counter(unpublished)
-        self.departures.add(Departure(self.consumers.incarnation, dropped, others, sinks, self.successors))
+        departure = Departure(dropped=dropped, others=others, sinks=sinks)
+        departure.incarnation = self.consumers.incarnation
+        departure.successors.extend(successors_to_wire(self._successors()))
+        self.departures.add(departure)
         self._ledger.accepted += sum(unpublished.values())
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear() + sum(unpublished.values())
         self._drops.lose(chain(self.rejections.close(), self._moves.close()))

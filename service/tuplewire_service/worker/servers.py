@@ -12,8 +12,8 @@ from operator import attrgetter
 from typing import Any
 
 from tuplewire.errors import ConfigError
-from tuplewire.session.departure import Departure
 from tuplewire.wire import control_pb2 as pb
+from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.messaging.base import AcceptedPeers, IConnectionCallback, IContext
 from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
 

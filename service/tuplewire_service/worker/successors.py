@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tuplewire.session.departure import Departure, Departures, OfEntry, Successor
+from tuplewire.session.departure import Departures, OfEntry, Successor, successors_of
+from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.worker.connections import Peer
 
 
@@ -35,8 +36,9 @@ class Successors:
         """
         ours = {(task, number or self._own) for _, _, keys in unreleased for task, number in keys}
         for departure in heard:
-            for key in ours.intersection(departure.successors):
-                self._known[key] = departure.successors[key]
+            successors = successors_of(departure)
+            for key in ours.intersection(successors):
+                self._known[key] = successors[key]
 
     def refresh(
         self, departures: Departures, unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
@@ -47,10 +49,10 @@ class Successors:
         for key in list(self._known):
             # A successor may have departed, too: its messages are processed, or at its own successor.
             while found := departures.of([self._known[key].incarnation]):
-                if key not in found[0].successors:
+                if (successor := successors_of(found[0]).get(key)) is None:
                     del self._known[key]
                     break
-                self._known[key] = found[0].successors[key]
+                self._known[key] = successor
         # Messages that were forwarded to this worker are here, or were forwarded from here.
         self._known = {
             key: each for key, each in self._known.items() if each.incarnation != self._incarnation

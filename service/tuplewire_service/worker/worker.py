@@ -18,11 +18,11 @@ from typing import Protocol
 import tuplewire
 from tuplewire.connection.loop import in_own_thread, watched
 from tuplewire.errors import DrainingError
-from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
 from tuplewire.wire import control_pb2 as pb
+from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.messaging.base import AcceptedPeers, IContext
 from tuplewire_service.messaging.streamed_transport import StreamedContext
 from tuplewire_service.worker.assignment import Assignment

@@ -10,10 +10,11 @@ from helpers.senders import Program
 from helpers.sending import PLENTY, reopen
 
 from tuplewire.connection.sending_end import SendingEnd
-from tuplewire.session.departure import Departure, Departures, Successor
+from tuplewire.session.departure import Departures, Successor, successors_to_wire
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, route_of
+from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.moves import EntrySequences, LostWorkers, Moves
@@ -273,7 +274,8 @@ def test_a_message_follows_earlier_ones_to_a_successor(*, entered: int, in_fligh
     route, other = Route(), Route()
     owner, routes = ("o", "o:1"), {("o", "o:1"): route, ("s", "s:1"): other}
     moves = Moves(OWN, connection=cast("Any", routes.get))
-    departure = Departure(3, successors={(TASK, entered): Successor("s", "s:1", 5)})
+    successors = successors_to_wire({(TASK, entered): Successor("s", "s:1", 5)})
+    departure = Departure(incarnation=3, successors=successors)
     moves.successors.add_departures([departure], [(PEER, 3, {(TASK, entered): 1})])
     assert len(moves.successors) == 1
     if in_flight:
@@ -361,7 +363,8 @@ A, B, C = (Successor(name, f"{name}:1", number) for number, name in enumerate("a
 
 def departed(worker: Successor, successor: Successor | None = None) -> Departure:
     """Return the departure of a worker that had forwarded this worker's messages to a successor."""
-    return Departure(worker.incarnation, successors={} if successor is None else {ENTRY: successor})
+    successors = successors_to_wire({} if successor is None else {ENTRY: successor})
+    return Departure(incarnation=worker.incarnation, successors=successors)
 
 
 def unreleased(worker: Successor) -> list[tuple[tuple[str, str], int, dict[tuple[int, int], int]]]:

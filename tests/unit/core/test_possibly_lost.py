@@ -6,12 +6,12 @@ import pytest
 from helpers.acks import ack_of, credit_of
 from helpers.sending import PLENTY, reopen
 
-from tuplewire.session.departure import Departure, Departures, SinkEpoch, Successor, TaskContent
+from tuplewire.session.departure import Departures, Successor, lost_with, successors_of, successors_to_wire
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.values.group import TaskGroup
-from tuplewire.wire.translate import departure_from_wire, departure_to_wire
+from tuplewire.wire.messaging_pb2 import Departure
 
 
 def sent(
@@ -118,25 +118,24 @@ def test_a_balance_says_whether_it_adds_up(missing: int) -> None:
 
 def test_what_is_lost_with_a_worker() -> None:
     """The loss includes the messages held for the tasks and the messages in flight to other processes."""
-    departure = Departure(1, {1: 5, 2: 7, 3: 11}, others=100)
-    assert departure.lost([1, 3]) == 116
-    assert Departure(1).lost([1]) == 0
+    departure = Departure(incarnation=1, dropped={1: 5, 2: 7, 3: 11}, others=100)
+    assert lost_with(departure, [1, 3]) == 116
+    assert lost_with(Departure(incarnation=1), [1]) == 0
 
 
-def test_a_departure_travels_whole() -> None:
-    """The wire format preserves a departure, including the tasks' content in a sink's last epoch."""
-    contents = {5: TaskContent(3, 30, 65_520), 1: TaskContent(1, 0, 0)}
-    sinks = (SinkEpoch("me", "s", 7, contents, "run"), SinkEpoch("me", "t", 0, {}, "other"))
+def test_successors_travel_once() -> None:
+    """A departure has each successor once, and preserves the tasks and entry workers of each."""
     successors = {(1, 9): Successor("w", "h:1", 8), (2, 9): Successor("w", "h:1", 8)}
-    departure = Departure(4, {1: 5}, 6, sinks, successors)
-    assert departure_from_wire(departure_to_wire(departure)) == departure
+    departure = Departure(successors=successors_to_wire(successors))
+    assert len(departure.successors) == 1
+    assert successors_of(departure) == successors
 
 
 def test_old_departures_are_forgotten() -> None:
     """Only the latest 1,000 departures are remembered."""
     departures = Departures()
     for number in range(1, 1002):
-        departures.add(Departure(number))
+        departures.add(Departure(incarnation=number))
     assert 1 not in departures
     assert 2 in departures
     assert len(departures.known()) == 1000

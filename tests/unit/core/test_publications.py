@@ -7,8 +7,10 @@ from collections.abc import Iterable
 import pytest
 
 from tuplewire.errors import StaleEpochError
-from tuplewire.session.departure import SinkEpoch, TaskContent
+from tuplewire.session.departure import TaskContent
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire.messaging_pb2 import SinkEpoch
+from tuplewire.wire.translate import contents_to_wire
 from tuplewire_service.worker import publications
 from tuplewire_service.worker.assignment import MOST_AHEAD
 from tuplewire_service.worker.publications import Publications
@@ -198,7 +200,7 @@ def test_others_are_told_of_the_latest_sinks(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("old", "new"):
         publish(state, sink(name), 0, group(1, b"a"), group(2, b"b"))
         state.begin(sink(name), 0, "run")
-    assert [each.name for each in state.known()] == ["new"]
+    assert [each.sink for each in state.known()] == ["new"]
 
 
 def test_the_first_epoch_is_told_to_others() -> None:
@@ -208,7 +210,7 @@ def test_the_first_epoch_is_told_to_others() -> None:
     publish(state, sink("s"), 0, group(1, b"a"))
     assert state.known() == []  # without a run, no other run requests the epoch
     state.begin(sink("s"), 0, "run")
-    assert [(each.name, each.epoch, set(each.tasks)) for each in state.known()] == [("s", 0, {1})]
+    assert [(each.sink, each.epoch, set(each.tasks)) for each in state.known()] == [("s", 0, {1})]
 
 
 @pytest.mark.parametrize(("epoch", "tasks"), [(4, {1}), (5, {1, 2}), (6, {2})])
@@ -217,7 +219,8 @@ def test_what_a_worker_has_remembered_is_added(epoch: int, tasks: set[int]) -> N
     state = made()
     publish(state, sink("s"), 5, group(1, b"a"))
     state.begin(sink("s"), 5, "run")
-    state.learn([SinkEpoch("me", "s", epoch, {2: TaskContent(1, 1, 7)}, "run")])
+    contents = contents_to_wire({2: TaskContent(1, 1, 7)})
+    state.learn([SinkEpoch(owner="me", sink="s", epoch=epoch, tasks=[2], run="run", contents=contents)])
     (known,) = state.known()
     assert set(known.tasks) == tasks
 

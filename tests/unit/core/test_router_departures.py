@@ -11,9 +11,9 @@ from helpers.senders import Program
 
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.errors import RefusedError, TuplewireError, WrongTopologyError
-from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.router import Router
@@ -79,8 +79,8 @@ async def test_news_of_workers_that_have_left_is_acted_on(
     monkeypatch.setattr(router, "_on_departures", lambda *reported: done.append(reported))
     monkeypatch.setattr(router, "refresh", lambda: done.append("refreshed"))
     monkeypatch.setattr(router, "_end_moves", lambda tasks=None: done.append(tasks))
-    router.on_workers_departed([Departure(7)])
-    assert done == [([Departure(7)], [Departure(7)]), "refreshed", None]
+    router.on_workers_departed([Departure(incarnation=7)])
+    assert done == [([Departure(incarnation=7)], [Departure(incarnation=7)]), "refreshed", None]
     assert 7 in router.departures
 
 
