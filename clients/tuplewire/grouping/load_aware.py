@@ -77,7 +77,7 @@ class LoadAwareShuffle(RingGrouping):
         weights = {
             task: self._weight[task] * self._admission[tier] for tier, tasks in tiers for task in tasks
         }
-        self._turn_to(_ring([(task, weights[task]) for task in self.tasks]))
+        self.turn_to(_ring([(task, weights[task]) for task in self.tasks]))
 
     def _loads(self) -> dict[int, float]:
         reported = self._context.loads()

@@ -1,1 +1,1 @@
-"""Starts, watches and stops processes on this machine. Source: Storm's supervisor."""
+"""Starts and stops processes on this machine. Source: Storm's supervisor."""

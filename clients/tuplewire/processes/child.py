@@ -1,6 +1,6 @@
 """A child process: its command, environment, log and user. Source: Storm's `Container`.
 
-Used by WorkerProcesses, Supervisor, clusters and Spark topologies. Owns the process and its standard input.
+Used by WorkerProcesses, clusters and Spark topologies. Owns the process and its standard input.
 Not thread-safe. Exception: one thread may wait for the process while another one terminates it.
 """
 

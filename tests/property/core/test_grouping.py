@@ -10,19 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire.grouping.grouping import (
-    All,
     Fields,
-    Global,
     Grouping,
     GroupingContext,
     Key,
     Locality,
-    LocalOrShuffle,
-    PartialKey,
     SingleGrouping,
     shuffle,
 )
 from tuplewire.grouping.load_aware import LoadAwareShuffle
+from tuplewire_topology.authoring.groupings import All, Global, LocalOrShuffle, PartialKey
 
 numbers = st.booleans() | st.integers() | st.floats(allow_nan=False)
 keys = st.none() | numbers | st.text(max_size=3) | st.binary(max_size=3)

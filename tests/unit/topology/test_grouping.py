@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from tuplewire.errors import ConfigError, InvalidTaskError, TopologyError
-from tuplewire.grouping.grouping import Custom, Global, Key, LocalOrShuffle, PartialKey, stable_hash
+from tuplewire.grouping.grouping import Key, stable_hash
 from tuplewire_topology import CustomStreamGrouping, Grouping, GroupingContext, Locality, fields, shuffle
+from tuplewire_topology.authoring.groupings import Custom, Global, LocalOrShuffle, PartialKey
 
 WORDS = [f"word-{number}" for number in range(10_000)]
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from tuplewire.errors import TopologyError
-from tuplewire.grouping.grouping import CustomStreamGrouping
 from tuplewire_topology.authoring.component import BasicBolt, BasicBoltExecutor, Bolt, Spout, streams_of
 from tuplewire_topology.authoring.description import (
     SYSTEM_PREFIX,
@@ -21,6 +20,7 @@ from tuplewire_topology.authoring.description import (
     Input,
     Topology,
 )
+from tuplewire_topology.authoring.groupings import CustomStreamGrouping
 from tuplewire_topology.authoring.hooks import WorkerHook
 from tuplewire_topology.authoring.topology_settings import TICK_KEY
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM

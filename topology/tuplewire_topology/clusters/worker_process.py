@@ -17,13 +17,13 @@ from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.packing.packing import FAULTS, pack_values, read_value
 from tuplewire.processes.child import Child, Command, LaunchError
-from tuplewire.processes.supervisor import Supervisor
 from tuplewire.processes.worker_processes import Endpoint, await_bound
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import join_host_port, split_host_port
 from tuplewire.wire import control_pb2
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.clusters.launch_settings import LaunchSettings
+from tuplewire_topology.clusters.supervisor import Supervisor
 from tuplewire_topology.clusters.topology_program import CallKind
 from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Order

@@ -14,20 +14,16 @@ from typing import Any
 
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.grouping.grouping import (
-    All,
-    Custom,
     Fields,
-    Global,
     Grouping,
     GroupingContext,
     LoadSource,
     LocalitySource,
-    LocalOrShuffle,
-    PartialKey,
     RingGrouping,
 )
 from tuplewire.grouping.load_aware import LoadAwareShuffle
 from tuplewire_topology.authoring.description import KEYED, GroupingType, Input, Topology
+from tuplewire_topology.authoring.groupings import All, Custom, Global, LocalOrShuffle, PartialKey
 from tuplewire_topology.authoring.tuples import Stream, Tuple
 
 _values = attrgetter("values")
