@@ -6,10 +6,9 @@ write their state. Owns the last valid content of watched files. Thread-safe. De
 
 from __future__ import annotations
 
-import hmac
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -77,19 +76,6 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
     if not tokens:
         raise ConfigError(f"the token file {path} has no token; make one with: openssl rand -hex 32")
     return tuple(tokens)
-
-
-def find_token(shown: str, tokens: Iterable[Token]) -> Token | None:
-    """Return the token that matches the metadata value (`Bearer ...`), or None.
-
-    The comparison takes the same time for a nearly correct token as for any other.
-    """
-    found = None
-    value = shown.encode()
-    for token in tokens:
-        if hmac.compare_digest(value, token.shown.encode()):
-            found = token
-    return found
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Histograms of durations as plain numbers, for Prometheus, and the timers that fill them.
+"""Histograms of durations as plain numbers, for Prometheus.
 
 One search in the buckets serves a whole batch of messages. Callers pass times in seconds; only mark() reads a
 clock. Not thread-safe. Design: docs/design/traces.md (exemplars).
@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import deque
 from dataclasses import dataclass, field
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """The upper bound of each bucket in seconds. One more bucket counts longer durations."""
-_ONE_TIME_SECONDS = 0.001
-"""Messages that arrive within this time share one time stamp, which saves memory for single messages."""
 
 Example = tuple[str, str]
 """A traced message: the ids of its trace and its span."""
@@ -52,34 +49,3 @@ class Durations:
         """Store an exemplar for a duration that was added."""
         seconds = max(0.0, seconds)
         self.exemplars[bisect_left(BOUNDS, seconds)] = Exemplar(*example, seconds, time.time())
-
-
-class QueueTimes:
-    """The waiting times of a queue's messages, which are numbered without gaps and leave in order."""
-
-    __slots__ = ("_arrivals", "_removed")
-
-    def __init__(self, start: int = 0) -> None:
-        """Start empty, after the message number `start`."""
-        self._arrivals: deque[tuple[int, float]] = deque()
-        self._removed = start
-
-    def arrived(self, last: int, now: float) -> None:
-        """Record the arrival of the messages up to the number `last`."""
-        came = self._arrivals
-        if came and now - came[-1][1] < _ONE_TIME_SECONDS:
-            came[-1] = (last, came[-1][1])
-        else:
-            came.append((last, now))
-
-    def left(self, last: int, now: float, into: Durations) -> None:
-        """Record that the messages up to the number `last` have left. Each message counts once."""
-        came = self._arrivals
-        while self._removed < last and came:
-            until, since = came[0]
-            if until <= last:
-                came.popleft()
-            else:  # a part of the messages with this time has left
-                until = last
-            into.add(now - since, until - self._removed)
-            self._removed = until

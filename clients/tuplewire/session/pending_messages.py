@@ -14,7 +14,6 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from tuplewire.session.departure import OfEntry
 from tuplewire.session.flow import Entry, Flow, InFlight
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire.session.pieces import cut_off
@@ -151,12 +150,12 @@ class PendingMessages:
             flow.sent_messages <= flow.released and not flow.unprocessed for flow in self._flows.values()
         )
 
-    def unreleased(self) -> dict[OfEntry, int]:
+    def unreleased(self) -> dict[tuple[int, int], int]:
         """Return the last accepted entry sequence for each task and entry worker with unreleased messages.
 
         The number of the entry worker is 0 for messages of this sender.
         """
-        found: dict[OfEntry, int] = {}
+        found: dict[tuple[int, int], int] = {}
         for number, flow in self._flows.items():
             if not flow.all_released:
                 key = task_and_forwarded(number)[0], entry_worker(flow.route)

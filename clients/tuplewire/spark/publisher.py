@@ -15,13 +15,12 @@ from typing import Any
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.task_owners import At
 from tuplewire.errors import UnknownRunError, UnreachableError
-from tuplewire.session.departure import TaskContent
 from tuplewire.spark.options import SinkOptions
 from tuplewire.spark.stages import NEEDS_A_SLOT, SinkWorkers
 from tuplewire.spark.task_workers import RETRYABLE_ERRORS, RetryDeadline
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
-from tuplewire.wire.translate import contents_from_wire, contents_to_wire
+from tuplewire.wire.translate import TaskContent, contents_from_wire, contents_to_wire
 
 logger = event_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Conversion of session values to wire messages and back, without other logic.
+"""Names of error codes, and the content of the tasks in a sink's epoch, on the wire.
 
 Used by the streams of clients and workers, and Spark's sink. Owns no state. Thread-safe.
 Design: docs/design/sessions.md.
@@ -6,13 +6,12 @@ Design: docs/design/sessions.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from tuplewire.errors import MalformedError
-from tuplewire.session.consume import MAX_REASON
-from tuplewire.session.departure import TaskContent
-from tuplewire.values.group import check_task
 from tuplewire.wire import messaging_pb2 as pb
+
+_ADLER_BASE = 65_521
 
 
 def code_name(code: pb.ErrorCode) -> str:
@@ -20,6 +19,28 @@ def code_name(code: pb.ErrorCode) -> str:
     if code not in pb.ErrorCode.values():
         return "UNSPECIFIED"
     return pb.ErrorCode.Name(code).removeprefix("ERROR_CODE_")
+
+
+class TaskContent(NamedTuple):
+    """A summary of the messages of a task in an epoch, regardless of their order.
+
+    Attributes:
+        messages: The number of messages; 0 if the content is unknown.
+        size_bytes: Bytes of payloads, keys and headers.
+        checksum: The sum of these bytes, modulo 65,521.
+    """
+
+    messages: int = 0
+    size_bytes: int = 0
+    checksum: int = 0
+
+    def plus(self, other: TaskContent) -> TaskContent:
+        """Return the summary of both contents together."""
+        return TaskContent(
+            self.messages + other.messages,
+            self.size_bytes + other.size_bytes,
+            (self.checksum + other.checksum) % _ADLER_BASE,
+        )
 
 
 def contents_to_wire(tasks: Mapping[int, TaskContent]) -> list[pb.TaskContent]:
@@ -34,34 +55,3 @@ def contents_from_wire(tasks: Iterable[int], contents: Iterable[pb.TaskContent])
     """Return the content of tasks in an epoch, by task."""
     got = (TaskContent(each.messages, each.bytes, each.checksum) for each in contents)
     return {task: next(got, TaskContent()) for task in tasks}
-
-
-def cursor_slices(cursor: pb.TaskCursor, most: int) -> Iterator[pb.TaskCursor]:
-    """Yield a consumer's position in steps with at most `most` rejections each, and shorten long reasons.
-
-    A step does not acknowledge a message with a rejection in a later step. Raises InvalidTaskError for an
-    invalid task id, MalformedError if the numbers of rejections do not increase.
-    """
-    task, told = check_task(cursor.task), cursor.rejections
-    number = 0
-    for start in range(0, len(told) or 1, most):
-        part = told[start : start + most]
-        for each in part:
-            if each.number <= number:
-                raise MalformedError(f"rejection {each.number} of task {task} came after number {number}")
-            number = each.number
-            each.reason = each.reason[:MAX_REASON]
-        if len(part) == len(told):  # nearly always
-            yield cursor
-            return
-        acknowledged = cursor.acknowledged
-        if len(told) > start + most:
-            acknowledged = min(acknowledged, max(0, told[start + most].sequence - 1))
-        yield pb.TaskCursor(
-            task=task,
-            acknowledged=acknowledged,
-            received=cursor.received,
-            credit=cursor.credit,
-            credit_bytes=cursor.credit_bytes,
-            rejections=part,
-        )

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
 from tuplewire.errors import TaskNotLocalError
-from tuplewire.session.departure import lost_with
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
 from tuplewire_service.control.control_messages import distinct
 from tuplewire_service.messaging.grpc.grpc_transport import Admit, Context
 from tuplewire_service.messaging.recv_service import frame_of
 from tuplewire_service.messaging.server_stream import check_receiver
+from tuplewire_service.worker.departures import lost_with
 from tuplewire_service.worker.worker import Worker
 
 _MOST_WAIT_SECONDS = 10.0

@@ -17,13 +17,13 @@ from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.stream import Silence, StreamBroken
 from tuplewire.errors import DrainingError, MalformedError, PayloadTooLargeError, RefusedError, TuplewireError
 from tuplewire.session.ack_requests import AckRequestPolicy
+from tuplewire.session.consume import MAX_REASON
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.settings.config import PROTOCOL_VERSION, SessionSettings
-from tuplewire.values.group import TaskGroup, same_time
+from tuplewire.values.group import TaskGroup, check_task, same_time
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire.wire.translate import cursor_slices
 from tuplewire_service.messaging.server_stream import (
     IAccess,
     ServerStream,
@@ -304,3 +304,34 @@ def frame_of(sequence: int, deliveries: list[Delivery], *, ack_requested: bool) 
             accepted.append(group.accepted_micros)
         last = group
     return encode_frame(sequence, runs, firsts, accepted_micros=accepted, ack_immediately=ack_requested)
+
+
+def cursor_slices(cursor: pb.TaskCursor, most: int) -> Iterator[pb.TaskCursor]:
+    """Yield a consumer's position in steps with at most `most` rejections each, and shorten long reasons.
+
+    A step does not acknowledge a message with a rejection in a later step. Raises InvalidTaskError for an
+    invalid task id, MalformedError if the numbers of rejections do not increase.
+    """
+    task, told = check_task(cursor.task), cursor.rejections
+    number = 0
+    for start in range(0, len(told) or 1, most):
+        part = told[start : start + most]
+        for each in part:
+            if each.number <= number:
+                raise MalformedError(f"rejection {each.number} of task {task} came after number {number}")
+            number = each.number
+            each.reason = each.reason[:MAX_REASON]
+        if len(part) == len(told):  # nearly always
+            yield cursor
+            return
+        acknowledged = cursor.acknowledged
+        if len(told) > start + most:
+            acknowledged = min(acknowledged, max(0, told[start + most].sequence - 1))
+        yield pb.TaskCursor(
+            task=task,
+            acknowledged=acknowledged,
+            received=cursor.received,
+            credit=cursor.credit,
+            credit_bytes=cursor.credit_bytes,
+            rejections=part,
+        )

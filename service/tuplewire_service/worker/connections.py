@@ -17,7 +17,6 @@ from typing import Any
 
 from tuplewire.connection.loop import watched
 from tuplewire.connection.sending_end import SendingEnd
-from tuplewire.session.departure import OfEntry
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.addresses import split_host_port
 from tuplewire.text.events import event_logger
@@ -25,6 +24,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.messaging.streamed_transport import StreamedContext
+from tuplewire_service.worker.departures import OfEntry
 
 logger = event_logger(__name__)
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuplewire.errors import StaleEpochError
-from tuplewire.session.departure import TaskContent
 from tuplewire.session.pieces import LENGTH_BYTES
 from tuplewire.wire.messaging_pb2 import SinkEpoch
-from tuplewire.wire.translate import contents_from_wire, contents_to_wire
+from tuplewire.wire.translate import TaskContent, contents_from_wire, contents_to_wire
 from tuplewire_service.worker.assignment import MOST_AHEAD
 from tuplewire_service.worker.staging import Sink, Stage, StagedGroup
 

@@ -8,16 +8,20 @@ Design: docs/design/credit.md (queues) and docs/design/readers.md.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from tuplewire.errors import RefusedError
 from tuplewire.session.delivery import DeliveryLog
-from tuplewire.session.durations import QueueTimes
+from tuplewire.session.durations import Durations
 from tuplewire.session.entry_queue import HeldEntry
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.moves import entered_at
+
+_ONE_TIME_SECONDS = 0.001
+"""Messages that arrive within this time share one time stamp, which saves memory for single messages."""
 
 
 class Consumer(Protocol):
@@ -34,6 +38,37 @@ class Consumer(Protocol):
 
     def status(self, now: float) -> pb.ConsumerStatus:
         """Return the consumer and its tasks. `now` is a time of the monotonic clock."""
+
+
+class QueueTimes:
+    """The waiting times of a queue's messages, which are numbered without gaps and leave in order."""
+
+    __slots__ = ("_arrivals", "_removed")
+
+    def __init__(self, start: int = 0) -> None:
+        """Start empty, after the message number `start`."""
+        self._arrivals: deque[tuple[int, float]] = deque()
+        self._removed = start
+
+    def arrived(self, last: int, now: float) -> None:
+        """Record the arrival of the messages up to the number `last`."""
+        came = self._arrivals
+        if came and now - came[-1][1] < _ONE_TIME_SECONDS:
+            came[-1] = (last, came[-1][1])
+        else:
+            came.append((last, now))
+
+    def left(self, last: int, now: float, into: Durations) -> None:
+        """Record that the messages up to the number `last` have left. Each message counts once."""
+        came = self._arrivals
+        while self._removed < last and came:
+            until, since = came[0]
+            if until <= last:
+                came.popleft()
+            else:  # a part of the messages with this time has left
+                until = last
+            into.add(now - since, until - self._removed)
+            self._removed = until
 
 
 @dataclass(slots=True, eq=False)

@@ -13,11 +13,11 @@ from itertools import compress
 
 from tuplewire.connection.loop import watched
 from tuplewire.errors import ResourceLimitError, StagedDataLostError, UnknownRunError
-from tuplewire.session.departure import TaskContent
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
+from tuplewire.wire.translate import TaskContent
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Peer

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tuplewire.session.departure import Departures, OfEntry, Successor, successors_of
 from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.worker.connections import Peer
+from tuplewire_service.worker.departures import Departures, OfEntry, Successor, successors_of
 
 
 class Successors:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tuplewire.errors import StagedDataLostError
-from tuplewire.session.departure import TaskContent
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire.translate import TaskContent
 from tuplewire_service.worker.publications import Publications
 from tuplewire_service.worker.staging import AttemptName, Staging
 

@@ -19,9 +19,8 @@ from tuplewire.session.ledger import Ledger
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.translate import cursor_slices
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.recv_service import _cursors_of, _take_progress
+from tuplewire_service.messaging.recv_service import _cursors_of, _take_progress, cursor_slices
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.rejections import Rejections

@@ -10,13 +10,13 @@ from helpers.senders import Program
 from helpers.sending import PLENTY, reopen
 
 from tuplewire.connection.sending_end import SendingEnd
-from tuplewire.session.departure import Departures, Successor, successors_to_wire
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, route_of
 from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.assignment import AssignedWorker
+from tuplewire_service.worker.departures import Departures, Successor, successors_to_wire
 from tuplewire_service.worker.moves import EntrySequences, LostWorkers, Moves
 from tuplewire_service.worker.successors import Successors
 

@@ -6,12 +6,18 @@ import pytest
 from helpers.acks import ack_of, credit_of
 from helpers.sending import PLENTY, reopen
 
-from tuplewire.session.departure import Departures, Successor, lost_with, successors_of, successors_to_wire
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import Departure
+from tuplewire_service.worker.departures import (
+    Departures,
+    Successor,
+    lost_with,
+    successors_of,
+    successors_to_wire,
+)
 
 
 def sent(

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 import pytest
 
 from tuplewire.errors import StaleEpochError
-from tuplewire.session.departure import TaskContent
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import SinkEpoch
-from tuplewire.wire.translate import contents_to_wire
+from tuplewire.wire.translate import TaskContent, contents_to_wire
 from tuplewire_service.worker import publications
 from tuplewire_service.worker.assignment import MOST_AHEAD
 from tuplewire_service.worker.publications import Publications

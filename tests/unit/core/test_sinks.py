@@ -16,8 +16,8 @@ from tuplewire.errors import (
     UnknownRunError,
     UnknownTaskError,
 )
-from tuplewire.session.departure import TaskContent
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire.translate import TaskContent
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker import sinks as sinks_module
 from tuplewire_service.worker.activity import Activity

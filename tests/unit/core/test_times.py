@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire.session.durations import BOUNDS, Durations, QueueTimes
+from tuplewire.session.durations import BOUNDS, Durations
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import Ledger
 from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure, ReportedLoads, SendingPressure
+from tuplewire_service.worker.queue import QueueTimes
 from tuplewire_service.worker.times import (
     INTERVAL_SECONDS,
     Blocking,

@@ -8,10 +8,10 @@ import pytest
 
 from tuplewire.connection.task_owners import At
 from tuplewire.errors import StagedDataLostError, UnknownRunError
-from tuplewire.session.departure import TaskContent
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.publisher import Publisher
 from tuplewire.wire import control_pb2 as pb
+from tuplewire.wire.translate import TaskContent
 
 ONE, TWO = ("one:1", "one"), ("two:1", "two")
 EARLIER = {1: TaskContent(3, 30, 5)}

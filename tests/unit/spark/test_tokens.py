@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire.identity.files import Token, find_token, read_tokens
+from tuplewire.identity.files import Token, read_tokens
+from tuplewire_service.security.guard import find_token
 
 SECRET = "0123456789" + "abcdef"
 

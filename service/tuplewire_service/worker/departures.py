@@ -1,9 +1,8 @@
-"""Records of workers that shut down cleanly: dropped messages, successors, and epochs of sinks.
+"""Workers that shut down cleanly: their dropped messages, and the workers that hold forwarded ones.
 
-Used by the worker's router, sinks and connections, and by Spark's sink (spark/publisher.py). A Departure is
-the final report of a worker; workers exchange Departures when a session ends. Owns the last 1,000 departures
-that a worker knows of. Not thread-safe.
-Design: docs/design/drain.md.
+A Departure is the final report of a worker; workers exchange Departures when a session ends. Used by
+router.py, successors.py and control/source_servicer.py. Owns the last 1,000 departures that a worker knows
+of. Not thread-safe. Design: docs/design/drain.md.
 """
 
 from __future__ import annotations
@@ -13,33 +12,8 @@ from typing import NamedTuple
 
 from tuplewire.wire import messaging_pb2 as pb
 
-_ADLER_BASE = 65_521
 _MOST_REMEMBERED = 1000
 """The number of departures that are stored. The oldest one is removed first."""
-
-
-class TaskContent(NamedTuple):
-    """A summary of the messages of a task in an epoch, regardless of their order.
-
-    Attributes:
-        messages: The number of messages; 0 if the content is unknown.
-        size_bytes: Bytes of payloads, keys and headers.
-        checksum: The sum of these bytes, modulo 65,521.
-    """
-
-    messages: int = 0
-    size_bytes: int = 0
-    checksum: int = 0
-
-    def plus(self, other: TaskContent) -> TaskContent:
-        """Return the summary of both contents together."""
-        return TaskContent(
-            self.messages + other.messages,
-            self.size_bytes + other.size_bytes,
-            (self.checksum + other.checksum) % _ADLER_BASE,
-        )
-
-
 OfEntry = tuple[int, int]
 """A task and the number of an entry worker: the messages to this task that this worker accepted."""
 
