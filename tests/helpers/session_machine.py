@@ -30,7 +30,7 @@ from helpers.session_parts import (
     messages_in,
 )
 from tuplewire.errors import TaskNotLocalError, UnknownTaskError
-from tuplewire.session.delivery import Delivery
+from tuplewire.session.consume import Delivery
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.send import SendWindow
 from tuplewire.session.shares import Share

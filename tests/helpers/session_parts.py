@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from tuplewire.session.consume import Arrived, ConsumeWindow
 from tuplewire.session.credit import CreditBook
-from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares, Share
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup
+from tuplewire_service.worker.delivery import DeliveryLog
 
 TASKS = (1, 2, 3)
 SOURCES = (None, 7, 8)

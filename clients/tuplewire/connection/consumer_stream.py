@@ -22,8 +22,7 @@ from tuplewire.connection.reconnecting_stream import Identity, ReconnectingStrea
 from tuplewire.connection.stream import BatchedEvent, ClientStream, StreamOpener
 from tuplewire.connection.submission_queue import CallerCondition
 from tuplewire.errors import TaskNotLocalError, TuplewireError, UnknownTaskError, refused
-from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
-from tuplewire.session.delivery import Delivery
+from tuplewire.session.consume import Arrived, ConsumeWindow, Delivery, Rejected
 from tuplewire.settings.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup

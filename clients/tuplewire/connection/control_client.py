@@ -21,7 +21,7 @@ from tuplewire.connection.grpc_channel import DIRECT, bytes_channel, channel_opt
 from tuplewire.connection.loop import uninterrupted
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.session.delivery import Delivery
+from tuplewire.session.consume import Delivery
 from tuplewire.settings.addresses import resolve_address
 from tuplewire.settings.config import SessionSettings
 from tuplewire.wire import control_pb2 as pb

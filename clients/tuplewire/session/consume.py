@@ -15,7 +15,6 @@ from itertools import islice
 from operator import attrgetter
 
 from tuplewire.errors import MalformedError
-from tuplewire.session.delivery import Delivery
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import RejectedTask, Rejection, TaskCursor
 
@@ -24,6 +23,29 @@ _MOST_REJECTIONS = 1000
 MAX_AFTER_SECONDS = 7 * 86_400
 MAX_REASON = 1000
 """The maximum length of a reason in characters. Longer reasons are truncated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Messages for a consumer, numbered from `first_sequence` without gaps."""
+
+    first_sequence: int
+    group: TaskGroup
+
+    @property
+    def last(self) -> int:
+        """The sequence of the last message."""
+        return self.first_sequence + len(self.group) - 1
+
+    def within(self, after: int, last: int) -> Delivery | None:
+        """Return the messages after the sequence `after`, up to `last`; None if there are none."""
+        first = max(after + 1, self.first_sequence)
+        stop = min(last, self.last) + 1
+        if stop - first == len(self.group):
+            return self
+        if first >= stop:
+            return None
+        return Delivery(first, self.group.slice(first - self.first_sequence, stop - self.first_sequence))
 
 
 @dataclass(frozen=True, slots=True)

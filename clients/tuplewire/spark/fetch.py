@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tuplewire.errors import SupersededError, TaskNotLocalError, UnknownTaskError
-from tuplewire.session.delivery import Delivery
+from tuplewire.session.consume import Delivery
 from tuplewire.spark.entry_runs import Runs, Span, count, merged
 from tuplewire.spark.offsets import DataLossError, PreviousOwner, Range
 from tuplewire.spark.options import SourceOptions

@@ -17,8 +17,7 @@ from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.stream import Silence, StreamBroken
 from tuplewire.errors import DrainingError, MalformedError, PayloadTooLargeError, RefusedError, TuplewireError
 from tuplewire.session.ack_requests import AckRequestPolicy
-from tuplewire.session.consume import MAX_REASON
-from tuplewire.session.delivery import Delivery
+from tuplewire.session.consume import MAX_REASON, Delivery
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.settings.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.values.group import TaskGroup, check_task, same_time

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tuplewire.errors import RefusedError
-from tuplewire.session.delivery import Delivery
+from tuplewire.session.consume import Delivery
 from tuplewire.wire.messaging_pb2 import RejectedTask, TaskCursor
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from tuplewire.errors import RefusedError
-from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.durations import Durations
-from tuplewire.session.entry_queue import HeldEntry
 from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.worker.delivery import DeliveryLog
+from tuplewire_service.worker.entry_queue import HeldEntry
 from tuplewire_service.worker.moves import entered_at
 
 _ONE_TIME_SECONDS = 0.001

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
-from tuplewire.session.delivery import Delivery, Done
+from tuplewire.session.consume import Delivery
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import MAX_FRAME_GROUPS
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.messaging_pb2 import RejectedTask, TaskCursor
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
+from tuplewire_service.worker.delivery import Done
 from tuplewire_service.worker.moves import LostWorkers
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.receive_queues import TURN_GROUPS, ReceiveQueues

@@ -16,11 +16,12 @@ from itertools import chain
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError, SupersededError
-from tuplewire.session.delivery import Delivery, DeliveryLog, Done
+from tuplewire.session.consume import Delivery
 from tuplewire.session.durations import Durations
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import InboundSession
+from tuplewire_service.worker.delivery import DeliveryLog, Done
 from tuplewire_service.worker.queue import HeldOfTask, Queue, QueueTimes
 from tuplewire_service.worker.worker_observer import WorkerObserver
 from tuplewire_service.worker.worker_settings import WorkerSettings

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count, groupby
 from operator import attrgetter
 
-from tuplewire.session.delivery import DeliveryLog, Done
 from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
@@ -23,6 +22,7 @@ from tuplewire.values.dead_letters import again, dead_letter, headers_of, reject
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import InboundSession, ReceivedBatch
+from tuplewire_service.worker.delivery import DeliveryLog, Done
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 

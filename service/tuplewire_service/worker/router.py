@@ -16,7 +16,6 @@ from itertools import chain
 
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
-from tuplewire.session.delivery import Done
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire.session.pressure import OutboundPressure
@@ -31,6 +30,7 @@ from tuplewire_service.messaging.subscription import ISubscription, ISubscriptio
 from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import GIVE_UP_SECONDS, Connections, Peer
+from tuplewire_service.worker.delivery import Done
 from tuplewire_service.worker.departures import Departures, OfEntry, Successor, successors_to_wire
 from tuplewire_service.worker.drops import Drops
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves

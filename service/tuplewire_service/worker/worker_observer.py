@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import Settled
 from tuplewire.tracing.context import TraceParent, ids_of, sampled
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import InboundSession
+from tuplewire_service.worker.delivery import DeliveryLog
 from tuplewire_service.worker.routing_table import LOCAL
 
 if TYPE_CHECKING:

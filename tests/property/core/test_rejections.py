@@ -15,14 +15,14 @@ from helpers.rejecting import RejectionsWithoutTimers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
-from tuplewire.session.delivery import Delivery, Done
+from tuplewire.session.consume import Arrived, ConsumeWindow, Delivery, Rejected
 from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.settings.config import MIB
 from tuplewire.values.dead_letters import DeadMessage, headers_of, rejections_of
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.subscription import SubscribeRequest
+from tuplewire_service.worker.delivery import Done
 from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
 
 TASKS = (1, 2)

@@ -6,8 +6,7 @@ import pytest
 from helpers.cursors import answer_of, cursor_of
 
 from tuplewire.errors import MalformedError
-from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
-from tuplewire.session.delivery import Delivery
+from tuplewire.session.consume import Arrived, ConsumeWindow, Delivery, Rejected
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuplewire.session.delivery import Delivery, DeliveryLog, Done
-from tuplewire.session.entry_queue import EntryQueue, HeldEntry
+from tuplewire.session.consume import Delivery
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import TaskGroup
+from tuplewire_service.worker.delivery import DeliveryLog, Done
+from tuplewire_service.worker.entry_queue import EntryQueue, HeldEntry
 
 TASK = 7
 RUN = 64

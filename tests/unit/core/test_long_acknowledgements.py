@@ -13,8 +13,7 @@ from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
 from tuplewire.errors import MalformedError
-from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
-from tuplewire.session.delivery import Delivery, Done
+from tuplewire.session.consume import Arrived, ConsumeWindow, Delivery, Rejected
 from tuplewire.session.ledger import Ledger
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
@@ -22,6 +21,7 @@ from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.recv_service import _cursors_of, _take_progress, cursor_slices
 from tuplewire_service.messaging.subscription import SubscribeRequest
+from tuplewire_service.worker.delivery import Done
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings

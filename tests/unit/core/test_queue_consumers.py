@@ -14,7 +14,6 @@ from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
 from tuplewire.errors import DrainingError, StaleIncarnationError, SupersededError, UnknownTaskError
-from tuplewire.session.entry_queue import HeldEntry
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
@@ -22,6 +21,7 @@ from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import Assignment
+from tuplewire_service.worker.entry_queue import HeldEntry
 from tuplewire_service.worker.queue import HeldOfTask
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues

@@ -12,11 +12,12 @@ from helpers.queues import consumers_of, queues_of
 from helpers.senders import Program
 
 from tuplewire.errors import SupersededError, UnknownTaskError
-from tuplewire.session.delivery import Delivery, DeliveryLog, Done
+from tuplewire.session.consume import Delivery
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker import receive_queues
+from tuplewire_service.worker.delivery import DeliveryLog, Done
 
 TASK = 1
 LARGE = 2**40

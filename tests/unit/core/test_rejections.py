@@ -11,10 +11,10 @@ from helpers.queues import delivered
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
-from tuplewire.session.delivery import Done
 from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.worker.delivery import Done
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.rejections import GrownMessage, Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings

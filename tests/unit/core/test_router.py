@@ -15,13 +15,13 @@ from helpers.queues import consumers_of, queues_of
 from helpers.senders import Program
 
 from tuplewire.errors import PermissionDeniedError, StaleAssignmentError, TooManyHopsError
-from tuplewire.session.delivery import Done
 from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.delivery import Done
 from tuplewire_service.worker.drops import Drops
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.router import Router

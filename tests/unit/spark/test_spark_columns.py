@@ -11,7 +11,7 @@ from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, MapT
 
 from tuplewire.errors import ConfigError
 from tuplewire.grouping.grouping import fields
-from tuplewire.session.delivery import Delivery
+from tuplewire.session.consume import Delivery
 from tuplewire.spark.bad_rows import BadRowsError
 from tuplewire.spark.columns import read_batch
 from tuplewire.spark.data_source import check_read_schema, check_write_schema

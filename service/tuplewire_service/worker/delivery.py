@@ -1,10 +1,10 @@
 """One task's receive queue: a log with cursors for delivered and acknowledged messages.
 
 Every message gets a sequence within the task, from 1. A consumer that reconnects continues at its cursor. If
-it does not reconnect, its unacknowledged messages are delivered to the next consumer, in order. Used by the
-worker's ReceiveQueues for each local task; clients use the record Delivery. Owns the unacknowledged messages
-of the task and their tokens. No I/O. Call only from the event loop. Source: Storm's receive queue (there a
-Disruptor ring without acknowledgement); Kafka's consumer offsets. Design: docs/design/credit.md.
+it does not reconnect, its unacknowledged messages are delivered to the next consumer, in order. Used by
+ReceiveQueues for each local task. Owns the unacknowledged messages of the task and their tokens. No I/O. Call
+only from the event loop. Source: Storm's receive queue (there a Disruptor ring without acknowledgement);
+Kafka's consumer offsets. Design: docs/design/credit.md.
 """
 
 from __future__ import annotations
@@ -16,32 +16,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Self
 
-from tuplewire.session.entry_queue import EntryQueue, HeldEntry
+from tuplewire.session.consume import Delivery
 from tuplewire.session.pieces import cut, most_messages, starting_within, wire_bytes
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """Messages for a consumer, numbered from `first_sequence` without gaps."""
-
-    first_sequence: int
-    group: TaskGroup
-
-    @property
-    def last(self) -> int:
-        """The sequence of the last message."""
-        return self.first_sequence + len(self.group) - 1
-
-    def within(self, after: int, last: int) -> Delivery | None:
-        """Return the messages after the sequence `after`, up to `last`; None if there are none."""
-        first = max(after + 1, self.first_sequence)
-        stop = min(last, self.last) + 1
-        if stop - first == len(self.group):
-            return self
-        if first >= stop:
-            return None
-        return Delivery(first, self.group.slice(first - self.first_sequence, stop - self.first_sequence))
+from tuplewire_service.worker.entry_queue import EntryQueue, HeldEntry
 
 
 @dataclass(frozen=True, slots=True)
