@@ -86,37 +86,24 @@ def runs_by_task(tasks: Any, count: int, what: str) -> tuple[pa.Array, list[tupl
     return order, list(zip(runs.values.to_pylist(), starts, map(sub, ends, starts), strict=True))
 
 
-def record_batch(groups: Sequence[TaskGroup]) -> pa.RecordBatch:
+def record_batch(
+    groups: Sequence[TaskGroup], tasks: array[int] | None = None, sources: array[int] | None = None
+) -> pa.RecordBatch:
     """Return the groups as columns `task`, `source` and `message`.
 
-    Raises MalformedError if the payloads have 2 GiB or more, which exceeds the limit of one column.
+    tasks, sources: the values of each message, instead of the values of the groups; a source of -1 means
+    none. Raises MalformedError if the payloads have 2 GiB or more, which exceeds the limit of one column.
     """
-    counts = list(map(len, groups))
-    messages = _joined(
-        b"".join(group.lengths for group in groups), b"".join(group.data for group in groups), "payload"
-    )
-    return pa.RecordBatch.from_arrays(
-        [
-            repeated([group.task for group in groups], counts, pa.int32()),
-            repeated([group.source for group in groups], counts, pa.int32()),
-            messages,
-        ],
-        schema=_SCHEMA,
-    )
-
-
-def ordered_batch(tasks: array[int], sources: array[int], payloads: list[bytes]) -> pa.RecordBatch:
-    """Return the same columns as record_batch(), in the order of the arguments. A source of -1 means none."""
-    one = TaskGroup.joined(0, None, payloads)
-    plain = pa.Array.from_buffers(pa.int32(), len(sources), [None, pa.py_buffer(sources)])
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.Array.from_buffers(pa.int32(), len(tasks), [None, pa.py_buffer(tasks)]),
-            pc.if_else(pc.less(plain, 0), pa.scalar(None, pa.int32()), plain),
-            _joined(one.lengths, one.data, "payload"),
-        ],
-        schema=_SCHEMA,
-    )
+    if tasks is None or sources is None:
+        counts = list(map(len, groups))
+        ids = repeated([group.task for group in groups], counts, pa.int32())
+        senders = repeated([group.source for group in groups], counts, pa.int32())
+    else:
+        ids = pa.Array.from_buffers(pa.int32(), len(tasks), [None, pa.py_buffer(tasks)])
+        plain = pa.Array.from_buffers(pa.int32(), len(sources), [None, pa.py_buffer(sources)])
+        senders = pc.if_else(pc.less(plain, 0), pa.scalar(None, pa.int32()), plain)
+    lengths, data = b"".join(group.lengths for group in groups), b"".join(group.data for group in groups)
+    return pa.RecordBatch.from_arrays([ids, senders, _joined(lengths, data, "payload")], schema=_SCHEMA)
 
 
 def key_and_headers(groups: Sequence[TaskGroup], *, headers: bool = True) -> tuple[pa.Array, pa.Array | None]:

@@ -131,15 +131,15 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         Rows are in the order of iteration. With `headers`, append the nullable columns `key` (binary) and
         `headers` (lists of structs of `key` and `value`), with the errors of TaskMessage.headers.
         """
-        from tuplewire.values.arrow import key_and_headers, ordered_batch, record_batch
+        from tuplewire.values.arrow import key_and_headers, record_batch
 
         if self._grouped:
             groups = self.groups
             batch = record_batch(groups)
         else:
             tasks, sources, payloads, encoded = self._as_columns()
-            batch = ordered_batch(tasks, sources, payloads)
-            groups = (TaskGroup.joined(0, None, payloads, encoded),) if headers else ()
+            groups = (TaskGroup.joined(0, None, payloads, encoded),)
+            batch = record_batch(groups, tasks, sources)
         if not headers:
             return batch
         key, pairs = key_and_headers(groups)
