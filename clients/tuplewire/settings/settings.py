@@ -179,21 +179,16 @@ class Setting:
         """Return the kind for a key, which may be in milliseconds."""
         return _in_milliseconds(self.kind) if key.endswith(_MILLISECONDS) else self.kind
 
-    def check(self, value: Any, label: str = "", key: str = "") -> Any:
-        """Return a typed value as it is stored. Raises ConfigError, which starts with `label`."""
+    def check(self, value: Any, label: str = "", key: str = "", *, text: bool = False) -> Any:
+        """Return a typed value as it is stored. Raises ConfigError, which starts with `label`.
+
+        text: True to parse the value, a string, before.
+        """
         if value is None and self.default is None:
             return None
-        kind = self.kind_at(key)
-        return self._read(kind, kind.check, value, label or self.name)
-
-    def parse(self, text: str, label: str, key: str = "") -> Any:
-        """Parse text, and check the value as check() does."""
-        kind = self.kind_at(key)
-        return self._read(kind, lambda text: kind.check(kind.parse(text)), text, label)
-
-    def _read(self, kind: Kind, read: Callable[[Any], Any], value: Any, label: str) -> Any:
+        kind, label = self.kind_at(key), label or self.name
         try:
-            return read(value)
+            return kind.check(kind.parse(value) if text else value)
         except (ValueError, TypeError, OverflowError) as error:
             if self.secret:
                 problem = f"{label} must be {kind.allowed}, and is not; what it is stays secret"
@@ -302,7 +297,7 @@ class Settings:
         """
         variables = os.environ if environment is None else environment
         read = {
-            name: each.parse(variables[each.variable], each.variable)
+            name: each.check(variables[each.variable], each.variable, text=True)
             for name, each in settings_of(cls).items()
             if variables.get(each.variable)
         }
@@ -374,7 +369,7 @@ def read_keys(
                 raise ConfigError(f"{labels[name]} and {label} are the same setting: keep one")
             labels[name] = label
             parsed = text and isinstance(value, str) and not declared.is_flag
-            values[name] = (declared.parse if parsed else declared.check)(value, label, key)
+            values[name] = declared.check(value, label, key, text=parsed)
     return values
 
 

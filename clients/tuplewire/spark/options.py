@@ -309,12 +309,12 @@ def _given(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
     for name, text in options.items():
         key = name.lower()
         if (each := known.get(key)) is not None:
-            values[each.name] = each.parse(text, f"option {each.key}")
+            values[each.name] = each.check(text, f"option {each.key}", text=True)
         elif key.startswith(KEY_PREFIX):
             setting = key.removeprefix(KEY_PREFIX)
             if setting not in _CLIENT:
                 raise unknown(f"option {name!r}", setting, list(_CLIENT))
-            client[setting] = _CLIENT[setting].parse(text, f"option {name}")
+            client[setting] = _CLIENT[setting].check(text, f"option {name}", text=True)
         elif key not in _SPARKS_OWN:
             # All hints except the one for `path` are about reading.
             instead = _INSTEAD.get(key) if kind is SourceOptions or name == "path" else None

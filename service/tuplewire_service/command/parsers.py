@@ -206,7 +206,7 @@ def credentials_of(arguments: argparse.Namespace) -> Credentials:
     """Return the credentials of the flags and, for missing flags, of the environment."""
     known = settings_of(Credentials)
     given = given_flags(arguments, Credentials).items()
-    flags = {name: known[name].parse(value, f"flag {known[name].flag}") for name, value in given}
+    flags = {name: known[name].check(value, f"flag {known[name].flag}", text=True) for name, value in given}
     return Credentials.from_environment(flags=flags)
 
 

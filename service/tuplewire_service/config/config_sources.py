@@ -60,7 +60,7 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | 
     given = [(by_variable[each], f"environment {each}", environment[each]) for each in variables]
     given += [(name, f"flag {_DECLARED[name].flag}", raw) for name, raw in flags.items()]
     for name, origin, raw in given:
-        values[name] = _DECLARED[name].parse(raw, origin)
+        values[name] = _DECLARED[name].check(raw, origin, text=True)
         origins[name] = origin
     program_conf = values.get("program_conf")
     further = settings_in(read_conf(program_conf)) if program_conf else {}
