@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, Self
@@ -32,7 +32,6 @@ from tuplewire.wire.health_pb2_grpc import HealthStub
 from tuplewire.wire.messaging_pb2 import RecvResponse
 
 _POLL_SECONDS = 0.1
-_LOOK_SECONDS = 1.0
 
 
 class ControlClient:
@@ -268,66 +267,42 @@ class ControlClient:
         Raises UnreachableError if it is not ready after `timeout` seconds, or if it stops.
         """
         deadline = time.monotonic() + timeout
-        seen = ""
-
-        def serves() -> bool:
-            nonlocal seen
-            watch = self._connected_by(deadline).health.Watch(
-                health_pb2.HealthCheckRequest(), timeout=deadline - time.monotonic(), wait_for_ready=True
-            )
-            for response in watch:
-                if response.status == health_pb2.HealthCheckResponse.SERVING:
-                    watch.cancel()
-                    return True
-                seen = "it answers but lacks its assignment or a connection; its /readyz tells which"
-            # A draining worker ends this stream; see docs/design/drain.md.
-            return False
-
-        with self._mapped_errors(lambda: f"not ready after {timeout:g} s: {seen or self._silence()}"):
-            if not uninterrupted(serves):
-                raise UnreachableError(f"the worker at {self.address} is stopping; it will not become ready")
-
-    def _silence(self) -> str:
-        """Return the reason for a missing answer, from one short call."""
-        try:
-            self._call("GetStatus", pb.GetStatusRequest(), _LOOK_SECONDS)
-        except TuplewireError as error:
-            return str(error)
-        return "it answers only now"
-
-    def _connected_by(self, deadline: float) -> _Connection:
-        """Return the connection. Try again until the deadline: a list of names needs a handshake first."""
+        request, ready = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse.SERVING
         while True:
+            seen = ""
+            left = max(_POLL_SECONDS, deadline - time.monotonic())
             try:
-                return self._connected(max(_POLL_SECONDS, deadline - time.monotonic()))
-            except UnreachableError:
+                with closing(self._stream("Watch", request, left, "health")) as answers:
+                    for response in answers:
+                        if response.status == ready:
+                            return
+                        seen = "it answers but lacks its assignment or a connection; its /readyz tells which"
+                # A draining worker ends this stream; see docs/design/drain.md.
+                break
+            except UnreachableError as error:
                 if time.monotonic() + _POLL_SECONDS > deadline:
-                    raise
+                    raise UnreachableError(
+                        f"the worker at {self.address}: not ready after {timeout:g} s: {seen or error}"
+                    ) from error
                 time.sleep(_POLL_SECONDS)
+        raise UnreachableError(f"the worker at {self.address} is stopping; it will not become ready")
 
     def _call(self, method: str, request: Any, timeout: float | None = None, service: str = "control") -> Any:
         timeout = timeout or self.timeout
         connection = self._connected(timeout)
         metadata = self._channel_factory.metadata(self.address)
-        try:
-            with self._mapped_errors(lambda: f"no answer within {timeout:g} s"):
-                call = partial(getattr(getattr(connection, service), method), request)
-                return uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
-        except UnreachableError:
-            with self._lock:
-                if self._connection is connection:
-                    # A new channel connects immediately, and to another certificate; the old one would wait.
-                    self._connection = None
-            raise
+        with self._mapped_errors(connection, f"no answer within {timeout:g} s"):
+            call = partial(getattr(getattr(connection, service), method), request)
+            return uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
 
     def _stream(
         self, method: str, request: Any, timeout: float | None = None, service: str = "control"
     ) -> Generator[Any]:
         """Yield the answers of a call; closing the generator cancels it."""
-        stub = getattr(self._connected(self.timeout), service)
+        connection = self._connected(self.timeout)
         metadata = self._channel_factory.metadata(self.address)
-        with self._mapped_errors(lambda: f"not all answers within {timeout} s"):
-            call = partial(getattr(stub, method), request)
+        with self._mapped_errors(connection, f"not all answers within {timeout} s"):
+            call = partial(getattr(getattr(connection, service), method), request)
             answers = uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
             try:
                 yield from answers
@@ -335,17 +310,23 @@ class ControlClient:
                 answers.cancel()
 
     @contextmanager
-    def _mapped_errors(self, on_deadline: Callable[[], str]) -> Iterator[None]:
+    def _mapped_errors(self, connection: _Connection, on_deadline: str) -> Iterator[None]:
         """Raise Tuplewire's errors for gRPC's. on_deadline: describes a timeout."""
         try:
             yield
         except grpc.RpcError as error:
-            code = error.code()
-            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise UnreachableError(f"the worker at {self.address}: {on_deadline()}") from error
-            hint = self._channel_factory.hint(self.address)
-            details = error.details() or ""
-            raise error_of(code, details, error.trailing_metadata(), self.address, hint) from error
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raised: TuplewireError = UnreachableError(f"the worker at {self.address}: {on_deadline}")
+            else:
+                hint = self._channel_factory.hint(self.address)
+                about = error.code(), error.details() or "", error.trailing_metadata()
+                raised = error_of(*about, self.address, hint)
+            if isinstance(raised, UnreachableError):
+                with self._lock:
+                    # A new channel connects immediately, and to another certificate. The old one would wait.
+                    if self._connection is connection:
+                        self._connection = None
+            raise raised from error
 
 
 def _drain_request(deadline: float | None) -> pb.DrainRequest:
