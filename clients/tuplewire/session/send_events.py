@@ -10,21 +10,17 @@ from tuplewire.session.pressure import OutboundPressure
 from tuplewire.wire.messaging_pb2 import Departure
 
 
-def _ignore(_: object) -> None:
-    """Do nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class SendEvents:
     """The callbacks of a sending end, which calls them on the messaging loop."""
 
-    settled: Callable[[Sequence[Settled]], None] = _ignore
+    settled: Callable[[Sequence[Settled]], None] = lambda _: None
     """Called with messages that were acknowledged or dropped, and the tokens that they were sent with."""
-    released: Callable[[Sequence[Settled]], None] = _ignore
+    released: Callable[[Sequence[Settled]], None] = lambda _: None
     """Called with messages that the receiver has processed."""
     lost: Callable[[], object] = lambda: None
     """Called after the connection breaks."""
-    departed: Callable[[Sequence[Departure]], None] = _ignore
+    departed: Callable[[Sequence[Departure]], None] = lambda _: None
     """Called with workers that have shut down cleanly, as reported by the receiver."""
     departures: Callable[[], Sequence[Departure]] = tuple
     """Returns the workers to report to the receiver at the end of the session."""

@@ -7,6 +7,7 @@ a new route would be delivered before them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.worker.connections import Peer
@@ -46,13 +47,18 @@ class Successors:
         """Add departed workers, before their messages count as released; see Connections.unreleased()."""
         for each in unreleased:
             self.add_departures(departures.of([each[1]]), [each])
+
+        @cache  # many tasks have the same successor
+        def successors_after(incarnation: int) -> Mapping[OfEntry, Successor] | None:
+            return next(map(successors_of, departures.of([incarnation])), None)
+
         for key in list(self._known):
             # A successor may have departed, too: its messages are processed, or at its own successor.
-            while found := departures.of([self._known[key].incarnation]):
-                if (successor := successors_of(found[0]).get(key)) is None:
+            while (later := successors_after(self._known[key].incarnation)) is not None:
+                if key not in later:
                     del self._known[key]
                     break
-                self._known[key] = successor
+                self._known[key] = later[key]
         # Messages that were forwarded to this worker are here, or were forwarded from here.
         self._known = {
             key: each for key, each in self._known.items() if each.incarnation != self._incarnation
