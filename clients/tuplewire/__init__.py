@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tuplewire.client import Client
 
     # Reads as a verb: with tuplewire.local().
-    from tuplewire.processes.local_worker_process import LocalWorkerProcess as local  # noqa: N813
+    from tuplewire.processes.worker_processes import LocalWorkerProcess as local  # noqa: N813
     from tuplewire.processes.worker_processes import WorkerProcesses
 
 __all__ = [
@@ -41,7 +41,7 @@ __version__ = "0.1.0"
 _LATE = {
     "Client": ("tuplewire.client", "Client"),
     "WorkerProcesses": ("tuplewire.processes.worker_processes", "WorkerProcesses"),
-    "local": ("tuplewire.processes.local_worker_process", "LocalWorkerProcess"),
+    "local": ("tuplewire.processes.worker_processes", "LocalWorkerProcess"),
 }
 
 

@@ -21,7 +21,7 @@ from helpers.worker_process import run_command, running
 
 import tuplewire
 from tuplewire.errors import ConfigError
-from tuplewire.processes.local_worker_process import LocalWorkerProcess
+from tuplewire.processes.worker_processes import LocalWorkerProcess
 from tuplewire_service.command.messages import MessageFormat, read_messages
 
 _SECONDS = 60.0
