@@ -23,8 +23,6 @@ from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
 
-PRIVATE = 0o600
-"""The mode of a file that only its owner can access."""
 _LAST_LINES = 20
 
 
@@ -82,7 +80,7 @@ class Child:
         # Children import from the same places as this process, including zip files and sys.path changes.
         paths = [environment.get("PYTHONPATH"), *(entry or os.curdir for entry in sys.path)]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        user = None if command.user is None else _find_user(command.user)
+        user = None if command.user is None else find_user(command.user)
         if user is not None:
             environment.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
         try:
@@ -105,7 +103,7 @@ class Child:
                 raise LaunchError(
                     f"{command.name} cannot be started: {error}; give its user the right to read and run that"
                 ) from error
-            raise _not_permitted(command.name, user.pw_name) from error
+            raise not_permitted(command.name, user.pw_name) from error
         except OSError as error:
             raise LaunchError(f"{command.name} cannot be started: {error}") from error
 
@@ -151,7 +149,8 @@ class Child:
         return "\n".join([f"the last lines of {self.command.name}:", *lines])
 
 
-def _find_user(name: str) -> pwd.struct_passwd:
+def find_user(name: str) -> pwd.struct_passwd:
+    """Return a user of this machine. Raises ConfigError for a user that does not exist."""
     try:
         return pwd.getpwnam(name)
     except KeyError as error:
@@ -161,42 +160,9 @@ def _find_user(name: str) -> pwd.struct_passwd:
         ) from error
 
 
-def _not_permitted(what: str, user: str) -> LaunchError:
+def not_permitted(what: str, user: str) -> LaunchError:
+    """Return the error for a process of another user, without the right to start it."""
     return LaunchError(
         f"{what} cannot run as {user}: only root may start processes of other users; "
         "run this as root, or set supervisor.run.worker.as.user to false"
     )
-
-
-def directory_for(path: Path, user: str | None) -> Path:
-    """Create and return a directory for the logs of processes, also of another user."""
-    path.mkdir(parents=True, exist_ok=True)
-    if user is not None:  # the other user needs to reach files in it, not to list them
-        path.chmod(0o711)
-    return path
-
-
-def directory_of(path: Path, user: str | None) -> Path:
-    """Create and return a directory in which only the processes' user may write; see write_private()."""
-    path.mkdir(mode=0o700)
-    _give(path, user)
-    return path
-
-
-def write_private(path: Path, content: bytes, user: str | None) -> None:
-    """Write a new file that only the processes' user may read; None: this process's user.
-
-    Raises ConfigError for a user that does not exist, and LaunchError without the right to change the owner.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    _give(path, user)
-
-
-def _give(path: Path, user: str | None) -> None:
-    if user is not None:
-        try:
-            os.chown(path, _find_user(user).pw_uid, -1)
-        except PermissionError as error:
-            raise _not_permitted("a process", user) from error

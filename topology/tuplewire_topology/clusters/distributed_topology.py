@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.processes.child import Command, directory_for, directory_of, private_directory, write_private
+from tuplewire.processes.child import Command, private_directory
 from tuplewire.processes.worker_processes import worker_words
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import join_host_port
@@ -26,6 +26,7 @@ from tuplewire_topology.acking.acker_tasks import with_ackers
 from tuplewire_topology.authoring.description import Topology, shares_of
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.clusters.capture import Captured
+from tuplewire_topology.clusters.launch_files import directory_for, directory_of, write_private
 from tuplewire_topology.clusters.launch_settings import LaunchSettings
 from tuplewire_topology.clusters.reference import SUFFIX, load_topology, save_topology
 from tuplewire_topology.clusters.running_topology import (

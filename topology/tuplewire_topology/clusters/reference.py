@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 from tuplewire.errors import ConfigError, TopologyError
-from tuplewire.processes.child import PRIVATE, write_private
 from tuplewire_topology.authoring.description import Topology
+from tuplewire_topology.clusters.launch_files import PRIVATE, write_private
 
 SUFFIX = ".pickle"
 _PROGRAM = b"__main__"

@@ -18,7 +18,6 @@ from pathlib import Path
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.processes.child import write_private
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.settings.addresses import (
     ADDRESS_VARIABLE,
@@ -49,7 +48,8 @@ class RunToken:
         """Yield a file of this process with the token, and delete the file after the block."""
         with tempfile.TemporaryDirectory(prefix="tuplewire-") as directory:
             file = Path(directory, "token")
-            write_private(file, f"run {self.secret}\n".encode(), None)
+            file.touch(0o600, exist_ok=False)
+            file.write_text(f"run {self.secret}\n", encoding="ascii")
             yield file
 
 
