@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from helpers.rejecting import RejectionsWithoutTimers
@@ -10,9 +10,12 @@ from helpers.senders import Program
 from tuplewire.errors import UnknownTaskError
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire_service.messaging.server_stream import EVERYTHING
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 
@@ -35,6 +38,18 @@ def delivered(*payloads: bytes, sender: Program | None = None) -> Queue:
     assert queue is not None
     queue.log.take(len(payloads), MIB, MIB)
     return queue
+
+
+def subscribe(
+    consumers: QueueConsumers | Router,
+    consumer_id: str,
+    cursors: Iterable[pb.TaskCursor],
+    wake: Callable[[], None] = lambda: None,
+    **fields: Any,
+) -> Any:
+    """Subscribe a consumer, with its first incarnation and all rights."""
+    request = pb.Subscribe(**{"consumer_id": consumer_id, "incarnation": 1, "tasks": cursors, **fields})
+    return consumers.subscribe(request, EVERYTHING, "", wake)
 
 
 def consumers_of(queues: ReceiveQueues, rejections: RejectionsWithoutTimers | None = None) -> QueueConsumers:

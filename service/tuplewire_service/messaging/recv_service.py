@@ -31,7 +31,7 @@ from tuplewire_service.messaging.server_stream import (
     ended_to_wire,
     finish_writing,
 )
-from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
+from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource
 
 _GRPC_DEFAULT_BYTES = 4 << 20
 """The response limit of a consumer that reports none."""
@@ -93,18 +93,7 @@ class RecvService(StreamService):
         access.receive(subscribe.topology, cursors)
         if self.draining:
             raise DrainingError("the worker is draining; connect again later, or to another one")
-        request = SubscribeRequest(
-            access.owner,
-            subscribe.consumer_id,
-            subscribe.incarnation,
-            subscribe.worker_incarnation,
-            list(cursors.values()),
-            peer,
-            subscribe.subscription,
-            access.is_own_program,
-            subscribe.follows,
-        )
-        return self.source.subscribe(request, wake.set)
+        return self.source.subscribe(subscribe, access, peer, wake.set)
 
     def _subscribed(self, subscription: ISubscription) -> pb.RecvResponse:
         return pb.RecvResponse(

@@ -8,40 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tuplewire.errors import RefusedError
 from tuplewire.session.consume import Delivery
-from tuplewire.wire.messaging_pb2 import RejectedTask, TaskCursor
-
-
-@dataclass(frozen=True, slots=True)
-class SubscribeRequest:
-    """A consumer's request for tasks, with its position in each.
-
-    Attributes:
-        owner: The owner of the consumer; the same id of another owner is another consumer.
-        worker_incarnation: The worker incarnation that the cursors belong to; 0: none.
-        address: The address reported by the transport; empty: in this process.
-        subscription: Distinguishes consumers with the same id and incarnation.
-        is_own_program: True for the program in the worker's process.
-        follows: True if the consumer has had the tasks before, here or at another worker.
-    """
-
-    owner: str
-    consumer_id: str
-    incarnation: int
-    worker_incarnation: int
-    cursors: Sequence[TaskCursor]
-    address: str = ""
-    subscription: int = 0
-    is_own_program: bool = False
-    follows: bool = False
-
-    @property
-    def consumer_key(self) -> tuple[str, str]:
-        """The identity of the consumer, equal for all its incarnations."""
-        return self.owner, self.consumer_id
+from tuplewire.wire.messaging_pb2 import RejectedTask, Subscribe, TaskCursor
+from tuplewire_service.messaging.server_stream import IAccess
 
 
 class ISubscription(ABC):
@@ -87,8 +58,12 @@ class ISubscriptionSource(ABC):
     """Queues messages for consumers."""
 
     @abstractmethod
-    def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> ISubscription:
+    def subscribe(
+        self, request: Subscribe, access: IAccess, address: str, wake: Callable[[], None]
+    ) -> ISubscription:
         """Assign the tasks to a consumer, and end the subscriptions that hold them. Raises RefusedError.
 
-        `wake` is called when messages may be available, or when the subscription ends.
+        The same consumer id of another owner, see `access`, is another consumer. `address` is the consumer's,
+        as the transport reports it; empty: in this process. `wake` is called when messages may be available,
+        or when the subscription ends.
         """

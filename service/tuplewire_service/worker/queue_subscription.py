@@ -16,8 +16,9 @@ from tuplewire.session.consume import Delivery
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import MAX_FRAME_GROUPS
 from tuplewire.wire import control_pb2 as pb
-from tuplewire.wire.messaging_pb2 import RejectedTask, TaskCursor
-from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
+from tuplewire.wire.messaging_pb2 import RejectedTask, Subscribe, TaskCursor
+from tuplewire_service.messaging.server_stream import IAccess
+from tuplewire_service.messaging.subscription import ISubscription
 from tuplewire_service.worker.delivery import Done
 from tuplewire_service.worker.moves import LostWorkers
 from tuplewire_service.worker.queue import Queue
@@ -32,12 +33,14 @@ class QueueSubscription(ISubscription):
     """The subscription of one consumer to some queues."""
 
     def __init__(
-        self, consumers: QueueConsumers, wake: Callable[[], None], request: SubscribeRequest
+        self, consumers: QueueConsumers, wake: Callable[[], None], key: tuple[str, str], address: str
     ) -> None:
+        """Start without queues. `key` is the consumer's owner and its id."""
         self._consumers = consumers
         self._queues = consumers.queues
         self._wake = wake
-        self._request = request
+        self.key = key
+        self._address = address
         self._since = time.monotonic()
         self._held: dict[int, Queue] = {}
         self._ready: dict[int, None] = {}
@@ -66,11 +69,11 @@ class QueueSubscription(ISubscription):
 
     def status(self, now: float) -> pb.ConsumerStatus:
         """Return the consumer and its tasks. `now` is a time of the monotonic clock."""
-        request, held = self._request, self._held
+        held = self._held
         return pb.ConsumerStatus(
-            consumer_id=request.consumer_id,
-            identity=request.owner,
-            address=request.address,
+            consumer_id=self.key[1],
+            identity=self.key[0],
+            address=self._address,
             seconds=now - self._since,
             tasks=sorted(held),
             held_tasks=len(held),
@@ -176,7 +179,9 @@ class QueueConsumers:
         self.rejections = rejections
         self.lost_workers = LostWorkers()
 
-    def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> QueueSubscription:
+    def subscribe(
+        self, request: Subscribe, access: IAccess, address: str, wake: Callable[[], None]
+    ) -> QueueSubscription:
         """See ISubscriptionSource.
 
         1. A task is not local: the error of RoutingTable.not_here().
@@ -184,38 +189,39 @@ class QueueConsumers:
         3. The consumer reconnects or follows the task, and another consumer has it: SupersededError.
         4. Otherwise it takes over all tasks, also from other consumers.
         """
+        key = access.owner, request.consumer_id
         wanted = []
-        for cursor in request.cursors:
+        for cursor in request.tasks:
             # 1. A task that moves accepts no consumer here, so its queue can be forwarded.
             queue = self.queues.get(cursor.task)
             if queue is None:
                 raise self.queues.not_here(cursor.task)
             wanted.append((queue, cursor))
             # 2. An old process of the consumer may still try to reconnect.
-            if queue.consumer_key == request.consumer_key and queue.incarnation > request.incarnation:
+            if queue.consumer_key == key and queue.incarnation > request.incarnation:
                 raise StaleIncarnationError(
                     f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
                 )
             # 3. Such a consumer may not know yet that another one has taken over.
             returns = request.follows or request.worker_incarnation == self.incarnation
-            another = (queue.consumer_key, queue.subscription) != (request.consumer_key, request.subscription)
+            another = (queue.consumer_key, queue.subscription) != (key, request.subscription)
             if returns and queue.consumer is not None and another:
                 raise _superseded(queue.consumer_key[1], queue.task)
-        subscription = QueueSubscription(self, wake, request)
+        subscription = QueueSubscription(self, wake, key, address)
         # 4. Only after all checks: a refused request must not end another subscription.
         for queue, cursor in wanted:
             self._hand_over(queue, subscription, cursor, request)
         return subscription
 
     def _hand_over(
-        self, queue: Queue, subscription: QueueSubscription, cursor: TaskCursor, request: SubscribeRequest
+        self, queue: Queue, subscription: QueueSubscription, cursor: TaskCursor, request: Subscribe
     ) -> None:
         """Give a queue to a subscription.
 
         1. The same subscription returns to the same process of the worker: it continues at its cursor.
         2. Otherwise delivered and unacknowledged messages are delivered again, marked redelivered.
         """
-        wanted = request.consumer_key, request.incarnation, request.subscription
+        wanted = subscription.key, request.incarnation, request.subscription
         same = (queue.consumer_key, queue.incarnation, queue.subscription) == wanted
         resumes = same and request.worker_incarnation == self.incarnation
         if queue.consumer is not None:

@@ -22,11 +22,12 @@ from tuplewire.session.pressure import OutboundPressure
 from tuplewire.session.send_events import SendEvents
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup
-from tuplewire.wire.messaging_pb2 import Departure, SinkEpoch
+from tuplewire.wire.messaging_pb2 import Departure, SinkEpoch, Subscribe
 from tuplewire_service.messaging.base import IConnectionCallback, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.receiving_end import worker_number
+from tuplewire_service.messaging.server_stream import IAccess
 from tuplewire_service.messaging.streamed_transport import StreamedContext
-from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
+from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource
 from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import GIVE_UP_SECONDS, Connections, Peer
@@ -332,14 +333,16 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def not_ready(self) -> RefusedError | None:
         return self.table.not_ready
 
-    def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> ISubscription:
-        for cursor in request.cursors:
-            if cursor.task in self.table.program_tasks and not request.is_own_program:
+    def subscribe(
+        self, request: Subscribe, access: IAccess, address: str, wake: Callable[[], None]
+    ) -> ISubscription:
+        for cursor in request.tasks:
+            if cursor.task in self.table.program_tasks and not access.is_own_program:
                 raise PermissionDeniedError(
                     f"task {cursor.task} is run by worker {self._settings.worker_id} itself: "
                     "no other consumer may have its messages"
                 )
-        return self.consumers.subscribe(request, wake)
+        return self.consumers.subscribe(request, access, address, wake)
 
     def on_worker_connection(self, number: int, *, connected: bool) -> None:
         self.consumers.lost_workers.on_worker_connection(number, connected=connected)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.cursors import answer_of, cursor_of
-from helpers.queues import queues_of
+from helpers.queues import queues_of, subscribe
 from helpers.rejecting import RejectionsWithoutTimers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +21,6 @@ from tuplewire.settings.config import MIB
 from tuplewire.values.dead_letters import DeadMessage, headers_of, rejections_of
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
-from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.delivery import Done
 from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
 
@@ -133,9 +132,10 @@ class Scene:
         self.up.clear()
         if self.subscription is not None:
             self.subscription.close()
-        request = SubscribeRequest("", "c", 1, self.window.worker_incarnation, self.window.all())
-        self.subscription = self.consumers.subscribe(request, lambda: None)
-        self.window.opened(7, self.subscription.starts)
+        incarnation = self.window.worker_incarnation
+        subscription = subscribe(self.consumers, "c", self.window.all(), worker_incarnation=incarnation)
+        self.subscription = subscription
+        self.window.opened(7, subscription.starts)
 
     def hear(self) -> None:
         if not self.down:
@@ -201,8 +201,7 @@ class Scene:
 
     def read_letters(self) -> None:
         """Consume all dead letters."""
-        request = SubscribeRequest("", "reader", 1, 0, [cursor_of(DEAD, 0, 0, 100, MIB)])
-        reader = self.consumers.subscribe(request, lambda: None)
+        reader = subscribe(self.consumers, "reader", [cursor_of(DEAD, 0, 0, 100, MIB)])
         for delivery in reader.take(MIB):
             last = delivery.first_sequence + len(delivery.group) - 1
             reader.progress([cursor_of(DEAD, last, last, 100, MIB)])

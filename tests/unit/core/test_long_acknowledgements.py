@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 from helpers.cursors import answer_of, cursor_of, rejection_of
-from helpers.queues import consumers_of, delivered, queues_of
+from helpers.queues import consumers_of, delivered, queues_of, subscribe
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
@@ -20,7 +20,6 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.recv_service import _cursors_of, _take_progress, cursor_slices
-from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.delivery import Done
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.rejections import Rejections
@@ -52,7 +51,8 @@ class Scene:
 
     def subscribe(self, cursor: pb.TaskCursor, worker: int = 0) -> QueueSubscription:
         """Subscribe, or resume if `worker` is given."""
-        return self.consumers.subscribe(SubscribeRequest("", "c", 1, worker, [cursor]), lambda: None)
+        consumer: QueueSubscription = subscribe(self.consumers, "c", [cursor], worker_incarnation=worker)
+        return consumer
 
     def finish(self, consumer: QueueSubscription) -> None:
         """Give the worker all the turns that it requests."""
@@ -121,7 +121,7 @@ def test_another_consumer_ends_what_is_left_to_settle() -> None:
     """Messages that were not settled are delivered to the new consumer, marked as redelivered."""
     scene = Scene()
     assert scene.consumer.progress([cursor_of(1, MESSAGES, MESSAGES, MESSAGES, MIB)])
-    other = scene.consumers.subscribe(SubscribeRequest("", "other", 1, 0, [ROOM]), lambda: None)
+    other = subscribe(scene.consumers, "other", [ROOM])
     assert not scene.consumer.progress(())
     deliveries = taken(other)
     assert sum(len(each.group) for each in deliveries) == MESSAGES - TURN

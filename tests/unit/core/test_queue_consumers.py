@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 from helpers.cursors import cursor_of, rejection_of
 from helpers.one_router import HERE
-from helpers.queues import consumers_of, queues_of
+from helpers.queues import consumers_of, queues_of, subscribe
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
@@ -19,7 +19,6 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.entry_queue import HeldEntry
 from tuplewire_service.worker.queue import HeldOfTask
@@ -51,10 +50,10 @@ class Consumer:
     ) -> None:
         self.woken = 0
         cursors = [cursor_of(task, 0, 0, credit, MIB) for task in tasks]
-        request = SubscribeRequest(
-            "", "c", incarnation, worker, cursors, subscription=number, follows=follows
+        fields = {"worker_incarnation": worker, "subscription": number, "follows": follows}
+        self.subscription: QueueSubscription = subscribe(
+            consumers_of(queues, rejections), "c", cursors, self._wake, incarnation=incarnation, **fields
         )
-        self.subscription: QueueSubscription = consumers_of(queues, rejections).subscribe(request, self._wake)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -289,8 +288,8 @@ def test_a_newcomers_credit_counts_from_its_own_cursor() -> None:
     """Messages that a consumer received from another worker do not reduce its credit here."""
     queues = queues_of([1])
     queues.put(TaskGroup.of(1, [b"x"] * 10), Program())
-    request = SubscribeRequest("", "c", 1, 99, [cursor_of(1, 5, 5, 8, MIB)])
-    taken = consumers_of(queues).subscribe(request, lambda: None).take(MIB)
+    cursor = cursor_of(1, 5, 5, 8, MIB)
+    taken = subscribe(consumers_of(queues), "c", [cursor], worker_incarnation=99).take(MIB)
     assert sum(len(each.group) for each in taken) == 3
 
 

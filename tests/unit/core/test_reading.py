@@ -8,14 +8,13 @@ from itertools import pairwise
 
 import pytest
 from helpers.cursors import cursor_of
-from helpers.queues import consumers_of, queues_of
+from helpers.queues import consumers_of, queues_of, subscribe
 from helpers.senders import Program
 
 from tuplewire.errors import SupersededError, UnknownTaskError
 from tuplewire.session.consume import Delivery
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
-from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker import receive_queues
 from tuplewire_service.worker.delivery import DeliveryLog, Done
 
@@ -47,12 +46,10 @@ class Fixture:
             turns += 1
         return turns
 
-    def subscribe(self) -> SubscribeRequest:
+    def subscribe(self) -> None:
         """Subscribe a consumer that has received two messages."""
-        request = SubscribeRequest("", "mine", 1, 0, [cursor_of(TASK, 0, 0, 2, MIB)])
-        self.subscription = consumers_of(self.queues).subscribe(request, lambda: None)
+        self.subscription = subscribe(consumers_of(self.queues), "mine", [cursor_of(TASK, 0, 0, 2, MIB)])
         assert sum(len(each.group) for each in self.subscription.take(MIB)) == 2
-        return request
 
 
 def shown(found: Sequence[Delivery]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers.cursors import cursor_of, rejection_of
 from helpers.one_router import ASSIGNMENT, HERE, THERE
-from helpers.queues import consumers_of, queues_of
+from helpers.queues import consumers_of, queues_of, subscribe
 from helpers.senders import Program
 
 from tuplewire.errors import PermissionDeniedError, StaleAssignmentError, TooManyHopsError
@@ -19,7 +19,6 @@ from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.delivery import Done
 from tuplewire_service.worker.drops import Drops
@@ -81,11 +80,11 @@ async def test_messages_to_another_worker_leave_at_once(router: Router) -> None:
 async def test_nobody_else_consumes_from_a_task_that_runs_here(router: Router) -> None:
     """Consumers are refused for a task that the worker runs itself, and accepted for other tasks."""
     router.table.program_tasks = frozenset({0})
-    request = SubscribeRequest("me", "c", 1, 0, [cursor_of(0, 0, 0, 10, 1000)])
+    cursor = cursor_of(0, 0, 0, 10, 1000)
     with pytest.raises(PermissionDeniedError, match="task 0 is run by worker here itself"):
-        router.subscribe(request, lambda: None)
+        subscribe(router, "c", [cursor])
     router.table.program_tasks = frozenset()
-    assert router.subscribe(request, lambda: None).ended is None
+    assert subscribe(router, "c", [cursor]).ended is None
 
 
 async def test_an_assignment_says_whether_it_is_new(router: Router) -> None:
@@ -113,8 +112,7 @@ async def test_messages_that_circle_are_refused(router: Router) -> None:
 async def test_rejected_messages_that_wait_count_as_lost_at_the_end(router: Router) -> None:
     """Rejected messages that are still delayed at shutdown count as dropped{shutdown}."""
     router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"a", b"b"])], Program()))
-    request = SubscribeRequest("", "c", 1, 0, [cursor_of(0, 0, 0, 10, 1000)])
-    subscription = router.consumers.subscribe(request, lambda: None)
+    subscription = subscribe(router.consumers, "c", [cursor_of(0, 0, 0, 10, 1000)])
     assert len(subscription.take(1000)) == 1
     rejected = rejection_of(1, 1, 10.0, "", wait=False)
     subscription.progress([cursor_of(0, 2, 2, 10, 1000, (rejected,))])
@@ -280,8 +278,7 @@ def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> Non
         queues.put(TaskGroup.of(task, [b"x"] * (1 + task % 7)), Program())
     queues.leave(queues.assign([]))
     queues.assign([0])
-    request = SubscribeRequest("", "consumer", 1, 0, (cursor_of(0, 0, 0, 10, MIB),))
-    assert consumers_of(queues).subscribe(request, lambda: None).starts == [(0, 7)]
+    assert subscribe(consumers_of(queues), "c", [cursor_of(0, 0, 0, 10, MIB)]).starts == [(0, 7)]
 
 
 async def test_unknown_tasks_are_not_counted(router: Router) -> None:
