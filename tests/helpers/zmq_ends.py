@@ -14,7 +14,7 @@ import zmq
 from helpers.program import Threads, serve
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
-from tuplewire_service.messaging.zmq.frames import Allowance, Frame, FrameKind, decode, encode
+from tuplewire_service.messaging.zmq.zmq_stream import Allowance, Frame, FrameKind, decode, encode
 from tuplewire_service.messaging.zmq.zmq_transport import ZmqServerConnection
 from tuplewire_service.testing.harness import HOST, TOPOLOGY, Recorder, eventually
 

@@ -21,7 +21,7 @@ from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.processes.child import private_directory
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.settings.addresses import grpc_target
-from tuplewire_service.messaging.zmq.zmq_settings import ipc_endpoint
+from tuplewire_service.messaging.zmq.zmq_sockets import ipc_endpoint
 
 
 @pytest.mark.parametrize("name", ["a%20b", "a#b?c=1", "a b:ä 100%"])

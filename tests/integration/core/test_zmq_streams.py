@@ -18,10 +18,8 @@ from tuplewire.connection.stream import StreamBroken
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire_service.messaging.base import ConnectionStatus
 from tuplewire_service.messaging.server_stream import ServerStream
-from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, FrameKind
-from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
-from tuplewire_service.messaging.zmq.zmq_sockets import Sockets
-from tuplewire_service.messaging.zmq.zmq_stream import zmq_stream_opener
+from tuplewire_service.messaging.zmq.zmq_sockets import Sockets, ZmqSettings
+from tuplewire_service.messaging.zmq.zmq_stream import NOTHING, Allowance, FrameKind, zmq_stream_opener
 from tuplewire_service.testing.fault_proxy import FaultProxy
 from tuplewire_service.testing.harness import HOST, TOPOLOGY, Recorder, is_settled
 

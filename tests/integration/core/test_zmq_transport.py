@@ -23,7 +23,7 @@ from tuplewire.errors import BindError, ConfigError
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.zmq import zmq_transport
-from tuplewire_service.messaging.zmq.frames import NOTHING, FrameKind, encode
+from tuplewire_service.messaging.zmq.zmq_stream import NOTHING, FrameKind, encode
 from tuplewire_service.testing.harness import HOST, TOPOLOGY, Recorder, is_ready, is_settled
 
 # --- invalid clients ---------------------------------------------------------------------------------

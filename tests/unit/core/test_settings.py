@@ -22,7 +22,7 @@ from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
-from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
+from tuplewire_service.messaging.zmq.zmq_sockets import ZmqSettings
 from tuplewire_service.worker.worker_settings import WorkerSettings, of_transport
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.clusters.launch_settings import LaunchSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuplewire.errors import DrainingError, MalformedError
-from tuplewire_service.messaging.zmq.frames import (
+from tuplewire_service.messaging.zmq.zmq_stream import (
     NOTHING,
     Allowance,
     Frame,

@@ -15,7 +15,7 @@ from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.tracing.tracing_settings import TracingSettings
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
-from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
+from tuplewire_service.messaging.zmq.zmq_sockets import ZmqSettings
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.clusters.launch_settings import LaunchSettings
 

@@ -29,15 +29,25 @@ from tuplewire.errors import (
 from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.server_stream import code_of, log_refusal
 from tuplewire_service.messaging.streamed_transport import Serve, StreamedContext, StreamedServer
-from tuplewire_service.messaging.zmq.frames import NOTHING, Frame, FrameKind, decode, encode, encode_refusal
-from tuplewire_service.messaging.zmq.zmq_settings import (
+from tuplewire_service.messaging.zmq.zmq_sockets import (
+    Pump,
+    Sockets,
     ZmqSettings,
     claimed_ipc_port,
     ipc_endpoint,
     tcp_endpoint,
 )
-from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
-from tuplewire_service.messaging.zmq.zmq_stream import NO_HANDSHAKE, ZmqServerStream, zmq_stream_opener
+from tuplewire_service.messaging.zmq.zmq_stream import (
+    NO_HANDSHAKE,
+    NOTHING,
+    Frame,
+    FrameKind,
+    ZmqServerStream,
+    decode,
+    encode,
+    encode_refusal,
+    zmq_stream_opener,
+)
 
 _MAX_STREAMS = 20_000
 """Maximum number of open streams of one server."""
