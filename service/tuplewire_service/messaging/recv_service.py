@@ -1,6 +1,6 @@
 """The Recv RPC: one stream per consumer. Subscribe and progress in; frames, answers and probes out.
 
-Used by streamed_transport.py and control/source_servicer.py. Owns no messages: the subscription does
+Used by streamed_transport.py and control/spark_servicers.py. Owns no messages: the subscription does
 (subscription.py). Call only from the event loop. Design: docs/design/sessions.md.
 """
 

@@ -31,8 +31,7 @@ from tuplewire_service.control.health_servicer import HealthServicer
 from tuplewire_service.control.memory import resident_bytes
 from tuplewire_service.control.program_reports import ProgramReports
 from tuplewire_service.control.servicers import ControlServicer, Services
-from tuplewire_service.control.sink_servicer import SinkServicer
-from tuplewire_service.control.source_servicer import SourceServicer
+from tuplewire_service.control.spark_servicers import SinkServicer, SourceServicer
 from tuplewire_service.control.tap_service import TapService
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
@@ -107,10 +106,9 @@ class DataPlane:
             self.worker, stop, admit, self._status, debugging, self._reports, self._call_program, self._taps
         )
         add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
-        self._sinks = SinkServicer(self.worker, admit)
-        add_SinksServicer_to_server(self._sinks, self._services)  # type: ignore[no-untyped-call]
-        self._source = SourceServicer(self.worker, admit)
-        add_SourceServicer_to_server(self._source, self._services)  # type: ignore[no-untyped-call]
+        sinks, source = SinkServicer(self.worker, admit), SourceServicer(self.worker, admit)
+        add_SinksServicer_to_server(sinks, self._services)  # type: ignore[no-untyped-call]
+        add_SourceServicer_to_server(source, self._services)  # type: ignore[no-untyped-call]
         file = config.assignment_file
         self._assignment_source = AssignmentFile(Path(file), self.worker.update_assignment) if file else None
         if source := self._assignment_source:

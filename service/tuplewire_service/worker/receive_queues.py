@@ -1,6 +1,6 @@
 """The receive queues of a worker's local tasks. Source: Storm's `receive-queue-map`.
 
-Used by router.py, queue_subscription.py and control/source_servicer.py. Owns the queues, their sequence
+Used by router.py, queue_subscription.py and control/spark_servicers.py. Owns the queues, their sequence
 numbers and the queueing times. Call only from the event loop. Design: docs/design/credit.md.
 """
 

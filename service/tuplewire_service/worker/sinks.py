@@ -1,6 +1,6 @@
 """The messages of sinks: staged by attempt, chosen by epoch, and queued when there is space.
 
-Used by worker.py, for control/sink_servicer.py. Owns the staging, the publications and their files.
+Used by worker.py, for control/spark_servicers.py. Owns the staging, the publications and their files.
 Call only from the event loop. Design: docs/design/sinks.md.
 """
 

@@ -1,7 +1,7 @@
 """The messages that attempts of sinks have staged, until one attempt for each partition is chosen.
 
 Staged messages are not visible. Other attempts are dropped at the sink's next epoch, or after a timeout.
-Used by publications.py, sinks.py and control/sink_servicer.py. Owns the open epochs. Pure state.
+Used by publications.py, sinks.py and control/spark_servicers.py. Owns the open epochs. Pure state.
 Call only from the event loop. Design: docs/design/sinks.md.
 """
 
