@@ -1,14 +1,15 @@
 """The control service of a worker, and the gRPC handler of all services except Messaging.
 
 Used by process/data_plane.py. Owns no messages; it calls the worker. Call only from the event loop.
-Design: docs/design/status.md, docs/design/identity.md (tokens and permissions).
+Design: docs/design/status.md, docs/design/identity.md (tokens and permissions), docs/design/traces.md (taps).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,9 +18,17 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from tuplewire.connection.stream import StreamBroken
-from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedError
+from tuplewire.errors import (
+    ConfigError,
+    DrainingError,
+    MalformedError,
+    MessageError,
+    NotReadyError,
+    RefusedError,
+)
 from tuplewire.session.ledger import DropReason
 from tuplewire.text.events import event_logger
+from tuplewire.values.group import check_task
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
 from tuplewire_service.config.stop import Stop, StopRequest
@@ -32,7 +41,6 @@ from tuplewire_service.control.control_messages import (
 )
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.program_reports import ProgramReports, check_report
-from tuplewire_service.control.tap_service import TapService
 from tuplewire_service.messaging.grpc.grpc_transport import Admit, Context, GrpcServerStream
 from tuplewire_service.messaging.server_stream import (
     PendingHandshakes,
@@ -40,6 +48,7 @@ from tuplewire_service.messaging.server_stream import (
     check_receiver,
     log_refusal,
 )
+from tuplewire_service.worker.taps import MOST_BYTES, MOST_PER_SECOND
 from tuplewire_service.worker.worker import Worker
 
 logger = event_logger(__name__)
@@ -50,6 +59,10 @@ _TURN_TASKS = 500
 """Number of tasks to look up before messages are processed again."""
 _PIECE_BYTES = 1 << 20
 """Limit of one piece: gRPC accepts responses of 4 MiB."""
+_TOGETHER_SECONDS = 0.05
+"""Tapped messages within this time are sent in one response, which limits the wakeups of a reader."""
+_MOST_SHOWN = 20
+"""Maximum number of tasks in a log entry."""
 
 
 # ruff: noqa: N802 - methods have the wire's names
@@ -74,8 +87,11 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     debugging: Debugging
     reports: ProgramReports
     call_program: Callable[[bytes], bytes]
-    taps: TapService
     reserved: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self._ending: dict[asyncio.Event, RefusedError | None] = {}
+        """The events that wake the open taps, with the errors that end them."""
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
@@ -121,9 +137,46 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             raise MalformedError(str(error)) from error
         return pb.UpdateAssignmentResponse(version=assignment.version, changed=changed)
 
-    def Tap(self, request: pb.TapRequest, context: Context) -> AsyncGenerator[pb.TapResponse]:
-        """Return copies of passing messages."""
-        return self.taps.tap(request, self.admit(context), context.peer())
+    async def Tap(self, request: pb.TapRequest, context: Context) -> AsyncGenerator[pb.TapResponse]:
+        """Yield copies of messages. The first response is empty, and shows that the tap is open.
+
+        Raises PermissionDeniedError, also if the right is withdrawn later, ResourceLimitError if there are
+        too many taps, and DrainingError.
+        """
+        wanted, access = _complete(request), self.admit(context)
+        access.tap(self.worker.settings.topology, wanted.tasks)
+        woken = asyncio.Event()
+        taps = self.worker.router.taps
+        tap = taps.begin(wanted, woken.set)
+        self._ending[woken] = None
+        who = {"client": context.peer(), "identity": access.owner, "tasks": _shown(wanted.tasks)}
+        logger.info("tap.began", extra={**who, "sample": wanted.sample, "per_second": wanted.max_per_second})
+        began = time.monotonic()
+        try:
+            with access.standing(lambda error: self._end_tap(woken, error)):
+                while True:
+                    woken.clear()
+                    yield pb.TapResponse(messages=tap.take(), passed=tap.passed, omitted=tap.omitted)
+                    await woken.wait()
+                    if (error := self._ending[woken]) is not None:
+                        raise error
+                    if tap.failed:
+                        raise NotReadyError("the tap has a defect, which is in the worker's log: report it")
+                    await asyncio.sleep(_TOGETHER_SECONDS)
+        finally:
+            del self._ending[woken]
+            taps.end(tap)
+            counts = {"shown": tap.shown, "omitted": tap.omitted, "passed": tap.passed}
+            logger.info("tap.ended", extra={**who, **counts, "seconds": round(time.monotonic() - began, 1)})
+
+    def end_taps(self) -> None:
+        """End every tap, because the worker drains."""
+        for woken in self._ending:
+            self._end_tap(woken, DrainingError("the worker is draining, and the tap has ended"))
+
+    def _end_tap(self, woken: asyncio.Event, error: RefusedError) -> None:
+        self._ending[woken] = error
+        woken.set()
 
     async def GetDebug(
         self, _request: pb.GetDebugRequest, context: Context
@@ -175,6 +228,23 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         else:  # after the response
             context.add_done_callback(lambda _: self.stop.request(stop))  # type: ignore[arg-type]  # stub
         return response
+
+
+def _complete(request: pb.TapRequest) -> pb.TapRequest:
+    """Return a reader's request with defaults and limits. Raises MalformedError or InvalidTaskError."""
+    if not 0 <= request.sample <= 1:  # also False for NaN
+        raise MalformedError(f"a tap's sample is a share, 0 to 1, not {request.sample}")
+    return pb.TapRequest(
+        tasks=map(check_task, distinct(request.tasks, "tasks")),
+        sample=request.sample or 1.0,
+        max_per_second=min(request.max_per_second or 100, MOST_PER_SECOND),
+        max_bytes=min(request.max_bytes or 4096, MOST_BYTES),
+    )
+
+
+def _shown(tasks: Collection[int]) -> str:
+    shown = ",".join(map(str, sorted(tasks)[:_MOST_SHOWN])) or "*"
+    return shown + ",..." if len(tasks) > _MOST_SHOWN else shown
 
 
 class Services(grpc.GenericRpcHandler):

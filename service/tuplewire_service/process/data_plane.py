@@ -32,7 +32,6 @@ from tuplewire_service.control.memory import resident_bytes
 from tuplewire_service.control.program_reports import ProgramReports
 from tuplewire_service.control.servicers import ControlServicer, Services
 from tuplewire_service.control.spark_servicers import SinkServicer, SourceServicer
-from tuplewire_service.control.tap_service import TapService
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
@@ -100,10 +99,9 @@ class DataPlane:
         add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
         self.program: Program | None = None
         self._reports = ProgramReports()
-        self._taps = TapService(self.worker)
         admit = self.security.admit
         self._control = ControlServicer(
-            self.worker, stop, admit, self._status, debugging, self._reports, self._call_program, self._taps
+            self.worker, stop, admit, self._status, debugging, self._reports, self._call_program
         )
         add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
         sinks, source = SinkServicer(self.worker, admit), SourceServicer(self.worker, admit)
@@ -193,7 +191,7 @@ class DataPlane:
 
     async def _drain(self, deadline_seconds: float) -> LedgerSnapshot:
         deadline = time.monotonic() + deadline_seconds
-        self._taps.end()
+        self._control.end_taps()
         await self._health.end(min(_WATCHERS_SECONDS, deadline_seconds))
         ledger = await self.worker.drain(max(0.0, deadline - time.monotonic()))
         # Only now: a draining worker applies new assignments, and closes the streams of removed tokens.

@@ -1,6 +1,6 @@
 """Taps: copies of a sample of the messages that pass through a worker, for operators.
 
-Used by router.py and control/tap_service.py. Owns the open taps and the copies that wait for a reader.
+Used by router.py and control/servicers.py. Owns the open taps and the copies that wait for a reader.
 Independent of gRPC. Call only from the event loop. Design: docs/design/traces.md.
 """
 
@@ -10,7 +10,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from tuplewire.errors import ResourceLimitError
@@ -31,23 +30,6 @@ _MOST_TAKEN_BYTES = 1 << 20
 """Limit of one response: gRPC accepts responses of 4 MiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class TapFilter:
-    """The messages that a reader requests.
-
-    Attributes:
-        tasks: The tasks; empty: all.
-        sample: The share of their messages, above 0 and up to 1.
-        per_second: The maximum number of messages per second.
-        max_bytes: The maximum number of bytes of a payload.
-    """
-
-    tasks: frozenset[int]
-    sample: float = 1.0
-    per_second: int = 100
-    max_bytes: int = 4096
-
-
 class Tap:
     """One open tap. Call only from the event loop.
 
@@ -55,15 +37,16 @@ class Tap:
     of its tasks; `omitted` counts sampled messages beyond its rate or limits.
     """
 
-    def __init__(self, wanted: TapFilter, wake: Callable[[], None]) -> None:
+    def __init__(self, wanted: pb.TapRequest, wake: Callable[[], None]) -> None:
         """Open a tap. `wake` is called when take() has messages, or after a defect."""
-        self.wanted = wanted
+        self.tasks = frozenset(wanted.tasks)
+        self._wanted = wanted
         self.passed = self.omitted = self.shown = 0
         self.failed = False
         self.wake = wake
         self._random = random.Random()  # noqa: S311 - a sample is no secret
         self._share = 0.0
-        self._room = float(wanted.per_second)
+        self._room = float(wanted.max_per_second)
         self._filled = time.monotonic()
         self._waiting: deque[pb.TappedMessage] = deque()
         self._waiting_bytes = 0
@@ -73,22 +56,21 @@ class Tap:
         count = len(group)
         self.passed += count
         # Carries the fraction over, so small groups are sampled correctly.
-        self._share += count * self.wanted.sample
+        self._share += count * self._wanted.sample
         chosen = min(count, int(self._share))
         self._share -= chosen
         if not chosen:
             return
         now = time.monotonic()
         # After a pause, the messages of at most one second are copied together.
-        self._room = min(
-            float(self.wanted.per_second), self._room + (now - self._filled) * self.wanted.per_second
-        )
+        per_second = self._wanted.max_per_second
+        self._room = min(float(per_second), self._room + (now - self._filled) * per_second)
         self._filled = now
         taken = min(chosen, int(self._room), _MOST_WAITING - len(self._waiting))
         self._room -= taken
         if taken > 0:
             indexes = range(count) if taken == count else sorted(self._random.sample(range(count), taken))
-            for message in _copies(group, indexes, batch, place, self.wanted.max_bytes):
+            for message in _copies(group, indexes, batch, place, self._wanted.max_bytes):
                 if self._waiting_bytes >= _MOST_WAITING_BYTES:
                     break
                 self._waiting.append(message)
@@ -150,8 +132,8 @@ class Taps:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def begin(self, wanted: TapFilter, wake: Callable[[], None]) -> Tap:
-        """Open a tap. Raises ResourceLimitError if there are too many."""
+    def begin(self, wanted: pb.TapRequest, wake: Callable[[], None]) -> Tap:
+        """Open a tap with the tasks (empty: all) and limits of `wanted`. Raises ResourceLimitError."""
         if len(self._open) >= MOST_TAPS:
             raise ResourceLimitError(f"{MOST_TAPS} taps are open at this worker already: end one of them")
         tap = Tap(wanted, wake)
@@ -173,10 +155,9 @@ class Taps:
         refused = {id(group) for group, _ in batch.refusals}
         groups: Sequence[TaskGroup] = [group for group in batch.groups if id(group) not in refused]
         for tap in tuple(self._open):
-            tasks = tap.wanted.tasks
             try:
                 for group in groups:
-                    if not tasks or group.task in tasks:
+                    if not tap.tasks or group.task in tap.tasks:
                         tap.offer(group, batch, place_of(group.task))
             except Exception:
                 logger.exception("tap.failed")
