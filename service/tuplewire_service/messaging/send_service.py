@@ -58,6 +58,7 @@ class SendService(StreamService):
         """Set once a callback accepts messages; until then, senders keep them."""
         self.intake = AcceptedPeers.ALL
         self.tasks_without_credit: Counter[int] = Counter()
+        """Tasks for which a sender has used up its window, longest first."""
         self._ending = False
         self.leases: Leases = Leases(self.settings, self.reception.forget)
         self._epoch = 0

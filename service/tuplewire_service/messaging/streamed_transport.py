@@ -12,7 +12,7 @@ import time
 import uuid
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from tuplewire.connection.loop import EventLoopThread, messaging_loop
@@ -24,8 +24,7 @@ from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.addresses import bracketed
 from tuplewire.values.batch import as_groups
 from tuplewire.values.message import TaskMessage
-from tuplewire.wire.control_pb2 import GetStatusResponse, SessionStatus
-from tuplewire.wire.messaging_pb2 import Departure
+from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.messaging.base import (
     BLOCK,
     AcceptedPeers,
@@ -75,15 +74,16 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         self._topology = topology
         self.port = port
         # register_recv() and recv() run in any thread, but the event is not thread-safe.
-        self._reception = Reception(lambda: self._thread.call(self._send.opened.set))
+        self._reception = Reception(lambda: self._thread.call(self.senders.opened.set))
         self._silent = silent = PendingHandshakes()
         self._refused_streams = refused = Counter[str]()
         """Streams that were refused or failed, by error code."""
-        self._send = SendService(topology, settings, silent, refused, self._reception)
+        self.senders = SendService(topology, settings, silent, refused, self._reception)
+        """Serves the senders. Call it only from the event loop."""
         if callback is not None:
             # Before the server listens, because a hello already reads the callback's state.
             self.register_recv(callback)
-        self._handlers: dict[str, Serve] = {"Send": self._send.serve}
+        self._handlers: dict[str, Serve] = {"Send": self.senders.serve}
         self._recv: RecvService | None = None
         # Only a callback with queues can serve consumers.
         source: object = callback
@@ -119,17 +119,13 @@ class StreamedServer(IServerConnection, Generic[_Context]):
     def send_load_metrics(self, loads: Mapping[int, float]) -> None:
         self._check_open()
         loads = dict(loads)
-        self._thread.call(lambda: self._send.send_load(loads))
+        self._thread.call(lambda: self.senders.send_load(loads))
 
     def send_backpressure_status(
         self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
     ) -> None:
         self._check_open()
-        self._thread.call(lambda: self._send.send_backpressure(worker_id, congested, relieved))
-
-    def announce_departures(self, departures: Sequence[Departure]) -> None:
-        """Notify all connected workers about workers that shut down cleanly, before the next release."""
-        self._thread.call(lambda: self._send.announce_departures(departures))
+        self._thread.call(lambda: self.senders.send_backpressure(worker_id, congested, relieved))
 
     def statistics(self) -> GetStatusResponse:
         status = GetStatusResponse()
@@ -138,28 +134,15 @@ class StreamedServer(IServerConnection, Generic[_Context]):
 
     def add_to(self, status: GetStatusResponse) -> None:
         """Add the counts to a worker's status."""
-        self._send.leases.add_to(status)
+        self.senders.leases.add_to(status)
         self._reception.add_to(status)
         status.pending_handshakes += len(self._silent)
         for code, count in list(self._refused_streams.items()):
             status.refused_streams[code] += count
 
-    def sessions(self) -> Sequence[SessionStatus]:
-        """Return every connected or remembered sender. Call only from the event loop."""
-        return self._send.leases.sessions()
-
-    @property
-    def tasks_without_credit(self) -> Collection[int]:
-        """Tasks for which a sender has used up its window, longest first. Call only from the event loop."""
-        return self._send.tasks_without_credit.keys()
-
     def restrict_intake(self, intake: AcceptedPeers = AcceptedPeers.NOBODY) -> None:
         """See IServerConnection. Ends Send streams; consumers continue."""
-        self._thread.run(self.restrict_intake_async(intake))
-
-    async def restrict_intake_async(self, intake: AcceptedPeers) -> None:
-        """Do the same as restrict_intake() on the event loop."""
-        await self._send.drain(intake)
+        self._thread.run(self.senders.drain(intake))
 
     def close(self, timeout: float = 10.0) -> None:
         if self.status is not ConnectionStatus.CLOSED:
@@ -176,8 +159,8 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         # Acknowledge first, then end the streams: a lost acknowledgement would cause a resend.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                await self._send.drain(AcceptedPeers.NOBODY)
-                await self._send.end()
+                await self.senders.drain(AcceptedPeers.NOBODY)
+                await self.senders.end()
         await self._stop(_LAST_CALLS_SECONDS)
 
     def abort(self) -> None:

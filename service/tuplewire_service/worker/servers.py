@@ -70,20 +70,21 @@ class Servers:
     async def restrict_intake(self, intake: AcceptedPeers) -> None:
         """See IServerConnection, for all servers."""
         for server in self.bound:
-            await server.restrict_intake_async(intake)
+            await server.senders.drain(intake)
 
     def announce_departures(self, departures: Sequence[Departure]) -> None:
-        """See StreamedServer."""
+        """Notify all connected workers about workers that shut down cleanly, before the next release."""
         for server in self.bound:
-            server.announce_departures(departures)
+            server.senders.announce_departures(departures)
 
     def tasks_without_credit(self) -> set[int]:
         """Return the tasks for which a sender has used up its window."""
-        return {task for each in self.bound for task in each.tasks_without_credit}
+        return {task for each in self.bound for task in each.senders.tasks_without_credit}
 
     def longest_without_credit(self) -> list[int]:
         """Return, for each server, the task that has been exhausted longest."""
-        return [next(iter(each.tasks_without_credit)) for each in self.bound if each.tasks_without_credit]
+        without_credit = [each.senders.tasks_without_credit for each in self.bound]
+        return [next(iter(each)) for each in without_credit if each]
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the addresses, and the summed counts, to a worker's status."""
@@ -94,7 +95,7 @@ class Servers:
 
     def sessions(self) -> list[pb.SessionStatus]:
         """Return the sessions of all servers, by descending number of outstanding messages."""
-        found = [each for server in self.bound for each in server.sessions()]
+        found = [each for server in self.bound for each in server.senders.leases.sessions()]
         return sorted(found, key=attrgetter("outstanding_messages", "messages"), reverse=True)
 
     async def close(self) -> None:
