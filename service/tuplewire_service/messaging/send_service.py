@@ -27,9 +27,8 @@ from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.messaging.base import AcceptedPeers
-from tuplewire_service.messaging.receiving_end import Leases, Session
+from tuplewire_service.messaging.receiving_end import Leases, SendStream, Session
 from tuplewire_service.messaging.reception import Reception
-from tuplewire_service.messaging.sender_sessions import SendStream
 from tuplewire_service.messaging.server_stream import (
     IAccess,
     ServerStream,
