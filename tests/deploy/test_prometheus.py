@@ -30,7 +30,7 @@ from helpers.unsteady import unsteady_proxy
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire_service.metrics.program_families import exposed_names
+from tuplewire_service.metrics.families import exposed_names
 from tuplewire_service.testing import eventually
 from tuplewire_topology.coordination.executor_reports import metric_families
 

@@ -22,7 +22,7 @@ from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.server_stream import check_id
-from tuplewire_service.metrics.program_families import exposed_names
+from tuplewire_service.metrics.families import exposed_names
 
 logger = event_logger(__name__)
 

@@ -36,7 +36,7 @@ from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.control.memory import await_stop, memory_limit
 from tuplewire_service.messaging.claimed_socket import claimed_socket
 from tuplewire_service.metrics.admin_server import AdminServer
-from tuplewire_service.metrics.program_families import ProgramCollector
+from tuplewire_service.metrics.families import ProgramCollector
 from tuplewire_service.metrics.worker_metrics import WorkerCollector
 from tuplewire_service.process.data_plane import DataPlane
 from tuplewire_service.process.program import Host, load_program

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tuplewire_service.metrics.admin_server import AdminServer
-from tuplewire_service.metrics.program_families import ProgramCollector
+from tuplewire_service.metrics.families import ProgramCollector
 from tuplewire_service.testing import eventually
 from tuplewire_topology import (
     BasicBolt,

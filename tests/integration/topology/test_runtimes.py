@@ -25,7 +25,7 @@ from helpers.runtimes import (
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tuplewire_service.metrics.program_families import ProgramCollector
+from tuplewire_service.metrics.families import ProgramCollector
 from tuplewire_topology import Topology
 from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology

@@ -20,7 +20,7 @@ from tuplewire_service.control.program_reports import (
     ProgramReports,
     check_report,
 )
-from tuplewire_service.metrics.program_families import ProgramCollector, families
+from tuplewire_service.metrics.families import ProgramCollector, families
 
 
 class Clock:
