@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 
@@ -30,20 +30,17 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._watchers: set[asyncio.Event] = set()
+        self._watchers: dict[asyncio.Task[Any], asyncio.Event] = {}
+        """The calls of Watch, with the events that wake them."""
         self._ending = False
-        self._ended = asyncio.Event()
         worker.on_change = self._changed
 
     async def end(self, timeout: float) -> None:
         """Report not ready, and wait until all watchers' streams are closed, at most `timeout` seconds."""
         self._ending = True
         self._changed()
-        if not self._watchers:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._ended.wait()
+        if self._watchers:
+            await asyncio.wait(self._watchers, timeout=timeout)
 
     async def Check(self, request: Request, context: Context) -> Response:
         """Return the current state."""
@@ -62,9 +59,10 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{_MOST_WATCHERS} watch the health of this worker already; call Check instead",
             )
-        changed = asyncio.Event()
-        self._watchers.add(changed)
-        context.add_done_callback(lambda _: self._closed(changed))  # type: ignore[arg-type]  # stub
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine of the loop runs in a task
+        changed = self._watchers[task] = asyncio.Event()
+        task.add_done_callback(self._watchers.pop)  # the task ends after the status is sent
         last = None
         while True:
             changed.clear()
@@ -86,10 +84,5 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return Response.SERVING if ready else Response.NOT_SERVING
 
     def _changed(self) -> None:
-        for changed in self._watchers:
+        for changed in self._watchers.values():
             changed.set()
-
-    def _closed(self, changed: asyncio.Event) -> None:
-        self._watchers.discard(changed)
-        if self._ending and not self._watchers:
-            self._ended.set()
