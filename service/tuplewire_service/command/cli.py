@@ -21,7 +21,6 @@ from tuplewire_service.command.dead_letter_command import add_dead_letter_comman
 from tuplewire_service.command.inspection_commands import add_inspection_commands
 from tuplewire_service.command.membership_command import add_membership_command
 from tuplewire_service.command.message_commands import add_message_commands
-from tuplewire_service.command.offsets_command import add_offsets_command
 from tuplewire_service.command.parsers import (
     EXIT_CODES,
     Handler,
@@ -135,7 +134,6 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     add_message_commands(commands)
     add_dead_letter_command(commands)
     add_control_commands(commands)
-    add_offsets_command(commands)
     add_membership_command(commands)
     add_top_command(commands)
     add_inspection_commands(commands)

@@ -77,8 +77,7 @@ def _log_level(arguments: argparse.Namespace) -> int:
 
 
 def _tap(arguments: argparse.Namespace) -> int:
-    from tuplewire_service.command.tapped import tapped_as_json, tapped_as_text
-    from tuplewire_service.command.taps import tapped_at_owners
+    from tuplewire_service.command.tapped import tapped_as_json, tapped_as_text, tapped_at_owners
 
     left = arguments.count
     omitted = count = 0

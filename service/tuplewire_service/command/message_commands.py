@@ -7,12 +7,16 @@ Reference: docs/reference/command.md.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import math
 import os
+import select
 import stat
+import struct
 import sys
+import termios
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
@@ -33,7 +37,6 @@ from tuplewire_service.command.parsers import (
     task_list,
     word_of,
 )
-from tuplewire_service.command.pipes import await_reader, count_read
 from tuplewire_service.command.terminal import counted
 from tuplewire_service.command.viewer.columns import tasks_of
 from tuplewire_service.config.stop import EXIT_OK
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from tuplewire.settings.config import SessionKeywords
 
 _NOTICE_SECONDS = 1.0
+_MOST_POLLS = 1000
+_POLL_MILLIS = 1
 
 
 def add_message_commands(commands: Any) -> None:
@@ -169,10 +174,10 @@ def _recv(arguments: argparse.Namespace) -> int:
                         sizes.append(size)
                         if subscription.at_batch_end:
                             if stat.S_ISFIFO(mode):
-                                await_reader(out)
+                                _await_reader(out)
                             sizes.clear()
                 except BrokenPipeError:
-                    subscription.acknowledge(count_read(out, sizes))
+                    subscription.acknowledge(_count_read(out, sizes))
                     raise
     return EXIT_OK
 
@@ -180,3 +185,28 @@ def _recv(arguments: argparse.Namespace) -> int:
 def _opened(file: str) -> AbstractContextManager[BinaryIO]:
     """Open the output; standard output stays open afterwards."""
     return nullcontext(sys.stdout.buffer) if file == "-" else Path(file).open("wb")
+
+
+def _await_reader(out: BinaryIO) -> None:
+    """Wait at most 1 s until a pipe's reader has read all. Raises BrokenPipeError if it closes the pipe."""
+    poller = select.poll()
+    poller.register(out, 0)  # reports only that the reader has closed the pipe
+    for _ in range(_MOST_POLLS):
+        if not _unread_bytes(out):
+            return
+        if poller.poll(_POLL_MILLIS):
+            raise BrokenPipeError
+
+
+def _count_read(out: BinaryIO, sizes: Sequence[int]) -> int:
+    """Return the number of the last written messages, with these sizes, that the reader has read."""
+    unread, read = _unread_bytes(out), len(sizes)
+    while unread > 0 and read:
+        read -= 1
+        unread -= sizes[read]
+    return read
+
+
+def _unread_bytes(out: BinaryIO) -> int:
+    (unread,) = struct.unpack("i", fcntl.ioctl(out, termios.FIONREAD, bytes(4)))
+    return int(unread)

@@ -58,8 +58,7 @@ def _top(arguments: argparse.Namespace) -> int:
     console = None if printed or arguments.web else console_of(sys.stdout)
     if console is None and not (printed or arguments.web):
         raise ConfigError("the live view needs a terminal: use --once, --json or --web")
-    from tuplewire_service.command.cluster_tables import write_tables
-    from tuplewire_service.command.status_report import MOST_LINES
+    from tuplewire_service.command.status_report import MOST_LINES, write_tables
     from tuplewire_service.command.viewer.cluster_poller import ClusterPoller
     from tuplewire_service.command.viewer.cluster_rows import cluster_rows
 
@@ -92,7 +91,7 @@ def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:
     """Redraw the screen with the first rows of each table, as far as they fit. Problems are red."""
     from rich.text import Text
 
-    from tuplewire_service.command.cluster_tables import write_tables
+    from tuplewire_service.command.status_report import write_tables
     from tuplewire_service.command.viewer.cluster_rows import NO_ANSWER
 
     text = StringIO()

@@ -19,8 +19,7 @@ from tuplewire.wire import control_pb2
 from tuplewire_demos.input import SkippedRow, SkippedRows
 from tuplewire_demos.report import Progress
 from tuplewire_demos.run_wordcount import WordCounts, write_words
-from tuplewire_service.command.cluster_tables import write_tables
-from tuplewire_service.command.status_report import status_as_text
+from tuplewire_service.command.status_report import status_as_text, write_tables
 from tuplewire_service.command.terminal import counted, write_table, write_text
 from tuplewire_service.command.viewer.cluster_rows import ClusterRows, TaskRow, WorkerRow
 from tuplewire_topology.spark.running import ProgressLine, TopologyProgress

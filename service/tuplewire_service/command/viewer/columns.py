@@ -1,6 +1,6 @@
 """Columns of the viewer's tables, declared at the fields of rows: titles, formats of cells, and sort order.
 
-Used by viewer/ and cluster_tables.py. Owns no state. Thread-safe. Design: docs/design/status.md.
+Used by viewer/ and status_report.py. Owns no state. Thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations
