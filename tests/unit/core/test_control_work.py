@@ -21,6 +21,7 @@ from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.control_messages import MOST_NAMES
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.log_output import LogOutput
+from tuplewire_service.control.spark_servicers import SinkServicer, SourceServicer
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.process.data_plane import DataPlane
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -115,7 +116,8 @@ UNARY = [
 
 def called(plane: DataPlane, method: str) -> Any:
     """Return the service method with this name."""
-    services = plane._control, plane._sinks, plane._source
+    worker, admit = plane.worker, plane.security.admit
+    services = plane._control, SinkServicer(worker, admit), SourceServicer(worker, admit)
     return next(getattr(each, method) for each in services if method in vars(type(each)))
 
 
