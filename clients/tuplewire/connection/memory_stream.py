@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken, StreamOpener
+from tuplewire.connection.stream import BufferedStream, ClientStream, StreamBroken, StreamOpener
 from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.session.flow import OutFrame
 
@@ -24,18 +23,13 @@ _ROOM_BYTES = 4 << 20
 """A writer waits while this many bytes are not read yet, as with gRPC's flow control."""
 
 
-class MemoryStream(MessageStream):
-    """One side of a stream. Messages that arrived before the stream broke can still be read."""
+class MemoryStream(BufferedStream):
+    """One side of a stream."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._other = self
-        self._arrived: deque[bytes | OutFrame] = deque()
         self._size = 0
-        self._done = False
-        self._changed = asyncio.Event()
-        self._room = asyncio.Event()
-        self.broken: TuplewireError | None = None
-        """The reason why the stream ended."""
 
     def join(self, other: MemoryStream) -> None:
         """Connect this side with another one as a stream."""
@@ -55,15 +49,10 @@ class MemoryStream(MessageStream):
 
     async def read(self) -> Any:
         """See MessageStream. A Send stream also returns frames as OutFrame."""
-        while not self._arrived:
-            if self._done:
-                return None
-            if self.broken is not None:
-                raise StreamBroken from self.broken
-            self._changed.clear()
-            await self._changed.wait()
+        if not await self._await_arrival():
+            return None
         await asyncio.sleep(0)  # one message each turn: other streams run in between, as over a socket
-        data = self._arrived.popleft()
+        data: bytes | OutFrame = self._arrived.popleft()
         self._size -= _size_of(data)
         self._room.set()
         return data
@@ -75,10 +64,8 @@ class MemoryStream(MessageStream):
 
     def disconnect(self, why: TuplewireError) -> None:
         """End the stream for both sides; only the first reason counts."""
-        for side in (self, self._other):
-            side.broken = side.broken or why
-            side._changed.set()
-            side._room.set()
+        super().disconnect(why)
+        super(MemoryStream, self._other).disconnect(why)
 
 
 def _size_of(data: bytes | OutFrame) -> int:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from tuplewire.errors import TuplewireError
 from tuplewire.session.flow import OutFrame
@@ -35,6 +37,36 @@ class MessageStream(ABC):
     @abstractmethod
     async def read(self) -> bytes | None:
         """Return the next message; None once the peer has closed its side. Raises StreamBroken."""
+
+
+class BufferedStream(MessageStream):
+    """A stream that is told of arrivals. Messages that arrived before it broke can still be read."""
+
+    def __init__(self) -> None:
+        self._arrived: deque[Any] = deque()
+        self._done = False
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self.broken: TuplewireError | None = None
+        """The reason why the stream ended."""
+
+    async def _await_arrival(self) -> bool:
+        """Wait for a message; return False after a clean end. Raises StreamBroken."""
+        while not self._arrived:
+            if self._done:
+                return False
+            if self.broken is not None:
+                raise StreamBroken from self.broken
+            self._changed.clear()
+            await self._changed.wait()
+        return True
+
+    def disconnect(self, why: TuplewireError) -> None:
+        """End the stream; only the first reason counts."""
+        # A lost connection follows most other ends, and must not replace their reason.
+        self.broken = self.broken or why
+        self._changed.set()
+        self._room.set()
 
 
 class ClientStream(MessageStream):

@@ -27,7 +27,6 @@ import asyncio
 import contextlib
 import enum
 import struct
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple, NoReturn
@@ -35,7 +34,7 @@ from typing import NamedTuple, NoReturn
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken, StreamOpener
+from tuplewire.connection.stream import BufferedStream, ClientStream, StreamBroken, StreamOpener
 from tuplewire.errors import (
     MalformedError,
     ProtocolError,
@@ -176,37 +175,27 @@ class ZmqInFlight:
         return self._granted
 
 
-class ZmqStream(MessageStream):
-    """One side of a stream. Messages that arrived before a failure can still be read."""
+class ZmqStream(BufferedStream):
+    """One side of a stream."""
 
     def __init__(self, send: Callable[[Sequence[bytes]], None], window: tuple[int, int]) -> None:
+        super().__init__()
         self._send = send
         self._flow = ZmqInFlight(window)
-        self._arrived: deque[bytes] = deque()
-        self._done = False
-        self._why: TuplewireError | None = None
-        self._changed = asyncio.Event()
-        self._room = asyncio.Event()
 
     async def write(self, data: bytes) -> None:
         """See MessageStream: waits while the other side has no space, which limits a burst."""
         # Within the allowance, a write never reaches a high-water mark, where a ROUTER drops messages.
-        while self._why is None and not self._flow.open:
+        while self.broken is None and not self._flow.open:
             self._room.clear()
             await self._room.wait()
         self._put(FrameKind.DATA, data)
         self._flow.on_sent(len(data))
 
     async def read(self) -> bytes | None:
-        # Messages that have arrived come first, then a clean end, then the error.
-        while not self._arrived:
-            if self._done:
-                return None
-            if self._why is not None:
-                raise StreamBroken from self._why
-            self._changed.clear()
-            await self._changed.wait()
-        data = self._arrived.popleft()
+        if not await self._await_arrival():
+            return None
+        data: bytes = self._arrived.popleft()
         self._flow.on_read(len(data))
         if self._flow.due:
             self.greet()
@@ -228,22 +217,14 @@ class ZmqStream(MessageStream):
         elif frame.kind is not FrameKind.GRANT:
             raise MalformedError(f"a frame of kind {frame.kind.name} within a stream")
 
-    def disconnect(self, why: TuplewireError) -> None:
-        """Mark the stream as ended; only the first reason counts."""
-        # A lost connection follows most other ends, and must not replace their reason.
-        if self._why is None:
-            self._why = why
-        self._changed.set()
-        self._room.set()
-
     def greet(self) -> None:
         """Send the current allowance to the other side, unless it is disconnected."""
         with contextlib.suppress(StreamBroken):  # a reader gets the error, after the messages that arrived
             self._put(FrameKind.GRANT)
 
     def _put(self, kind: FrameKind, body: bytes = b"") -> None:
-        if self._why is not None:
-            raise StreamBroken from self._why
+        if self.broken is not None:
+            raise StreamBroken from self.broken
         try:
             self._send(encode(kind, self._flow.next_allowance(), body))
         except zmq.ZMQError as error:
@@ -324,8 +305,8 @@ class _ZmqClientStream(ZmqStream, ClientStream):
             raise UnreachableError(f"{self._address}: no answer within {_CONNECT_SECONDS:.0f} s") from None
         except zmq.ZMQError as error:
             raise UnreachableError(f"{self._address}: {error}") from error
-        if self._why is not None:
-            raise self._why
+        if self.broken is not None:
+            raise self.broken
 
     def _take_parts(self, parts: list[zmq.Frame]) -> None:
         # The ways in which a stream ends for the connecting side:
@@ -362,7 +343,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
     async def end(self) -> TuplewireError:
         ended = UnreachableError(f"{self._address}: the stream ended")
         self.disconnect(ended)
-        return self._why or ended
+        return self.broken or ended
 
     def close(self) -> None:
         """Close the connection, which ends the stream for the other side."""
