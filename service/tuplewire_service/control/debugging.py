@@ -43,10 +43,10 @@ Place = tuple[str, int, str]
 class Debugging:
     """The debug bundles of one process. Call only from the event loop, except the constructor."""
 
-    def __init__(self, config: WorkerConfig, log: LogOutput) -> None:
+    def __init__(self, config: WorkerConfig, log: LogOutput, registry: CollectorRegistry) -> None:
+        """Start without a bundle. `registry` is that of the admin port."""
         self.log = log
-        self.registry: CollectorRegistry | None = None
-        """The registry of the admin port."""
+        self._registry = registry
         self._config = config
         self._busy = asyncio.Lock()
 
@@ -60,9 +60,8 @@ class Debugging:
             yield "lanes.json", _as_json(_lanes(worker))
             yield "stacks.txt", "".join(_thread_stacks()) + await _task_stacks()
             yield "log.txt", "".join(f"{line}\n" for line in self.log.lines())
-            if self.registry is not None:
-                text = await asyncio.to_thread(generate_latest, self.registry)
-                yield "metrics.txt", text.decode()
+            metrics = await asyncio.to_thread(generate_latest, self._registry)
+            yield "metrics.txt", metrics.decode()
 
     def _versions(self, worker: Worker) -> dict[str, Any]:
         return {

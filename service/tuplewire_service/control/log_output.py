@@ -54,41 +54,37 @@ class EventFormatter(logging.Formatter):
         return f"{line}\n{escape_unprintable(trace, keep=_LINE_END)}" if trace else line
 
 
-class _Recent(logging.Handler):
-    """Stores the last lines, and counts all records."""
+class LogOutput(logging.Handler, Collector):
+    """The destination of a process' log records. Their level can be changed temporarily.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: deque[str] = deque(maxlen=_MOST_LINES)
-        self.counts: Counter[str] = Counter()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        level = logging.getLevelName(min(record.levelno, logging.ERROR))
-        self.counts[level.lower()] += 1
-        self.lines.append(self.format(record)[:_MOST_LINE])
-
-
-class LogOutput(Collector):
-    """The destination of a process' log records. Their level can be changed temporarily."""
+    As a handler, it stores the last lines, and counts all records.
+    """
 
     def __init__(self, level: str, form: str) -> None:
         """Start with the configured level and format; nothing is written before start()."""
-        self._level, self._form = level, form
-        self._recent = _Recent()
+        super().__init__()
+        self._configured, self._form = level, form
+        self._lines: deque[str] = deque(maxlen=_MOST_LINES)
+        self._counts: Counter[str] = Counter()
         self._back: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Send every log record of the process to standard error, as `text` or `json`."""
         written = logging.StreamHandler(sys.stderr)
-        for handler in (written, self._recent):
+        for handler in (written, self):
             handler.setFormatter(EventFormatter(self._form))
-        logging.basicConfig(level=self._level.upper(), handlers=[written, self._recent], force=True)
+        logging.basicConfig(level=self._configured.upper(), handlers=[written, self], force=True)
         # asyncio logs its selector's name and slow callbacks; neither is an event of this project.
         logging.getLogger("asyncio").setLevel(logging.WARNING)
 
     def lines(self) -> list[str]:
         """Return the last lines."""
-        return list(self._recent.lines)
+        return list(self._lines)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = logging.getLevelName(min(record.levelno, logging.ERROR))
+        self._counts[level.lower()] += 1
+        self._lines.append(self.format(record)[:_MOST_LINE])
 
     def change(self, level: str, every_seconds: float, seconds: float, by: Mapping[str, str]) -> None:
         """Change the level, and the rate of events that peers can trigger. Call only from the event loop.
@@ -100,7 +96,7 @@ class LogOutput(Collector):
             every_seconds: Minimum seconds between such events; 0: the default of one minute.
             by: The client that requested the change, for the log.
         """
-        level = level or self._level
+        level = level or self._configured
         if level not in LEVELS:
             raise MalformedError(f"a level is one of {', '.join(LEVELS)}, not {level[:100]!r}")
         if not (0 < seconds <= MOST_SECONDS and 0 <= every_seconds <= MOST_SECONDS):
@@ -116,8 +112,8 @@ class LogOutput(Collector):
 
     def _fall_back(self) -> None:
         self._back = None
-        self._apply(self._level, LogRate.QUIET_SECONDS)
-        logger.warning("log.restored", extra={"level": self._level})
+        self._apply(self._configured, LogRate.QUIET_SECONDS)
+        logger.warning("log.restored", extra={"level": self._configured})
 
     def _apply(self, level: str, every_seconds: float) -> None:
         logging.getLogger().setLevel(level.upper())
@@ -125,5 +121,5 @@ class LogOutput(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metric. Thread-safe."""
-        counts = [(level, self._recent.counts[level]) for level in LEVELS]
+        counts = [(level, self._counts[level]) for level in LEVELS]
         yield counters("log_records", "Log records written, by level.", "level", counts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,33 +211,32 @@ class RecvStream:
 
 
 async def _cursors_of(subscribe: pb.Subscribe) -> dict[int, pb.TaskCursor]:
-    """Return a consumer's cursors by task, yielding to other sessions in between."""
-    cursors: dict[int, pb.TaskCursor] = {}
-    taken = 0
-    for each in subscribe.tasks:
-        cursors[each.task] = each
-        for cursor in cursor_slices(each, _TURN_CURSORS):
-            taken += 1 + len(cursor.rejections)
-            if taken > _TURN_CURSORS:
-                await asyncio.sleep(0)
-                taken = 0
-    return cursors
+    """Return a consumer's cursors by task, after a check of each."""
+    for _ in _slices(subscribe.tasks):
+        await asyncio.sleep(0)
+    return {each.task: each for each in subscribe.tasks}
 
 
 async def _take_progress(subscription: ISubscription, progress: pb.Progress) -> None:
-    """Apply a consumer's progress in slices, yielding to other sessions in between."""
+    for number, cursors in enumerate(_slices(progress.tasks)):
+        if number:  # most progress has one slice
+            await asyncio.sleep(0)
+        await _tell(subscription, cursors)
+
+
+def _slices(tasks: Iterable[pb.TaskCursor]) -> Iterator[list[pb.TaskCursor]]:
+    """Yield a consumer's cursors in slices for one turn of the loop: other sessions run in between."""
     cursors: list[pb.TaskCursor] = []
     taken = 0
-    for each in progress.tasks:
+    for each in tasks:
         for cursor in cursor_slices(each, _TURN_CURSORS):
             # Only the last slice of a task is short, so two slices of a task never share a turn.
             if taken + len(cursor.rejections) >= _TURN_CURSORS:
-                await _tell(subscription, cursors)
-                await asyncio.sleep(0)
+                yield cursors
                 cursors, taken = [], 0
             cursors.append(cursor)
             taken += 1 + len(cursor.rejections)
-    await _tell(subscription, cursors)
+    yield cursors
 
 
 async def _tell(subscription: ISubscription, cursors: Sequence[pb.TaskCursor]) -> None:

@@ -97,8 +97,8 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
             cleanup.callback(tracing.flush)
         else:
             tracing.disable()
-        debugging = Debugging(config, log)
-        plane = DataPlane(config, stop, debugging)
+        registry = CollectorRegistry()
+        plane = DataPlane(config, stop, Debugging(config, log, registry))
         cleanup.callback(plane.close)
         program = None
         if config.program:
@@ -114,7 +114,6 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
             address, peer_address = _advertised(config, servers)
             only = AssignedWorker(config.worker_id, address, config.tasks, peer_address=peer_address)
             plane.assign(Assignment(1, config.topology, (only,)))
-        registry = CollectorRegistry()
         registry.register(WorkerCollector(plane.status, config, memory_limit()))
         registry.register(plane.security)
         registry.register(log)
@@ -124,7 +123,6 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         plane.reserve(frozenset(family.name for family in registry.collect()))
         own = list if program is None else program.metrics  # list() returns no metrics
         registry.register(ProgramCollector(lambda: [*own(), *plane.reported()]))
-        debugging.registry = registry
         admin = AdminServer(config.admin, registry, plane.live, plane.ready)
         cleanup.callback(admin.close)
         _log_addresses(config, servers, admin)

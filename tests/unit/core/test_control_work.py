@@ -12,6 +12,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from helpers.senders import Program
+from prometheus_client import CollectorRegistry
 
 from tuplewire.errors import MessageError, RefusedError
 from tuplewire.values.group import TaskGroup
@@ -38,7 +39,7 @@ def plane() -> Iterator[DataPlane]:
     """Create a worker that does not listen; its task 0 holds many groups of one message."""
     config = WorkerConfig(worker_id="w", topology="t")
     log = LogOutput("info", "text")
-    plane = DataPlane(config, Stop(), Debugging(config, log))
+    plane = DataPlane(config, Stop(), Debugging(config, log, CollectorRegistry()))
     plane.assign(Assignment(1, "t", (AssignedWorker("w", "127.0.0.1:1", tuple(TASKS)),)))
     groups = [TaskGroup.of(0, [b"x"], source) for source in range(GROUPS)]
     plane.loop.call(lambda: plane.worker.router.recv(ReceivedBatch.arrived(groups, Program())))
