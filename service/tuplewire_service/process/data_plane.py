@@ -175,15 +175,11 @@ class DataPlane:
         try:
             return self.loop.call(trouble, ANSWER_SECONDS)
         except TimeoutError:
-            return f"the event loop did not answer within {ANSWER_SECONDS:g} s"
+            return f"the event loop is stuck: it did not answer within {ANSWER_SECONDS:g} s"
 
     def why_not_ended(self) -> str:
         """Return the reason for a slow shutdown: the step that it waits for, or a stuck event loop."""
-        try:
-            waits_for = self.loop.call(lambda: self.worker.waits_for, ANSWER_SECONDS)
-        except TimeoutError:
-            return f"the event loop is stuck: it did not answer within {ANSWER_SECONDS:g} s"
-        return f"the event loop turns, and the end waits for {waits_for}"
+        return self._probe(lambda: f"the event loop turns, and the end waits for {self.worker.waits_for}")
 
     def drain(self, deadline_seconds: float) -> LedgerSnapshot:
         """End the taps and the streams of health watchers, then drain the worker; see Worker.drain()."""
