@@ -40,7 +40,7 @@ class MessageStream(ABC):
 
 
 class BufferedStream(MessageStream):
-    """A stream that is told of arrivals. Messages that arrived before it broke can still be read."""
+    """A stream with a buffer. Messages that arrived before it broke can still be read."""
 
     def __init__(self) -> None:
         self._arrived: deque[Any] = deque()
