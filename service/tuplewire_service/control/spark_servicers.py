@@ -23,6 +23,7 @@ from tuplewire_service.control.control_messages import assigned_worker_to_wire, 
 from tuplewire_service.messaging.grpc.grpc_transport import Admit, Context
 from tuplewire_service.messaging.recv_service import frame_of
 from tuplewire_service.messaging.server_stream import check_id, check_receiver
+from tuplewire_service.worker.departures import lost_with
 from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.worker import Worker
 
@@ -154,7 +155,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
             assignment_version=0 if worker.assignment is None else worker.assignment.version,
             leaving=[task for task in wanted if router.queues.is_leaving(task)],
             departed=[
-                pb.DepartedWorker(incarnation=each.incarnation, dropped=each.lost(wanted))
+                pb.DepartedWorker(incarnation=each.incarnation, dropped=lost_with(each, wanted))
                 for each in router.departures.of(incarnations)
             ],
         )

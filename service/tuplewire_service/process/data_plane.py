@@ -104,9 +104,8 @@ class DataPlane:
             self.worker, stop, admit, self._status, debugging, self._reports, self._call_program
         )
         add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
-        sinks, source = SinkServicer(self.worker, admit), SourceServicer(self.worker, admit)
-        add_SinksServicer_to_server(sinks, self._services)  # type: ignore[no-untyped-call]
-        add_SourceServicer_to_server(source, self._services)  # type: ignore[no-untyped-call]
+        add_SinksServicer_to_server(SinkServicer(self.worker, admit), self._services)  # type: ignore[no-untyped-call]
+        add_SourceServicer_to_server(SourceServicer(self.worker, admit), self._services)  # type: ignore[no-untyped-call]
         file = config.assignment_file
         self._assignment_source = AssignmentFile(Path(file), self.worker.update_assignment) if file else None
         if source := self._assignment_source:

@@ -1,7 +1,7 @@
 """Workers that shut down cleanly: their dropped messages, and the workers that hold forwarded ones.
 
 A Departure is the final report of a worker; workers exchange Departures when a session ends. Used by
-router.py, successors.py and control/source_servicer.py. Owns the last 1,000 departures that a worker knows
+router.py, successors.py and control/spark_servicers.py. Owns the last 1,000 departures that a worker knows
 of. Not thread-safe. Design: docs/design/drain.md.
 """
 

@@ -33,14 +33,13 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import GIVE_UP_SECONDS, Connections, Peer
 from tuplewire_service.worker.delivery import Done
 from tuplewire_service.worker.departures import Departures, OfEntry, Successor, successors_to_wire
-from tuplewire_service.worker.drops import Drops
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
 from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
 from tuplewire_service.worker.taps import Taps
-from tuplewire_service.worker.transfer_queue import TransferQueue
+from tuplewire_service.worker.transfer_queue import Drops, TransferQueue
 from tuplewire_service.worker.worker_observer import WorkerObserver
 from tuplewire_service.worker.worker_settings import WorkerSettings
 

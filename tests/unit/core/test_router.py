@@ -21,11 +21,10 @@ from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.delivery import Done
-from tuplewire_service.worker.drops import Drops
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL, RoutingTable, places
-from tuplewire_service.worker.transfer_queue import TransferQueue
+from tuplewire_service.worker.transfer_queue import Drops, TransferQueue
 
 
 async def test_a_message_is_compared_with_those_in_flight_to_its_owner(

@@ -119,8 +119,7 @@ async def test_off_means_no_observer() -> None:
     await asyncio.to_thread(context.term)
 
     worker = ExecutorWorker(words())
-    assert not worker.transfer.traced
-    assert worker._executor_context.tracing is None
+    assert worker.transfer.tracing is None
 
 
 def test_a_send_has_a_span_with_its_error_and_a_refused_try_send_has_none(

@@ -93,9 +93,7 @@ class TopologyProgram(Program):
     @property
     def not_ready(self) -> str:
         """See AttachedProgram."""
-        return (
-            "the executors are starting" if self._executors is None else self._executors.heartbeats.not_ready
-        )
+        return "the executors are starting" if self._executors is None else self._executors.not_ready
 
     @property
     def busy(self) -> bool:

@@ -343,6 +343,11 @@ class ExecutorWorker:
         return self.transfer.not_connected
 
     @property
+    def not_ready(self) -> str:
+        """The reason, in one line, why the worker is not ready, for a readiness probe; empty if it is."""
+        return self.heartbeats.not_ready
+
+    @property
     def busy(self) -> bool:
         """True if a drain must wait for tuples, or for sent messages that the worker has not accepted."""
         if self.failure is not None:  # its tuples are never processed
