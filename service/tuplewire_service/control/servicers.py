@@ -73,7 +73,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     Attributes:
         stop: Stops the process.
         admit: Returns the rights of a caller. The right to call the method is checked before.
-        status: Returns the status with at most this many tasks, or all; without senders and consumers.
+        status: Returns the status with the requested tasks, without senders and consumers.
         debugging: Creates debug bundles, and changes the logging.
         reports: Stores the reports of programs.
         call_program: Calls the program in the process; it may block.
@@ -83,7 +83,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     worker: Worker
     stop: Stop
     admit: Admit
-    status: Callable[[int | None], Awaitable[pb.GetStatusResponse]]
+    status: Callable[[pb.GetStatusRequest], Awaitable[pb.GetStatusResponse]]
     debugging: Debugging
     reports: ProgramReports
     call_program: Callable[[bytes], bytes]
@@ -95,7 +95,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
-        status = await self.status(request.max_tasks if request.HasField("max_tasks") else None)
+        status = await self.status(request)
         most, sees = min(request.max_clients, MOST_CLIENTS), self.admit(context).sees
         listed = set(islice((who for who in status.identities if sees(who)), most))
         for who in set(status.identities) - listed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tuplewire.wire.control_pb2_grpc import (
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
 from tuplewire_service.config.stop import EXIT_DEFECT, Stop, StopRequest
 from tuplewire_service.config.worker_config import WorkerConfig
+from tuplewire_service.control.control_messages import distinct
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.health_servicer import HealthServicer
 from tuplewire_service.control.memory import resident_bytes
@@ -137,9 +138,11 @@ class DataPlane:
         """Return the status for the metrics. Raise TimeoutError if the event loop does not respond."""
         return self.loop.call(self.worker.status, ANSWER_SECONDS)
 
-    async def _status(self, max_tasks: int | None) -> pb.GetStatusResponse:
+    async def _status(self, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
         """Return the status for GetStatus, without senders and consumers. Call only from the event loop."""
-        tasks = None if max_tasks is None else await self.worker.shown_tasks(max_tasks)
+        tasks: Sequence[int] | None = distinct(request.tasks, "tasks") or None
+        if tasks is None and request.HasField("max_tasks"):
+            tasks = await self.worker.shown_tasks(request.max_tasks)
         status = self.worker.status(tasks)
         del status.blocking[_MOST_BLOCKING:]  # only the metrics need all of them
         status.resident_bytes = resident_bytes()
