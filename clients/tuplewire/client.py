@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from weakref import WeakSet
 
+from tuplewire.asking import Asking
 from tuplewire.connection.channels import ChannelFactory
 from tuplewire.connection.close_on_exit import close_on_exit
 from tuplewire.connection.consumer_stream import Arrive, Fail, Push
@@ -246,7 +247,7 @@ class BaseClient(Live):
         return 0 if self._sender is None else self._sender.buffer.window.possibly_lost
 
 
-class Client(BaseClient):
+class Client(BaseClient, Asking):
     """Sends messages to a worker and receives messages from it. Thread-safe.
 
     Messages that `send` has accepted are delivered exactly once, in order per (source, task), regardless of

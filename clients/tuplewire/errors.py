@@ -14,7 +14,10 @@
     ├── ClosedError             a closed object, or one of another process
     ├── BufferFullError         the bound on pending messages is reached
     ├── WaitTimeoutError        the timeout of a wait has passed (also a TimeoutError)
-    │   └── FlushTimeoutError       messages without acknowledgement; they are still pending
+    │   ├── FlushTimeoutError       messages without acknowledgement; they are still pending
+    │   └── NoAnswerError           a request without an answer
+    │       └── NoConsumerError         no program receives requests to the task
+    ├── AnswerError             the error that was sent as the answer to a request
     ├── BindError               an address to listen on is in use or not local
     ├── UnreachableError        no answer at the address, or a broken connection
     └── RefusedError            the peer refused the request; `code` names the reason
@@ -139,6 +142,41 @@ class WaitTimeoutError(TuplewireError, TimeoutError):
 
 class FlushTimeoutError(WaitTimeoutError):
     """Some messages were not acknowledged in time; they stay pending and may still arrive."""
+
+
+class NoAnswerError(WaitTimeoutError):
+    """A request was not answered in time. It may still be processed; a late answer is dropped.
+
+    `task` is the task of the request. If known, `worker_id` is its worker, `queued_messages` the number of
+    its unread messages, and `oldest_seconds` the age of the oldest one; otherwise they are None.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        task: int,
+        worker_id: str | None = None,
+        queued_messages: int | None = None,
+        oldest_seconds: float | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.task = task
+        self.worker_id = worker_id
+        self.queued_messages = queued_messages
+        self.oldest_seconds = oldest_seconds
+
+
+class NoConsumerError(NoAnswerError):
+    """The task of a request had no consumer for 5 seconds; the request stays in its queue."""
+
+
+class AnswerError(TuplewireError):
+    """The answer to a request is an error; `text` is its text, and `task` the task of the request."""
+
+    def __init__(self, text: str, task: int) -> None:
+        super().__init__(f"task {task} has answered with an error: {text}")
+        self.text = text
+        self.task = task
 
 
 class BindError(TuplewireError):

@@ -1,9 +1,8 @@
-"""A request and its answer, between two tasks.
+"""Requests and their answers, between two tasks.
 
-Task 1 sends requests, and task 2 answers them. A request and its answer have the same key. A header
-of the request names the task that waits for the answer. So any task may send requests, many
-requests may be in flight, and answers may arrive in any order. A plain gRPC call does the same
-between two processes that know each other's addresses. Here, a task number is sufficient.
+Task 1 sends requests, and task 2 answers them. Any task may send requests, many requests may be in
+flight, and answers may arrive in any order. A plain gRPC call does the same between two processes
+that know each other's addresses. Here, a task number is sufficient.
 
 Run it: python ask_and_answer.py
 """
@@ -13,37 +12,22 @@ import threading
 import tuplewire
 
 ASKS, ANSWERS = 1, 2
-STOP = b"stop"
+NUMBERS = [3, 5, 8]
 
 
 def answer(worker: tuplewire.local) -> None:
-    """Square the numbers that arrive, until a stop message arrives."""
-    with worker.client() as client, client.recv([ANSWERS], timeout=30) as batches:
-        for message in batches.messages():
-            if message.key == STOP:
-                return
-            reply_to = int(dict(message.headers)["reply-to"])
-            client.send(reply_to, b"%d" % int(message.payload) ** 2, key=message.key)
-
-
-def ask(worker: tuplewire.local, numbers: list[int]) -> dict[int, int]:
-    """Send all requests, then wait for their answers."""
-    reply_to = [("reply-to", b"%d" % ASKS)]
-    with worker.client() as client, client.recv([ASKS], timeout=30) as batches:
-        for number in numbers:
-            client.send(ANSWERS, b"%d" % number, key=b"request-%d" % number, headers=reply_to)
-        waiting = {b"request-%d" % number: number for number in numbers}
-        answers = {}
-        for message in batches.messages(count=len(numbers)):
-            answers[waiting.pop(message.key)] = int(message.payload)
-        client.send(ANSWERS, b"", key=STOP)
-        return answers
+    """Square the numbers in the requests."""
+    with worker.client() as client, client.recv([ANSWERS]) as inbox:
+        for message in inbox.messages(count=len(NUMBERS)):
+            client.answer(message, b"%d" % int(message.payload) ** 2)
 
 
 if __name__ == "__main__":
-    with tuplewire.local(tasks="1,2") as worker:
+    with tuplewire.local(tasks="1,2") as worker, worker.client() as client:
         answering = threading.Thread(target=answer, args=[worker])
         answering.start()
-        for number, square in ask(worker, [3, 5, 8]).items():
-            print(f"{number} squared is {square}")
+        with client.asker(reply_to=ASKS) as asker:
+            squares = asker.ask_all((ANSWERS, b"%d" % number) for number in NUMBERS)
+        for number, square in zip(NUMBERS, squares, strict=True):
+            print(f"{number} squared is {int(square.payload)}")
         answering.join()

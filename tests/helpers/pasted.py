@@ -47,6 +47,15 @@ PASTED = (
         (r"booked 12 \(\)", r"42\s+7\s+3\s+6\s+invalid literal", r"reason   invalid literal"),
     ),
     Pasted(("docs/how-to/receive.md",), ("1 b'to worker a'", "7 b'to worker b'", "7 b'after the move'")),
+    Pasted(
+        ("docs/how-to/request-and-reply.md",),
+        (
+            "b'HELLO'",
+            r"\[b'TO', b'BE'\]",
+            "task 42 has answered with an error: UnicodeDecodeError",
+            r"no answer from task 43 within 0\.5 s",
+        ),
+    ),
     Pasted(("docs/how-to/asyncio.md",), ("received 1000",)),
     Pasted(("docs/how-to/from-storm.md",), ("'to': 200", "'not': 100")),
     Pasted(("docs/how-to/secure.md",)),

@@ -29,6 +29,13 @@ def blocking(batch: TaskMessageBatch) -> None:
             assert_type(batches, Subscription)
             assert_type(next(batches), TaskMessageBatch)
             assert_type(batches.messages(3), Iterator[TaskMessage])
+        with client.asker(5) as asker:
+            assert_type(asker.ask(1, b"x", timeout=3), TaskMessage)
+            assert_type(asker.ask_all([(1, b"x")]), list[TaskMessage])
+        message = TaskMessage(5, b"x")
+        assert_type(message.is_request and not message.expired, bool)
+        client.answer(message, b"x")
+        client.answer_error(message, "x")
         client.close(timeout=None)
     client.send(1)  # type: ignore[call-overload]
     client.send(1, "x")  # type: ignore[call-overload]

@@ -23,7 +23,12 @@ from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroke
 from tuplewire.errors import PayloadTooLargeError, ProtocolError, TuplewireError, UnreachableError, refused
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
-from tuplewire.wire.control_pb2 import GetAssignmentRequest, GetAssignmentResponse
+from tuplewire.wire.control_pb2 import (
+    GetAssignmentRequest,
+    GetAssignmentResponse,
+    GetStatusRequest,
+    GetStatusResponse,
+)
 from tuplewire.wire.control_pb2_grpc import ControlStub
 from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 
@@ -47,8 +52,8 @@ ERROR_KEY = "tuplewire-error"
 OWNER_KEY = "tuplewire-owner"
 """The trailing metadata with the task's owner: its address and its id, percent-encoded, and a space between.
 """
-_ASSIGNMENT_SECONDS = 2.0
-"""The maximum time for a request of the assignment."""
+_CONTROL_SECONDS = 2.0
+"""The maximum time for a request to the service Control."""
 _REFUSED_BY_US = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed")
 """gRPC's errors if this side refuses a server's certificate."""
 _NO_CONNECTION = re.compile(
@@ -129,7 +134,7 @@ def grpc_stream_opener(
 
 
 class OtherWorkers:
-    """Connects to workers at any addresses, for a subscription that follows its tasks."""
+    """Connects to workers at any addresses, with the files of a client's credentials."""
 
     def __init__(self, settings: SessionSettings, credentials: Credentials | None) -> None:
         """Read the files of the credentials at the first connection."""
@@ -142,17 +147,23 @@ class OtherWorkers:
 
     async def assignment(self, address: str) -> GetAssignmentResponse:
         """Request the assignment from the worker at an address. Raises UnreachableError, RefusedError."""
+        answer: GetAssignmentResponse = await self._call(address, "GetAssignment", GetAssignmentRequest())
+        return answer
+
+    async def status(self, address: str, tasks: Iterable[int]) -> GetStatusResponse:
+        """Request the status of a worker with only these tasks. Raises UnreachableError, RefusedError."""
+        answer: GetStatusResponse = await self._call(address, "GetStatus", GetStatusRequest(tasks=tasks))
+        return answer
+
+    async def _call(self, address: str, method: str, request: Any) -> Any:
         metadata = self._channels.metadata(address)
         async with await self._channels.channel(address, DIRECT) as channel:
-            call = ControlStub(channel).GetAssignment(  # type: ignore[no-untyped-call]
-                GetAssignmentRequest(), timeout=_ASSIGNMENT_SECONDS, metadata=metadata
-            )
+            call = getattr(ControlStub(channel), method)  # type: ignore[no-untyped-call]
             try:
-                answer: GetAssignmentResponse = await call
+                return await call(request, timeout=_CONTROL_SECONDS, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 trailing, details = error.trailing_metadata(), error.details() or ""
                 raise error_of(error.code(), details, trailing, address) from None
-            return answer
 
 
 class GrpcStream(MessageStream):

@@ -16,6 +16,7 @@ from typing import Any, Unpack, overload
 from weakref import WeakValueDictionary
 
 from tuplewire import tracing
+from tuplewire.asking import Answering, Asker
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.identity.credentials import Credentials
@@ -60,7 +61,7 @@ class UnflushedMessagesError(TuplewireError):
     """Messages were sent without waiting for their acknowledgement: they may be lost."""
 
 
-class TaskClient(Live):
+class TaskClient(Live, Answering):
     """A process's client during the `with` block of a ClientHandle.
 
     Blocks of one handle that are open at the same time, in one task or in threads of the driver, share it.
@@ -141,6 +142,10 @@ class TaskClient(Live):
     ) -> Subscription:
         """See Client.recv; close the subscription within the block."""
         return self._open().recv(tasks, timeout=timeout, follow=follow)
+
+    def asker(self, reply_to: int) -> Asker:
+        """See Client.asker; close the asker within the block."""
+        return self._open().asker(reply_to)
 
     def end(self) -> None:
         """Refuse everything from now on."""

@@ -7,6 +7,7 @@ Design: docs/design/sessions.md ("Keys and headers are one opaque column"). Sour
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterable
 from typing import Any, Self, SupportsIndex, TypeAlias
 
@@ -91,6 +92,21 @@ class TaskMessage:
         Raises MalformedError if another program has sent the message with invalid bytes for key and headers.
         """
         return self._decoded()[1]
+
+    @property
+    def is_request(self) -> bool:
+        """True if the message is a request: its sender waits for client.answer(). Raises as `headers`."""
+        from tuplewire.values.headers import REPLY_TO, number_in
+
+        return number_in(self.headers, REPLY_TO) is not None
+
+    @property
+    def expired(self) -> bool:
+        """True if the sender of a request has stopped waiting, by both hosts' clocks. Raises as `headers`."""
+        from tuplewire.values.headers import DEADLINE, number_in
+
+        deadline = number_in(self.headers, DEADLINE)
+        return deadline is not None and deadline < time.time() * 1000
 
     def _decoded(self) -> tuple[bytes | None, ReadHeaders]:
         if not (encoded := encoded_of(self)):

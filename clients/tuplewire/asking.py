@@ -1,0 +1,259 @@
+"""Request and reply by task: requests that wait for their answers, and the errors if there is none.
+
+Used by programs, through Client.asker() and Client.answer(). An Asker owns the subscription to its task, and
+the requests that wait. The receiver passes it the answers on the messaging loop. Thread-safe.
+Design: docs/design/sessions.md ("Request and reply").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from threading import Lock
+from typing import Self
+
+from tuplewire.connection.consumer_stream import Push
+from tuplewire.connection.grpc_channel import OtherWorkers
+from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.receiver import Receiver
+from tuplewire.connection.submission_queue import CallerCondition
+from tuplewire.connection.task_states import TaskState, TaskStates
+from tuplewire.errors import AnswerError, ClosedError, NoAnswerError, NoConsumerError, TuplewireError
+from tuplewire.identity.credentials import Credentials
+from tuplewire.settings.config import SessionSettings, checked_timeout
+from tuplewire.subscription import Live
+from tuplewire.values.batch import TaskMessageBatch
+from tuplewire.values.group import TaskGroup
+from tuplewire.values.message import TaskMessage
+from tuplewire.values.requests import ERROR, answer_of, id_and_error, request
+from tuplewire.values.task_ids import check_tasks
+
+_PATIENCE_SECONDS = 1.0
+"""The wait for an answer before the first poll: most requests cause none."""
+_POLL_SECONDS = 2.0
+_NO_CONSUMER_SECONDS = 5.0
+
+
+class Answering(ABC):
+    """The methods of a client that answer requests."""
+
+    @abstractmethod
+    def send(self, messages: Iterable[TaskMessage], /, *, timeout: float | None = None) -> None:
+        """Send messages."""
+
+    def answer(self, message: TaskMessage, payload: bytes) -> None:
+        """Send the answer to a request. Waits and raises errors as `send` does.
+
+        Raises:
+            MessageError: The message is not a request; see TaskMessage.is_request.
+        """
+        self.send([answer_of(message, payload)])
+
+    def answer_error(self, message: TaskMessage, text: str) -> None:
+        """Answer a request with an error: the requester gets an AnswerError with this text. See answer()."""
+        self.send([answer_of(message, b"", (ERROR, text.encode(errors="replace")))])
+
+
+class Asking(Answering):
+    """The methods of a client that send and answer requests."""
+
+    address: str
+    topology: str
+    _settings: SessionSettings
+    _credentials: Credentials | None
+
+    @abstractmethod
+    def _receiver(self, tasks: Sequence[int], push: Push | None, *, follow: bool) -> Receiver: ...
+
+    def asker(self, reply_to: int) -> Asker:
+        """Subscribe to a task that receives answers; return an object that sends requests.
+
+        Args:
+            reply_to: The task for the answers. No other program may subscribe to it.
+
+        Raises:
+            InvalidTaskError: The task id is invalid.
+        """
+        return Asker(self, reply_to)
+
+
+class _Call:
+    """The requests of one call. Use it with the lock."""
+
+    def __init__(self, lock: Lock, tasks: Mapping[bytes, int]) -> None:
+        self.changed = CallerCondition(lock)
+        self.unanswered = dict(tasks)
+        """The task of each request without an answer, by the id of the request."""
+        self.answers: dict[bytes, TaskMessage] = {}
+        self.error: TuplewireError | None = None
+        self.states: dict[int, TaskState] = {}
+        """The states of tasks without an answer, at the last poll."""
+        self.problem = ""
+        """The error of the last poll."""
+
+    def take(self, number: bytes, answer: TaskMessage, error: str | None) -> None:
+        if error is not None:
+            self.fail(AnswerError(error, self.unanswered[number]))
+            return
+        self.answers[number] = answer
+        del self.unanswered[number]
+        if not self.unanswered:
+            self.changed.notify_all()
+
+    def fail(self, error: TuplewireError) -> None:
+        self.error = self.error or error
+        self.changed.notify_all()
+
+    def no_answer(self, seconds: float) -> NoAnswerError:
+        """Return the error for the first request without an answer."""
+        task = next(iter(self.unanswered.values()))
+        answered, total = len(self.answers), len(self.answers) + len(self.unanswered)
+        count = f" ({answered} of {total} requests are answered)" if total > 1 else ""
+        known = self.states.get(task)
+        state = f": {known}" if known else f"; its state is unknown: {self.problem}" if self.problem else ""
+        text = f"no answer from task {task} within {seconds:g} s{count}{state}"
+        return NoAnswerError(text, task, *(known[:3] if known else ()))
+
+
+class Asker(Live):
+    """Sends requests to tasks, and waits for the answers, which its own task receives. Thread-safe.
+
+    A request is a message that names the task for its answer, its id, and the time at which this program
+    stops waiting. It is delivered exactly once, like other messages. If the answering program fails, the next
+    one may receive the request again, and answer it again.
+
+    Several threads may wait at the same time. Close it, or use it in `with`; a closed client closes it, too.
+    """
+
+    def __init__(self, client: Asking, reply_to: int) -> None:
+        (self._reply_to,) = check_tasks(reply_to)
+        self.late_answers = 0
+        """The number of dropped messages: answers that arrived too late or twice, and messages of others."""
+        self._client = client
+        self._lock = Lock()
+        self._calls: dict[bytes, _Call] = {}
+        """The calls that wait, by the id of each request without an answer."""
+        self._numbers = count(secrets.randbits(60))  # answers to earlier askers may arrive late
+        self._pid = os.getpid()
+        workers = OtherWorkers(client._settings, client._credentials)
+        self._states = TaskStates(client.topology, client.address, workers)
+        self._receiver = client._receiver([self._reply_to], Push(self._take, self._failed), follow=True)
+
+    def ask(self, task: int, payload: bytes, *, timeout: float = 30.0) -> TaskMessage:
+        """Send a request and return its answer. See ask_all() for `timeout` and the errors."""
+        (answer,) = self.ask_all([(task, payload)], timeout=timeout)
+        return answer
+
+    def ask_all(self, pairs: Iterable[tuple[int, bytes]], *, timeout: float = 30.0) -> list[TaskMessage]:
+        """Send several requests at once; return the answers in the order of the requests.
+
+        Args:
+            pairs: The task and the payload of each request.
+            timeout: The maximum wait for all answers in seconds. math.inf: no limit, and no deadline.
+
+        Raises:
+            NoAnswerError: The timeout has passed without all answers.
+            NoConsumerError: A task had no consumer for 5 seconds.
+            AnswerError: An answer is an error.
+            ClosedError: The asker or its client is closed, or belongs to the parent process.
+            SupersededError: Another program has subscribed to the task for the answers.
+            PermissionDeniedError: The client lacks the permission to receive from that task.
+        """
+        if self._pid != os.getpid():
+            raise ClosedError("the asker belongs to the parent process; create one in this process")
+        limit = checked_timeout(timeout)
+        seconds = math.inf if limit is None else limit
+        asked = {b"%d" % next(self._numbers): pair for pair in pairs}
+        call = _Call(self._lock, {number: task for number, (task, _) in asked.items()})
+        until = time.monotonic() + seconds
+        with self._lock:
+            self._calls.update(dict.fromkeys(asked, call))
+        try:
+            requests = [request(*pair, self._reply_to, number, seconds) for number, pair in asked.items()]
+            self._client.send(requests, timeout=limit)
+            if not self._answered(call, until):
+                raise call.no_answer(seconds)
+        finally:
+            with self._lock:
+                for number in asked:
+                    self._calls.pop(number, None)
+        return [call.answers[number] for number in asked]
+
+    def _answered(self, call: _Call, until: float) -> bool:
+        """Wait for the answers; poll the tasks if this takes long."""
+
+        def answered() -> bool:
+            if not call.unanswered:
+                return True
+            if error := call.error or self._receiver.failed:
+                raise error
+            if self._receiver.over:
+                raise ClosedError("the asker is closed")
+            return False
+
+        with call.changed:
+            if call.changed.wait_for(answered, min(_PATIENCE_SECONDS, until - time.monotonic())):
+                return True
+        if until <= time.monotonic():
+            return False
+        polling = messaging_loop().submit(self._poll(call))
+        try:
+            with call.changed:
+                return call.changed.wait_for(answered, until - time.monotonic())
+        finally:
+            polling.cancel()
+
+    # --- on the loop -----------------------------------------------------------------------------
+
+    async def _poll(self, call: _Call) -> None:
+        """Poll the tasks without an answer; end the call if one of them has no consumer for too long."""
+        since: dict[int, float] = {}
+        while True:
+            try:
+                states, problem = await self._states.of(call.unanswered.values()), ""
+            except TuplewireError as error:
+                states, problem = {}, str(error)
+            now = time.monotonic()
+            since = {task: since.get(task, now) for task, each in states.items() if not each.subscribed}
+            with self._lock:
+                call.states, call.problem = states, problem
+                for task, began in since.items():
+                    if now - began >= _NO_CONSUMER_SECONDS:
+                        text = f"no consumer of task {task} for {now - began:.0f} s: {states[task]}"
+                        call.fail(NoConsumerError(text, task, *states[task][:3]))
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _take(self, group: TaskGroup, acknowledge: Callable[[], None]) -> None:
+        for message in TaskMessageBatch.from_groups([group]):
+            number, error = id_and_error(message)
+            with self._lock:
+                call = self._calls.pop(number, None)
+                if call is None:
+                    self.late_answers += 1
+                else:
+                    call.take(number, message, error)
+        acknowledge()
+
+    def _failed(self, error: TuplewireError) -> None:
+        with self._lock:
+            for call in self._calls.values():
+                call.fail(error)
+
+    # --- end -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the subscription: calls that wait raise ClosedError. A second call does nothing."""
+        if self._pid == os.getpid():
+            messaging_loop().run(self._receiver.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,246 @@
+"""Requests and their answers, through two real workers."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+from helpers.topology import Pair
+from helpers.traffic import client_of, deliver
+
+from tuplewire import Client, TaskMessage, asking
+from tuplewire.asking import Asker
+from tuplewire.connection.grpc_channel import OtherWorkers
+from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.task_states import TaskStates
+from tuplewire.errors import (
+    AnswerError,
+    ClosedError,
+    MessageError,
+    NoAnswerError,
+    NoConsumerError,
+    RefusedMessagesError,
+    SupersededError,
+)
+from tuplewire.settings.config import SessionSettings
+from tuplewire.spark.client_handle import ClientHandle
+from tuplewire_service.testing import eventually
+
+_SECONDS = 60.0
+
+
+class Ends(NamedTuple):
+    """A requester at one worker, the client that answers at the other one, and the task of each."""
+
+    requester: Client
+    asker: Asker
+    reply_to: int
+    answerer: Client
+    task: int
+
+    def requests(self, count: int) -> Iterator[TaskMessage]:
+        """Receive requests. Each one is acknowledged when the next one is requested."""
+        with self.answerer.recv([self.task], timeout=_SECONDS) as inbox:
+            yield from inbox.messages(count=count)
+
+    def echo(self, count: int) -> None:
+        """Answer requests with their payloads."""
+        for message in self.requests(count):
+            self.answerer.answer(message, message.payload)
+
+
+@pytest.fixture
+def ends(pair: Pair) -> Iterator[Ends]:
+    """Return the two ends."""
+    reply_to = pair.near_task()
+    with (
+        client_of(pair.near.address) as client,
+        client_of(pair.far.address) as answerer,
+        client.asker(reply_to) as asker,
+    ):
+        yield Ends(client, asker, reply_to, answerer, pair.far_task())
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Poll early, and miss a consumer early."""
+    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(asking, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(asking, "_NO_CONSUMER_SECONDS", 0.5)
+
+
+@contextmanager
+def in_thread(function: Callable[..., object], *arguments: object) -> Iterator[None]:
+    """Call a function in another thread during the block."""
+    with ThreadPoolExecutor(1) as pool:
+        called = pool.submit(function, *arguments)
+        yield
+        called.result(_SECONDS)
+
+
+def test_a_thousand_answers_out_of_order(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers are returned in the order of the requests, and nothing is polled if they are fast."""
+    polled: list[object] = []
+    monkeypatch.setattr(TaskStates, "of", lambda _, tasks: polled.append(tasks))
+    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", _SECONDS)
+
+    def answer() -> None:
+        requests = list(ends.requests(1000))
+        random.Random(1).shuffle(requests)
+        for message in requests:
+            ends.answerer.answer(message, b"answer " + message.payload)
+
+    with in_thread(answer):
+        answers = ends.asker.ask_all(
+            ((ends.task, b"%d" % number) for number in range(1000)), timeout=_SECONDS
+        )
+    assert [each.payload for each in answers] == [b"answer %d" % number for number in range(1000)]
+    assert {each.task for each in answers} == {ends.reply_to}
+    assert ends.asker.ask_all([]) == []
+    assert (ends.asker.late_answers, polled) == (0, [])
+
+
+def test_threads_share_an_asker(ends: Ends) -> None:
+    """Each thread gets the answer to its own request."""
+    with in_thread(ends.echo, 100), ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda number: ends.asker.ask(ends.task, b"%d" % number).payload, range(100)))
+    assert answers == [b"%d" % number for number in range(100)]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_answerer_that_stops(ends: Ends) -> None:
+    """Without a consumer of the task, the call ends early, and the error has the facts."""
+
+    def stop() -> None:
+        next(ends.requests(1))  # the end of the generator closes the subscription
+
+    with in_thread(stop), pytest.raises(NoConsumerError, match=r"no consumer .* 1 unread at") as raised:
+        ends.asker.ask(ends.task, b"x", timeout=_SECONDS)
+    assert (raised.value.task, raised.value.queued_messages) == (ends.task, 1)
+    assert isinstance(raised.value, TimeoutError)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_task_without_a_worker(ends: Ends) -> None:
+    """A task that no worker owns has no consumer."""
+    with pytest.raises(NoConsumerError, match="no worker owns it") as raised:
+        ends.asker.ask(5000, b"x", timeout=_SECONDS)
+    assert raised.value.worker_id == ""
+    with pytest.raises(RefusedMessagesError, match="5000"):
+        ends.requester.flush(_SECONDS)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_no_answer(ends: Ends, pair: Pair) -> None:
+    """The error names the task, its worker, the unread messages and the age of the oldest one."""
+    with (
+        ends.answerer.recv([ends.task], timeout=_SECONDS),
+        pytest.raises(NoAnswerError, match="0 of 2 requests are answered") as raised,
+    ):
+        ends.asker.ask_all([(ends.task, b"1"), (ends.task, b"2")], timeout=1.5)
+    error = raised.value
+    assert (error.task, error.worker_id, error.queued_messages) == (ends.task, pair.far.worker_id, 2)
+    assert error.oldest_seconds is not None
+    assert error.oldest_seconds > 0
+
+
+def test_a_late_answer(ends: Ends) -> None:
+    """An answer after the timeout is dropped and counted; so is a second answer to a request."""
+    with pytest.raises(NoAnswerError) as raised:
+        ends.asker.ask(ends.task, b"late", timeout=0.1)
+    assert raised.value.worker_id is None
+    ends.echo(1)
+    eventually(lambda: ends.asker.late_answers == 1, _SECONDS)
+
+    def twice() -> None:
+        for message in ends.requests(1):
+            ends.answerer.answer(message, b"first")
+            ends.answerer.answer(message, b"second")
+
+    with in_thread(twice):
+        assert ends.asker.ask(ends.task, b"x").payload == b"first"
+    deliver(ends.answerer, ends.reply_to, b"not an answer")
+    eventually(lambda: ends.asker.late_answers == 3, _SECONDS)
+
+
+def test_an_expired_request(ends: Ends) -> None:
+    """The consumer recognizes expired requests, and messages without a request."""
+    with pytest.raises(NoAnswerError):
+        ends.asker.ask(ends.task, b"expired", timeout=0.1)
+    deliver(ends.answerer, ends.task, b"not a request")
+
+    def answer() -> None:
+        for message in ends.requests(3):
+            kinds.append((message.payload, message.is_request, message.expired))
+            if message.is_request and not message.expired:
+                ends.answerer.answer(message, b"answer")
+
+    kinds: list[tuple[bytes, bool, bool]] = []
+    with in_thread(answer):
+        assert ends.asker.ask(ends.task, b"new").payload == b"answer"
+    assert sorted(kinds) == [
+        (b"expired", True, True),
+        (b"new", True, False),
+        (b"not a request", False, False),
+    ]
+    assert ends.asker.late_answers == 0
+
+
+def test_an_error_as_the_answer(ends: Ends) -> None:
+    """The requester gets the text, also of a call with several requests."""
+
+    def refuse() -> None:
+        for message in ends.requests(2):
+            if message.payload == b"bad":
+                ends.answerer.answer_error(message, "division by zero")
+
+    with in_thread(refuse), pytest.raises(AnswerError, match="division by zero") as raised:
+        ends.asker.ask_all([(ends.task, b"slow"), (ends.task, b"bad")], timeout=_SECONDS)
+    assert (raised.value.task, raised.value.text) == (ends.task, "division by zero")
+    with pytest.raises(MessageError, match="not a request"):
+        ends.answerer.answer(TaskMessage(1, b""), b"")
+
+
+def test_another_program_takes_the_task_over(ends: Ends, pair: Pair) -> None:
+    """If another program subscribes to the task of the answers, waiting and later calls fail."""
+    with client_of(pair.near.address) as other, other.recv([ends.reply_to], timeout=_SECONDS):
+        for _ in range(2):
+            with pytest.raises(SupersededError):
+                ends.asker.ask(ends.task, b"x", timeout=_SECONDS)
+
+
+def test_close_ends_a_waiting_call(ends: Ends) -> None:
+    """A call that waits ends when the asker is closed, and no call begins after that."""
+    timer = threading.Timer(0.2, ends.asker.close)
+    timer.start()
+    for _ in range(2):
+        with pytest.raises(ClosedError, match="asker is closed"):
+            ends.asker.ask(ends.task, b"x", timeout=_SECONDS)
+    timer.join()
+    assert ends.asker._calls == {}
+
+
+def test_the_client_of_a_spark_function(ends: Ends, pair: Pair) -> None:
+    """The client of a ClientHandle sends and answers requests, too."""
+    reply_to = pair.near_task()
+    with ClientHandle(pair.near.address, topology="test") as client, client.asker(reply_to) as asker:
+
+        def answer() -> None:
+            for message in ends.requests(1):
+                client.answer(message, b"answer")
+
+        with in_thread(answer):
+            assert asker.ask(ends.task, b"x").payload == b"answer"
+
+
+def test_a_status_of_single_tasks(pair: Pair) -> None:
+    """A worker lists only the requested tasks."""
+    task = pair.far_task()
+    workers = OtherWorkers(SessionSettings(), None)
+    listed = messaging_loop().run(workers.status(pair.far.address, [task, task, 5000])).tasks
+    assert [each.task for each in listed] == [task]
