@@ -47,7 +47,8 @@ class LoopThread:
 # --- gRPC aio: server -------------------------------------------------------------------------
 
 
-async def _listen(handlers: dict[str, Any]) -> tuple[grpc.aio.Server, int]:
+async def listen(handlers: dict[str, Any]) -> tuple[grpc.aio.Server, int]:
+    """Serve handlers on a free port; return the server and the port."""
     server = grpc.aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -107,7 +108,7 @@ class GrpcServer:
             "Echo": grpc.stream_stream_rpc_method_handler(self.echo),
             "Take": grpc.stream_unary_rpc_method_handler(self.take),
         }
-        self._server, port = await _listen(handlers)
+        self._server, port = await listen(handlers)
         return port
 
 
@@ -137,7 +138,7 @@ def grpc_relay(port: str) -> None:
             answer: bytes = await call
             return answer
 
-        return await _listen({"Take": grpc.stream_unary_rpc_method_handler(take)})
+        return await listen({"Take": grpc.stream_unary_rpc_method_handler(take)})
 
     server, listening = loop.run(start())
     serve({"port": lambda: {"port": listening}})

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from agent import BenchError
+from asked import ASK, measure_asked
 from links import Latencies, Links, Trial
 from looked import LOOKED, measure_looked
 from offered import OFFERED, measure_offered
@@ -84,7 +85,7 @@ def measure_latency(links: Links, rows: Sequence[LatencyRow], seconds: float) ->
 
 def _arguments() -> argparse.Namespace:
     rows = [*(row.name for row in ROWS), *(row.name for row in LATENCIES)]
-    names = [*rows, OFFERED, LOOKED, SCRAPE, *SPARK_ROWS]
+    names = [*rows, OFFERED, LOOKED, ASK, SCRAPE, *SPARK_ROWS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -126,6 +127,8 @@ def _measure(only: str | None, seconds: float) -> list[Line]:
             lines += measure_looked(links, each * weights["looked"], progress)
         for link in links.started():
             link.still()
+    if _matches(ASK, only):
+        lines += measure_asked(progress)
     if _matches(SCRAPE, only):
         lines += measure_scrape(progress)
     if spark := [name for name in SPARK_ROWS if _matches(name, only)]:
