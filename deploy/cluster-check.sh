@@ -192,13 +192,14 @@ guide() {
     done <docs/how-to/deploy.md
     [[ -n $commands ]] || fail "docs/how-to/deploy.md has no command that begins with: $1"
     printf '$ %s' "$commands"
-    [[ $commands != 'helm install'* ]] || echo "# helm install ... ${values[*]}"
+    [[ $commands != 'helm upgrade --install'* ]] || echo "# helm upgrade --install ... ${values[*]}"
     $print || (
         cd "$folder"
         # In this check's cluster and namespace, with its image and sizes. Nothing is removed before it runs.
         # shellcheck disable=SC2329  # eval calls it
         kubectl() {
             case "$*" in
+                'apply -f -') command "${kube[@]}" "$@" ;;
                 apply*) sed "s|registry.example.com/tuplewire:0.1.0|$image|" "$3" | command "${kube[@]}" apply --filename - ;;
                 *--web) exec "${kube[@]}" "$@" >page-link ;;  # in a shell of its own, by &
                 port-forward*) read_page "$@" ;;
@@ -207,8 +208,8 @@ guide() {
         }
         # shellcheck disable=SC2329
         helm() {
-            case $1 in
-                install) command "${chart[@]}" "$@" "${values[@]}" ;;
+            case "$1 $2" in
+                'upgrade --install') command "${chart[@]}" "$@" "${values[@]}" ;;
                 *) command "${chart[@]}" "$@" ;;
             esac
             case $1 in upgrade | rollback)

@@ -6,7 +6,7 @@ make_secrets() {
     certificate "$folder" ca cluster-check
     certificate "$folder" tls worker.tuplewire
     certificate "$folder" program program.tuplewire
-    guide 'kubectl create secret generic tuplewire-tls'
+    guide 'secret() {'
 }
 
 install() {
@@ -20,7 +20,7 @@ END
     made=${made:-$space}
     if $secure; then
         make_secrets
-        guide 'helm install tuplewire deploy/helm/tuplewire --set'
+        guide 'helm upgrade --install tuplewire deploy/helm/tuplewire --set'
     else
         apply_from helm template tuplewire deploy/helm/tuplewire "${values[@]}"
         ready
@@ -233,7 +233,7 @@ follow_the_guide() {
     step "The guide" "that the first commands of docs/how-to/deploy.md do what it says"
     run_with "${kube[@]}" delete --ignore-not-found --filename - < <(output_of MANIFESTS helm template tuplewire \
         deploy/helm/tuplewire "${values[@]}")
-    guide 'helm install tuplewire deploy/helm/tuplewire --values'
+    guide 'helm upgrade --install tuplewire deploy/helm/tuplewire --values'
     guide 'kubectl exec tuplewire-worker-0 -- tuplewire send'
     run "${chart[@]}" uninstall tuplewire
 }

@@ -124,7 +124,8 @@ class TaskGroup:
         data: The concatenated payloads.
         header_lengths: The same for encoded keys and headers (values/headers.py); empty if there are none.
         size_bytes: Bytes of payloads, keys and headers, as counted by limits and credit.
-        redelivered: True if the messages may have been delivered before, to a process that failed.
+        redelivered: True if the messages may be duplicates: delivered before a failure of a process, or before
+            a connection broke during a move.
         forwarded: Set between workers. Low 32 bits: the number of the entry worker, which accepted the
             messages from a program. Next 24: hops of these or earlier messages since then. Upper 8: hops
             since they last waited in the queue of their task's owner. 0: the sending worker is the entry
