@@ -35,6 +35,7 @@ from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.settings.addresses import resolve_address, resolve_topology
 from tuplewire.settings.config import SessionKeywords, SessionSettings, checked_timeout, naming_settings
 from tuplewire.subscription import Live, Subscription
+from tuplewire.text.counts import counted
 from tuplewire.tracing import observer
 from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.message import Headers, TaskMessage
@@ -167,10 +168,8 @@ class BaseClient(Live):
         """Raise FlushTimeoutError if close() dropped messages after waiting for acknowledgements."""
         messages = sender.buffer.ledger().dropped.get(DropReason.CLOSED, 0)
         if messages and patience:  # close(0) drops messages without an error
-            raise FlushTimeoutError(
-                f"{messages} messages were not acknowledged after {patience:g} s{sender.problem()}; they are "
-                "dropped, but may still arrive"
-            )
+            text = f"{counted(messages, 'message')} not acknowledged after {patience:g} s{sender.problem()}"
+            raise FlushTimeoutError(f"{text}; dropped, but may still arrive")
 
     def _patience_after(self, error: type[BaseException]) -> float:
         """Return the time in seconds that the end of a `with` block waits after an error."""

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.ledger import DropReason
+from tuplewire.text.counts import counted
 from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
@@ -49,10 +50,10 @@ def _dropped(sender: SendingEnd, pid: int) -> None:
 
 
 def _warn(sender: SendingEnd, what: str) -> None:
-    messages = sender.buffer.pending_messages
+    messages = counted(sender.buffer.pending_messages, "message")
     warnings.warn(
-        f"a client of {sender.address} {what} without close(), with {messages} messages not acknowledged "
-        "yet; call close(), or use it in a `with` block",
+        f"a client of {sender.address} {what} without close(), with {messages} not acknowledged yet; "
+        "call close(), or use it in a `with` block",
         ResourceWarning,
         stacklevel=3,
     )

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.text.counts import counted
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire.wire.messaging_pb2 import Refusal
@@ -58,7 +59,7 @@ class RefusedMessages:
         for each in settled:
             if each.dropped is DropReason.TOO_LARGE:
                 self._keep(
-                    f"MESSAGE_TOO_LARGE: {each.messages} messages to task {each.task}, "
+                    f"MESSAGE_TOO_LARGE: {counted(each.messages, 'message')} to task {each.task}, "
                     f"{each.size_bytes} bytes in all: the receiver takes {limit_bytes} bytes at most"
                 )
 
@@ -75,4 +76,4 @@ class RefusedMessages:
 def _text(refusal: Refusal) -> str:
     owner = f" (owner: {refusal.owner})" if refusal.owner else ""
     code = code_name(refusal.code)
-    return f"{code}: {refusal.messages} messages to task {refusal.task}: {refusal.detail}{owner}"
+    return f"{code}: {counted(refusal.messages, 'message')} to task {refusal.task}: {refusal.detail}{owner}"

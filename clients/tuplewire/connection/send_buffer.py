@@ -34,6 +34,7 @@ from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.session.send import SendWindow
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.config import Overflow, SessionSettings
+from tuplewire.text.counts import counted
 from tuplewire.values.group import TaskGroup, check_sizes
 
 _ANSWER_SECONDS = 10.0
@@ -123,13 +124,13 @@ class SendBuffer:
 
     def _full(self, waited: float | None) -> BufferFullError:
         return BufferFullError(
-            f"no room {f'for {waited} s' if waited else 'now'}: {self._pending} are pending, "
+            f"no room {f'for {waited} s' if waited else 'now'}: {self._pending} pending, "
             f"the receiver is slow or gone{self._problem()}"
         )
 
     @property
     def _pending(self) -> str:
-        return f"{self.pending_messages} messages ({self.window.size_bytes} bytes)"
+        return f"{counted(self.pending_messages, 'message')} ({counted(self.window.size_bytes, 'byte')})"
 
     def send_one(self, task: Any, payload: Any, source: int | None = None) -> bool:
         """Accept one message if an append and a few comparisons are enough; otherwise return False.
@@ -296,8 +297,7 @@ class SendBuffer:
                 raise RefusedMessagesError(refused)
             if not self._all_settled:
                 raise FlushTimeoutError(
-                    f"{self._pending} are not acknowledged after {timeout} s{self._problem()}; "
-                    "they stay pending"
+                    f"{self._pending} not acknowledged after {timeout} s{self._problem()}; they stay pending"
                 )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from tuplewire.text.counts import counted
 from tuplewire.text.html_table import html_table
 
 
@@ -40,7 +41,7 @@ class MemberStatus:
 
     def __str__(self) -> str:
         moving = f"{self.moving} moving" if self.moving else ""
-        said = [self.address, self.phase.value, f"{len(self.tasks)} tasks", self.worker_id, self.name]
+        said = [self.address, self.phase.value, counted(len(self.tasks), "task"), self.worker_id, self.name]
         return "  ".join(filter(None, [*said, self.release, moving, self.problem]))
 
 
@@ -75,9 +76,9 @@ class MembershipStatus:
         return html_table(self._head(), ("address", "phase", "tasks", "moving", "worker", "problem"), rows)
 
     def _head(self) -> str:
-        head = f"topology {self.topology}: assignment {self.version}, {self.joined} workers"
+        head = f"topology {self.topology}: assignment {self.version}, {counted(self.joined, 'worker')}"
         if self.unassigned:
-            head += f", {len(self.unassigned)} tasks at no worker"
+            head += f", {counted(len(self.unassigned), 'task')} at no worker"
         if self.ended:
             head += f", ended: {self.ended}"
         return head + (", settled" if self.settled else "")

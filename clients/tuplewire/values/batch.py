@@ -15,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
 
 from tuplewire.errors import MessageError
+from tuplewire.text.counts import counted
 from tuplewire.values.group import BytesLike, TaskGroup, payload_column, task_column
 from tuplewire.values.message import Headers, ReadHeaders, TaskMessage, encoded_of
 
@@ -304,7 +305,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return (TaskMessageBatch._of_columns, self._as_columns())
 
     def __repr__(self) -> str:
-        return f"<TaskMessageBatch: {len(self)} messages, {self.nbytes} bytes>"
+        return f"<TaskMessageBatch: {counted(len(self), 'message')}, {counted(self.nbytes, 'byte')}>"
 
     def _repr_html_(self) -> str:
         from tuplewire.text.html_table import html_table
@@ -315,7 +316,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             for task, source, payload in islice(zip(tasks, sources, payloads, strict=True), _MOST_SHOWN)
         ]
         more = f"the first {len(rows)} of " if len(rows) < len(self) else ""
-        title = f"{more}{len(self)} messages, {self.nbytes} bytes"
+        title = f"{more}{counted(len(self), 'message')}, {counted(self.nbytes, 'byte')}"
         return html_table(title, ("task", "source", "message"), rows)
 
 

@@ -21,6 +21,7 @@ from tuplewire.errors import (
     MessageError,
     MessageTooLargeError,
 )
+from tuplewire.text.counts import counted
 from tuplewire.values.columns import cut_column, values_of
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
@@ -124,8 +125,8 @@ class TaskGroup:
         data: The concatenated payloads.
         header_lengths: The same for encoded keys and headers (values/headers.py); empty if there are none.
         size_bytes: Bytes of payloads, keys and headers, as counted by limits and credit.
-        redelivered: True if the messages may be duplicates: delivered before a failure of a process, or before
-            a connection broke during a move.
+        redelivered: True if the messages may be duplicates, because a process failed, or a connection broke
+            while their task moved.
         forwarded: Set between workers. Low 32 bits: the number of the entry worker, which accepted the
             messages from a program. Next 24: hops of these or earlier messages since then. Upper 8: hops
             since they last waited in the queue of their task's owner. 0: the sending worker is the entry
@@ -224,7 +225,8 @@ class TaskGroup:
         return len(self.lengths) >> 2
 
     def __repr__(self) -> str:
-        return f"<TaskGroup {self.source} -> {self.task}: {len(self)} messages, {len(self.data)} bytes>"
+        size = f"{counted(len(self), 'message')}, {counted(len(self.data), 'byte')}"
+        return f"<TaskGroup {self.source} -> {self.task}: {size}>"
 
     @property
     def end(self) -> int:

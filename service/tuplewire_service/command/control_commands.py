@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, NotReadyError, TuplewireError
+from tuplewire.text.counts import counted
 from tuplewire.text.escaping import escape_unprintable
 from tuplewire_service.command.parsers import add_client_command, control_of, positive_seconds, task_list
 from tuplewire_service.command.terminal import console_of, write_table, write_text
@@ -145,7 +146,7 @@ def _drain(arguments: argparse.Namespace) -> int:
         if arguments.wait:
             print(escape_unprintable(f"{client.address} drains for at most {limit:g} s ..."), flush=True)
             dropped = client.await_drain(arguments.deadline, timeout=limit + _CLOSE_SECONDS)
-            story = f"has drained, and {f'dropped {dropped:,} messages' if dropped else 'dropped no message'}"
+            story = f"has drained, and dropped {counted(dropped, 'message') if dropped else 'no message'}"
         else:
             started = client.drain(arguments.deadline)
             story = "is draining" if started else "was draining already"

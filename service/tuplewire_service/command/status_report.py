@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from google.protobuf.message import Message
 
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.text.counts import counted
 from tuplewire.text.escaping import escape_unprintable
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.terminal import PROBLEM_STYLE, write_table, write_text
@@ -66,7 +67,7 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
     assignment = f"assignment {version}" if version else "no assignment yet"
     if status.newest_assignment_version > version:
         assignment += f" (another worker has {status.newest_assignment_version})"
-    moving = f", {status.moving_tasks} tasks moving" if status.moving_tasks else ""
+    moving = f", {counted(status.moving_tasks, 'task')} moving" if status.moving_tasks else ""
     yield f"state       {state_name(status.state)}, {assignment}{moving}"
     if status.not_ready_reason:
         yield f"not ready   {status.not_ready_reason}"
@@ -93,8 +94,8 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
     received = sorted(status.received, key=attrgetter("messages"), reverse=True)
     for count in received[:MOST_LINES]:
         yield (
-            f"received    from {count.source}: {count.messages} messages in {count.batches} batches, "
-            f"{count.bytes} bytes"
+            f"received    from {count.source}: {counted(count.messages, 'message')}, "
+            f"{counted(count.bytes, 'byte')}, batches: {count.batches:,}"
         )
     if len(received) > MOST_LINES:
         yield f"received    and from {len(received) - MOST_LINES} more"
@@ -104,7 +105,8 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
             if status.HasField("dead_letter_task")
             else "no dead-letter task"
         )
-        yield f"rejected    {status.rejections} times, {status.rejected_waiting} copies wait; {letters}"
+        waiting = f"waiting: {status.rejected_waiting:,}"
+        yield f"rejected    {counted(status.rejections, 'time')}, {waiting}; {letters}"
 
 
 def waiting_without_consumer(status: pb.GetStatusResponse) -> Iterator[str]:
@@ -113,9 +115,10 @@ def waiting_without_consumer(status: pb.GetStatusResponse) -> Iterator[str]:
     waiting.sort(key=attrgetter("queued_messages"), reverse=True)
     for each in waiting[:MOST_LINES]:
         oldest = f", the oldest for {time_of(each.oldest_seconds)}" if each.oldest_seconds else ""
-        yield f"{each.queued_messages:,} messages to task {each.task} wait without a consumer{oldest}"
+        yield f"{counted(each.queued_messages, 'message')} to task {each.task} without a consumer{oldest}"
     if others := sum(each.queued_messages for each in waiting[MOST_LINES:]):
-        yield f"{others:,} messages to {len(waiting) - MOST_LINES} more tasks wait without a consumer"
+        tasks = counted(len(waiting) - MOST_LINES, "more task")
+        yield f"{counted(others, 'message')} to {tasks} without a consumer"
 
 
 def _shares(state_seconds: Mapping[str, float]) -> str:

@@ -103,7 +103,7 @@ async def test_unknown_task_is_refused_by_name_and_counted(make: Make, pair: Pai
     before = metric(pair.near, sample)
     async with make(pair.near.address) as client:
         await client.send(TaskMessageBatch.from_columns([task, 999_999, task], [b"0", b"lost", b"1"]))
-        with pytest.raises(RefusedMessagesError, match="UNKNOWN_TASK: 1 messages to task 999999"):
+        with pytest.raises(RefusedMessagesError, match="UNKNOWN_TASK: 1 message to task 999999"):
             await client.flush(10)
         await client.flush(10)  # reported only once
         assert client.ledger().balanced
@@ -139,15 +139,15 @@ async def test_nobody_there_is_named(make: Make, nobody: str, address: str, reas
     client = make(address, max_pending_messages=1)
     await client.send(0, b"x")
     why = ""
-    while not re.search(f"1 messages .* after 0.1 s; {address} .*{reason}.*pending", why):
+    while not re.search(f"1 message .* after 0.1 s; {address} .*{reason}.*pending", why):
         with pytest.raises(FlushTimeoutError) as caught:
             await client.flush(0.1)
         why = str(caught.value)
     assert client.ledger().pending == 1
     assert not client.try_send(0, b"y")
-    with pytest.raises(BufferFullError, match=f"1 messages .*{address} is not connected: .*{reason}"):
+    with pytest.raises(BufferFullError, match=f"1 message .*{address} is not connected: .*{reason}"):
         await client.send(0, b"y", timeout=0.1)
-    with pytest.raises(FlushTimeoutError, match=f"1 messages .* after 0.1 s; {address} .*dropped"):
+    with pytest.raises(FlushTimeoutError, match=f"1 message .* after 0.1 s; {address} .*dropped"):
         await client.close(0.1)
     await client.close()
     assert client.ledger().dropped["closed"] == 1
@@ -179,7 +179,7 @@ async def test_overflow_fail_raises_at_once(make: Make, nobody: str) -> None:
     """With overflow="fail", send() raises immediately if the buffer is full."""
     client = make(nobody, max_pending_messages=1, overflow="fail")
     await client.send(0, b"x")
-    with pytest.raises(BufferFullError, match=f"no room now: 1 messages .*{nobody} is not connected"):
+    with pytest.raises(BufferFullError, match=f"no room now: 1 message .*{nobody} is not connected"):
         await client.send(0, b"y")
     await client.close(0)
 

@@ -110,7 +110,7 @@ def test_a_dropped_client_tells_what_was_lost(
     client.send(TASK, b"x")
     dropped = [client]
     del client
-    drop(dropped, "1 messages not acknowledged")
+    drop(dropped, "1 message not acknowledged")
     eventually(lambda: "messages=1 reason" in caplog.text, 10)
 
 
@@ -136,5 +136,5 @@ async def send():
     await client.send({TASK}, b"x")
 asyncio.run(send())"""
     ended = program(worker.address, code)
-    assert "with 1 messages not acknowledged" in ended.stderr
+    assert "with 1 message not acknowledged" in ended.stderr
     assert f"client.not_closed peer={NOBODY} messages=1" in ended.stderr

@@ -97,7 +97,7 @@ def test_the_command_waits_for_the_end_of_a_drain(consumed: int, code: int, last
         ended = run_command("drain", "--address", worker.address, "--wait")
         told = ended.stdout.splitlines()
         if code:
-            waits = r"2 messages to task 1 wait without a consumer, the oldest for [\d.]+ s; .* after 2 s"
+            waits = r"2 messages to task 1 without a consumer, the oldest for [\d.]+ s; .* after 2 s"
             assert re.fullmatch(waits, told.pop(0)), told
         assert told == [
             f"{worker.address} drains for at most 2 s ...",

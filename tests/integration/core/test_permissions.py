@@ -95,7 +95,7 @@ def _receive(worker: Guarded, credentials: Credentials, task: int) -> list[bytes
 def test_foreign_task_is_refused_message_by_message(worker: Guarded) -> None:
     """Messages to a forbidden task are refused with a reason; the client's other messages are accepted."""
     before = denied(worker.endpoint, "task")
-    with pytest.raises(RefusedMessagesError, match="PERMISSION_DENIED: 1 messages to task 15") as told:
+    with pytest.raises(RefusedMessagesError, match="PERMISSION_DENIED: 1 message to task 15") as told:
         _send(worker, worker.etl, 3, 15, 3)
     assert "token etl may not send to task 15" in str(told.value)
     assert len(told.value.refusals) == 1

@@ -353,7 +353,7 @@ def test_status_as_text() -> None:
     del world.workers["10.0.0.2:6700"]
     world.settle(kept)
     assert str(kept.status()).splitlines() == [
-        "topology test: assignment 1, 1 workers, settled",
+        "topology test: assignment 1, 1 worker, settled",
         "  10.0.0.1:6700  joined  12 tasks  w1  executor 1  1.0",
         "  10.0.0.2:6700  absent  0 tasks  executor 2  no route",
     ]
