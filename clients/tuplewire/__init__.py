@@ -1,6 +1,6 @@
 """Send messages between running tasks, through the workers that own them.
 
-`Client`, `local` and `WorkerProcesses` are imported at their first use, so that `import tuplewire` does not
+`Client`, `Asker`, `local` and `WorkerProcesses` are imported at their first use, so that `import tuplewire` does not
 load gRPC or start a thread.
 """
 
@@ -18,6 +18,7 @@ from tuplewire.values.message import TaskMessage
 
 if TYPE_CHECKING:
     from tuplewire import aio
+    from tuplewire.asking import Asker
     from tuplewire.client import Client
 
     # Reads as a verb: with tuplewire.local().
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tuplewire.processes.worker_processes import WorkerProcesses
 
 __all__ = [
+    "Asker",
     "Client",
     "Credentials",
     "TaskGroup",
@@ -39,6 +41,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LATE = {
+    "Asker": ("tuplewire.asking", "Asker"),
     "Client": ("tuplewire.client", "Client"),
     "WorkerProcesses": ("tuplewire.processes.worker_processes", "WorkerProcesses"),
     "local": ("tuplewire.processes.worker_processes", "LocalWorkerProcess"),

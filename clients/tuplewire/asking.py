@@ -19,25 +19,44 @@ from threading import Lock
 from typing import Self
 
 from tuplewire.connection.consumer_stream import Push
-from tuplewire.connection.grpc_channel import OtherWorkers
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.submission_queue import CallerCondition
 from tuplewire.connection.task_states import TaskState, TaskStates
-from tuplewire.errors import AnswerError, ClosedError, NoAnswerError, NoConsumerError, TuplewireError
-from tuplewire.identity.credentials import Credentials
-from tuplewire.settings.config import SessionSettings, checked_timeout
+from tuplewire.errors import (
+    AnswerError,
+    ClosedError,
+    MalformedError,
+    MessageError,
+    NoAnswerError,
+    NoConsumerError,
+    TuplewireError,
+)
+from tuplewire.settings.config import checked_timeout
 from tuplewire.subscription import Live
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
+from tuplewire.values.headers import DEADLINE, REPLY_TO, number_in
 from tuplewire.values.message import TaskMessage
-from tuplewire.values.requests import ERROR, answer_of, id_and_error, request
 from tuplewire.values.task_ids import check_tasks
 
+CORRELATION = "tuplewire-correlation"
+"""The header with the id of a request, which its answer repeats."""
+ERROR = "tuplewire-error"
+"""The header of an answer that is an error: its text."""
 _PATIENCE_SECONDS = 1.0
 """The wait for an answer before the first poll: most requests cause none."""
 _POLL_SECONDS = 2.0
 _NO_CONSUMER_SECONDS = 5.0
+
+
+def answer_of(message: TaskMessage, payload: bytes, *more: tuple[str, bytes]) -> TaskMessage:
+    """Return the answer to a request, with more headers. Raises MessageError if it is not a request."""
+    reply_to = number_in(message.headers, REPLY_TO)
+    if reply_to is None:
+        raise MessageError("the message is not a request: check message.is_request before you answer it")
+    given = dict(message.headers).get(CORRELATION)
+    return TaskMessage(reply_to, payload, headers=[(CORRELATION, given), *more])
 
 
 class Answering(ABC):
@@ -62,11 +81,6 @@ class Answering(ABC):
 
 class Asking(Answering):
     """The methods of a client that send and answer requests."""
-
-    address: str
-    topology: str
-    _settings: SessionSettings
-    _credentials: Credentials | None
 
     @abstractmethod
     def _receiver(self, tasks: Sequence[int], push: Push | None, *, follow: bool) -> Receiver: ...
@@ -97,28 +111,18 @@ class _Call:
         self.problem = ""
         """The error of the last poll."""
 
-    def take(self, number: bytes, answer: TaskMessage, error: str | None) -> None:
-        if error is not None:
-            self.fail(AnswerError(error, self.unanswered[number]))
-            return
-        self.answers[number] = answer
-        del self.unanswered[number]
-        if not self.unanswered:
-            self.changed.notify_all()
-
     def fail(self, error: TuplewireError) -> None:
         self.error = self.error or error
         self.changed.notify_all()
 
     def no_answer(self, seconds: float) -> NoAnswerError:
         """Return the error for the first request without an answer."""
-        task = next(iter(self.unanswered.values()))
-        answered, total = len(self.answers), len(self.answers) + len(self.unanswered)
-        count = f" ({answered} of {total} requests are answered)" if total > 1 else ""
-        known = self.states.get(task)
-        state = f": {known}" if known else f"; its state is unknown: {self.problem}" if self.problem else ""
-        text = f"no answer from task {task} within {seconds:g} s{count}{state}"
-        return NoAnswerError(text, task, *(known[:3] if known else ()))
+        task, *others = self.unanswered.values()
+        state = self.states.get(task)
+        count = f" and from {len(others)} of {len(others) + len(self.answers)} others" if others else ""
+        known = f": {state or self.problem}" if state or self.problem else ""
+        text = f"no answer from task {task}{count} within {seconds:g} s{known}"
+        return NoAnswerError(text, task, *(state[:3] if state else ()))
 
 
 class Asker(Live):
@@ -141,9 +145,8 @@ class Asker(Live):
         """The calls that wait, by the id of each request without an answer."""
         self._numbers = count(secrets.randbits(60))  # answers to earlier askers may arrive late
         self._pid = os.getpid()
-        workers = OtherWorkers(client._settings, client._credentials)
-        self._states = TaskStates(client.topology, client.address, workers)
         self._receiver = client._receiver([self._reply_to], Push(self._take, self._failed), follow=True)
+        self._states = TaskStates(self._receiver)
 
     def ask(self, task: int, payload: bytes, *, timeout: float = 30.0) -> TaskMessage:
         """Send a request and return its answer. See ask_all() for `timeout` and the errors."""
@@ -175,7 +178,12 @@ class Asker(Live):
         with self._lock:
             self._calls.update(dict.fromkeys(asked, call))
         try:
-            requests = [request(*pair, self._reply_to, number, seconds) for number, pair in asked.items()]
+            named: list[tuple[str, bytes | None]] = [(REPLY_TO, b"%d" % self._reply_to)]
+            if math.isfinite(seconds):
+                named.append((DEADLINE, b"%d" % ((time.time() + seconds) * 1000)))
+            requests = (
+                TaskMessage(*pair, headers=[*named, (CORRELATION, number)]) for number, pair in asked.items()
+            )
             self._client.send(requests, timeout=limit)
             if not self._answered(call, until):
                 raise call.no_answer(seconds)
@@ -231,13 +239,22 @@ class Asker(Live):
 
     def _take(self, group: TaskGroup, acknowledge: Callable[[], None]) -> None:
         for message in TaskMessageBatch.from_groups([group]):
-            number, error = id_and_error(message)
+            try:
+                headers = dict(message.headers)
+            except MalformedError:
+                headers = {}
+            number, error = headers.get(CORRELATION) or b"", headers.get(ERROR)
             with self._lock:
                 call = self._calls.pop(number, None)
                 if call is None:
                     self.late_answers += 1
+                elif error is not None:
+                    call.fail(AnswerError(error.decode(errors="replace"), call.unanswered[number]))
                 else:
-                    call.take(number, message, error)
+                    call.answers[number] = message
+                    del call.unanswered[number]
+                    if not call.unanswered:
+                        call.changed.notify_all()
         acknowledge()
 
     def _failed(self, error: TuplewireError) -> None:

@@ -30,6 +30,7 @@ def blocking(batch: TaskMessageBatch) -> None:
             assert_type(next(batches), TaskMessageBatch)
             assert_type(batches.messages(3), Iterator[TaskMessage])
         with client.asker(5) as asker:
+            assert_type(asker, tuplewire.Asker)
             assert_type(asker.ask(1, b"x", timeout=3), TaskMessage)
             assert_type(asker.ask_all([(1, b"x")]), list[TaskMessage])
         message = TaskMessage(5, b"x")

@@ -70,7 +70,7 @@ class Receiver(Inbox):
         self._not_admitted = False
         """True if the workers have not accepted this consumer within connect_seconds."""
         self._patience: asyncio.TimerHandle | None = None
-        self._others = others
+        self.others = others
         self._owners = TaskOwners(identity.topology, address)
         self._newest = 0
         """The highest version of the assignments so far."""
@@ -263,8 +263,8 @@ class Receiver(Inbox):
         """
         self._refused_at = refused_at or self._refused_at
         done = self._search is None or self._search.done()
-        if done and self._others is not None and self._running and self.failed is None:
-            self._search = watched(self.loop.create_task(self._find_all(self._others), name="find tasks"))
+        if done and self.others is not None and self._running and self.failed is None:
+            self._search = watched(self.loop.create_task(self._find_all(self.others), name="find tasks"))
 
     async def _find_all(self, others: OtherWorkers) -> None:
         backoff = Backoff(_RETRY_SECONDS, _MAX_RETRY_SECONDS, random.random)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tuplewire.connection.grpc_channel import OtherWorkers
+from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.task_owners import TaskOwners
 
 
@@ -33,33 +33,32 @@ class TaskState(NamedTuple):
 
 
 class TaskStates:
-    """Requests the states of tasks from their workers."""
+    """Requests the states of tasks from their workers, with the credentials of a subscription."""
 
-    def __init__(self, topology: str, address: str, workers: OtherWorkers) -> None:
-        """Request assignments from the worker at `address`, the client's own."""
-        self._address = address
-        self._owners = TaskOwners(topology, address)
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._owners = TaskOwners(receiver.identity.topology, receiver.address)
         self._own_id = ""
-        self._workers = workers
 
     async def of(self, tasks: Iterable[int]) -> dict[int, TaskState]:
         """Return the states of tasks, without moving tasks. Raises UnreachableError and RefusedError."""
         wanted, found = set(tasks), dict[int, TaskState]()
+        workers, own_address = self._receiver.others, self._receiver.address
+        if workers is None:  # the client of an executor
+            return found
         if not wanted <= self._owners.of.keys():
-            await self._request_owners()
+            answer = await workers.assignment(own_address)
+            self._own_id = answer.worker_id
+            assignment = answer.assignment if answer.HasField("assignment") else None
+            self._owners.replace(assignment, own_address)
         try:
             for (address, worker_id), theirs in self._owners.by_worker(wanted).items():
-                at = self._address if worker_id == self._own_id else address
-                for each in (await self._workers.status(at, theirs)).tasks:
+                at = own_address if worker_id == self._own_id else address
+                for each in (await workers.status(at, theirs)).tasks:
                     state = TaskState(worker_id, each.queued_messages, each.oldest_seconds, each.subscribed)
                     found[each.task] = state
-            unowned = {task: TaskState() for task in wanted - self._owners.of.keys()}
-            return {task: found[task] for task in wanted & found.keys()} | unowned
+            found |= {task: TaskState() for task in wanted - self._owners.of.keys()}
+            return {task: found[task] for task in wanted & found.keys()}
         finally:
             if not wanted <= found.keys():  # a task has moved, or its worker has failed
                 self._owners.of = {}
-
-    async def _request_owners(self) -> None:
-        answer = await self._workers.assignment(self._address)
-        self._own_id = answer.worker_id
-        self._owners.replace(answer.assignment if answer.HasField("assignment") else None, self._address)
