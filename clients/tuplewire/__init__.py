@@ -1,7 +1,7 @@
 """Send messages between running tasks, through the workers that own them.
 
-`Client`, `Asker`, `local` and `WorkerProcesses` are imported at their first use, so that `import tuplewire` does not
-load gRPC or start a thread.
+`Client`, `Asker`, `local` and `WorkerProcesses` are imported at their first use, so that `import tuplewire`
+does not load gRPC or start a thread.
 """
 
 from __future__ import annotations
