@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from tuplewire.errors import MAX_TASK, TopologyError
+from tuplewire.text.counts import counted
 from tuplewire.text.html_table import html_table
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, TupleSource, check_name
@@ -129,7 +130,7 @@ class Topology:
             )
             named = f"{tasks[0]}-{tasks[-1]}" if len(tasks) > 1 else tasks[0]
             rows.append((each.id, each.kind, each.parallelism, named, inputs))
-        title = f"{len(self.components)} components, {len(self.tasks)} tasks"
+        title = f"{counted(len(self.components), 'component')}, {counted(len(self.tasks), 'task')}"
         return html_table(title, ("component", "kind", "executors", "tasks", "inputs"), rows)
 
     def _check_input(self, bolt: Component, subscription: Input) -> None:
