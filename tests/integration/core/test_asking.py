@@ -28,7 +28,7 @@ from tuplewire.errors import (
     SupersededError,
 )
 from tuplewire.settings.config import SessionSettings
-from tuplewire.spark.client_handle import ClientHandle
+from tuplewire.spark.client_handle import ClientHandle, close_clients
 from tuplewire_service.testing import eventually
 
 _SECONDS = 60.0
@@ -209,6 +209,7 @@ def test_an_error_as_the_answer(ends: Ends) -> None:
 
 def test_another_program_takes_the_task_over(ends: Ends, pair: Pair) -> None:
     """If another program subscribes to the task of the answers, waiting and later calls fail."""
+    eventually(lambda: ends.asker._receiver.connected, _SECONDS)
     with client_of(pair.near.address) as other, other.recv([ends.reply_to], timeout=_SECONDS):
         for _ in range(2):
             with pytest.raises(SupersededError):
@@ -237,6 +238,7 @@ def test_the_client_of_a_spark_function(ends: Ends, pair: Pair) -> None:
 
         with in_thread(answer):
             assert asker.ask(ends.task, b"x").payload == b"answer"
+    close_clients()
 
 
 def test_a_status_of_single_tasks(pair: Pair) -> None:
