@@ -53,7 +53,7 @@ def test_a_large_batch_shows_its_beginning() -> None:
     """A large batch shows its first ten messages in order, shortened."""
     batch = TaskMessageBatch.from_columns([3, 1] * 500, [b"%d" % number * 200 for number in range(1000)])
     table = batch._repr_html_()
-    assert "the first 10 of 1000 messages" in table
+    assert "the first 10 of 1,000 messages" in table
     assert table.count("<tr>") == 11
     assert table.index("<td>3</td>") < table.index("<td>1</td>")
     assert len(table) < 3000
