@@ -1,7 +1,7 @@
 """Send messages between running tasks, through the workers that own them.
 
-`Client`, `Asker`, `local` and `WorkerProcesses` are imported at their first use, so that `import tuplewire`
-does not load gRPC or start a thread.
+`Asker`, `Client`, `Team`, `local` and `WorkerProcesses` are imported at their first use, so that
+`import tuplewire` does not load gRPC or start a thread.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     # Reads as a verb: with tuplewire.local().
     from tuplewire.processes.worker_processes import LocalWorkerProcess as local  # noqa: N813
     from tuplewire.processes.worker_processes import WorkerProcesses
+    from tuplewire.team.team import Team
 
 __all__ = [
     "Asker",
@@ -32,6 +33,7 @@ __all__ = [
     "TaskGroup",
     "TaskMessage",
     "TaskMessageBatch",
+    "Team",
     "TuplewireError",
     "WorkerProcesses",
     "aio",
@@ -43,6 +45,7 @@ __version__ = "0.1.0"
 _LATE = {
     "Asker": ("tuplewire.asking", "Asker"),
     "Client": ("tuplewire.client", "Client"),
+    "Team": ("tuplewire.team.team", "Team"),
     "WorkerProcesses": ("tuplewire.processes.worker_processes", "WorkerProcesses"),
     "local": ("tuplewire.processes.worker_processes", "LocalWorkerProcess"),
 }

@@ -20,6 +20,12 @@
     ├── AnswerError             the error that was sent as the answer to a request
     ├── BindError               an address to listen on is in use or not local
     ├── UnreachableError        no answer at the address, or a broken connection
+    ├── TeamError               a call of a team failed; each later call raises the same error
+    │   ├── TeamTimeoutError        a rank has not called in time (also a TimeoutError)
+    │   ├── RankLostError           the process of a rank has ended, or its messages are lost
+    │   ├── TeamAbortedError        the block of another rank ended with an error
+    │   ├── TeamMismatchError       a rank has made another call, or has left
+    │   └── TeamChangedError        another process has joined with a rank of the team
     └── RefusedError            the peer refused the request; `code` names the reason
         ├── ProtocolVersionError    WrongTopologyError      StaleIncarnationError
         ├── StaleAssignmentError    UnknownTaskError        TaskNotLocalError
@@ -188,6 +194,30 @@ class UnreachableError(TuplewireError):
 
 
 _BY_CODE: dict[str, type[RefusedError]] = {}
+
+
+class TeamError(TuplewireError):
+    """A call of a team failed, and the team is broken: leave it, and create a new Team."""
+
+
+class TeamTimeoutError(TeamError, TimeoutError):
+    """Some ranks did not make the call, or did not join, within the timeout."""
+
+
+class RankLostError(TeamError):
+    """The process of a rank has ended without leaving the team, or messages between ranks are lost."""
+
+
+class TeamAbortedError(TeamError):
+    """The block of another rank ended with an error; the text contains its type and text."""
+
+
+class TeamMismatchError(TeamError):
+    """A rank has made another call than this one, or has left the team."""
+
+
+class TeamChangedError(TeamError):
+    """Another process has joined with a rank of the team, for example a new attempt of a Spark stage."""
 
 
 class RefusedError(TuplewireError):

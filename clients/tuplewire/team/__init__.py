@@ -1,0 +1,1 @@
+"""Collective calls among running tasks: sums, barriers, broadcasts and messages by rank."""
