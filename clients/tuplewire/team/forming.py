@@ -29,23 +29,17 @@ class Forming:
 
     def __init__(self, rank: int, size: int, own_id: int) -> None:
         """Start alone. own_id: a random number of 64 bits, new for each Team."""
-        self.started = False
+        self.started = size == 1
         """True once all members are ready. Later messages of forming still need answers."""
-        self.team = 0
-        self.ids: tuple[int, ...] = ()
+        self.ids: tuple[int, ...] = (own_id,) if self.started else ()
         """The ids in the last PREPARE, by rank; empty before it."""
+        self.team = team_of(self.ids)
         self._rank, self._size, self._own_id = rank, size, own_id
-        self._known = {rank: own_id}
-        self._ready: set[int] = set()
-        if size == 1:
-            self._prepare()
-            self.started = True
+        self._known, self._ready = {rank: own_id}, {0}
 
     def repeat(self) -> Answers:
         """Return the message to send at the start, and again every 0.5 s until the team has started."""
-        return (
-            [(0, Message(self._own_id, 0, self._rank, Call.JOIN))] if self._rank and not self.started else []
-        )
+        return [(0, Message(self._own_id, 0, self._rank, Call.JOIN))] if self._rank else []
 
     def missing(self) -> list[int]:
         """Return the ranks that this member waits for."""
@@ -57,49 +51,33 @@ class Forming:
         return message.call != Call.JOIN or not self.started or self.ids[message.rank] == message.team
 
     def add(self, message: Message) -> Answers:
-        """Process a message; return the answers."""
-        team, ids = message.team, message.shape
+        """Process a message of a member; return the answers."""
+        team, rank, ids = message.team, message.rank, message.shape
         if self._rank == 0:
-            if message.call == Call.JOIN and message.rank:
-                return self._on_join(message.rank, team)
-            if message.call == Call.READY and self.ids and team == self.team:
-                return self._on_ready(message.rank)
+            if message.call == Call.JOIN and rank:
+                return self._on_join(rank, team)
+            if message.call == Call.READY and self.ids and team == self.team and not self.started:
+                self._ready.add(rank)
+                self.started = len(self._ready) == self._size
+                return [(other, self._note(Call.START)) for other in range(1, self._size) if self.started]
         elif message.call == Call.PREPARE and not self.started:
             if len(ids) == self._size and ids[self._rank] == self._own_id and team_of(ids) == team:
                 self.ids, self.team = ids, team
-                return [(0, Message(team, 0, self._rank, Call.READY))]
+                return [(0, self._note(Call.READY))]
         elif message.call == Call.START and self.ids and team == self.team:
             self.started = True
         return []
 
     def _on_join(self, rank: int, member_id: int) -> Answers:
-        if self.started:
-            # Its START was lost, or arrived before a late copy of an older PREPARE.
-            again = self.ids[rank] == member_id
-            return [(rank, self._prepared()), (rank, self._start())] if again else []
+        if self.started:  # its START was lost, or arrived before a late copy of an older PREPARE
+            return [(rank, self._note(Call.PREPARE)), (rank, self._note(Call.START))]
         if self._known.get(rank) != member_id:
             self._known[rank] = member_id
-            self.ids = ()
-            if len(self._known) == self._size:
-                self._prepare()
-                return [(other, self._prepared()) for other in range(1, self._size)]
-        elif self.ids and rank not in self._ready:
-            return [(rank, self._prepared())]
-        return []
+            self._ready, complete = {0}, len(self._known) == self._size
+            self.ids = tuple(self._known[each] for each in range(self._size)) if complete else ()
+            self.team = team_of(self.ids)
+        unready = set(range(self._size)) - self._ready if self.ids else ()
+        return [(other, self._note(Call.PREPARE)) for other in unready]
 
-    def _prepare(self) -> None:
-        self.ids = tuple(self._known[rank] for rank in range(self._size))
-        self.team, self._ready = team_of(self.ids), {0}
-
-    def _on_ready(self, rank: int) -> Answers:
-        self._ready.add(rank)
-        if self.started or len(self._ready) < self._size:
-            return []
-        self.started = True
-        return [(other, self._start()) for other in range(1, self._size)]
-
-    def _prepared(self) -> Message:
-        return Message(self.team, 0, 0, Call.PREPARE, shape=self.ids)
-
-    def _start(self) -> Message:
-        return Message(self.team, 0, 0, Call.START)
+    def _note(self, call: int) -> Message:
+        return Message(self.team, 0, self._rank, call, shape=self.ids if call == Call.PREPARE else ())

@@ -41,12 +41,15 @@ Call = IntEnum(
 
 
 class Message(NamedTuple):
-    """A message: a header of 32 bytes, the kind and shape of the value in its first piece, and the piece."""
+    """A value with the call that it belongs to, or a piece of one.
 
-    team: int
-    number: int
-    rank: int
-    call: int
+    As bytes: a header of 32 bytes, the kind and shape of the value in its first piece, and the piece.
+    """
+
+    team: int = 0
+    number: int = 0
+    rank: int = 0
+    call: int = 0
     dtype: int = 0
     step: int = 0
     piece: int = 0
@@ -56,18 +59,35 @@ class Message(NamedTuple):
     shape: tuple[int, ...] = ()
     body: Any = b""
 
-    def pack(self) -> bytes:
-        """Return the bytes of the message."""
-        header, count = _HEADER.pack(*self[:8]), len(self.shape)
-        facts = b"" if self.piece else Struct(f"<BH{count}Q").pack(self.kind, count, *self.shape)
-        return b"".join((header, facts, self.body))
+    def __str__(self) -> str:
+        name = Call(self.call).name.lower()
+        if self.call < Call.SUM:
+            return f"{name} #{self.number}"
+        name = "all_reduce" if self.call == Call.SUM else f"all_reduce({name})"
+        shape = "x".join(map(str, self.shape)) or "a number"
+        return f"{name} #{self.number} ({DTYPES[self.dtype]}, {shape})"
+
+    def matches(self, other: Message) -> bool:
+        """Return True if the calls are the same. Dtypes and shapes must be equal in reductions only."""
+        same = self.call < Call.SUM or (self.dtype, self.shape) == (other.dtype, other.shape)
+        return same and self.call == other.call
+
+    def pieces(self) -> int:
+        """Return the number of pieces of the value."""
+        return max(1, -(-self.size // PIECE_BYTES))
+
+    def packed(self, piece: int = 0) -> bytes:
+        """Return a piece of the value as bytes."""
+        header, count = _HEADER.pack(*self[:6], piece, self.size), len(self.shape)
+        facts = b"" if piece else Struct(f"<BH{count}Q").pack(self.kind, count, *self.shape)
+        return b"".join((header, facts, self.body[piece * PIECE_BYTES : (piece + 1) * PIECE_BYTES]))
 
 
 def unpack(payload: bytes) -> Message | None:
     """Return the message in untrusted bytes, or None if they are not a message of a team."""
     try:
         message, at = Message(*_HEADER.unpack_from(payload)), _HEADER.size
-        Call(message.call)
+        Call(message.call), DTYPES[message.dtype]
         if not message.piece:
             kind, count = Struct("<BH").unpack_from(payload, at)
             at += 3 + 8 * count
@@ -75,45 +95,12 @@ def unpack(payload: bytes) -> Message | None:
                 kind=kind, shape=Struct(f"<{count}Q").unpack_from(payload, at - 8 * count)
             )
         return message._replace(body=memoryview(payload)[at:])
-    except (error, ValueError):
+    except (error, ValueError, IndexError):
         return None
 
 
-def pieces_of(size: int) -> int:
-    """Return the number of pieces of a value with this number of bytes."""
-    return max(1, -(-size // PIECE_BYTES))
-
-
-class Parcel(NamedTuple):
-    """A value as bytes, with the facts that its receiver needs to read it."""
-
-    data: Any
-    dtype: int = 0
-    kind: int = 0
-    shape: tuple[int, ...] = ()
-
-
-class Description(NamedTuple):
-    """A call, as all ranks must make it."""
-
-    call: int
-    number: int
-    dtype: int = 0
-    shape: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        name = Call(self.call).name.lower()
-        if self.call < Call.SUM:
-            return f"{name} #{self.number}"
-        name = "all_reduce" if self.call == Call.SUM else f"all_reduce({name})"
-        return f"{name} #{self.number} ({DTYPES[self.dtype]}, {'x'.join(map(str, self.shape)) or 'a number'})"
-
-    def equals(self, other: Description) -> bool:
-        """Return True if the calls match. Dtypes and shapes must be equal in reductions only."""
-        return self == other if self.call >= Call.SUM else self.call == other.call
-
-
 Position = tuple[int, int, int]
+_START: Position = (0, 0, 0)
 Stream = tuple[int, bool]
 """A rank, and True for the values of send(), which have their own numbers."""
 
@@ -122,20 +109,20 @@ class Matching:
     """The pieces from all ranks, and the window for pieces to them."""
 
     def __init__(self) -> None:
-        self.last: dict[int, Description] = {}
+        self.last: dict[int, Message] = {}
         """The last call that each rank has sent a message of."""
         self.sent, self.confirmed = Counter[Stream](), Counter[Stream]()
         """The numbers of pieces to ranks, and of those that these ranks have confirmed."""
         self.taken, self.reported = Counter[Stream](), Counter[Stream]()
         """The numbers of taken pieces, and of those that their ranks were told of."""
-        self._calls: dict[int, Description] = {}
+        self._calls: dict[int, Message] = {}
         self._step: tuple[int, int] = (0, 0)
         self._sources: Collection[int] = ()
         self._arrived: dict[Stream, dict[Position, Message]] = {}
         self._next: dict[Stream, Position] = {}
-        self._values: dict[Stream, Parcel] = {}
+        self._values: dict[Stream, Message] = {}
 
-    def begin(self, call: Description, step: int, sources: Collection[int]) -> None:
+    def begin(self, call: Message, step: int, sources: Collection[int]) -> None:
         """Begin a step of a call that expects values from these ranks. Raises TeamMismatchError."""
         self._calls[call.number] = call
         self._calls.pop(call.number - _REMEMBERED, None)
@@ -147,7 +134,7 @@ class Matching:
     def add(self, message: Message) -> None:
         """Add a piece that has arrived. Raises TeamMismatchError, and TeamError beyond the window."""
         stream, position = (message.rank, message.call == Call.SEND), message[1:2] + message[5:7]
-        if position < self._next.get(stream, (0, 0, 0)):
+        if position < self._next.get(stream, _START):
             return
         if message.call != Call.SEND:
             self._check(message)
@@ -161,25 +148,24 @@ class Matching:
         mine = self._calls.get(message.number)
         if message.piece:
             return
-        theirs = Description(message.call, message.number, message.dtype % len(DTYPES), message.shape)
-        self.last[message.rank] = theirs
+        self.last[message.rank] = message._replace(body=b"")
         # Every message of an earlier call was taken, unless that call had another root.
-        stray = message.rank not in self._sources and message[1:6:4] == self._step
-        if mine is not None and (stray or message.number < self._step[0] or not mine.equals(theirs)):
-            root = " with another root" if mine.equals(theirs) else ""
-            raise TeamMismatchError(f"{mine}: rank {message.rank} has called {theirs}{root}")
+        stray = message.rank not in self._sources and (message.number, message.step) == self._step
+        if mine is not None and (stray or message.number < self._step[0] or not mine.matches(message)):
+            root = " with another root" if mine.matches(message) else ""
+            raise TeamMismatchError(f"{mine}: rank {message.rank} has called {message}{root}")
 
-    def take(self, stream: Stream, number: int, step: int) -> Parcel | None:
+    def take(self, stream: Stream, number: int, step: int) -> Message | None:
         """Take the pieces of a value that have arrived; return the value once it is complete."""
         arrived = self._arrived.get(stream, {})
-        position = max(self._next.get(stream, (0, 0, 0)), (number, step, 0))
+        position = max(self._next.get(stream, _START), (number, step, 0))
         while (message := arrived.pop(position, None)) is not None:
             if not message.piece:
-                self._values[stream] = Parcel(bytearray(), message.dtype, message.kind, message.shape)
-            self._values[stream].data.extend(message.body)
+                self._values[stream] = message._replace(body=bytearray())
+            self._values[stream].body.extend(message.body)
             self.taken[stream] += 1
             position = self._next[stream] = number, step, message.piece + 1
-            if message.piece + 1 >= pieces_of(message.size):
+            if message.piece + 1 >= message.pieces():
                 return self._values.pop(stream)
         return None
 

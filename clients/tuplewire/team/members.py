@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from tuplewire import errors
 from tuplewire.client import Client
@@ -21,16 +21,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
 from tuplewire.connection.task_owners import TaskOwners
 from tuplewire.team.forming import Answers, Forming
-from tuplewire.team.matching import (
-    PIECE_BYTES,
-    Call,
-    Description,
-    Matching,
-    Message,
-    Parcel,
-    pieces_of,
-    unpack,
-)
+from tuplewire.team.matching import Call, Matching, Message, unpack
 from tuplewire.text.events import event_logger
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.wire.control_pb2 import HeldTask, PolledTask, PollRequest, PollResponse
@@ -61,14 +52,9 @@ _MOST_ASKED = 3
 """The maximum number of workers to request the assignment from at each poll."""
 
 
-class Step(NamedTuple):
-    """A step of a call: the values to send, by rank, and the ranks to receive a value from."""
-
-    outgoing: Mapping[int, Parcel]
-    sources: Collection[int]
-
-
-Steps = Generator[Step, dict[int, Parcel], Any]
+Step = tuple[Mapping[int, Message], Collection[int]]
+"""A step of a call: the values to send, by rank, and the ranks to receive a value from."""
+Steps = Generator[Step, dict[int, Message], Any]
 """A call: it yields its steps, gets the received values by rank, and returns the result."""
 
 
@@ -90,15 +76,13 @@ class _Member:
         self.unread = 0 if held is None else held.last_sequence - held.acknowledged_sequence
         self.gone_since = min(self.gone_since, time.monotonic()) if self.consumer == "" else math.inf
 
-    def facts(self, last: Description | None) -> str:
+    def facts(self, last: Message | None) -> str:
         """Describe the member: `(task 102, worker-1): last message 61 s ago in barrier #11, subscribed`."""
         now, call = time.monotonic(), "" if last is None else f" in {last}"
         heard = "no message yet" if self.heard is None else f"last message {now - self.heard:.0f} s ago{call}"
-        if self.consumer is None:
-            state = "not found at a worker"
-        else:
-            state = "subscribed" if self.consumer else f"no subscriber for {now - self.gone_since:.0f} s"
-            state += f", {self.unread} message{'' if self.unread == 1 else 's'} unread"
+        state = f"no subscriber for {now - self.gone_since:.0f} s" if self.consumer == "" else "subscribed"
+        state += f", {self.unread} message{'s' * (self.unread != 1)} unread"
+        state = "not found at a worker" if self.consumer is None else state
         return f"(task {self.task}, {self.worker_id}): {heard}, {state}"
 
 
@@ -126,6 +110,7 @@ class Members:
         self._processed = client.get("ack_mode") == "processed"
         self._subscription = self._client.recv(tasks[rank], timeout=_TICK_SECONDS)
         self._next_poll = 0.0
+        self._waits_for: Callable[[], list[int]] = list
         try:
             self._lost = self._possibly_lost()
             self._begin("Team()", timeout, self.forming.missing)
@@ -141,75 +126,76 @@ class Members:
 
     def _send_all(self, messages: Answers) -> None:
         for rank, message in messages:
-            self._client.send(self.tasks[rank], message.pack())
+            self._client.send(self.tasks[rank], message.packed())
 
     # --- calls -----------------------------------------------------------------------------------
 
-    def run(self, call: Description, steps: Steps, timeout: float) -> Any:
+    def run(self, call: Message, steps: Steps, timeout: float) -> Any:
         """Do the steps of a call; return its result. Raises TeamError: the team is broken then."""
-        values, number = None, 0
         self._begin(call, timeout, list)
         try:
+            step, number = next(steps), 0
             while True:
-                step = next(steps) if values is None else steps.send(values)
-                values = self._do(call, number, *step)
-                number += 1
+                step, number = steps.send(self._do(call._replace(step=number), *step)), number + 1
         except StopIteration as end:
             return end.value
 
     def _do(
-        self, call: Description, step: int, outgoing: Mapping[int, Parcel], sources: Collection[int]
-    ) -> dict[int, Parcel]:
-        direct, matching = call.call == Call.SEND, self._matching
+        self, call: Message, outgoing: Mapping[int, Message], sources: Collection[int]
+    ) -> dict[int, Message]:
+        """Do a step of a call; return the received values."""
+        direct, matching, received = call.call == Call.SEND, self._matching, dict[int, Message]()
         if not direct:
-            matching.begin(call, step, sources)
-        head = Message(self.forming.team, call.number, self.rank, call.call, step=step)
-        unsent = {rank: deque(range(pieces_of(len(each.data)))) for rank, each in outgoing.items()}
-        values: dict[int, Parcel] = {}
+            matching.begin(call, call.step, sources)
+        head: dict[str, Any] = {
+            "team": self.forming.team,
+            "number": call.number,
+            "rank": self.rank,
+            "call": call.call,
+        }
+        values = {
+            rank: each._replace(**head, step=call.step, size=len(each.body))
+            for rank, each in outgoing.items()
+        }
+        unsent = {rank: deque(range(each.pieces())) for rank, each in values.items()}
         missing = set(sources)
         self._waits_for = lambda: sorted(missing.union(unsent))
         while True:
             for rank in list(missing):
-                if (value := matching.take((rank, direct), call.number, step)) is not None:
-                    values[rank] = value
+                if (value := matching.take((rank, direct), call.number, call.step)) is not None:
+                    received[rank] = value
                     missing.remove(rank)
-            for rank in self._left.intersection(missing.union(unsent)):
-                raise errors.TeamMismatchError(
-                    f"{call}: rank {rank} has left the team: {self._facts([rank])}"
-                )
-            self._send_pieces(head, outgoing, unsent)
-            self._confirm()
+            for rank in self._left.intersection(self._waits_for()):
+                raise errors.TeamMismatchError(f"{call}: a rank has left the team: {self._facts([rank])}")
+            self._send_pieces(values, unsent, direct=direct)
             if not missing and not unsent:
-                return values
+                return received
             self._wait()
 
     def _send_pieces(
-        self, head: Message, outgoing: Mapping[int, Parcel], unsent: dict[int, deque[int]]
+        self, values: Mapping[int, Message], unsent: dict[int, deque[int]], *, direct: bool
     ) -> None:
-        """Send the pieces that the window accepts, several small ones at once."""
+        """Send the pieces that the window accepts, several small ones at once, and confirm taken ones."""
         batch: list[tuple[int, bytes]] = []
         for rank, pieces in list(unsent.items()):
-            stream = rank, head.call == Call.SEND
-            while pieces and self._matching.free(stream):
-                batch.append((self.tasks[rank], _piece(head, outgoing[rank], pieces.popleft())))
-                self._matching.sent[stream] += 1
+            while pieces and self._matching.free((rank, direct)):
+                batch.append((self.tasks[rank], values[rank].packed(pieces.popleft())))
+                self._matching.sent[rank, direct] += 1
                 if len(batch[-1][1]) >= _LARGE_BYTES or len(batch) >= _MOST_AT_ONCE:
                     self._send(batch)
             if not pieces:
                 del unsent[rank]
         self._send(batch)
+        for (rank, of_sends), taken in self._matching.confirmations():
+            note = Message(self.forming.team, 0, self.rank, Call.CONFIRM, dtype=int(of_sends), size=taken)
+            if self._client.try_send(self.tasks[rank], note.packed()):  # otherwise, after the next message
+                self._matching.reported[rank, of_sends] = taken
 
     def _send(self, batch: list[tuple[int, bytes]]) -> None:
         """Send messages to tasks, and empty the list."""
         while batch and not self._client.try_send(TaskMessageBatch.from_columns(*zip(*batch, strict=True))):
             self._wait()  # the buffer is full: read, so that the others can send
         batch.clear()
-
-    def _confirm(self) -> None:
-        for (rank, direct), taken in self._matching.confirmations():
-            note = Message(self.forming.team, 0, self.rank, Call.CONFIRM, dtype=int(direct), size=taken)
-            if self._client.try_send(self.tasks[rank], note.pack()):  # otherwise, after the next message
-                self._matching.reported[rank, direct] = taken
 
     # --- receiving -------------------------------------------------------------------------------
 
@@ -265,20 +251,18 @@ class Members:
 
     def _wait(self) -> None:
         """Process messages. Raise an error if a member is lost or the timeout has passed."""
-        self._receive()
         now, ranks = time.monotonic(), self._waits_for()
-        expired = ranks and now - self._began >= self._timeout
+        expired = now - self._began >= self._timeout
         if expired or (now >= self._next_poll and now - self._began >= _QUIET_SECONDS):
             self._poll(ranks)
         if expired:
-            names = ", ".join(map(str, ranks[:_MOST_NAMED]))
-            raise errors.TeamTimeoutError(
-                f"{self._call}: no message from {'rank' if len(ranks) == 1 else 'ranks'} {names} of "
-                f"{len(self.tasks)} for {self._timeout:g} s. {self._facts(ranks)}"
-            )
+            names = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:_MOST_NAMED]))}"
+            about = f"no message from {names} of {len(self.tasks)} for {self._timeout:g} s"
+            raise errors.TeamTimeoutError(f"{self._call}: {about}. {self._facts(ranks)}")
         if now - self._logged >= _LOG_SECONDS:
             self._logged = now
             logger.warning("team.waiting", extra={"call": str(self._call), "ranks": self._facts(ranks)})
+        self._receive()
 
     def _poll(self, ranks: Iterable[int]) -> None:
         """Look at the consumers of members. Raise an error if a member, or a message to one, is lost."""
@@ -292,18 +276,19 @@ class Members:
                 raise errors.TeamChangedError(f"{self._call}: {member.consumer} has taken rank {rank} over")
             if time.monotonic() - member.gone_since >= _GONE_SECONDS:
                 raise errors.RankLostError(f"{self._call}: a process has ended: {self._facts([rank])}")
-        before, self._lost = self._lost, self._possibly_lost() or self._lost
-        by = [each for each, count in self._lost.items() if count > before.get(each, 0)]
-        if by or (self._client.possibly_lost and not self._processed):
-            raise errors.RankLostError(
-                f"{self._call}: {' and '.join(by) or 'the worker'} has failed, and messages of rank {self.rank} "
-                'may be lost; ack_mode="processed" prevents this'
-            )
+        before, now = self._lost, self._possibly_lost()
+        self._lost = before if now is None else now
+        rises = now is not None and before is not None and any(n > before.get(at, 0) for at, n in now.items())
+        if rises or (self._client.possibly_lost and not self._processed):
+            text = f"a worker has failed, and messages of rank {self.rank} may be lost"
+            raise errors.RankLostError(f'{self._call}: {text}; ack_mode="processed" prevents this')
 
     def _look(self, members: Sequence[_Member]) -> None:
         """Find the consumers of members at the workers of their tasks."""
-        if not all(each.task in self._owners.of for each in members):
-            self._find_owners()
+        for address in self._owners.addresses[:_MOST_ASKED]:
+            with contextlib.suppress(errors.TuplewireError):
+                if not all(each.task in self._owners.of for each in members):
+                    self._owners.replace(self._controls[address].assignment(), address)
         places = self._owners.by_worker(each.task for each in members)
         tasks = {address: [PolledTask(task=each) for each in tasks] for (address, _), tasks in places.items()}
         topology = self._client.topology
@@ -318,18 +303,12 @@ class Members:
         if len(held) < len(members):
             self._owners.of = {}  # a task moves, or its worker has failed: request the assignment again
 
-    def _find_owners(self) -> None:
-        for address in self._owners.addresses[:_MOST_ASKED]:
-            with contextlib.suppress(errors.TuplewireError):
-                self._owners.replace(self._controls[address].assignment(), address)
-                return
-
-    def _possibly_lost(self) -> dict[str, int]:
-        """Return the number of messages that the own worker has possibly lost, by worker."""
-        if not self._processed:
-            with contextlib.suppress(errors.TuplewireError):
+    def _possibly_lost(self) -> dict[str, int] | None:
+        """Return the number of messages that the own worker has possibly lost, by worker, if it is known."""
+        with contextlib.suppress(errors.TuplewireError):
+            if not self._processed:
                 return dict(self._controls[self._client.address].status(max_tasks=0).possibly_lost)
-        return {}
+        return None
 
     def _facts(self, ranks: Iterable[int]) -> str:
         named = list(ranks)[:_MOST_NAMED]
@@ -362,12 +341,6 @@ class Members:
             logger.warning("team.unacknowledged", extra={"reason": str(error)})
         finally:
             self._controls.close()
-
-
-def _piece(head: Message, parcel: Parcel, piece: int) -> bytes:
-    data, dtype, kind, shape = parcel
-    body = data[piece * PIECE_BYTES : (piece + 1) * PIECE_BYTES]
-    return head._replace(dtype=dtype, piece=piece, size=len(data), kind=kind, shape=shape, body=body).pack()
 
 
 def _client_id(task: int, member_id: int) -> str:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from tuplewire import errors
 from tuplewire.packing.packing import FAULTS, pack_values, read_value
 from tuplewire.settings.config import checked_timeout
 from tuplewire.subscription import Live
-from tuplewire.team.matching import DTYPES, Call, Description, Parcel
-from tuplewire.team.members import Members, Step, Steps
+from tuplewire.team.matching import DTYPES, Call, Message
+from tuplewire.team.members import Members, Steps
 from tuplewire.values.task_ids import check_tasks
 
 try:
@@ -27,7 +27,7 @@ except ImportError as missing:
 _Array = np.ndarray[Any, Any]
 _NONE, _ARRAY, _BYTES, _VALUE = range(4)
 """The kinds of values in messages."""
-_NOTHING = Parcel(b"")
+_NOTHING = Message()
 
 FLAT_RANKS = 16
 FLAT_BYTES = 1024 * 1024
@@ -36,12 +36,7 @@ ROOT_BYTES = 64 * 1024
 SEGMENT_BYTES = 4 * 1024 * 1024
 """The bytes of an array that `sharded` sums at a time."""
 
-_REDUCERS: dict[str, tuple[Call, np.ufunc]] = {
-    "sum": (Call.SUM, np.add),
-    "min": (Call.MIN, np.minimum),
-    "max": (Call.MAX, np.maximum),
-    "mean": (Call.MEAN, np.add),
-}
+_REDUCERS: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "mean": np.add}
 
 
 class Team(Live):
@@ -168,55 +163,57 @@ class Team(Live):
         """
         if op not in _REDUCERS:
             raise errors.MessageError(f"op is one of {', '.join(_REDUCERS)}, not {op!r}")
-        call, reducer = _REDUCERS[op]
         mine = np.asarray(array)
         if op == "mean" and mine.dtype.kind in "biu":
             mine = mine.astype(np.float64)
         parcel = encoded(mine)
         if parcel.kind != _ARRAY:
             raise errors.UnsupportedValueError(f"all_reduce cannot sum the dtype {mine.dtype}")
-        steps = reduction(_little(mine).reshape(-1), parcel, self.rank, self.size, reducer)
-        total: _Array = self._call(call, steps, timeout, parcel).reshape(mine.shape)
+        steps = reduction(_little(mine).reshape(-1), parcel, self.rank, self.size, _REDUCERS[op])
+        total: _Array = self._call(parcel._replace(call=Call[op.upper()]), steps, timeout).reshape(mine.shape)
         return total if op != "mean" else np.true_divide(total, self.size, dtype=total.dtype)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Return once every rank has called it. For errors see all_reduce()."""
-        self._exchange(Call.BARRIER, dict.fromkeys(self._others, _NOTHING), self._others, timeout)
+        self._exchange(Call.BARRIER, [_NOTHING] * self.size, self._others, self._others, timeout)
 
     def all_gather(self, value: Any, *, timeout: float | None = None) -> list[Any]:
         """Return the values of all ranks, by rank. For errors see all_reduce()."""
-        return self._gathered(Call.ALL_GATHER, [encoded(value)] * self.size, timeout)
+        values = [encoded(value)] * self.size
+        return self._exchange(Call.ALL_GATHER, values, self._others, self._others, timeout)
 
     def all_to_all(self, values: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
         """Send each rank its element; return the elements that all ranks sent to this one."""
-        return self._gathered(Call.ALL_TO_ALL, self._one_for_each(values), timeout)
+        each = self._one_for_each(values)
+        return self._exchange(Call.ALL_TO_ALL, each, self._others, self._others, timeout)
 
     def gather(self, value: Any, root: int = 0, *, timeout: float | None = None) -> list[Any] | None:
         """Return the values of all ranks, by rank, at the root, and None elsewhere. See all_reduce()."""
-        own = encoded(value)
-        if self.rank != self._checked(root):
-            self._exchange(Call.GATHER, {root: own}, (), timeout)
-            return None
-        got = self._exchange(Call.GATHER, {}, self._others, timeout)
-        return [decoded(got.get(rank, own)) for rank in range(self.size)]
+        values, ours = [encoded(value)] * self.size, self.rank == self._checked(root)
+        to, sources = ([], self._others) if ours else ([root], [])
+        got = self._exchange(Call.GATHER, values, to, sources, timeout)
+        return got if ours else None
 
     def broadcast(self, value: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
         """Return the root's value. For errors see all_reduce()."""
-        return self._from_root(Call.BROADCAST, lambda: [encoded(value)] * self.size, root, timeout)
+        values = [encoded(value)] * self.size if self.rank == self._checked(root) else []
+        return self._from_root(Call.BROADCAST, values, root, timeout)
 
     def scatter(
         self, values: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None
     ) -> Any:
         """Return this rank's element of the root's list. For errors see all_reduce()."""
-        return self._from_root(Call.SCATTER, lambda: self._one_for_each(values), root, timeout)
+        each = self._one_for_each(values) if self.rank == self._checked(root) else []
+        return self._from_root(Call.SCATTER, each, root, timeout)
 
     def send(self, rank: int, value: Any, *, timeout: float | None = None) -> None:
         """Send to one rank. Waits while that rank has many unreceived values. For errors see all_reduce()."""
-        self._exchange(Call.SEND, {self._checked(rank, other=True): encoded(value)}, (), timeout)
+        values, to = [encoded(value)] * self.size, [self._checked(rank, other=True)]
+        self._exchange(Call.SEND, values, to, [], timeout)
 
     def recv(self, rank: int, *, timeout: float | None = None) -> Any:
         """Return the next value that the given rank sent, in order. For errors see all_reduce()."""
-        return decoded(self._exchange(Call.SEND, {}, [self._checked(rank, other=True)], timeout)[rank])
+        return self._exchange(Call.SEND, [], [], [self._checked(rank, other=True)], timeout)[rank]
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the team; with an error, fail the other ranks' calls with it. A second call does nothing.
@@ -236,64 +233,47 @@ class Team(Live):
 
     # --- the parts of calls ----------------------------------------------------------------------
 
-    def _call(
-        self, call: Call, steps: Steps, timeout: float | None, parcel: Parcel, number: object = None
-    ) -> Any:
-        """Make a call, and return its result. number: the key of its number."""
+    def _call(self, call: Message, steps: Steps, timeout: float | None, of: object = None) -> Any:
+        """Make a call, and return its result. of: the calls that share a number; None: all ranks' calls."""
         seconds = checked_timeout(timeout)
         if not self._lock.acquire(blocking=False):
-            raise errors.TeamError(
-                "another thread is in a call of this team: a team makes one call at a time"
-            )
+            raise errors.TeamError("another thread is in a call of this team: only one may run")
         try:
             if self._broken is not None:
                 raise self._broken  # noqa: TRY301 - it is already recorded
-            self._numbers[number] += 1
-            described = Description(call, self._numbers[number], parcel.dtype, parcel.shape)
-            return self._members.run(described, steps, self._timeout if seconds is None else seconds)
-        except errors.TeamError as error:
-            self._broken = error
-            raise
+            self._numbers[of] += 1
+            call = call._replace(number=self._numbers[of], body=b"")
+            return self._members.run(call, steps, self._timeout if seconds is None else seconds)
         except BaseException as error:
-            self._broken = errors.TeamError(f"a call has ended early, by {type(error).__name__}: {error}")
+            text = f"a call has ended early, by {type(error).__name__}: {error}"
+            self._broken = error if isinstance(error, errors.TeamError) else errors.TeamError(text)
             raise
         finally:
             self._lock.release()
 
     def _exchange(
-        self, call: Call, outgoing: Mapping[int, Parcel], sources: Sequence[int], timeout: float | None
-    ) -> dict[int, Parcel]:
-        """Make a call of one step; return the received values by rank."""
+        self, call: Call, values: list[Message], to: list[int], sources: list[int], timeout: float | None
+    ) -> list[Any]:
+        """Send values to ranks, and receive from ranks; return all values by rank."""
 
         def steps() -> Steps:
-            return (yield Step(outgoing, sources))
+            return (yield {rank: values[rank] for rank in to}, sources)
 
-        direct = (*outgoing, bool(sources), *sources) if call == Call.SEND else None
-        received: dict[int, Parcel] = self._call(call, steps(), timeout, _NOTHING, direct)
-        return received
+        of = (*to, bool(to), *sources) if call == Call.SEND else None
+        got = self._call(Message(call=call), steps(), timeout, of)
+        own = values[self.rank] if values else _NOTHING
+        return [decoded(got.get(rank, own)) for rank in range(self.size)]
 
-    def _gathered(self, call: Call, parcels: Sequence[Parcel], timeout: float | None) -> list[Any]:
-        outgoing = {rank: parcels[rank] for rank in self._others}
-        got = self._exchange(call, outgoing, self._others, timeout)
-        return [decoded(got.get(rank, parcels[self.rank])) for rank in range(self.size)]
-
-    def _from_root(
-        self, call: Call, parcels: Callable[[], Sequence[Parcel]], root: int, timeout: float | None
-    ) -> Any:
-        if self.rank != self._checked(root):
-            return decoded(self._exchange(call, {}, [root], timeout)[root])
-        each = parcels()
-        self._exchange(call, {rank: each[rank] for rank in self._others}, (), timeout)
-        return decoded(each[root])
+    def _from_root(self, call: Call, values: list[Message], root: int, timeout: float | None) -> Any:
+        to, sources = (self._others, []) if self.rank == root else ([], [root])
+        return self._exchange(call, values, to, sources, timeout)[root]
 
     def _checked(self, rank: int, *, other: bool = False) -> int:
         if not 0 <= rank < self.size or (other and rank == self.rank):
-            raise errors.MessageError(
-                f"rank {rank} is not {'another' if other else 'one'} of {self.size} ranks"
-            )
+            raise errors.MessageError(f"rank {rank} is this process, or not one of {self.size} ranks")
         return rank
 
-    def _one_for_each(self, values: Sequence[Any] | None) -> list[Parcel]:
+    def _one_for_each(self, values: Sequence[Any] | None) -> list[Message]:
         if values is None or len(values) != self.size:
             raise errors.MessageError(f"values must have an element for each of the {self.size} ranks")
         return [encoded(value) for value in values]
@@ -307,27 +287,30 @@ def _little(array: _Array) -> _Array:
     return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
 
 
-def encoded(value: Any) -> Parcel:
+def encoded(value: Any) -> Message:
     """Return a value as bytes. Raises UnsupportedValueError."""
     if type(value) is bytes:
-        return Parcel(value, kind=_BYTES)
+        return Message(kind=_BYTES, body=value)
     if isinstance(value, np.ndarray) and value.dtype.name in DTYPES:
         data = _bytes_of(_little(value).reshape(-1))
-        return Parcel(data, DTYPES.index(value.dtype.name), _ARRAY, value.shape)
+        return Message(dtype=DTYPES.index(value.dtype.name), kind=_ARRAY, shape=value.shape, body=data)
     try:
-        return Parcel(pack_values([value]), kind=_VALUE)
+        return Message(kind=_VALUE, body=pack_values([value]))
     except (TypeError, ValueError) as error:
         raise errors.UnsupportedValueError(f"a {type(value).__name__} cannot be sent: {error}") from error
 
 
-def decoded(parcel: Parcel) -> Any:
+def decoded(message: Message) -> Any:
     """Return the value in untrusted bytes. An array has its own memory. Raises MalformedError."""
-    data, dtype, kind, shape = parcel
+    data, kind = message.body, message.kind
     try:
         if kind == _ARRAY:
             own = data if isinstance(data, bytearray) else bytearray(data)
-            return np.frombuffer(own, np.dtype(DTYPES[dtype]).newbyteorder("<")).reshape(shape)
-        return bytes(data) if kind == _BYTES else read_value(bytes(data), 0)[0][0]
+            dtype = np.dtype(DTYPES[message.dtype]).newbyteorder("<")
+            return np.frombuffer(own, dtype).reshape(message.shape)
+        if kind == _VALUE:
+            return read_value(bytes(data), 0)[0][0]
+        return bytes(data) if kind == _BYTES else None
     except (*FAULTS, TypeError) as error:
         raise errors.MalformedError(f"a value of a team is malformed: {error}") from error
 
@@ -335,7 +318,7 @@ def decoded(parcel: Parcel) -> Any:
 # --- algorithms ----------------------------------------------------------------------------------
 
 
-def reduction(flat: _Array, whole: Parcel, rank: int, size: int, reducer: np.ufunc) -> Steps:
+def reduction(flat: _Array, whole: Message, rank: int, size: int, reducer: np.ufunc) -> Steps:
     """Return the steps of a reduction, by the algorithm for this number of ranks and bytes."""
     if size <= FLAT_RANKS and (size - 1) * flat.nbytes <= FLAT_BYTES:
         return reduce_flat(flat, whole, rank, size, reducer)
@@ -344,25 +327,25 @@ def reduction(flat: _Array, whole: Parcel, rank: int, size: int, reducer: np.ufu
     return reduce_sharded(flat, whole, rank, size, reducer)
 
 
-def reduce_flat(flat: _Array, whole: Parcel, rank: int, size: int, reducer: np.ufunc) -> Steps:
+def reduce_flat(flat: _Array, whole: Message, rank: int, size: int, reducer: np.ufunc) -> Steps:
     """All ranks send to all ranks, and each one sums."""
     others = [each for each in range(size) if each != rank]
-    got = yield Step(dict.fromkeys(others, whole), others)
+    got = yield (dict.fromkeys(others, whole), others)
     return _reduced(got, flat, rank, size, reducer)
 
 
-def reduce_at_root(flat: _Array, whole: Parcel, rank: int, size: int, reducer: np.ufunc) -> Steps:
+def reduce_at_root(flat: _Array, whole: Message, rank: int, size: int, reducer: np.ufunc) -> Steps:
     """Rank 0 gathers, sums and broadcasts."""
     if rank:
-        yield Step({0: whole}, ())
-        return _read((yield Step({}, [0]))[0], flat)
+        yield ({0: whole}, ())
+        return _read((yield ({}, [0]))[0], flat)
     others = range(1, size)
-    total = _reduced((yield Step({}, others)), flat, rank, size, reducer)
-    yield Step(dict.fromkeys(others, whole._replace(data=_bytes_of(total))), ())
+    total = _reduced((yield ({}, others)), flat, rank, size, reducer)
+    yield (dict.fromkeys(others, whole._replace(body=_bytes_of(total))), ())
     return total
 
 
-def reduce_sharded(flat: _Array, whole: Parcel, rank: int, size: int, reducer: np.ufunc) -> Steps:
+def reduce_sharded(flat: _Array, whole: Message, rank: int, size: int, reducer: np.ufunc) -> Steps:
     """Rank i sums shard i of each segment, then all ranks gather the shards."""
     others = [each for each in range(size) if each != rank]
     total = np.empty_like(flat)
@@ -371,17 +354,17 @@ def reduce_sharded(flat: _Array, whole: Parcel, rank: int, size: int, reducer: n
         segment, target = flat[start : start + items], total[start : start + items]
         ends = [len(segment) * each // size for each in range(size + 1)]
         shards = [slice(ends[each], ends[each + 1]) for each in range(size)]
-        pieces = {each: whole._replace(data=_bytes_of(segment[shards[each]])) for each in others}
-        got = yield Step(pieces, others)
+        pieces = {each: whole._replace(body=_bytes_of(segment[shards[each]])) for each in others}
+        got = yield (pieces, others)
         target[shards[rank]] = _reduced(got, segment[shards[rank]], rank, size, reducer)
-        mine = whole._replace(data=_bytes_of(target[shards[rank]]))
-        got = yield Step(dict.fromkeys(others, mine), others)
+        mine = whole._replace(body=_bytes_of(target[shards[rank]]))
+        got = yield (dict.fromkeys(others, mine), others)
         for each, parcel in got.items():
             target[shards[each]] = _read(parcel, target[shards[each]])
     return total
 
 
-def _reduced(got: Mapping[int, Parcel], mine: _Array, rank: int, size: int, reducer: np.ufunc) -> _Array:
+def _reduced(got: Mapping[int, Message], mine: _Array, rank: int, size: int, reducer: np.ufunc) -> _Array:
     """Return ((x0 + x1) + x2) + ..., in a new array."""
     total = (mine if rank == 0 else _read(got[0], mine)).copy()
     for each in range(1, size):
@@ -389,12 +372,12 @@ def _reduced(got: Mapping[int, Parcel], mine: _Array, rank: int, size: int, redu
     return total
 
 
-def _read(parcel: Parcel, like: _Array) -> _Array:
+def _read(parcel: Message, like: _Array) -> _Array:
     """Return the items in a parcel. Raises MalformedError if they are not as many as in another array."""
-    if len(parcel.data) != like.nbytes:
-        raise errors.MalformedError(f"{len(parcel.data)} bytes of an array where {like.nbytes} are expected")
-    return np.frombuffer(parcel.data, like.dtype)
+    if len(parcel.body) != like.nbytes:
+        raise errors.MalformedError(f"{len(parcel.body)} bytes of an array where {like.nbytes} are expected")
+    return np.frombuffer(parcel.body, like.dtype)
 
 
 def _bytes_of(flat: _Array) -> memoryview:
-    return memoryview(flat.view(np.uint8))
+    return flat.view(np.uint8).data
