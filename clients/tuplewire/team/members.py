@@ -59,7 +59,7 @@ Steps = Generator[Step, dict[int, Message], Any]
 
 
 @dataclass
-class _Member:
+class _OtherMember:
     """The known state of another member. Times are monotonic, in seconds."""
 
     task: int
@@ -99,7 +99,7 @@ class Members:
         own_id = secrets.randbits(64)
         self.forming = Forming(rank, len(tasks), own_id)
         self._matching = Matching()
-        self._others = {other: _Member(task) for other, task in enumerate(tasks) if other != rank}
+        self._others = {other: _OtherMember(task) for other, task in enumerate(tasks) if other != rank}
         self._left: set[int] = set()
         # The id of a task's consumer shows whether the member that formed the team still has the task.
         client = {**client, "client_id": _client_id(tasks[rank], own_id), "source": tasks[rank]}
@@ -283,7 +283,7 @@ class Members:
             text = f"a worker has failed, and messages of rank {self.rank} may be lost"
             raise errors.RankLostError(f'{self._call}: {text}; ack_mode="processed" prevents this')
 
-    def _look(self, members: Sequence[_Member]) -> None:
+    def _look(self, members: Sequence[_OtherMember]) -> None:
         """Find the consumers of members at the workers of their tasks."""
         for address in self._owners.addresses[:_MOST_ASKED]:
             with contextlib.suppress(errors.TuplewireError):

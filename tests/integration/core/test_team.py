@@ -1,0 +1,273 @@
+"""Teams of real processes over two workers: every call, and faults of the network that have no effect."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.certificates import Authority
+from helpers.ports import free_port
+from helpers.secured import files_of, guarded, tls_flags
+from helpers.team_ranks import every_call, hold_the_interpreter, large_values, ranks_of, stale_messages, sums
+from helpers.topology import TOPOLOGY, Pair, assign, one_worker, status
+
+from tuplewire import Client, Team
+from tuplewire.errors import MessageError, PermissionDeniedError, TeamError, TeamTimeoutError
+from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire.team.matching import Call, Message
+from tuplewire_service.testing import eventually
+from tuplewire_service.testing.fault_proxy import FaultProxy
+
+RULES = """
+[[client]]
+tokens = ["operator"]
+control = ["assign"]
+
+[[client]]
+tokens = ["members"]
+send = "1-3"
+receive = "1-3"
+"""
+MIB = 2**20
+
+
+def tasks_of(pair: Pair, size: int) -> list[int]:
+    """Return unused tasks of both workers in turn."""
+    return [pair.far_task() if rank % 2 else pair.near_task() for rank in range(size)]
+
+
+def addresses_of(pair: Pair) -> list[str]:
+    """Return the addresses of both workers; members use another worker than their task's owner, too."""
+    return [pair.near.address, pair.near.address, pair.far.address]
+
+
+def queued_of(pair: Pair, tasks: list[int]) -> int:
+    """Return the number of messages in the queues of tasks, at both workers."""
+    both = [*status(pair.near).tasks, *status(pair.far).tasks]
+    return sum(each.queued_messages for each in both if each.task in tasks)
+
+
+def open_files() -> int:
+    """Return the number of open files of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_every_call(pair: Pair) -> None:
+    """Four ranks make every call several times; all are in one team, and leave nothing behind."""
+    tasks = tasks_of(pair, 4)
+    with ranks_of(every_call, tasks, addresses_of(pair), 5) as ranks:
+        assert len({each.outcome() for each in ranks}) == 1
+    eventually(lambda: queued_of(pair, tasks) == 0, 5, "no message is left")
+
+
+def test_processed_mode(pair: Pair) -> None:
+    """All calls work if senders keep messages until they are processed, and the end is quick."""
+    begun = time.monotonic()
+    with ranks_of(every_call, tasks_of(pair, 3), addresses_of(pair), 3, ack_mode="processed") as ranks:
+        assert len({each.outcome() for each in ranks}) == 1
+    assert time.monotonic() - begun < 20
+
+
+def test_a_team_of_one(pair: Pair) -> None:
+    """One process alone can make every call."""
+    with Team([pair.near_task()], 0, address=pair.near.address, topology=TOPOLOGY) as team:
+        array = np.arange(3.0)
+        total = team.all_reduce(array)
+        assert np.array_equal(total, array)
+        assert not np.shares_memory(total, array)
+        assert (team.all_gather(1), team.broadcast("x"), team.scatter([2]), team.all_to_all([3])) == (
+            [1],
+            "x",
+            2,
+            [3],
+        )
+        team.barrier()
+        with pytest.raises(MessageError, match="rank 0 is this process"):
+            team.send(0, 1)
+        assert (team.rank, team.size, team.stale_messages) == (0, 1, 0)
+    with pytest.raises(TeamError, match="the team is closed"):
+        team.barrier()
+
+
+def test_a_second_thread_gets_an_error(pair: Pair) -> None:
+    """A call in another thread is refused, and the first call is not affected."""
+    tasks, outcomes = [pair.near_task(), pair.near_task()], list[object]()
+    entered = threading.Event()
+
+    def member() -> None:
+        with Team(tasks, 1, address=pair.near.address, topology=TOPOLOGY) as team:
+            entered.wait(30)
+            outcomes.append(team.all_gather(1))
+
+    thread = threading.Thread(target=member)
+    thread.start()
+    with Team(tasks, 0, address=pair.near.address, topology=TOPOLOGY) as team:
+        second = threading.Thread(target=lambda: outcomes.append(team.all_gather(0)))
+        second.start()
+        eventually(team._lock.locked)
+        with pytest.raises(TeamError, match="another thread is in a call"):
+            team.barrier()
+        entered.set()
+        second.join(30)
+    thread.join(30)
+    assert outcomes == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(5, marks=pytest.mark.long)])
+def test_large_arrays(pair: Pair, size: int) -> None:
+    """Arrays that are larger than a receive queue arrive in every call, and the memory stays flat."""
+    megabytes = 20 if size == 3 else 64
+    with ranks_of(large_values, tasks_of(pair, size), addresses_of(pair), megabytes) as ranks:
+        largest = max(each.outcome() for each in ranks)
+    # Own array, those of the others, and copies of one or two on their way; the client's buffer has 64 MiB.
+    assert largest < (300 + (2 * size + 4) * megabytes) * MIB
+
+
+@pytest.mark.parametrize("teams", [10, pytest.param(100, marks=pytest.mark.long)])
+def test_successive_teams_leave_nothing_behind(pair: Pair, teams: int) -> None:
+    """Many teams on the same tasks leave no message, subscription, thread or open file behind."""
+    tasks = tasks_of(pair, 2)
+
+    def form() -> None:
+        def member() -> None:
+            with Team(tasks, 1, address=pair.far.address, topology=TOPOLOGY) as team:
+                team.barrier()
+
+        other = threading.Thread(target=member)
+        other.start()
+        with Team(tasks, 0, address=pair.near.address, topology=TOPOLOGY) as team:
+            team.barrier()
+        other.join()
+
+    form()
+    threads, files = threading.active_count(), open_files()
+    for _ in range(teams):
+        form()
+    eventually(lambda: queued_of(pair, tasks) == 0, 5, "no message is left")
+    for worker in (pair.near, pair.far):
+        eventually(lambda at=worker: not any(t.subscribed for t in status(at).tasks if t.task in tasks), 5)
+        assert status(worker).remembered_sessions <= 1
+    assert threading.active_count() <= threads
+    eventually(lambda: open_files() <= files + 5, 5, "files are closed")
+
+
+def test_missing_members_are_named(pair: Pair) -> None:
+    """If some members do not join, the error names them, their workers and the state of their tasks."""
+    tasks = [pair.near_task(), pair.far_task(), pair.far_task()]
+    with pytest.raises(TeamTimeoutError) as told:
+        Team(tasks, 0, address=pair.near.address, topology=TOPOLOGY, timeout=0.5)
+    text = str(told.value)
+    assert "Team(): no message from ranks 1, 2 of 3 for 0.5 s" in text
+    assert f"rank 2 (task {tasks[2]}, {pair.far.worker_id}): no message yet, no subscriber" in text
+
+
+def test_messages_of_other_teams_are_dropped_and_counted(pair: Pair) -> None:
+    """Old messages in the queue of a task are dropped, and the team counts them."""
+    tasks = tasks_of(pair, 2)
+    with Client(pair.near.address, topology=TOPOLOGY) as client:
+        client.send(tasks[0], b"of another program")
+        client.send(tasks[0], Message(7, 1, 1, Call.BARRIER).packed())
+    with ranks_of(stale_messages, tasks, addresses_of(pair)) as ranks:
+        assert [each.outcome() for each in ranks] == [2, 0]
+
+
+# --- faults that have no effect --------------------------------------------------------------------------
+
+
+def test_cut_connections_have_no_effect(pair: Pair) -> None:
+    """Connections of members that break during calls have no effect on the results."""
+    finished = threading.Event()
+
+    def cut(*proxies: FaultProxy) -> None:
+        while not finished.wait(0.2):
+            for each in proxies:
+                each.cut()
+
+    with (
+        FaultProxy(pair.near.address) as near,
+        FaultProxy(pair.far.address) as far,
+        ranks_of(sums, tasks_of(pair, 3), [near.address, far.address], 200, 30_000) as ranks,
+    ):
+        thread = threading.Thread(target=cut, args=(near, far))
+        thread.start()
+        try:
+            assert [each.outcome() for each in ranks] == [200] * 3
+        finally:
+            finished.set()
+            thread.join()
+
+
+@pytest.mark.parametrize(("rounds", "moves"), [(150, 6), pytest.param(1000, 60, marks=pytest.mark.long)])
+def test_tasks_move_during_calls(rounds: int, moves: int) -> None:
+    """The task of a rank moves between two workers in a loop; every sum is right."""
+    with WorkerProcesses(2, TOPOLOGY, flags=["--drain-seconds=1"]) as workers:
+        workers.assign({0: [1, 2], 1: [3]})
+        addresses = [each.address for each in workers.endpoints]
+        with ranks_of(sums, [1, 2, 3], addresses, rounds, 100, 0.02) as ranks:
+            for number in range(moves):
+                workers.assign({0: [1], 1: [2, 3]} if number % 2 == 0 else {0: [1, 2], 1: [3]})
+                time.sleep(0.4)
+            assert [each.outcome() for each in ranks] == [rounds] * 3
+
+
+def test_a_drain_during_calls(tmp_path: Path) -> None:
+    """A worker drains and ends, after its task has moved; every sum is right."""
+    with (
+        one_worker("a", directory=tmp_path) as first,
+        one_worker("b", directory=tmp_path, port=free_port()) as second,
+    ):
+        assign([first, second], 1, {first: [1, 2], second: [3]})
+        with ranks_of(sums, [1, 2, 3], [first.address], 150, 100, 0.03) as ranks:
+            time.sleep(1)
+            assign([first, second], 2, {first: [1, 2, 3], second: []})
+            os.kill(second.process_id, signal.SIGTERM)
+            assert [each.outcome() for each in ranks] == [150] * 3
+
+
+def test_a_stopped_process_is_slow_but_not_lost(pair: Pair) -> None:
+    """A process that is stopped for three seconds continues, and all results are right."""
+    with ranks_of(sums, tasks_of(pair, 3), addresses_of(pair), 100, 100, 0.02) as ranks:
+        time.sleep(1)
+        ranks[1].signal(signal.SIGSTOP)
+        time.sleep(3)
+        ranks[1].signal(signal.SIGCONT)
+        assert [each.outcome() for each in ranks] == [100] * 3
+
+
+@pytest.mark.long
+def test_a_busy_process_is_slow_but_not_lost(pair: Pair) -> None:
+    """A rank that holds the interpreter's lock for 30 s is not lost."""
+    with ranks_of(hold_the_interpreter, tasks_of(pair, 2), addresses_of(pair), 30.0, timeout=90) as ranks:
+        assert [each.outcome() for each in ranks] == [0, 1]
+
+
+# --- security --------------------------------------------------------------------------------------------
+
+
+def test_permissions(tmp_path: Path) -> None:
+    """A token that may send to and receive from all tasks of the team is sufficient; others are refused."""
+    with guarded(tmp_path, RULES, "operator", "members") as (workers, credentials):
+        workers.assign({0: [1, 2, 3, 4]})
+        address = workers.endpoints[0].address
+        with ranks_of(every_call, [1, 2, 3], [address], 1, credentials=credentials["members"]) as ranks:
+            assert len({each.outcome() for each in ranks}) == 1
+        with pytest.raises(PermissionDeniedError):
+            Team([4, 1], 0, address=address, topology=TOPOLOGY, timeout=5, credentials=credentials["members"])
+
+
+def test_over_tls(tmp_path: Path) -> None:
+    """Members that use mutual TLS form a team over two workers."""
+    authority = Authority()
+    files = authority.issue("worker.example").write(tmp_path / "worker")
+    program = files_of(authority.issue("etl.example"), tmp_path / "program", "worker.example")
+    flags = [*tls_flags(files), "--tls-client-names=*.example", "--drain-seconds=1"]
+    with WorkerProcesses(2, TOPOLOGY, flags=flags, directory=tmp_path, credentials=program) as workers:
+        workers.assign({0: [1], 1: [2]})
+        addresses = [each.address for each in workers.endpoints]
+        with ranks_of(every_call, [1, 2], addresses, 1, credentials=program) as ranks:
+            assert len({each.outcome() for each in ranks}) == 1
