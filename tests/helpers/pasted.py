@@ -56,6 +56,7 @@ PASTED = (
             r"no answer from task 43 within 0\.5 s",
         ),
     ),
+    Pasted(("docs/how-to/teams.md",), (r"\('ready', \[3\.0, 6\.0, 9\.0, 12\.0\], 3\)",)),
     Pasted(("docs/how-to/asyncio.md",), ("received 1000",)),
     Pasted(("docs/how-to/from-storm.md",), ("'to': 200", "'not': 100")),
     Pasted(("docs/how-to/secure.md",)),
