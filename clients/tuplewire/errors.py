@@ -22,7 +22,7 @@
     ├── UnreachableError        no answer at the address, or a broken connection
     ├── TeamError               a call of a team failed; each later call raises the same error
     │   ├── TeamTimeoutError        a rank has not called in time (also a TimeoutError)
-    │   ├── RankLostError           the process of a rank has ended, or its messages are lost
+    │   ├── RankLostError           the process of a rank has exited, or messages are lost
     │   ├── TeamAbortedError        the block of another rank ended with an error
     │   ├── TeamMismatchError       a rank has made another call, or has left
     │   └── TeamChangedError        another process has joined with a rank of the team
@@ -205,7 +205,7 @@ class TeamTimeoutError(TeamError, TimeoutError):
 
 
 class RankLostError(TeamError):
-    """The process of a rank has ended without leaving the team, or messages between ranks are lost."""
+    """The process of a rank has exited without leaving the team, or messages between ranks are lost."""
 
 
 class TeamAbortedError(TeamError):

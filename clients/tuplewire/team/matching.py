@@ -112,9 +112,9 @@ class Matching:
         self.last: dict[int, Message] = {}
         """The last call that each rank has sent a message of."""
         self.sent, self.confirmed = Counter[Stream](), Counter[Stream]()
-        """The numbers of pieces to ranks, and of those that these ranks have confirmed."""
+        """The numbers of sent pieces, and of confirmed ones."""
         self.taken, self.reported = Counter[Stream](), Counter[Stream]()
-        """The numbers of taken pieces, and of those that their ranks were told of."""
+        """The numbers of taken pieces, and of pieces in the last confirmations to their ranks."""
         self._calls: dict[int, Message] = {}
         self._step: tuple[int, int] = (0, 0)
         self._sources: Collection[int] = ()

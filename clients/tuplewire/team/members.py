@@ -66,7 +66,7 @@ class _OtherMember:
     worker_id: str = "an unknown worker"
     heard: float | None = None
     consumer: str | None = None
-    """The id of its consumer; empty: it has none; None: not known."""
+    """The id of its consumer; empty: there is no consumer; None: not known."""
     gone_since: float = math.inf
     unread: int = 0
 
@@ -275,7 +275,7 @@ class Members:
             if member.consumer not in ("", None, expected):
                 raise errors.TeamChangedError(f"{self._call}: {member.consumer} has taken rank {rank} over")
             if time.monotonic() - member.gone_since >= _GONE_SECONDS:
-                raise errors.RankLostError(f"{self._call}: a process has ended: {self._facts([rank])}")
+                raise errors.RankLostError(f"{self._call}: a process has exited: {self._facts([rank])}")
         before, now = self._lost, self._possibly_lost()
         self._lost = before if now is None else now
         rises = now is not None and before is not None and any(n > before.get(at, 0) for at, n in now.items())
@@ -317,7 +317,7 @@ class Members:
     # --- the end ---------------------------------------------------------------------------------
 
     def close(self, error: BaseException | None) -> None:
-        """Tell the others, and end the connections."""
+        """Send the end to the other members, and close the connections."""
         call, body = Call.LEAVE, b""
         if error is not None:
             call, body = Call.ABORT, f"{type(error).__name__}: {error}"[:_MAX_TEXT].encode(errors="replace")

@@ -105,7 +105,7 @@ class Team(Live):
         context = TaskContext.get()
         if not isinstance(context, BarrierTaskContext):
             raise errors.ConfigError(
-                "this is not a task of a barrier stage, whose tasks all run at the same time: use "
+                "this is not a task of a barrier stage, in which all tasks run at the same time: use "
                 "mapInPandas(..., barrier=True), or rdd.barrier().mapPartitions(...)"
             )
         named, size = list(tasks), len(context.getTaskInfos())
@@ -155,7 +155,7 @@ class Team(Live):
         Raises:
             TeamMismatchError: A rank has made another call, or has another dtype or shape, or has left.
             TeamTimeoutError: Some ranks have not made the call in time; the error names them.
-            RankLostError: The process of a rank has ended, or messages are lost.
+            RankLostError: The process of a rank has exited, or messages are lost.
             TeamAbortedError: Another rank has left with an error.
             TeamChangedError: Another process has joined with a rank of the team.
             UnsupportedValueError: A value has a type that cannot be sent.

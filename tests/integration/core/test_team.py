@@ -124,7 +124,7 @@ def test_large_arrays(pair: Pair, size: int) -> None:
     megabytes = 20 if size == 3 else 64
     with ranks_of(large_values, tasks_of(pair, size), addresses_of(pair), megabytes) as ranks:
         largest = max(each.outcome() for each in ranks)
-    # Own array, those of the others, and copies of one or two on their way; the client's buffer has 64 MiB.
+    # The own array, the results of two calls, and copies in transit; the client's buffer has 64 MiB.
     assert largest < (300 + (2 * size + 4) * megabytes) * MIB
 
 
