@@ -52,6 +52,9 @@ def spark(warm_spark: WarmSpark) -> Iterator[SparkSession]:
     """Start the session that all tests share, with slots for four bolts and two spouts."""
     conf = {
         "spark.connect.grpc.binding.port": "0",  # any free port, for tests that serve Spark Connect
+        # A barrier stage with too few slots fails after a second, not after ten minutes.
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "1",
         # Most plans run once here: compiling them takes longer than running them.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",

@@ -1,0 +1,107 @@
+"""Teams of PySpark tasks in barrier stages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark import TaskContext, cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import tuplewire
+
+pytestmark = pytest.mark.spark
+# Spark's Python workers do not find this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+
+TASKS = range(100, 104)
+SCHEMA = "rank int, attempt int, total double, stale int"
+
+
+@pytest.fixture(scope="module")
+def addresses(spark: SparkSession, launch: Any) -> Iterator[list[str]]:  # noqa: ARG001 - Spark forks: start it first
+    """Run two workers with two tasks each."""
+    with launch("spark", {0: TASKS[:2], 1: TASKS[2:]}) as running:
+        yield [each.address for each in running.endpoints]
+
+
+def summing(addresses: list[str], marker: str = "", **options: Any) -> Any:
+    """Return a function that sums its rows over all tasks, in 20 rounds.
+
+    marker: a file; the first attempt of rank 2 creates it in round 5, and fails.
+    """
+
+    def run(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        context = TaskContext.get()
+        assert context is not None
+        rank, attempt = context.partitionId(), context.stageAttemptNumber()  # type: ignore[attr-defined]
+        own = pd.concat(frames)["id"].sum()
+        with tuplewire.Team.of_stage(
+            range(100, 110), address=addresses[rank % 2], topology="spark", **options
+        ) as team:
+            for number in range(20):
+                if marker and rank == 2 and number == 5 and not Path(marker).exists():
+                    Path(marker).touch()
+                    raise ValueError("fails once")
+                total = team.all_reduce(own)
+        yield pd.DataFrame(
+            {"rank": [rank], "attempt": attempt, "total": float(total), "stale": team.stale_messages}
+        )
+
+    return run
+
+
+def test_four_tasks_sum_their_rows(spark: SparkSession, addresses: list[str]) -> None:
+    """The rank is the partition, and the team has as many tasks as the stage."""
+    rows = spark.range(0, 400, 1, 4).mapInPandas(summing(addresses), SCHEMA, barrier=True).collect()
+    assert [(each.rank, each.attempt, each.total) for each in sorted(rows)] == [
+        (n, 0, 79_800.0) for n in range(4)
+    ]
+
+
+def test_a_stage_runs_again(spark: SparkSession, addresses: list[str], tmp_path: Path) -> None:
+    """After the failure of a task, the whole stage runs again as a new team, with the right result."""
+    function = summing(addresses, str(tmp_path / "failed"))
+    rows = spark.range(0, 400, 1, 4).mapInPandas(function, SCHEMA, barrier=True).repartition(1).collect()
+    assert [(each.rank, each.attempt, each.total) for each in sorted(rows)] == [
+        (n, 1, 79_800.0) for n in range(4)
+    ]
+
+
+def test_without_a_shuffle_the_job_fails(spark: SparkSession, addresses: list[str], tmp_path: Path) -> None:
+    """Spark runs a barrier stage again only if a shuffle follows it."""
+    frame = spark.range(0, 400, 1, 4).mapInPandas(
+        summing(addresses, str(tmp_path / "failed")), SCHEMA, barrier=True
+    )
+    with pytest.raises(PySparkException, match="barrier ResultStage"):
+        frame.collect()
+
+
+def test_too_few_slots(spark: SparkSession, addresses: list[str]) -> None:
+    """Spark fails a stage that has more tasks than the cluster has slots, before any member waits."""
+    with pytest.raises(PySparkException, match="more slots than"):
+        spark.range(0, 400, 1, 10).mapInPandas(summing(addresses), SCHEMA, barrier=True).collect()
+
+
+def test_too_few_tasks(spark: SparkSession, addresses: list[str]) -> None:
+    """A stage with more tasks than mailboxes is an error."""
+
+    def run(_: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        tuplewire.Team.of_stage([100], address=addresses[0], topology="spark")
+        yield from ()
+
+    with pytest.raises(PySparkException, match="the stage has 4 tasks, but only 1 task ids are named"):
+        spark.range(0, 400, 1, 4).mapInPandas(run, SCHEMA, barrier=True).collect()
+
+
+def test_outside_a_barrier_stage(spark: SparkSession, addresses: list[str]) -> None:
+    """Outside a barrier stage, the error explains how to get one; on the driver, too."""
+    with pytest.raises(PySparkException, match="use mapInPandas"):
+        spark.range(0, 400, 1, 2).mapInPandas(summing(addresses), SCHEMA).collect()
+    with pytest.raises(tuplewire.errors.ConfigError, match="barrier=True"):
+        tuplewire.Team.of_stage([100], address=addresses[0])
