@@ -113,11 +113,15 @@ def play(team: Team, scripts: Sequence[Script]) -> Any:
 
     More calls: `sleep` seconds, `kill` this process, and `fail` with a ValueError.
     """
-    others = {"sleep": time.sleep, "kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "fail": _fail}
+    others: dict[str, Callable[..., Any]] = {"sleep": time.sleep, "kill": _kill, "fail": _fail}
     result = None
     for name, *arguments in scripts[team.rank]:
         result = (others[name] if name in others else getattr(team, name))(*arguments)
     return result
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _fail() -> None:

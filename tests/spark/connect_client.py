@@ -1,7 +1,8 @@
 """A program that uses Spark Connect: python connect_client.py REMOTE ADDRESS DIRECTORY.
 
 Sends a thousand rows to tasks 1 and 2, half of them in mapInArrow, streams them to tasks 3 and 4, and from
-there in foreachBatch to task 5. Prints the number of rows and of distinct rows in task 5.
+there in foreachBatch to task 5. Prints the number of rows and of distinct rows in task 5, and the
+rows that each of two tasks counts in a team.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from tuplewire import TaskMessageBatch
+from tuplewire import TaskMessageBatch, Team
 from tuplewire.spark import ClientHandle, register
 
 
@@ -29,6 +30,11 @@ def main(remote: str, address: str, directory: str) -> None:
             for batch in batches:
                 client.send(TaskMessageBatch.from_arrow(batch.column("task"), batch.column("message")))
                 yield batch.select(["task"])
+
+    def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with Team.of_stage([6, 7], address=address, topology="spark") as team:
+            total = team.all_reduce(sum(batch.num_rows for batch in batches))
+        yield pa.RecordBatch.from_pydict({"rows": [int(total)]})
 
     def send_batch(frame: DataFrame, _: int) -> None:
         messages = frame.select("message").toArrow()["message"].to_pylist()
@@ -58,7 +64,8 @@ def main(remote: str, address: str, directory: str) -> None:
         .awaitTermination()
     )
     frame = spark.read.format("tuplewire").options(**where, tasks="5").load()
-    print(frame.count(), frame.select("message").distinct().count())
+    pairs = spark.range(0, 100, 1, 2).mapInArrow(add, "rows long", barrier=True).collect()
+    print(frame.count(), frame.select("message").distinct().count(), *(each.rows for each in pairs))
     spark.stop()
 
 

@@ -39,11 +39,11 @@ def remote(spark: SparkSession) -> Iterator[str]:
 @pytest.mark.long
 def test_source_sink_and_client(remote: str, launch: Any, tmp_path: Path) -> None:
     """A client without a JVM writes, sends in functions, streams and reads; everything runs on the server."""
-    with launch("spark", {0: [1, 2], 1: [3, 4, 5]}) as running:
+    with launch("spark", {0: [1, 2, 6], 1: [3, 4, 5, 7]}) as running:
         address = running.endpoints[0].address
         client = [sys.executable, str(CLIENT), remote, address, str(tmp_path)]
         run = subprocess.run(client, check=True, timeout=CLIENT_SECONDS, stdout=subprocess.PIPE, text=True)
-    assert run.stdout.split() == ["1000", "1000"]
+    assert run.stdout.split() == ["1000", "1000", "100", "100"]
 
 
 def test_topologies(remote: str) -> None:

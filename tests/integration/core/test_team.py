@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from helpers.topology import TOPOLOGY, Pair, assign, one_worker, status
 
 from tuplewire import Client, Team
 from tuplewire.errors import MessageError, PermissionDeniedError, TeamError, TeamTimeoutError
-from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.team.matching import Call, Message
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
@@ -55,6 +56,11 @@ def queued_of(pair: Pair, tasks: list[int]) -> int:
 def open_files() -> int:
     """Return the number of open files of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def no_subscriber(worker: Endpoint, tasks: list[int]) -> bool:
+    """Return True if no task of a worker has a subscriber."""
+    return not any(each.subscribed for each in status(worker).tasks if each.task in tasks)
 
 
 def test_every_call(pair: Pair) -> None:
@@ -150,7 +156,7 @@ def test_successive_teams_leave_nothing_behind(pair: Pair, teams: int) -> None:
         form()
     eventually(lambda: queued_of(pair, tasks) == 0, 5, "no message is left")
     for worker in (pair.near, pair.far):
-        eventually(lambda at=worker: not any(t.subscribed for t in status(at).tasks if t.task in tasks), 5)
+        eventually(partial(no_subscriber, worker, tasks), 5)
         assert status(worker).remembered_sessions <= 1
     assert threading.active_count() <= threads
     eventually(lambda: open_files() <= files + 5, 5, "files are closed")

@@ -38,7 +38,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "broadcast": ("broadcast", SMALL),
     "scatter": ("scatter", [1, 2, 3]),
 }
-BARRIER: Script = [("barrier",)]
+BARRIER = [("barrier",)]
 
 
 def tasks_of(pair: Pair, size: int) -> list[int]:

@@ -36,6 +36,7 @@ from report import (
 from scrape import SCRAPE, measure_scrape
 from spark_rows import ROUNDS as SPARK_ROUNDS
 from spark_rows import SPARK_ROWS, measure_spark
+from team_rows import TEAM_ROWS, measure_team
 from workload import MESSAGE_BYTES
 
 ROUNDS = 5
@@ -85,7 +86,7 @@ def measure_latency(links: Links, rows: Sequence[LatencyRow], seconds: float) ->
 
 def _arguments() -> argparse.Namespace:
     rows = [*(row.name for row in ROWS), *(row.name for row in LATENCIES)]
-    names = [*rows, OFFERED, LOOKED, ASK, SCRAPE, *SPARK_ROWS]
+    names = [*rows, OFFERED, LOOKED, *TEAM_ROWS, ASK, SCRAPE, *SPARK_ROWS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -125,6 +126,8 @@ def _measure(only: str | None, seconds: float) -> list[Line]:
             lines += measure_offered(links, each * weights["offered"], progress)
         if looked:
             lines += measure_looked(links, each * weights["looked"], progress)
+        if team := [name for name in TEAM_ROWS if _matches(name, only)]:
+            lines += measure_team(links, team, progress)
         for link in links.started():
             link.still()
     if _matches(ASK, only):

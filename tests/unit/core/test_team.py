@@ -112,7 +112,8 @@ def test_all_algorithms_give_the_same_bits(dtype: str, reducer: Any, monkeypatch
 def test_the_algorithm_depends_on_size_and_bytes(size: int, size_bytes: int, name: str) -> None:
     """Small arrays take one step, many ranks use a root, and large arrays are sharded."""
     array = np.zeros(size_bytes, "uint8")
-    assert reduction(array, encoded(array), 0, size, np.add).__name__ == name
+    steps: Any = reduction(array, encoded(array), 0, size, np.add)
+    assert steps.__name__ == name
 
 
 # --- values ----------------------------------------------------------------------------------------------
