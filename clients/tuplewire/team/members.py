@@ -40,7 +40,7 @@ _GONE_SECONDS = 5.0
 _LOG_SECONDS = 30.0
 _LEAVE_SECONDS = 1.0
 """The maximum time that a leaving member waits until all others leave."""
-_ABORT_SECONDS = 10.0
+_ABORT_SECONDS = 3.0
 """The maximum time that a leaving member with an error waits for acknowledgements."""
 _MAX_TEXT = 2000
 _LARGE_BYTES = 32 * 1024
@@ -188,7 +188,8 @@ class Members:
         self._send(batch)
         for (rank, of_sends), taken in self._matching.confirmations():
             note = Message(self.forming.team, 0, self.rank, Call.CONFIRM, dtype=int(of_sends), size=taken)
-            if self._client.try_send(self.tasks[rank], note.packed()):  # otherwise, after the next message
+            # If the buffer is full, the next message causes a confirmation.
+            if rank in self._left or self._client.try_send(self.tasks[rank], note.packed()):
                 self._matching.reported[rank, of_sends] = taken
 
     def _send(self, batch: list[tuple[int, bytes]]) -> None:

@@ -6,6 +6,7 @@ Only one call runs at a time, in the caller's thread. Requires numpy. Design: do
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,13 +80,22 @@ class Team(Live):
             raise errors.ConfigError("a team has a task for each rank, and a task is named twice")
         if not 0 <= rank < len(named):
             raise errors.ConfigError(f"rank {rank} is not one of the {len(named)} ranks of this team")
-        self._timeout = checked_timeout(timeout) or 0.0
+        seconds = checked_timeout(timeout)
+        self._timeout = math.inf if seconds is None else seconds
         self._lock = threading.Lock()
         self._broken: errors.TeamError | None = None
         self._closed = False
         self._numbers: Counter[object] = Counter()
         """The numbers of the last calls: of send() and recv() by rank, and of all other calls together."""
         self._members = Members(named, rank, address, self._timeout, client)
+        self.rank = rank
+        """The position of this process in the team."""
+        self.size = len(named)
+        """The number of ranks."""
+        self.tasks = tuple(named)
+        """The tasks of the ranks."""
+        self.generation = self._members.forming.team
+        """The id of this team formation; it differs after each restart of a member."""
         self._others = [other for other in range(self.size) if other != rank]
 
     @classmethod
@@ -114,26 +124,6 @@ class Team(Live):
         return cls(named[:size], context.partitionId(), address=address, timeout=timeout, **client)
 
     @property
-    def rank(self) -> int:
-        """The position of this process in the team."""
-        return self._members.rank
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return len(self._members.tasks)
-
-    @property
-    def tasks(self) -> tuple[int, ...]:
-        """The tasks of the ranks."""
-        return self._members.tasks
-
-    @property
-    def generation(self) -> int:
-        """The id of this team formation; it differs after each restart of a member."""
-        return self._members.forming.team
-
-    @property
     def stale_messages(self) -> int:
         """The number of dropped messages of other teams, such as an older attempt of the stage."""
         return self._members.stale
@@ -150,7 +140,8 @@ class Team(Live):
         """Return the element-wise sum, min, max or mean of all ranks' arrays, in rank order.
 
         Each element is ((x0 + x1) + x2) + ..., so all ranks get the same bits. Arrays have the same dtype and
-        shape on all ranks; a number is an array without axes. The mean of integers is a float64.
+        shape on all ranks; a number is an array without axes. The mean of integers is a float64, and the sum of
+        bools is True if any is.
 
         Raises:
             TeamMismatchError: A rank has made another call, or has another dtype or shape, or has left.
