@@ -101,6 +101,8 @@ class Members:
         self._matching = Matching()
         self._others = {other: _OtherMember(task) for other, task in enumerate(tasks) if other != rank}
         self._left: set[int] = set()
+        self._abort: errors.TeamError | None = None
+        self._closing = False
         # The id of a task's consumer shows whether the member that formed the team still has the task.
         client = {**client, "client_id": _client_id(tasks[rank], own_id), "source": tasks[rank]}
         self._client = Client(address, overflow="block", **client)
@@ -238,8 +240,8 @@ class Members:
             text = bytes(message.body).decode(errors="replace")
             changed = text.startswith(f"{errors.TeamChangedError.__name__}:")
             kind = errors.TeamChangedError if changed else errors.TeamAbortedError
-            raise kind(f"rank {rank} has left the team: {text}")
-        else:
+            self._abort = self._abort or kind(f"rank {rank} has left the team: {text}")
+        elif not self._closing:
             self._matching.add(message)
         self._others[rank].heard = time.monotonic()
 
@@ -264,6 +266,8 @@ class Members:
             self._logged = now
             logger.warning("team.waiting", extra={"call": str(self._call), "ranks": self._facts(ranks)})
         self._receive()
+        if self._abort is not None:
+            raise self._abort
 
     def _poll(self, ranks: Iterable[int]) -> None:
         """Look at the consumers of members. Raise an error if a member, or a message to one, is lost."""
@@ -323,10 +327,10 @@ class Members:
         if error is not None:
             call, body = Call.ABORT, f"{type(error).__name__}: {error}"[:_MAX_TEXT].encode(errors="replace")
         note = Message(self.forming.team, 0, self.rank, call, body=body)
-        deadline = time.monotonic() + (_LEAVE_SECONDS if error is None else 0)
+        deadline, self._closing = time.monotonic() + _LEAVE_SECONDS, True
         try:
             self._send_all([(rank, note) for rank in self._others.keys() - self._left])
-            # The last messages of the others would stay in the queue of this task.
+            # The last messages of the others would stay in the queue of this task, and delay a drain.
             while self._others.keys() - self._left and time.monotonic() < deadline:
                 self._receive()
         except errors.TuplewireError as problem:

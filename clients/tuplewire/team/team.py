@@ -140,7 +140,7 @@ class Team(Live):
         """Return the element-wise sum, min, max or mean of all ranks' arrays, in rank order.
 
         Each element is ((x0 + x1) + x2) + ..., so all ranks get the same bits. Arrays have the same dtype and
-        shape on all ranks; a number is an array without axes. The mean of integers is a float64, and the sum of
+        shape on all ranks; a number is an array without axes. The mean of integers is a float64. The sum of
         bools is True if any is.
 
         Raises:

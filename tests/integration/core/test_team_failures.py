@@ -100,7 +100,7 @@ def test_an_exception_reaches_all_ranks(pair: Pair) -> None:
     """If the block of a rank ends with an exception, the calls of the others raise its text."""
     begun = time.monotonic()
     failing: Script = [("barrier",), ("fail",)]
-    first, second, third = errors_of(pair, [*BARRIER, *BARRIER], failing, [*BARRIER, CALLS["small"]])
+    first, second, third = errors_of(pair, BARRIER * 2, failing, BARRIER * 2)
     assert isinstance(second, ValueError)
     for error in (first, third):
         assert isinstance(error, TeamAbortedError)
@@ -158,8 +158,8 @@ def test_a_timeout_names_the_ranks_and_breaks_the_team(pair: Pair) -> None:
     first, error = errors
     assert told.value is first
     assert "send #1: no message from rank 1 of 2 for 0.5 s" in str(told.value)
-    assert f"rank 1 (task {tasks[1]}, {pair.far.worker_id}): last message 0 s ago" in str(told.value)
-    assert "in barrier #" in str(told.value)
+    assert f"rank 1 (task {tasks[1]}, {pair.far.worker_id}): last message " in str(told.value)
+    assert " s ago in barrier #" in str(told.value)
     assert "subscribed" in str(told.value)
     assert isinstance(error, TeamAbortedError)
     assert "rank 0 has left the team: TeamTimeoutError: send #1" in str(error)
