@@ -100,7 +100,10 @@ class Members:
         self.forming = Forming(rank, len(tasks), own_id)
         self._matching = Matching()
         self._others = {other: _OtherMember(task) for other, task in enumerate(tasks) if other != rank}
-        self._left: set[int] = set()
+        self._left: dict[int, float] = {}
+        """The ranks that have left, and a time before their last messages arrived."""
+        self._read = time.monotonic()
+        """The time of the last read from the queue."""
         self._abort: errors.TeamError | None = None
         self._closing = False
         # The id of a task's consumer shows whether the member that formed the team still has the task.
@@ -167,7 +170,7 @@ class Members:
                 if (value := matching.take((rank, direct), call.number, call.step)) is not None:
                     received[rank] = value
                     missing.remove(rank)
-            for rank in self._left.intersection(self._waits_for()):
+            for rank in self._left.keys() & self._waits_for():
                 raise errors.TeamMismatchError(f"{call}: a rank has left the team: {self._facts([rank])}")
             self._send_pieces(values, unsent, direct=direct)
             if not missing and not unsent:
@@ -207,6 +210,7 @@ class Members:
         try:
             batch = next(self._subscription)
         except (errors.WaitTimeoutError, errors.UnreachableError):
+            self._read = time.monotonic()
             return
         except errors.SupersededError as error:
             text = f"another process has taken rank {self.rank} over: {error}"
@@ -218,6 +222,7 @@ class Members:
                 else:
                     self._add(message)
         self._subscription.acknowledge()
+        self._read = time.monotonic()
 
     def _add(self, message: Message) -> None:
         rank = message.rank
@@ -234,9 +239,9 @@ class Members:
             stream = rank, bool(message.dtype)
             self._matching.confirmed[stream] = max(self._matching.confirmed[stream], message.size)
         elif message.call == Call.LEAVE:
-            self._left.add(rank)
+            self._left[rank] = self._read
         elif message.call == Call.ABORT:
-            self._left.add(rank)
+            self._left[rank] = self._read
             text = bytes(message.body).decode(errors="replace")
             changed = text.startswith(f"{errors.TeamChangedError.__name__}:")
             kind = errors.TeamChangedError if changed else errors.TeamAbortedError
@@ -329,9 +334,11 @@ class Members:
         note = Message(self.forming.team, 0, self.rank, call, body=body)
         deadline, self._closing = time.monotonic() + _LEAVE_SECONDS, True
         try:
-            self._send_all([(rank, note) for rank in self._others.keys() - self._left])
+            # A member that has left a moment ago still reads.
+            gone = {rank for rank, at in self._left.items() if time.monotonic() - at > _LEAVE_SECONDS / 2}
+            self._send_all([(rank, note) for rank in self._others.keys() - gone])
             # The last messages of the others would stay in the queue of this task, and delay a drain.
-            while self._others.keys() - self._left and time.monotonic() < deadline:
+            while self._others.keys() - self._left.keys() and time.monotonic() < deadline:
                 self._receive()
         except errors.TuplewireError as problem:
             logger.info("team.left", extra={"reason": str(problem)})
