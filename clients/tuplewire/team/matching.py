@@ -72,6 +72,11 @@ class Message(NamedTuple):
         same = self.call < Call.SUM or (self.dtype, self.shape) == (other.dtype, other.shape)
         return same and self.call == other.call
 
+    def with_value(self, value: Message) -> Message:
+        """Return a value as a part of this call."""
+        facts = {name: getattr(value, name) for name in ("dtype", "kind", "shape", "body")}
+        return self._replace(**facts, size=len(value.body))
+
     def pieces(self) -> int:
         """Return the number of pieces of the value."""
         return max(1, -(-self.size // PIECE_BYTES))

@@ -138,6 +138,7 @@ class Members:
     def run(self, call: Message, steps: Steps, timeout: float) -> Any:
         """Do the steps of a call; return its result. Raises TeamError: the team is broken then."""
         self._begin(call, timeout, list)
+        call = call._replace(team=self.forming.team, rank=self.rank)
         try:
             step, number = next(steps), 0
             while True:
@@ -152,16 +153,7 @@ class Members:
         direct, matching, received = call.call == Call.SEND, self._matching, dict[int, Message]()
         if not direct:
             matching.begin(call, call.step, sources)
-        head: dict[str, Any] = {
-            "team": self.forming.team,
-            "number": call.number,
-            "rank": self.rank,
-            "call": call.call,
-        }
-        values = {
-            rank: each._replace(**head, step=call.step, size=len(each.body))
-            for rank, each in outgoing.items()
-        }
+        values = {rank: call.with_value(each) for rank, each in outgoing.items()}
         unsent = {rank: deque(range(each.pieces())) for rank, each in values.items()}
         missing = set(sources)
         self._waits_for = lambda: sorted(missing.union(unsent))
@@ -231,7 +223,10 @@ class Members:
                 self.stale += 1
                 self._next_poll = 0.0
                 return
+            team = self.forming.team
             self._send_all(self.forming.add(message))
+            if self.forming.team != team:  # a member was restarted: forget the messages of the other team
+                self._matching, self._left, self._abort = Matching(), {}, None
         elif message.team != self.forming.team:
             self.stale += 1
             return
