@@ -250,7 +250,7 @@ class Team(Live):
         def steps() -> Steps:
             return (yield {rank: values[rank] for rank in to}, sources)
 
-        of = (*to, bool(to), *sources) if call == Call.SEND else None
+        of = (tuple(to), tuple(sources)) if call == Call.SEND else None
         got = self._call(Message(call=call), steps(), timeout, of)
         own = values[self.rank] if values else _NOTHING
         return [decoded(got.get(rank, own)) for rank in range(self.size)]

@@ -158,7 +158,7 @@ def test_successive_teams_leave_nothing_behind(pair: Pair, teams: int) -> None:
     for worker in (pair.near, pair.far):
         eventually(partial(no_subscriber, worker, tasks), 5)
         assert status(worker).remembered_sessions <= 1
-    assert threading.active_count() <= threads
+    eventually(lambda: threading.active_count() <= threads, 5, "threads have ended")
     eventually(lambda: open_files() <= files + 5, 5, "files are closed")
 
 

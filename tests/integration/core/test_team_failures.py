@@ -93,7 +93,7 @@ def test_a_killed_process_is_an_error_in_all_other_ranks(pair: Pair, killed: lis
                 assert all(isinstance(each, (RankLostError, TeamAbortedError)) for each in errors), errors
                 assert any(isinstance(each, RankLostError) for each in errors)
                 assert all(f"rank {victim} (task " in str(each) for each in errors)
-                assert all("no subscriber for 5 s" in str(each) for each in errors)
+                assert all("no subscriber for " in str(each) for each in errors)
 
 
 def test_an_exception_reaches_all_ranks(pair: Pair) -> None:
