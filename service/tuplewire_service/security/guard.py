@@ -128,7 +128,7 @@ class Guard:
                 caller.identity,
                 "name",
                 f"a certificate with the names {', '.join(caller.names) or '(none)'} is not for this worker; "
-                "its tls_client_names say whose are",
+                "tls_client_names lists the permitted names",
             )
         # A worker's certificate takes the place of a token.
         token = None if self.tokens is None or worker else self._token(caller, self.tokens())
