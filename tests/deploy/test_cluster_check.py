@@ -110,7 +110,7 @@ def test_it_runs_the_commands_of_the_guide(run: Run) -> None:
     """The printed commands include every kubectl and helm command of docs/how-to/deploy.md, unchanged."""
     guide = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"(?ms)^```\n(.*?)^```$", guide))
-    wanted = [line for line in code.splitlines() if line.lstrip().startswith(("helm ", "kubectl "))]
+    wanted = [line for line in code.splitlines() if line.lstrip().startswith(("helm ", "kubectl ", "secret"))]
     assert len(wanted) > 15
     printed = {line.removeprefix("$ ") for line in run("--print").stdout.splitlines()}
     assert [line for line in wanted if line not in printed] == []
