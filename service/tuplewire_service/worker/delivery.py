@@ -60,7 +60,7 @@ class DeliveryLog:
 
     @classmethod
     def after(cls, sequence: int) -> Self:
-        """Return an empty queue whose first message gets the sequence after this one."""
+        """Return an empty queue: its first message gets the sequence after this one."""
         return cls(sequence, sequence, sequence, sequence)
 
     @property
