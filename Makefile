@@ -58,8 +58,8 @@ clean: ## Remove everything that make has made
 # --- the main job -----------------------------------------------------------------------------
 
 .PHONY: run
-run: $(VENV)/.demo ## Run the flights of NYC 2013 through two workers and PySpark (needs no Java)
-	$(BIN)/tuplewire run flights
+run: $(VENV)/.demo ## Compare k-means on Spark with and without a Team (needs no Java)
+	$(BIN)/tuplewire run kmeans
 
 # --- checks -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Runs the flights demo, which computes delays by carrier, and compares the result with Spark's own.
+"""Runs the flights demo, which computes delays by carrier, and checks the result.
 
 Used by run_command.py. Owns no state. Not thread-safe. Design: docs/design/rows-and-memory.md.
 """
@@ -101,7 +101,7 @@ def run_flights(
     if not table:
         why = f"line {skipped.first[0].line} {skipped.first[0].problem}" if skipped.count else "only a header"
         raise InputError(f"{path} has no flight that can be used: {why}")
-    progress.stage("Comparing with Spark's own groupBy ...")
+    progress.stage("Checking the result ...")
     name = re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path.absolute()))  # Spark uses the name as a pattern
     lines = spark.read.text(f"file:{name}").selectExpr("CAST(value AS binary) AS value")  # perhaps not UTF-8
     flights = lines.mapInArrow(FlightReader(header).flights, from_arrow_schema(FLIGHTS))
@@ -151,4 +151,4 @@ def write_result(stream: TextIO, result: RunResult, *, verbose: bool = False) ->
             f"{name}{result.flights:,} flights in {result.messages:,} messages, in {seconds:.2f} s: "
             f"{result.flights / seconds:,.0f} flights/s"
         )
-    result.write_account(stream, "Spark's own groupBy on the same rows", rates, verbose=verbose)
+    result.write_account(stream, "the expected result", rates, verbose=verbose)

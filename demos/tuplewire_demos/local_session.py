@@ -25,8 +25,8 @@ from tuplewire_demos.java import find_java, wrapped_home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Options for a fast start, because the JVM often runs only for seconds."""
+FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Options of a JVM for a fast start, because it often runs only for seconds. Its code is slower later."""
 _END_SECONDS = 60.0
 _PY4J_LOGS = ("", "py4j.clientserver", "py4j.java_gateway")
 """The loggers with Py4J's records of interrupts, which are suppressed."""
@@ -47,12 +47,13 @@ logger.gateway.level = fatal
 
 @contextmanager
 def local_session(
-    app_name: str, *, cores: int | None = None, conf: Mapping[str, str] | None = None
+    app_name: str, *, cores: int | None = None, conf: Mapping[str, str] | None = None, jvm: str = FAST_START
 ) -> Iterator[SparkSession]:
     """Start Spark in a JVM of this process. At the end, stop both and wait for them.
 
     cores: the number of tasks that run at the same time, by default one for each processor. They are threads,
     so there may be more. conf: more settings of Spark; they override the settings of this function.
+    jvm: options of the JVM.
 
     Python workers use the same interpreter. Ctrl-C raises KeyboardInterrupt and has no other effect. Raises
     ConfigError if pyspark or Java is missing, or if this process has a session or uses Spark Connect.
@@ -76,9 +77,9 @@ def local_session(
         log.write_text(_LOGGING, encoding="utf-8")
         settings = {
             "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": f"{_JVM} -Dlog4j2.configurationFile={log.as_uri()}",
+            "spark.driver.extraJavaOptions": f"{jvm} -Dlog4j2.configurationFile={log.as_uri()}",
             # For executors in separate JVMs, which `conf` can select (spark.master=local-cluster[...]).
-            "spark.executor.extraJavaOptions": _JVM,
+            "spark.executor.extraJavaOptions": jvm,
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             # Spark's default of 15 seconds for the start of a Python worker is too short on a busy machine.
@@ -101,7 +102,7 @@ def local_session(
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
             # spark-submit starts a JVM only to compose the command line of the real one.
-            "SPARK_LAUNCHER_OPTS": _JVM,
+            "SPARK_LAUNCHER_OPTS": FAST_START,
         }
         for logger in map(logging.getLogger, _PY4J_LOGS):
             logger.addFilter(_is_no_interrupt)

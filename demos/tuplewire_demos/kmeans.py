@@ -1,0 +1,282 @@
+"""The k-means demo: the same NumPy function in one Spark job for each round, and in one job with a Team.
+
+Used by run_command.py. Owns no state. Not thread-safe. Design: docs/design/teams.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pc
+
+from tuplewire.team.team import Team
+from tuplewire_demos.input import InputError, SkippedRows, check_file
+from tuplewire_demos.report import Findings, Progress
+from tuplewire_demos.spark_run import ledgers_of
+from tuplewire_service.command.terminal import write_table
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+    from pyspark.sql import DataFrame, SparkSession
+
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+
+TOPOLOGY = "kmeans"
+TASKS = 1000
+"""The number of tasks of the workers. It must not be below the number of PySpark tasks."""
+JVM = "-XX:+UseParallelGC"
+"""The options of the JVM. MLlib needs the optimizing compiler, which the other demos do not wait for."""
+COLUMNS = ("dep_delay", "arr_delay", "air_time", "distance", "hour")
+"""The columns of the points: minutes, minutes, minutes, miles, and the scheduled hour of the day."""
+DATAFRAME, RDD_OF_ARRAYS, MLLIB, TEAM = "DataFrame, mapInPandas", "RDD of arrays", "MLlib in Scala", "Team"
+_TOLERANCE = 1e-6
+_BARRIERS = 100
+_RESULT = "centers array<double>, seconds double, spark_barrier double, team_barrier double"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The centers from one way to compute them. seconds: of all rounds, with the start of their jobs."""
+
+    centers: Array
+    seconds: float
+    round_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class KMeans(Findings):
+    """The results of a finished run. times: by the name of the way.
+
+    clusters: the number of flights of each, and its center in the units of the columns. barriers: the seconds
+    of a barrier of Spark, and of the team.
+    """
+
+    times: Mapping[str, Timed]
+    rounds: int
+    clusters: Array
+    barriers: tuple[float, float]
+
+
+# --- the computation -----------------------------------------------------------------------------
+
+
+def sums_of(points: Array, centers: Array) -> Array:
+    """Return the sum of the points that are nearest to each center; the last column is their number.
+
+    points: a row for each column, and a last row of ones.
+    """
+    weights = np.column_stack([centers, -0.5 * (centers**2).sum(axis=1)])
+    nearest = (points.T @ weights.T).argmax(axis=1)
+    return np.stack([np.bincount(nearest, row, len(centers)) for row in points], axis=1)
+
+
+def moved(centers: Array, sums: Array) -> Array:
+    """Return the means of the points of each center. A center without points stays."""
+    count = sums[:, -1:]
+    return np.where(count > 0, sums[:, :-1] / np.maximum(count, 1), centers)
+
+
+def as_points(frames: Iterable[pd.DataFrame]) -> Array:
+    """Return the rows of a partition in the form for sums_of()."""
+    values = pd.concat(frames).to_numpy()
+    return np.ascontiguousarray(np.column_stack([values, np.ones(len(values))]).T)
+
+
+# --- one job for each round ----------------------------------------------------------------------
+
+
+def _with_dataframe(frame: DataFrame, centers: Array) -> Array:
+    sums_here = partial(_frame_of_sums, centers=centers)
+    rows = frame.mapInPandas(sums_here, "sums array<double>").collect()
+    return np.sum([row["sums"] for row in rows], axis=0).reshape(len(centers), -1)
+
+
+def _frame_of_sums(frames: Iterator[pd.DataFrame], centers: Array) -> Iterator[pd.DataFrame]:
+    sums = sums_of(as_points(frames), centers)
+    yield pd.DataFrame({"sums": [sums.ravel()]})
+
+
+def _with_rdd(arrays: RDD[Array], centers: Array) -> Array:
+    return reduce(np.add, arrays.map(partial(sums_of, centers=centers)).collect())
+
+
+def _by_jobs(total: Callable[[Array], Array], start: Array, rounds: int) -> Timed:
+    total(start)  # starts Python in Spark's tasks, and fills the cache
+    centers, began = start, time.monotonic()
+    for _ in range(rounds):
+        centers = moved(centers, total(centers))
+    seconds = time.monotonic() - began
+    return Timed(centers, seconds, seconds / rounds)
+
+
+def _by_mllib(arrays: RDD[Array], start: Array, rounds: int) -> Timed:
+    """Run MLlib's k-means in Scala. Its Python classes cannot keep converted points between two runs."""
+    from pyspark.mllib.common import _py2java
+    from pyspark.mllib.linalg import DenseVector
+
+    context = arrays.context
+    vectors = _py2java(context, arrays.flatMap(lambda points: map(DenseVector, points[:-1].T))).cache()
+    vectors.count()
+    scala: Any = context._jvm
+    clustering = scala.org.apache.spark.mllib.clustering
+    model = clustering.KMeansModel(_py2java(context, list(map(DenseVector, start))))
+    trainer = clustering.KMeans().setK(len(start)).setEpsilon(0.0).setInitialModel(model)
+    trainer.setMaxIterations(rounds).run(vectors.rdd())  # the JVM compiles the code in the first run
+    began = time.monotonic()
+    found = trainer.run(vectors.rdd())
+    seconds = time.monotonic() - began
+    centers = np.array([list(center.toArray()) for center in found.clusterCenters()])
+    vectors.unpersist()
+    return Timed(centers, seconds, seconds / found.numIter())
+
+
+# --- one job with a team -------------------------------------------------------------------------
+
+
+def _by_team(
+    frame: DataFrame, workers: Sequence[str], start: Array, rounds: int
+) -> tuple[Timed, tuple[float, float]]:
+    began = time.monotonic()
+    run = partial(_rounds_of_member, workers=workers, start=start, rounds=rounds)
+    (row,) = frame.mapInPandas(run, _RESULT, barrier=True).collect()
+    centers = np.array(row["centers"]).reshape(start.shape)
+    timed = Timed(centers, time.monotonic() - began, row["seconds"] / rounds)
+    return timed, (row["spark_barrier"], row["team_barrier"])
+
+
+def _rounds_of_member(
+    frames: Iterator[pd.DataFrame], workers: Sequence[str], start: Array, rounds: int
+) -> Iterator[pd.DataFrame]:
+    """Run all rounds in a PySpark task. The first one returns the result and its times."""
+    from pyspark import BarrierTaskContext
+
+    context = BarrierTaskContext.get()
+    points = as_points(frames)
+    tasks = range(len(context.getTaskInfos()))
+    address = workers[context.partitionId() % len(workers)]
+    with Team.of_stage(tasks, address=address, topology=TOPOLOGY) as team:
+        centers = start
+        team.barrier()
+        began = time.monotonic()
+        for _ in range(rounds):
+            centers = moved(centers, team.all_reduce(sums_of(points, centers)))
+        seconds = time.monotonic() - began
+        team_barrier = _seconds_of(team.barrier, _BARRIERS)
+        spark_barrier = _seconds_of(context.barrier, 1)
+    if team.rank == 0:
+        yield pd.DataFrame([[centers.ravel(), seconds, spark_barrier, team_barrier]], columns=_names(_RESULT))
+
+
+def _names(schema: str) -> list[str]:
+    return [each.split()[0] for each in schema.split(", ")]
+
+
+def _seconds_of(call: Callable[[], object], times: int) -> float:
+    began = time.monotonic()
+    for _ in range(times):
+        call()
+    return (time.monotonic() - began) / times
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+
+def read_flights(path: Path, clusters: int) -> pd.DataFrame:
+    """Return the COLUMNS of all rows of a CSV file that have each of them.
+
+    Raises InputError for an unusable file, or one with fewer different rows than clusters.
+    """
+    check_file(path)
+    kinds = dict.fromkeys(COLUMNS, pa.float64())
+    options = pc.ConvertOptions(include_columns=COLUMNS, column_types=kinds, null_values=["", "NA"])
+    try:
+        flights: pd.DataFrame = pc.read_csv(path, convert_options=options).drop_null().to_pandas()
+    except (pa.ArrowException, KeyError) as error:
+        raise InputError(f"cannot read the columns {', '.join(COLUMNS)} of {path}: {error}") from error
+    if (different := len(flights.drop_duplicates())) < clusters:
+        raise InputError(f"{path} has {different} different flights for {clusters} clusters")
+    return flights
+
+
+def run_kmeans(
+    spark: SparkSession,
+    workers: Sequence[str],
+    flights: pd.DataFrame,
+    *,
+    clusters: int = 6,
+    rounds: int = 30,
+    partitions: int = 2,
+    progress: Progress,
+) -> KMeans:
+    """Compute the centers in four ways, all from the same start, with the same number of rounds.
+
+    workers: the addresses of workers; the worker of task n is workers[n % len(workers)]. flights: see
+    read_flights(). partitions: the number of PySpark tasks. Raises ConfigError, or the error of a failed job.
+    """
+    mean, scale = flights.mean(), flights.std().replace(0.0, 1.0)
+    points = (flights - mean) / scale
+    start = points.drop_duplicates().sample(clusters, random_state=0).to_numpy()
+    spark.conf.set("spark.sql.execution.arrow.pyspark.enabled", value=True)
+    frame = spark.createDataFrame(points).repartition(partitions).cache()
+    parts = [as_points([part]) for part in np.array_split(points, partitions)]
+    arrays = spark.sparkContext.parallelize(parts, partitions).cache()
+    ways: dict[str, Callable[[Array, int], Timed]] = {
+        DATAFRAME: partial(_by_jobs, partial(_with_dataframe, frame)),
+        RDD_OF_ARRAYS: partial(_by_jobs, partial(_with_rdd, arrays)),
+        MLLIB: partial(_by_mllib, arrays),
+    }
+    times = {}
+    for name, way in ways.items():
+        progress.stage(f"{name}: {rounds} rounds ...")
+        times[name] = way(start, rounds)
+    progress.stage(f"{TEAM}: {rounds} rounds in one job ...")
+    times[TEAM], barriers = _by_team(frame, workers, start, rounds)
+    everything, centers = as_points([points]), times[TEAM].centers
+    found = np.column_stack(
+        [sums_of(everything, centers)[:, -1], centers * scale.to_numpy() + mean.to_numpy()]
+    )
+    wrong, ledgers = differences(times, everything), ledgers_of(workers)
+    return KMeans(wrong, SkippedRows(0, ()), ledgers, (), times, rounds, found, barriers)
+
+
+def differences(times: Mapping[str, Timed], points: Array) -> list[str]:
+    """Return the ways with other centers than the team (by more than 1e-6), or other numbers of points."""
+    counts = {name: sums_of(points, each.centers)[:, -1] for name, each in times.items()}
+    return [
+        f"{name} has other centers or counts"
+        for name, each in times.items()
+        if not np.allclose(each.centers, times[TEAM].centers, rtol=_TOLERANCE, atol=_TOLERANCE)
+        or not np.array_equal(counts[name], counts[TEAM])
+    ]
+
+
+def write_result(stream: TextIO, result: KMeans, *, verbose: bool = False) -> None:
+    """Write the times, the clusters and the account."""
+    team = result.times[TEAM].round_seconds
+    rows = []
+    for name, each in result.times.items():
+        faster = "" if name == TEAM else f"{each.round_seconds / team:.1f} x"
+        rows.append((name, f"{each.round_seconds * 1000:.1f}", f"{each.seconds:.1f}", faster))
+    write_table(stream, ("", "ms per round", "seconds", "a Team is faster by"), rows)
+    stream.write("\n")
+    header = ("flights", "share", "departs late", "arrives late", "in the air", "distance", "at")
+    kinds = []
+    for count, departs, arrives, air, miles, hour in sorted(result.clusters.tolist(), reverse=True):
+        share = count / result.clusters[:, 0].sum()
+        minutes = [f"{each:,.0f} min" for each in (departs, arrives, air)]
+        kinds.append((f"{count:,.0f}", f"{share:.1%}", *minutes, f"{miles:,.0f} mi", f"{hour:.0f} h"))
+    write_table(stream, header, kinds)
+    spark, ours = result.barriers
+    rates = [
+        f"{result.clusters[:, 0].sum():,.0f} flights, {result.rounds} rounds",
+        f"A barrier of Spark takes {spark * 1000:,.0f} ms, and one of a Team {ours * 1000:.1f} ms",
+    ]
+    result.write_account(stream, "the centers and counts of the other three", rates, verbose=verbose)
