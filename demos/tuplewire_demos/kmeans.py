@@ -6,7 +6,7 @@ Used by run_command.py. Owns no state. Not thread-safe. Design: docs/design/team
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
@@ -17,8 +17,16 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pc
 
-from tuplewire import Team
 from tuplewire_demos.input import InputError, SkippedRows, check_file
+from tuplewire_demos.kmeans_steps import (
+    RESULT,
+    Array,
+    as_points,
+    frame_of_sums,
+    moved,
+    rounds_of_member,
+    sums_of,
+)
 from tuplewire_demos.report import Findings, Progress
 from tuplewire_demos.spark_run import ledgers_of
 from tuplewire_service.command.terminal import write_table
@@ -27,9 +35,6 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import DataFrame, SparkSession
 
-    Array = np.ndarray[Any, np.dtype[np.float64]]
-
-TOPOLOGY = "kmeans"
 TASKS = 1000
 """The number of tasks of the workers. It must not be below the number of PySpark tasks."""
 JVM = "-XX:+UseParallelGC"
@@ -38,8 +43,6 @@ COLUMNS = ("dep_delay", "arr_delay", "air_time", "distance", "hour")
 """The columns of the points: minutes, minutes, minutes, miles, and the scheduled hour of the day."""
 DATAFRAME, RDD_OF_ARRAYS, MLLIB, TEAM = "DataFrame, mapInPandas", "RDD of arrays", "MLlib in Scala", "Team"
 _TOLERANCE = 1e-6
-_BARRIERS = 100
-_RESULT = "centers array<double>, seconds double, spark_barrier double, team_barrier double"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,43 +68,14 @@ class KMeans(Findings):
     barriers: tuple[float, float]
 
 
-# --- the computation -----------------------------------------------------------------------------
-
-
-def sums_of(points: Array, centers: Array) -> Array:
-    """Return the sum of the points that are nearest to each center; the last column is their number.
-
-    points: a row for each column, and a last row of ones.
-    """
-    weights = np.column_stack([centers, -0.5 * (centers**2).sum(axis=1)])
-    nearest = (points.T @ weights.T).argmax(axis=1)
-    return np.stack([np.bincount(nearest, row, len(centers)) for row in points], axis=1)
-
-
-def moved(centers: Array, sums: Array) -> Array:
-    """Return the means of the points of each center. A center without points stays."""
-    count = sums[:, -1:]
-    return np.where(count > 0, sums[:, :-1] / np.maximum(count, 1), centers)
-
-
-def as_points(frames: Iterable[pd.DataFrame]) -> Array:
-    """Return the rows of a partition in the form for sums_of()."""
-    values = pd.concat(frames).to_numpy()
-    return np.ascontiguousarray(np.column_stack([values, np.ones(len(values))]).T)
-
-
 # --- one job for each round ----------------------------------------------------------------------
 
 
 def _with_dataframe(frame: DataFrame, centers: Array) -> Array:
-    sums_here = partial(_frame_of_sums, centers=centers)
+    sums_here = partial(frame_of_sums, centers=centers)
     rows = frame.mapInPandas(sums_here, "sums array<double>").collect()
-    return np.sum([row["sums"] for row in rows], axis=0).reshape(len(centers), -1)
-
-
-def _frame_of_sums(frames: Iterator[pd.DataFrame], centers: Array) -> Iterator[pd.DataFrame]:
-    sums = sums_of(as_points(frames), centers)
-    yield pd.DataFrame({"sums": [sums.ravel()]})
+    total: Array = np.sum([row["sums"] for row in rows], axis=0)
+    return total.reshape(len(centers), -1)
 
 
 def _with_rdd(arrays: RDD[Array], centers: Array) -> Array:
@@ -145,45 +119,11 @@ def _by_team(
     frame: DataFrame, workers: Sequence[str], start: Array, rounds: int
 ) -> tuple[Timed, tuple[float, float]]:
     began = time.monotonic()
-    run = partial(_rounds_of_member, workers=workers, start=start, rounds=rounds)
-    (row,) = frame.mapInPandas(run, _RESULT, barrier=True).collect()
+    run = partial(rounds_of_member, workers=workers, start=start, rounds=rounds)
+    (row,) = frame.mapInPandas(run, RESULT, barrier=True).collect()
     centers = np.array(row["centers"]).reshape(start.shape)
     timed = Timed(centers, time.monotonic() - began, row["seconds"] / rounds)
     return timed, (row["spark_barrier"], row["team_barrier"])
-
-
-def _rounds_of_member(
-    frames: Iterator[pd.DataFrame], workers: Sequence[str], start: Array, rounds: int
-) -> Iterator[pd.DataFrame]:
-    """Run all rounds in a PySpark task. The first one returns the result and its times."""
-    from pyspark import BarrierTaskContext
-
-    context = BarrierTaskContext.get()
-    points = as_points(frames)
-    tasks = range(len(context.getTaskInfos()))
-    address = workers[context.partitionId() % len(workers)]
-    with Team.of_stage(tasks, address=address, topology=TOPOLOGY) as team:
-        centers = start
-        team.barrier()
-        began = time.monotonic()
-        for _ in range(rounds):
-            centers = moved(centers, team.all_reduce(sums_of(points, centers)))
-        seconds = time.monotonic() - began
-        team_barrier = _seconds_of(team.barrier, _BARRIERS)
-        spark_barrier = _seconds_of(context.barrier, 1)
-    if team.rank == 0:
-        yield pd.DataFrame([[centers.ravel(), seconds, spark_barrier, team_barrier]], columns=_names(_RESULT))
-
-
-def _names(schema: str) -> list[str]:
-    return [each.split()[0] for each in schema.split(", ")]
-
-
-def _seconds_of(call: Callable[[], object], times: int) -> float:
-    began = time.monotonic()
-    for _ in range(times):
-        call()
-    return (time.monotonic() - began) / times
 
 
 # --- the run -------------------------------------------------------------------------------------
@@ -226,8 +166,8 @@ def run_kmeans(
     start = points.drop_duplicates().sample(clusters, random_state=0).to_numpy()
     spark.conf.set("spark.sql.execution.arrow.pyspark.enabled", value=True)
     frame = spark.createDataFrame(points).repartition(partitions).cache()
-    parts = [as_points([part]) for part in np.array_split(points, partitions)]
-    arrays = spark.sparkContext.parallelize(parts, partitions).cache()
+    parts = np.array_split(points.to_numpy(), partitions)
+    arrays = spark.sparkContext.parallelize(map(as_points, parts), partitions).cache()
     ways: dict[str, Callable[[Array, int], Timed]] = {
         DATAFRAME: partial(_by_jobs, partial(_with_dataframe, frame)),
         RDD_OF_ARRAYS: partial(_by_jobs, partial(_with_rdd, arrays)),
@@ -239,7 +179,7 @@ def run_kmeans(
         times[name] = way(start, rounds)
     progress.stage(f"{TEAM}: {rounds} rounds in one job ...")
     times[TEAM], barriers = _by_team(frame, workers, start, rounds)
-    everything, centers = as_points([points]), times[TEAM].centers
+    everything, centers = as_points(points.to_numpy()), times[TEAM].centers
     found = np.column_stack(
         [sums_of(everything, centers)[:, -1], centers * scale.to_numpy() + mean.to_numpy()]
     )

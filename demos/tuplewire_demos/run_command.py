@@ -126,15 +126,17 @@ def _run(run: Callable[[argparse.Namespace, Progress], Findings], arguments: arg
 
 
 def _run_kmeans(arguments: argparse.Namespace, progress: Progress) -> Findings:
-    from tuplewire_demos import kmeans
+    from tuplewire_demos import kmeans, kmeans_steps
     from tuplewire_demos.flight_lines import nyc_flights
     from tuplewire_demos.input import file_of
     from tuplewire_demos.spark_run import cores_of, spark_and_workers
 
-    settings = {"n_tasks": kmeans.TASKS, "jvm": kmeans.JVM}
     with nyc_flights() if arguments.input is None else file_of(arguments.input) as path:
         flights = kmeans.read_flights(path, arguments.clusters)
-    with spark_and_workers(kmeans.TOPOLOGY, arguments, progress, **settings) as (spark, workers):
+    started = spark_and_workers(
+        kmeans_steps.TOPOLOGY, arguments, progress, n_tasks=kmeans.TASKS, jvm=kmeans.JVM
+    )
+    with started as (spark, workers):
         found = kmeans.run_kmeans(
             spark,
             workers,

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from tuplewire_demos import kmeans
+from tuplewire_demos import kmeans, kmeans_steps
 from tuplewire_demos.input import InputError
 from tuplewire_demos.report import Progress
 
@@ -44,7 +43,7 @@ def test_kmeans_in_four_ways(spark: SparkSession, launch: Any, tmp_path: Path) -
     """All ways have the same result, and the README shows the output."""
     flights = kmeans.read_flights(written(tmp_path / "flights.csv", 600), 6)
     quiet = Progress(io.StringIO())
-    with launch(kmeans.TOPOLOGY, {0: [0, 2], 1: [1]}) as running:
+    with launch(kmeans_steps.TOPOLOGY, {0: [0, 2], 1: [1]}) as running:
         workers = [each.unix_address for each in running.endpoints]
         result = kmeans.run_kmeans(spark, workers, flights, rounds=3, partitions=3, progress=quiet)
     assert result.ok, (result.differences, result.ledgers)
@@ -61,7 +60,7 @@ def test_kmeans_in_four_ways(spark: SparkSession, launch: Any, tmp_path: Path) -
 
 def test_differences_are_named() -> None:
     """A way with another center, or with another number of points, is named."""
-    points = kmeans.as_points([pd.DataFrame([[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]])])
+    points = kmeans_steps.as_points(np.array([[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]]))
     centers = np.array([[0.5, 0.5], [5.0, 5.0]])
     times = {
         kmeans.TEAM: kmeans.Timed(centers, 1.0, 1.0),
@@ -74,11 +73,11 @@ def test_differences_are_named() -> None:
 
 def test_a_center_without_points_stays() -> None:
     """Centers move to the mean of their points; a center without points stays."""
-    points = kmeans.as_points([pd.DataFrame([[0.0, 2.0], [1.0, 4.0]])])
+    points = kmeans_steps.as_points(np.array([[0.0, 2.0], [1.0, 4.0]]))
     centers = np.array([[0.0, 0.0], [-9.0, -9.0]])
-    sums = kmeans.sums_of(points, centers)
+    sums = kmeans_steps.sums_of(points, centers)
     assert sums.tolist() == [[1.0, 6.0, 2.0], [0.0, 0.0, 0.0]]
-    assert kmeans.moved(centers, sums).tolist() == [[0.5, 3.0], [-9.0, -9.0]]
+    assert kmeans_steps.moved(centers, sums).tolist() == [[0.5, 3.0], [-9.0, -9.0]]
 
 
 @pytest.mark.parametrize(
