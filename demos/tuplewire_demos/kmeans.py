@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 
 TASKS = 1000
 """The number of tasks of the workers. It must not be below the number of PySpark tasks."""
-JVM = "-XX:+UseParallelGC"
-"""The options of the JVM. MLlib needs the optimizing compiler, which the other demos do not wait for."""
+JVM = "-XX:+UseParallelGC -Ddev.ludovic.netlib.blas.nativeLib=libm.so.6"
+"""The options of the JVM. MLlib needs the optimizing compiler, which the other demos do not wait for.
+
+It would print an error where no native BLAS is installed. Vectors of five numbers do not use that library.
+"""
 COLUMNS = ("dep_delay", "arr_delay", "air_time", "distance", "hour")
 """The columns of the points: minutes, minutes, minutes, miles, and the scheduled hour of the day."""
 DATAFRAME, RDD_OF_ARRAYS, MLLIB, TEAM = "DataFrame, mapInPandas", "RDD of arrays", "MLlib in Scala", "Team"
