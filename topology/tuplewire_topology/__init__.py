@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.grouping.grouping import Grouping, GroupingContext, Locality, fields, shuffle
 from tuplewire_topology.authoring.builder import TopologyBuilder
 from tuplewire_topology.authoring.collector import BasicOutputCollector, OutputCollector, SpoutOutputCollector
-from tuplewire_topology.authoring.component import BasicBolt, Bolt, FailedError, Spout, TopologyContext
+from tuplewire_topology.authoring.component import (
+    BasicBolt,
+    Bolt,
+    FailedError,
+    Spout,
+    TaskHook,
+    TopologyContext,
+    WorkerContext,
+    WorkerHook,
+)
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.groupings import CustomStreamGrouping, DeclaredStream
-from tuplewire_topology.authoring.hooks import TaskHook, WorkerContext, WorkerHook
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, Tuple
 from tuplewire_topology.authoring.user_metrics import CounterMetric, HistogramMetric
 from tuplewire_topology.authoring.windows import TupleWindow, Window, WindowedBolt

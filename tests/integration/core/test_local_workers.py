@@ -19,7 +19,7 @@ from tuplewire.processes.child import LaunchError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.wire import control_pb2
-from tuplewire_topology.spark.worker_lookup import RunToken, _host_of, nearest_worker
+from tuplewire_topology.spark.plan import RunToken, _host_of, nearest_worker
 
 
 def test_local_workers_start_get_ready_and_end() -> None:

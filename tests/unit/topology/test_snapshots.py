@@ -10,7 +10,7 @@ from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.receive_queue import QueueStatistics
 from tuplewire_topology.running.statistics import Counts, ExecutorStatistics, Latency
-from tuplewire_topology.serial.snapshots import from_values, to_values
+from tuplewire_topology.serial.serializer import from_values, to_values
 
 
 def test_reports_and_statistics_travel() -> None:

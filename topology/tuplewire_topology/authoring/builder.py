@@ -11,7 +11,14 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from tuplewire.errors import TopologyError
-from tuplewire_topology.authoring.component import BasicBolt, BasicBoltExecutor, Bolt, Spout, streams_of
+from tuplewire_topology.authoring.component import (
+    BasicBolt,
+    BasicBoltExecutor,
+    Bolt,
+    Spout,
+    WorkerHook,
+    streams_of,
+)
 from tuplewire_topology.authoring.description import (
     SYSTEM_PREFIX,
     Component,
@@ -21,7 +28,6 @@ from tuplewire_topology.authoring.description import (
     Topology,
 )
 from tuplewire_topology.authoring.groupings import CustomStreamGrouping
-from tuplewire_topology.authoring.hooks import WorkerHook
 from tuplewire_topology.authoring.topology_settings import TICK_KEY
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM
 from tuplewire_topology.authoring.windows import WindowedBolt, tick_seconds_of

@@ -26,9 +26,15 @@ from tuplewire_topology.acking.acker_tasks import with_ackers
 from tuplewire_topology.authoring.description import Topology, shares_of
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.clusters.capture import Captured
-from tuplewire_topology.clusters.launch_files import directory_for, directory_of, write_private
 from tuplewire_topology.clusters.launch_settings import LaunchSettings
-from tuplewire_topology.clusters.reference import SUFFIX, load_topology, save_topology
+from tuplewire_topology.clusters.reference import (
+    SUFFIX,
+    directory_for,
+    directory_of,
+    load_topology,
+    save_topology,
+    write_private,
+)
 from tuplewire_topology.clusters.running_topology import (
     KILL_SECONDS,
     WAIT_SECONDS,

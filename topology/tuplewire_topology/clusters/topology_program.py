@@ -33,8 +33,7 @@ from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks
-from tuplewire_topology.serial.serializer import TupleSerializer
-from tuplewire_topology.serial.snapshots import to_values
+from tuplewire_topology.serial.serializer import TupleSerializer, to_values
 
 logger = event_logger(__name__)
 

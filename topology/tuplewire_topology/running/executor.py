@@ -19,9 +19,8 @@ from tuplewire.grouping.grouping import LoadSource, LocalitySource
 from tuplewire.text.events import event_logger
 from tuplewire_topology.acking.acker import TupleTracker, TupleUpdates
 from tuplewire_topology.authoring.collector import Emitted, Outbox
-from tuplewire_topology.authoring.component import DeadLetter, TaskError, TopologyContext
+from tuplewire_topology.authoring.component import DeadLetter, TaskError, TaskHook, TopologyContext
 from tuplewire_topology.authoring.description import Topology
-from tuplewire_topology.authoring.hooks import TaskHook
 from tuplewire_topology.authoring.topology_settings import ErrorPolicy, TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples, MessageId, Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics

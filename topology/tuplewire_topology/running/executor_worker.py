@@ -19,18 +19,22 @@ from tuplewire.grouping.grouping import Locality
 from tuplewire_topology.acking.acker import Acker, AckerTracker
 from tuplewire_topology.acking.acker_tasks import PARTS
 from tuplewire_topology.authoring.collector import Emitted
-from tuplewire_topology.authoring.component import DeadLetter, TaskError, TopologyContext
+from tuplewire_topology.authoring.component import (
+    DeadLetter,
+    TaskError,
+    TopologyContext,
+    WorkerContext,
+    start_hooks,
+)
 from tuplewire_topology.authoring.description import ACKER_COMPONENT, ComponentKind, Topology
-from tuplewire_topology.authoring.hooks import WorkerContext, start_hooks
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
-from tuplewire_topology.running.bolt_executor import AckerExecutor, BoltExecutor
+from tuplewire_topology.running.component_executors import AckerExecutor, BoltExecutor, SpoutExecutor
 from tuplewire_topology.running.executor import Executor, ExecutorContext
 from tuplewire_topology.running.heartbeat import Heartbeats
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.link import Link
-from tuplewire_topology.running.spout_executor import SpoutExecutor
 from tuplewire_topology.running.statistics import ExecutorStatistics
 from tuplewire_topology.running.timer import Cancel, SimulatedTimer, SystemTimer, Ticks, Timer
 from tuplewire_topology.running.tuple_transfer import Transfer

@@ -42,11 +42,18 @@ from tuplewire_topology.coordination.executor_reports import (
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.link import Link
-from tuplewire_topology.serial.snapshots import from_values, to_values
+from tuplewire_topology.serial.serializer import from_values, to_values
 from tuplewire_topology.spark.dead_letter_rows import DEAD_LETTERS, as_output
-from tuplewire_topology.spark.plan import SUBMITTER_TASK, Joined, Place, Plan
+from tuplewire_topology.spark.plan import (
+    SUBMITTER_TASK,
+    Joined,
+    Place,
+    Plan,
+    RunToken,
+    credentials,
+    nearest_worker,
+)
 from tuplewire_topology.spark.rows import ROWS_KEY, FailedRows, Output, Writer
-from tuplewire_topology.spark.worker_lookup import RunToken, credentials, nearest_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -25,7 +25,7 @@ from tuplewire_topology.authoring.topology_settings import ErrorPolicy, Topology
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Tuple
 from tuplewire_topology.running.idle import Failure, ProcessFailedError
 from tuplewire_topology.running.statistics import ExecutorStatistics
-from tuplewire_topology.serial.snapshots import from_values, to_values
+from tuplewire_topology.serial.serializer import from_values, to_values
 from tuplewire_topology.spark.dead_letter_rows import DEAD_LETTERS, dead_letters_schema, row_dead_letter
 
 if TYPE_CHECKING:

@@ -28,9 +28,8 @@ from tuplewire_topology.coordination.control_channel import (
 from tuplewire_topology.running.statistics import ExecutorStatistics
 from tuplewire_topology.spark.dead_letter_rows import DEAD_LETTERS
 from tuplewire_topology.spark.member import Submitted
-from tuplewire_topology.spark.plan import SUBMITTER_TASK
+from tuplewire_topology.spark.plan import SUBMITTER_TASK, credentials
 from tuplewire_topology.spark.rows import FailedRows, failure_in, reports_in
-from tuplewire_topology.spark.worker_lookup import credentials
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

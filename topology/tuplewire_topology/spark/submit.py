@@ -22,9 +22,9 @@ from tuplewire_topology.authoring.description import Topology, shares_of
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.spark.dead_letter_rows import has_dead_letters
 from tuplewire_topology.spark.member import START_SECONDS, Submitted
+from tuplewire_topology.spark.plan import RunToken, nearest_worker
 from tuplewire_topology.spark.rows import Output, rows_spout
 from tuplewire_topology.spark.running import ProgressLine, SparkTopology, TopologyProgress, TopologyResult
-from tuplewire_topology.spark.worker_lookup import RunToken, nearest_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
