@@ -22,8 +22,7 @@ from tuplewire_topology.authoring.component import (
     WorkerContext,
     WorkerHook,
 )
-from tuplewire_topology.authoring.description import Topology
-from tuplewire_topology.authoring.groupings import CustomStreamGrouping, DeclaredStream
+from tuplewire_topology.authoring.description import CustomStreamGrouping, DeclaredStream, Topology
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, Tuple
 from tuplewire_topology.authoring.user_metrics import CounterMetric, HistogramMetric
 from tuplewire_topology.authoring.windows import TupleWindow, Window, WindowedBolt

@@ -17,7 +17,7 @@ from tuplewire import Client, TaskGroup
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_service.testing import eventually
 from tuplewire_topology import BasicBolt, BasicOutputCollector, Bolt, Spout, Topology, TopologyBuilder, Tuple
-from tuplewire_topology.acking.acker_tasks import with_ackers
+from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.coordination.coordinator import Termination
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.link import Link

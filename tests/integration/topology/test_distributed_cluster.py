@@ -50,7 +50,7 @@ def running(topology: Any = "helpers.words:topology", **conf: Any) -> Iterator[D
 
 def process_ids(topology: DistributedTopology) -> list[int]:
     """Return the process ids of the workers' latest processes."""
-    return [worker._supervisor.child.process_id for worker in topology._workers]
+    return [worker.child.process_id for worker in topology._workers]
 
 
 def counts_of(captured: Captured) -> dict[str, int]:
@@ -200,7 +200,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
         "import sys\n"
         "from tuplewire_topology.clusters.cluster import DistributedCluster\n"
         f"running = DistributedCluster().submit('words', {CONF!r}, 'helpers.words:topology')\n"
-        "print(*(worker._supervisor.child.process_id for worker in running._workers), flush=True)\n"
+        "print(*(worker.child.process_id for worker in running._workers), flush=True)\n"
         "sys.stdin.read()\n"
     )
     environment = {**os.environ, "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
@@ -229,7 +229,7 @@ from tuplewire_topology.clusters.cluster import DistributedCluster
 conf = {"topology.workers": 2, "supervisor.run.worker.as.user": True, "topology.submitter.user": USER}
 with DistributedCluster() as cluster:
     running = cluster.submit("words", conf, words.topology(), collect=["count"])
-    children = [worker._supervisor.child for worker in running._workers]
+    children = [worker.child for worker in running._workers]
     users = {os.stat(f"/proc/{child.process_id}").st_uid for child in children}
     counts = {word: count for word, count, _ in running.finish().tuples("count")}
     print(users, counts == words.EXPECTED)

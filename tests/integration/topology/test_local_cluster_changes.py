@@ -27,7 +27,7 @@ from tuplewire_topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire_topology.acking.acker_tasks import with_ackers
+from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.clusters.capture import FeederSpout, with_sources
 from tuplewire_topology.clusters.cluster import LocalCluster
 from tuplewire_topology.clusters.local_topology import LocalTopology

@@ -21,7 +21,7 @@ from helpers.secured import files_of, secret_file, variables_of
 from helpers.worker_process import environment_without_ours
 
 from tuplewire_service.testing import eventually
-from tuplewire_topology.acking.acker_tasks import with_ackers
+from tuplewire_topology.authoring.description import with_ackers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

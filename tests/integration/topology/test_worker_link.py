@@ -273,7 +273,7 @@ def test_spouts_wait_for_connections(transport: str) -> None:
     taker = Taker(first, 1)
     worker = ExecutorWorker(topology, [4], topology_id="t", link=here.link)
     worker.start()
-    eventually(lambda: here.link.not_connected == "no connection to second", SECONDS)
+    eventually(lambda: worker.transfer.not_connected == "no connection to second", SECONDS)
     worker.switch(active=True)
     feeder.feed([1])
     assert not wait_idle(worker, 0.2)

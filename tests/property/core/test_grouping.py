@@ -19,7 +19,7 @@ from tuplewire.grouping.grouping import (
     shuffle,
 )
 from tuplewire.grouping.load_aware import LoadAwareShuffle
-from tuplewire_topology.authoring.groupings import All, Global, LocalOrShuffle, PartialKey
+from tuplewire_topology.running.outgoing import All, Global, LocalOrShuffle, PartialKey
 
 numbers = st.booleans() | st.integers() | st.floats(allow_nan=False)
 keys = st.none() | numbers | st.text(max_size=3) | st.binary(max_size=3)

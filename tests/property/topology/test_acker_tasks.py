@@ -8,10 +8,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire_topology.acking.acker import AckerTracker, TupleUpdates, keys_of
-from tuplewire_topology.acking.acker_tasks import Fate, Trees, with_ackers
+from tuplewire_topology.acking.acker import AckerTracker, Fate, Trees, TupleUpdates, keys_of
 from tuplewire_topology.authoring.collector import Emitted
-from tuplewire_topology.authoring.description import Component, ComponentKind, GroupingType, Input, Topology
+from tuplewire_topology.authoring.description import (
+    Component,
+    ComponentKind,
+    GroupingType,
+    Input,
+    Topology,
+    with_ackers,
+)
 from tuplewire_topology.authoring.tuples import AddressedTuples, MessageId, Stream, Tuple
 
 OUT = (Stream("value"),)

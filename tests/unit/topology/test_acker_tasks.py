@@ -6,15 +6,8 @@ import pytest
 
 from tuplewire.errors import ConfigError, MalformedTupleError, TopologyError
 from tuplewire_topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
-from tuplewire_topology.acking.acker_tasks import (
-    ID,
-    RotatingMap,
-    Trees,
-    check_id,
-    factor_of,
-    to_block,
-    with_ackers,
-)
+from tuplewire_topology.acking.acker import ID, RotatingMap, Trees, check_id, factor_of, to_block
+from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM
 from tuplewire_topology.clusters.capture import FeederSpout

@@ -18,7 +18,7 @@ import pytest
 from tuplewire.errors import ConfigError, InvalidTaskError, TopologyError
 from tuplewire.grouping.grouping import Key, stable_hash
 from tuplewire_topology import CustomStreamGrouping, Grouping, GroupingContext, Locality, fields, shuffle
-from tuplewire_topology.authoring.groupings import Custom, Global, LocalOrShuffle, PartialKey
+from tuplewire_topology.running.outgoing import Custom, Global, LocalOrShuffle, PartialKey
 
 WORDS = [f"word-{number}" for number in range(10_000)]
 

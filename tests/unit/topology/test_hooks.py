@@ -22,7 +22,7 @@ from tuplewire_topology import (
     WorkerContext,
     WorkerHook,
 )
-from tuplewire_topology.acking.acker_tasks import with_ackers
+from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.clusters.cluster import LocalCluster
 
 seen: list[Any] = []

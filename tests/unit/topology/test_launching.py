@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.errors import ConfigError
+from tuplewire.identity.credentials import Credentials
 from tuplewire.processes.child import Child, Command, LaunchError
 from tuplewire_service.testing import eventually
 from tuplewire_topology.clusters.launch_settings import ClusterMode, LaunchSettings
-from tuplewire_topology.clusters.worker_process import Supervisor
+from tuplewire_topology.clusters.worker_process import WorkerProcess
 
 SECONDS = 60.0
 
@@ -119,46 +120,42 @@ def test_no_such_program(tmp_path: Path) -> None:
 # --- restarts ------------------------------------------------------------------------------------------
 
 
-def supervised(
-    tmp_path: Path, program: str, restarts: int, failing: int = 0
-) -> tuple[Supervisor, list[Child], list[TuplewireError]]:
-    """Supervise a program; `failing` restarts raise. Return supervisor, processes and errors."""
-    starts: list[Child] = []
-    errors: list[TuplewireError] = []
-    failures = iter(range(failing))
-
-    def start() -> Child:
-        if starts and next(failures, None) is not None:
-            raise LaunchError("not this time")
-        starts.append(Child(python(program, tmp_path / "log")))
-        return starts[-1]
-
-    supervisor = Supervisor(start, restarts, errors.append)
-    supervisor.watch()
-    return supervisor, starts, errors
+def supervised(tmp_path: Path, program: str, restarts: int) -> WorkerProcess:
+    """Run a program that never binds an address, and restart it if it fails."""
+    process = WorkerProcess(
+        python(program, tmp_path / "log"),
+        LaunchSettings(restarts=restarts, start_seconds=SECONDS),
+        listen="127.0.0.1:0",
+        address_file=tmp_path / "address.json",
+        credentials=Credentials(),
+    )
+    process._thread.start()
+    return process
 
 
 @pytest.mark.parametrize(
-    ("restarts", "status", "failing", "runs", "told"),
+    ("restarts", "status", "runs", "told"),
     [
-        (3, "0", 0, 1, "it ended with code 0"),
-        (0, "1", 0, 1, "it ended with code 1"),
-        (1, "'broken'", 0, 2, "it ended with code 1\nthe last lines of it:\nbroken"),
-        (2, "3", 2, 1, "not this time"),
+        (3, "0", 1, "it ended with code 0"),
+        (0, "1", 1, "it ended with code 1"),
+        (1, "'broken'", 2, "it ended with code 1\nthe last lines of it:\nbroken"),
+        (2, "3", 3, "it ended with code 3"),
     ],
     ids=["0 is no failure", "no restarts", "gives up", "a start that fails counts"],
 )
-def test_restarts(tmp_path: Path, restarts: int, status: str, failing: int, runs: int, told: str) -> None:
+def test_restarts(tmp_path: Path, restarts: int, status: str, runs: int, told: str) -> None:
     """A failing process is restarted up to the limit, and then its last output is reported."""
-    supervisor, starts, errors = supervised(tmp_path, f"raise SystemExit({status})", restarts, failing)
-    eventually(lambda: errors, SECONDS)
-    assert len(starts) == runs
-    assert told in str(errors[0])
-    assert supervisor.stop(time.monotonic() + SECONDS) == {"0": 0, "3": 3}.get(status, 1)
+    process = supervised(tmp_path, f"raise SystemExit({status})", restarts)
+    eventually(lambda: process._given_up, SECONDS)
+    assert process.starts == runs
+    with pytest.raises(LaunchError, match=told):
+        process.check()
+    assert process.stop(SECONDS) == {"0": 0, "3": 3}.get(status, 1)
 
 
 def test_an_end_that_is_wanted_is_no_failure(tmp_path: Path) -> None:
     """A stopped process is not restarted, and no error is reported."""
-    supervisor, starts, errors = supervised(tmp_path, "import time; time.sleep(1000)", 5)
-    assert supervisor.stop(time.monotonic() + SECONDS) == -15
-    assert (len(starts), errors) == (1, [])
+    process = supervised(tmp_path, "import time; time.sleep(1000)", 5)
+    assert process.stop(SECONDS) == -15
+    process.check()
+    assert process.starts == 1

@@ -31,10 +31,17 @@ from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.serial.serializer import from_values, to_values
 from tuplewire_topology.spark import rows
-from tuplewire_topology.spark.dead_letter_rows import as_output
 from tuplewire_topology.spark.member import Submitted
 from tuplewire_topology.spark.plan import SUBMITTER_TASK, Joined, Place, Plan, RunToken
-from tuplewire_topology.spark.rows import ROWS_KEY, FailedRows, Output, Rows, failure_in, failure_text
+from tuplewire_topology.spark.rows import (
+    ROWS_KEY,
+    FailedRows,
+    Output,
+    Rows,
+    as_output,
+    failure_in,
+    failure_text,
+)
 from tuplewire_topology.spark.submit import submit_topology
 
 RUN = "0123456789abcdef"

@@ -20,8 +20,13 @@ from tuplewire_topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire_topology.acking.acker_tasks import with_ackers
-from tuplewire_topology.authoring.description import Component, ComponentKind, GroupingType, Input
+from tuplewire_topology.authoring.description import (
+    Component,
+    ComponentKind,
+    GroupingType,
+    Input,
+    with_ackers,
+)
 
 TICKS = "topology.tick.tuple.freq.secs"
 

@@ -1,23 +1,31 @@
-"""Trackers of tuple trees: by counts in one process (Acker), or by acker tasks (AckerTracker).
+"""Trackers of tuple trees: by counts in one process (Acker), or by acker tasks (AckerTracker and Trees).
 
 Used by executors, which report each copy before it is in flight, so the count of a tree is never 0 too early.
-Owns the trees of one process. Acker reports a failure only once no copy is in flight, because the spout may
-emit the tuple again with the same message id. There is no time limit, because a process does not lose tuples.
-Not thread-safe. Exception: Acker. Source: the purpose of Storm's `Acker`. Design: docs/design/acking.md.
+Owns the trees of a process or of an acker task. Not thread-safe. Exception: Acker. Source: Storm's `Acker`.
+Design: docs/design/acking.md.
+
+Acker reports a failure only once no copy is in flight, because the spout may emit the tuple again with the
+same message id. It has no time limit, because a process does not lose tuples.
+
+For acker tasks, an edge is a tuple in flight to one task. Its number is XORed into the tree when it is sent,
+and again when it is processed. The result is 0 once no edge is pending, in any order of reports. The number
+is the tuple's random number times the task's factor, so a tuple for several tasks is serialized once.
 """
 
 from __future__ import annotations
 
 import random
+import struct
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from tuplewire_topology.acking.acker_tasks import EDGE_MASK, ID, factor_of, from_block, to_block
+from tuplewire.errors import MalformedTupleError
 from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.description import ACKER_COMPONENT, ComponentKind, Topology
 from tuplewire_topology.authoring.tuples import (
@@ -29,6 +37,149 @@ from tuplewire_topology.authoring.tuples import (
     Tuple,
     fate,
 )
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+PARTS = 2
+"""The number of rotations that an entry survives. The next rotation removes it."""
+
+
+class RotatingMap(Generic[_Key, _Value]):
+    """A map with generations of entries. A rotation removes the oldest one. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._generations: list[dict[_Key, _Value]] = [{} for _ in range(PARTS + 1)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._generations))
+
+    def put(self, key: _Key, value: _Value) -> None:
+        """Add an entry. The key must be new."""
+        self._generations[0][key] = value
+
+    def get(self, key: _Key) -> _Value | None:
+        """Return a value, or None for an unknown key."""
+        for generation in self._generations:
+            if key in generation:
+                return generation[key]
+        return None
+
+    def pop(self, key: _Key) -> _Value | None:
+        """Remove an entry and return its value, or None for an unknown key."""
+        for generation in self._generations:
+            if key in generation:
+                return generation.pop(key)
+        return None
+
+    def rotate(self) -> dict[_Key, _Value]:
+        """Start a generation, and return the removed entries."""
+        self._generations.insert(0, {})
+        return self._generations.pop()
+
+
+EDGE_MASK = (1 << 64) - 1
+ID = struct.Struct("<QQ")
+"""The bytes of a tracked tuple's message id, for each root: the root and the tuple's number."""
+
+
+# --- numbers -----------------------------------------------------------------------------------------
+
+
+@cache
+def factor_of(task: int) -> int:
+    """Return the factor of edges to a task: odd, in practice unique. Source: SplitMix64's finalizer."""
+    mixed = (task + 1) * 0x9E3779B97F4A7C15 & EDGE_MASK
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & EDGE_MASK
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & EDGE_MASK
+    return mixed ^ mixed >> 31 | 1
+
+
+def to_block(numbers: Iterable[int]) -> bytes:
+    """Return numbers of 64 bits as a column of bytes."""
+    column = list(numbers)
+    return struct.pack(f"<{len(column)}Q", *column)
+
+
+def from_block(block: Any) -> Sequence[int]:
+    """Return the numbers of a column. Raises MalformedTupleError for an invalid one."""
+    if not isinstance(block, bytes) or len(block) % 8:
+        raise MalformedTupleError("a tuple to or from an acker holds no column of 64-bit numbers")
+    return struct.unpack(f"<{len(block) // 8}Q", block)
+
+
+def check_id(message_id: MessageId, ackers: range) -> None:
+    """Raise MalformedTupleError if no executor of this topology can have set a message id."""
+    for acker, pair in message_id:
+        if acker not in ackers or not isinstance(pair, bytes) or len(pair) != ID.size:
+            raise MalformedTupleError(f"{message_id!r} is no message id of a topology with acker tasks")
+
+
+# --- trees -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _TaskTree:
+    """`spout` is None until its report arrives. `told` is True once the outcome was reported to it."""
+
+    edges: int = 0
+    spout: int | None = None
+    failed: bool = False
+    told: bool = False
+
+
+Fate = tuple[int, int, bool]
+"""The spout's task, the root, and True if the tree was processed."""
+
+
+class Trees:
+    """The trees of one acker task, as pure state. Not thread-safe. Source: Storm's `Acker`.
+
+    A failure is reported immediately, as in Storm: each emit starts a new tree, so late acks of a failed one
+    do not count for another. rotate() drops old trees.
+    """
+
+    def __init__(self) -> None:
+        self._trees: RotatingMap[int, _TaskTree] = RotatingMap()
+
+    def __len__(self) -> int:
+        return len(self._trees)
+
+    def take(self, message: Tuple) -> list[Fate]:
+        """Apply a report, and return the outcomes. Raises MalformedTupleError, without effect, if invalid."""
+        roots = from_block(message.values[0])
+        failed = message.source_stream == FAIL_STREAM
+        edges = (0,) * len(roots) if failed else from_block(message.values[1])
+        if len(roots) != len(edges):
+            raise MalformedTupleError(f"{len(edges)} edges for {len(roots)} roots")
+        spout = message.source_task if message.source_stream == INIT_STREAM else None
+        return [
+            fate
+            for root, edge in zip(roots, edges, strict=True)
+            for fate in self._update(root, edge, spout, failed=failed)
+        ]
+
+    def _update(self, root: int, edge: int, spout: int | None, *, failed: bool) -> list[Fate]:
+        tree = self._trees.get(root)
+        if tree is None:
+            tree = _TaskTree()
+            self._trees.put(root, tree)
+        tree.edges ^= edge
+        tree.failed |= failed
+        if tree.spout is None:
+            tree.spout = spout
+        if tree.spout is None:
+            return []  # a bolt's report arrived before the spout's
+        tell = not tree.told and (tree.failed or not tree.edges)
+        tree.told |= tell
+        if not tree.edges and not failed:  # after a failure, its edges follow in the next tuple
+            self._trees.pop(root)
+        return [(tree.spout, root, not tree.failed)] if tell else []
+
+    def rotate(self) -> None:
+        """Drop the oldest trees. Called each half of the message timeout."""
+        self._trees.rotate()
+
 
 _message_id = attrgetter("message_id")
 _flat = chain.from_iterable

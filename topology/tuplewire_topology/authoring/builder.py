@@ -23,11 +23,11 @@ from tuplewire_topology.authoring.description import (
     SYSTEM_PREFIX,
     Component,
     ComponentKind,
+    CustomStreamGrouping,
     GroupingType,
     Input,
     Topology,
 )
-from tuplewire_topology.authoring.groupings import CustomStreamGrouping
 from tuplewire_topology.authoring.topology_settings import TICK_KEY
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM
 from tuplewire_topology.authoring.windows import WindowedBolt, tick_seconds_of

@@ -6,18 +6,28 @@ Thread-safe. Source: Storm's `StormTopology`. Design: docs/design/topologies.md.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from tuplewire.errors import MAX_TASK, TopologyError
+from tuplewire.grouping.grouping import GroupingContext
 from tuplewire.text.counts import counted
 from tuplewire.text.html_table import html_table
 from tuplewire_topology.authoring.topology_settings import TopologySettings
-from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, TupleSource, check_name
+from tuplewire_topology.authoring.tuples import (
+    ACK_STREAM,
+    DEFAULT_STREAM,
+    FAIL_STREAM,
+    INIT_STREAM,
+    Stream,
+    TupleSource,
+    check_name,
+)
 
 FIRST_TASK = 1
 SYSTEM_PREFIX = "__"
@@ -51,15 +61,41 @@ KEYED = (GroupingType.FIELDS, GroupingType.PARTIAL_KEY)
 """The groupings that use the values of fields."""
 
 
+class DeclaredStream(Protocol):
+    """The part of a stream that a grouping reads: its fields in order, and its name."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields."""
+
+    @property
+    def name(self) -> str:
+        """The name of the stream, unique in its component."""
+
+    def positions(self, fields: Iterable[str], /) -> tuple[int, ...]:
+        """Return the positions of fields in a tuple. Raise TopologyError for an undeclared field."""
+
+
+class CustomStreamGrouping(ABC):
+    """A user-defined grouping. Each sending task gets a copy. Source: Storm's `CustomStreamGrouping`."""
+
+    def prepare(self, context: GroupingContext, stream: DeclaredStream) -> None:  # noqa: B027 - a hook
+        """Receive the tasks and the stream before the first choice. The default does nothing."""
+
+    @abstractmethod
+    def choose_tasks(self, values: tuple[Any, ...]) -> Iterable[int]:
+        """Return the tasks that get a tuple with these values: any number of the context's tasks, or none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A subscription; `custom` is a CustomStreamGrouping. Source: Storm's `GlobalStreamId`, `Grouping`."""
+    """A subscription. Source: Storm's `GlobalStreamId`, `Grouping`."""
 
     component: str
     stream: str = DEFAULT_STREAM
     grouping: GroupingType = GroupingType.SHUFFLE
     fields: tuple[str, ...] = ()
-    custom: Any = field(default=None, compare=False, repr=False)
+    custom: CustomStreamGrouping | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"stream {self.stream!r} of {self.component!r}"
@@ -265,3 +301,36 @@ def shares_of(topology: Topology, workers: int) -> list[list[int]]:
     for number, tasks in enumerate(executors):
         shares[number % len(shares)] += tasks
     return shares
+
+
+def with_ackers(topology: Topology, executors: int) -> Topology:
+    """Return a topology with acker tasks and their streams, or the given one if `executors` is 0.
+
+    All processes must use the same number. The ids of other tasks do not change. Raises TopologyError if the
+    topology already has acker tasks.
+    """
+    if ACKER_COMPONENT in topology.components:
+        raise TopologyError("the topology has acker tasks already; give it as its program builds it")
+    if not executors:
+        return topology
+    components = [_reporting(component) for component in topology.components.values()]
+    inputs = [
+        Input(component.id, stream.name, GroupingType.DIRECT)
+        for component in components
+        for stream in component.streams
+        if stream.name in {INIT_STREAM, ACK_STREAM, FAIL_STREAM}
+    ]
+    acker = Component(ACKER_COMPONENT, ComponentKind.BOLT, _FATES, tuple(inputs), executors, executors)
+    return Topology([*components, acker], topology.worker_hooks)
+
+
+_FATES = tuple(Stream("roots", name=name, direct=True) for name in (ACK_STREAM, FAIL_STREAM))
+
+
+def _reporting(component: Component) -> Component:
+    """Return a component with streams to the acker and, for a spout, inputs from it."""
+    is_spout = component.kind is ComponentKind.SPOUT
+    edges = Stream("roots", "edges", name=INIT_STREAM if is_spout else ACK_STREAM, direct=True)
+    fates = [Input(ACKER_COMPONENT, stream.name, GroupingType.DIRECT) for stream in _FATES if is_spout]
+    streams = (*component.streams, edges, _FATES[1])
+    return replace(component, streams=streams, inputs=(*component.inputs, *fates))

@@ -22,8 +22,7 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import join_host_port
 from tuplewire.wire import control_pb2
 from tuplewire_service.process.program import host_and_credentials
-from tuplewire_topology.acking.acker_tasks import with_ackers
-from tuplewire_topology.authoring.description import Topology, shares_of
+from tuplewire_topology.authoring.description import Topology, shares_of, with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.clusters.launch_settings import LaunchSettings

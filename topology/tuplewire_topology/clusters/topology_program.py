@@ -20,8 +20,8 @@ from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.process.program import Host, Program
-from tuplewire_topology.acking.acker_tasks import with_ackers
 from tuplewire_topology.authoring.component import DeadLetter
+from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.clusters.capture import Captured

@@ -10,7 +10,6 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,86 +39,6 @@ logger = event_logger(__name__)
 
 _FIRST_SECONDS = 0.5
 _MOST_SECONDS = 30.0
-
-
-class Supervisor:
-    """Starts a process and, from watch() until stop(), restarts it if it fails.
-
-    Args:
-        start: Starts a child, immediately and at each restart. A restart that raises an error counts.
-        restarts: The maximum number of restarts, which follow at growing intervals.
-        given_up: Called in the thread, with the reason, if the process has exited and is not restarted.
-    """
-
-    def __init__(
-        self, start: Callable[[], Child], restarts: int, given_up: Callable[[TuplewireError], None]
-    ) -> None:
-        self._start = start
-        self._left = restarts
-        self._backoff = Backoff(_FIRST_SECONDS, _MOST_SECONDS, random.random)
-        self._given_up = given_up
-        self._stopping = threading.Event()
-        self._lock = threading.Lock()
-        self.child = start()
-        """The current process: the one that was started last."""
-        name = f"watch {self.child.command.name}"
-        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
-
-    def watch(self) -> None:
-        """Start to watch the process; its starter must handle an exit before this call."""
-        self._thread.start()
-
-    def _watch(self) -> None:
-        try:
-            self._keep_running()
-        except BaseException as error:  # noqa: BLE001 - otherwise no restart, and no report
-            self._given_up(as_tuplewire(error))
-
-    def _keep_running(self) -> None:
-        while not self._stopping.is_set():
-            code = self.child.wait()
-            if code is None or self._stopping.is_set():
-                return
-            name = self.child.command.name
-            error: TuplewireError = LaunchError(f"{name} ended with code {code}\n{self.child.last_words()}")
-            while True:
-                if code == 0 or not self._left:  # 0: it was stopped, and did not fail
-                    self._given_up(error)
-                    return
-                self._left -= 1
-                delay = self._backoff.next()
-                logger.warning("launch.restart", extra={"worker": name, "exit_code": code, "seconds": delay})
-                if self._stopping.wait(delay):
-                    return
-                try:
-                    child = self._start()
-                except TuplewireError as failed:
-                    error = failed
-                else:
-                    self._replace(child)
-                    break
-
-    def _replace(self, child: Child) -> None:
-        with self._lock:
-            self.child.end(time.monotonic())  # it has exited; this closes its standard input
-            self.child = child
-            if self._stopping.is_set():
-                child.terminate()
-
-    def no_more(self) -> None:
-        """Disable restarts: the next exit is expected, and is not a failure."""
-        self._stopping.set()
-
-    def stop(self, deadline: float) -> int:
-        """Stop the process without a restart, and return its exit code; kill it at the deadline."""
-        self.no_more()
-        with self._lock:
-            self.child.terminate()
-        if self._thread.ident is not None:
-            self._thread.join(max(0.0, deadline - time.monotonic()))
-        return self.child.end(deadline)
-
-
 _ANSWER_SECONDS = 30.0
 _STOP_MARGIN_SECONDS = 10.0
 
@@ -127,7 +46,8 @@ _STOP_MARGIN_SECONDS = 10.0
 class WorkerProcess:
     """Starts, restarts, calls and ends the process of a worker. Thread-safe.
 
-    `endpoint` has its addresses after await_bound(), and `starts` the number of starts.
+    `endpoint` has its addresses after await_bound(), `starts` the number of starts, and `child` the newest
+    process. From open() until stop(), a process that fails is restarted, at growing intervals.
     """
 
     endpoint: Endpoint
@@ -157,7 +77,12 @@ class WorkerProcess:
         self._settings = settings
         self._assignment: control_pb2.Assignment | None = None
         self._control: ControlClient | None = None
-        self._supervisor = Supervisor(self._start, settings.restarts, self._give_up)
+        self._left = settings.restarts
+        self._backoff = Backoff(_FIRST_SECONDS, _MOST_SECONDS, random.random)
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self.child = self._start()
+        self._thread = threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True)
 
     def _start(self) -> Child:
         self._address_file.unlink(missing_ok=True)  # a killed process leaves it
@@ -169,17 +94,49 @@ class WorkerProcess:
                 self.await_bound(child)
                 self._open()
             except TuplewireError:
-                child.end(time.monotonic())  # the supervisor counts a failed restart
+                child.end(time.monotonic())
                 raise
         return child
 
-    def _give_up(self, error: TuplewireError) -> None:
-        self._given_up = self._failure or error  # the program's error explains more than an exit code
+    def _watch(self) -> None:
+        try:
+            error = self._keep_running()
+        except BaseException as failed:  # noqa: BLE001 - otherwise no restart, and no report
+            error = as_tuplewire(failed)
+        self._given_up = error and (self._failure or error)  # the program's error says more than an exit code
+
+    def _keep_running(self) -> TuplewireError | None:
+        """Restart the process until it is stopped, or return the reason why it is not restarted."""
+        while (code := self.child.wait()) is not None and not self._stopping.is_set():
+            error = self._ended(code)
+            child: Child | None = None
+            while child is None:
+                if code == 0 or not self._left:  # 0: it was stopped, and did not fail
+                    return error
+                self._left -= 1
+                delay = self._backoff.next()
+                extra = {"worker": self.name, "exit_code": code, "seconds": delay}
+                logger.warning("launch.restart", extra=extra)
+                if self._stopping.wait(delay):
+                    return None
+                try:
+                    child = self._start()
+                except TuplewireError as failed:  # a restart that fails counts
+                    error = failed
+            with self._lock:
+                self.child.end(time.monotonic())  # it has exited; this closes its standard input
+                self.child = child
+                if self._stopping.is_set():
+                    child.terminate()
+        return None
+
+    def _ended(self, code: int | None) -> TuplewireError:
+        return LaunchError(f"{self.name} ended with code {code}\n{self.child.last_words()}")
 
     def await_bound(self, child: Child | None = None) -> None:
         """Wait until the process has bound its port; LaunchError, with the end of its log, if it fails."""
         deadline = time.monotonic() + self._settings.start_seconds
-        self.endpoint = await_bound(child or self._supervisor.child, self._address_file, deadline)
+        self.endpoint = await_bound(child or self.child, self._address_file, deadline)
         self._port = split_host_port(self.endpoint.address)[1]  # a restart must keep the assigned address
         if self._control is not None:
             self._control.close()
@@ -195,10 +152,8 @@ class WorkerProcess:
         try:
             self._open()
         except UnreachableError as error:
-            child = self._supervisor.child
-            code = child.wait(self._settings.stop_seconds)
-            raise LaunchError(f"{self.name} ended with code {code}\n{child.last_words()}") from error
-        self._supervisor.watch()
+            raise self._ended(self.child.wait(self._settings.stop_seconds)) from error
+        self._thread.start()
 
     def _open(self) -> None:
         if self._assignment is not None:
@@ -283,9 +238,14 @@ class WorkerProcess:
 
     def stop(self, seconds: float) -> int:
         """Drain for up to `seconds`, and kill the process if it does not exit then; return the exit code."""
-        self._supervisor.no_more()
+        self._stopping.set()  # the next exit is expected, and is not a failure
         if self._control is not None:
             with self._control, contextlib.suppress(TuplewireError):  # it has exited, or is killed below
                 self._control.drain(max(0.1, seconds))
-            self._supervisor.child.wait(seconds + _STOP_MARGIN_SECONDS)
-        return self._supervisor.stop(time.monotonic() + _STOP_MARGIN_SECONDS)
+            self.child.wait(seconds + _STOP_MARGIN_SECONDS)
+        deadline = time.monotonic() + _STOP_MARGIN_SECONDS
+        with self._lock:
+            self.child.terminate()
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        return self.child.end(deadline)

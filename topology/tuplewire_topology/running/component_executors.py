@@ -18,15 +18,14 @@ from functools import partial
 from typing import Any
 
 from tuplewire.errors import MalformedTupleError
-from tuplewire_topology.acking.acker import Root, keys_of
-from tuplewire_topology.acking.acker_tasks import RotatingMap, Trees, to_block
+from tuplewire_topology.acking.acker import Root, RotatingMap, Trees, keys_of, to_block
 from tuplewire_topology.authoring.collector import Emitted, OutputCollector, SpoutOutputCollector
 from tuplewire_topology.authoring.component import Bolt, Spout
 from tuplewire_topology.authoring.description import ACKER_COMPONENT
 from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, AddressedTuples, Tuple, TupleSource
 from tuplewire_topology.running.executor import BATCH, Executor, ExecutorContext, Task
 from tuplewire_topology.running.statistics import ColumnAtWork, ExecutorActivity
-from tuplewire_topology.running.tuple_observer import TaskObserver
+from tuplewire_topology.running.tuple_transfer import TaskObserver
 
 _ROUND_SECONDS = 0.001
 """The time after which a task stops emitting, so that its tuples are sent."""

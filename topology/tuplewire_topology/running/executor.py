@@ -244,7 +244,7 @@ class Executor(ABC, Generic[TaskKind]):
     def _finished(self, column: AddressedTuples) -> None:
         if column.done is not None:
             column.done()
-        self._executor_context.transfer.idle.executed(len(column.tuples))
+        self._executor_context.transfer.idle.count(-len(column.tuples))
 
     def _rotate(self) -> None:
         """Drop tracked tuples that exceed the timeout; bolts track none."""

@@ -16,8 +16,7 @@ from typing import Any
 from tuplewire import tracing
 from tuplewire.errors import TopologyError, TuplewireError, WaitTimeoutError
 from tuplewire.grouping.grouping import Locality
-from tuplewire_topology.acking.acker import Acker, AckerTracker
-from tuplewire_topology.acking.acker_tasks import PARTS
+from tuplewire_topology.acking.acker import PARTS, Acker, AckerTracker
 from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.component import (
     DeadLetter,

@@ -27,8 +27,8 @@ class IdleWatch:
         self._lock = threading.RLock()
         self._present = 0
         self.epoch = 0
-        self._handed = 0
-        self._taken = 0
+        self._sent = 0
+        self._received = 0
         self.paused = False
 
     @property
@@ -36,35 +36,24 @@ class IdleWatch:
         """True if there are no tuples now."""
         return not self._present
 
-    def sent(self, tuples: int) -> None:
-        """Count tuples, before they can be executed."""
-        with self._lock:
-            self._present += tuples
+    def count(self, present: int, *, sent: int = 0, received: int = 0) -> None:
+        """Count tuples: a change of those present, and those sent to or received from other processes.
 
-    def executed(self, tuples: int) -> None:
-        """Subtract executed tuples, after the tuples that they caused were counted."""
+        Count new tuples before they can be executed or sent. Subtract executed ones after the tuples that
+        they caused were counted. A lost tuple is received, but never present.
+        """
         with self._lock:
-            self._present -= tuples
+            self._present += present
+            self._sent += sent
+            self._received += received
 
     def enter(self) -> bool:
         """Count one input from outside, such as a tick; while paused, return False and count nothing."""
         with self._lock:
             if not self.paused:
-                self.sent(1)
+                self.count(1)
                 return True
             return False
-
-    def handed(self, tuples: int) -> None:
-        """Count tuples for other processes, before they are sent."""
-        with self._lock:
-            self._handed += tuples
-
-    def taken(self, tuples: int, *, lost: bool = False) -> None:
-        """Count tuples from other processes; `lost` ones are received, but not executed."""
-        with self._lock:
-            self._taken += tuples
-            if not lost:
-                self._present += tuples
 
     def traffic(self, finished: Callable[[], bool]) -> tuple[bool, int, int]:
         """Return, for one moment, whether the process is at rest, its tuples sent, and its tuples received.
@@ -72,7 +61,7 @@ class IdleWatch:
         `finished` returns True if every spout is inactive or exhausted.
         """
         with self._lock:
-            return self._present == 0 and finished(), self._handed, self._taken
+            return self._present == 0 and finished(), self._sent, self._received
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,11 +158,6 @@ class Link:
         ]
 
     @property
-    def not_connected(self) -> str:
-        """The missing required connections, as text; empty if none is missing, or the worker is not here."""
-        return "" if self.worker is None else self.worker.not_connected()
-
-    @property
     def pending(self) -> int:
         """The number of sent messages that the worker has not acknowledged."""
         return self._client.ledger().pending

@@ -1,32 +1,126 @@
 """The routes of a task's tuples: the bolts that subscribe to each of its streams, and their groupings.
 
-Used by executor.py. Owns the groupings of the task. Not thread-safe. Called on the executor's thread.
-Design: docs/design/topologies.md (routing in columns). Source: Storm's `GrouperFactory` and `Task`.
+Only topologies have the groupings defined here. Used by executor.py. Owns the groupings of the task. Not
+thread-safe. Called on the executor's thread. Design: docs/design/topologies.md (routing in columns).
+Source: Storm's `GrouperFactory`, `Task` and stream groupings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import Any
 
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.grouping.grouping import (
+    REMEMBERED_KEYS,
     Fields,
     Grouping,
     GroupingContext,
+    Key,
     LoadSource,
+    Locality,
     LocalitySource,
     RingGrouping,
+    SingleGrouping,
+    keys_only,
+    stable_hash,
 )
 from tuplewire.grouping.load_aware import LoadAwareShuffle
-from tuplewire_topology.authoring.description import KEYED, GroupingType, Input, Topology
-from tuplewire_topology.authoring.groupings import All, Custom, Global, LocalOrShuffle, PartialKey
+from tuplewire_topology.authoring.description import (
+    KEYED,
+    CustomStreamGrouping,
+    GroupingType,
+    Input,
+    Topology,
+)
 from tuplewire_topology.authoring.tuples import Stream, Tuple
 
 _values = attrgetter("values")
+
+
+class LocalOrShuffle(RingGrouping):
+    """A round robin over the tasks of the sender's worker, or over all tasks if that worker owns none."""
+
+    def __init__(self, context: GroupingContext) -> None:
+        super().__init__(context.tasks, context.source)
+        self._context = context
+        self.refresh()
+
+    def refresh(self) -> None:
+        near = self._context.locality()
+        local = [task for task in self.tasks if near.get(task) is Locality.WORKER]
+        self.turn_to(local or list(self.tasks))
+
+
+class PartialKey(SingleGrouping):
+    """A grouping that sends equal keys to one of two tasks: the task that has received fewer messages so far.
+
+    Two tasks therefore share a frequent key. They depend only on the key and the order of the tasks. Source:
+    "The Power of Both Choices", Nasir et al. 2015, as in Storm's `PartialKeyGrouping`.
+    """
+
+    def __init__(self, tasks: Iterable[int]) -> None:
+        super().__init__(tasks)
+        self._sent = dict.fromkeys(self.tasks, 0)
+        self._pair_of = lru_cache(REMEMBERED_KEYS)(self._hashed)
+
+    def choose(self, keys: Sequence[Key]) -> list[int]:
+        sent = self._sent
+        chosen = []
+        with keys_only(keys):
+            for key in keys:
+                one, other = self._pair_of(key)
+                task = one if sent[one] <= sent[other] else other
+                sent[task] += 1
+                chosen.append(task)
+        return chosen
+
+    def _hashed(self, key: Key) -> tuple[int, int]:
+        count = len(self.tasks)
+        # One hash gives both choices: the remainder the first, the quotient a different second one.
+        further, first = divmod(stable_hash(key), count)
+        second = first if count == 1 else (first + 1 + further % (count - 1)) % count
+        return self.tasks[first], self.tasks[second]
+
+
+class All(Grouping):
+    """A grouping that sends every message to all tasks."""
+
+    def route(self, keys: Sequence[Any]) -> Mapping[int, Sequence[int]]:
+        return dict.fromkeys(self.tasks, range(len(keys))) if keys else {}
+
+
+class Global(SingleGrouping):
+    """A grouping that sends every message to the task with the lowest id."""
+
+    def choose(self, keys: Sequence[Any]) -> list[int]:
+        return [min(self.tasks)] * len(keys)
+
+
+class Custom(Grouping):
+    """A grouping that calls a user-defined one. Raises TopologyError if it returns an unknown task."""
+
+    def __init__(self, context: GroupingContext, chooser: CustomStreamGrouping) -> None:
+        super().__init__(context.tasks)
+        self._chooser = chooser
+        self._known = frozenset(self.tasks)
+
+    def route(self, keys: Sequence[Any]) -> Mapping[int, Sequence[int]]:
+        """Return the messages for each task. `keys` has all values of each message."""
+        positions: defaultdict[int, list[int]] = defaultdict(list)
+        for position, values in enumerate(keys):
+            for task in self._chooser.choose_tasks(values):
+                if task not in self._known:
+                    raise TopologyError(
+                        f"{type(self._chooser).__name__} chose task {task!r}, which is none of {self.tasks}"
+                    )
+                positions[task].append(position)
+        return positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +192,7 @@ class Outgoing:
 
 
 def _make(subscription: Input, context: GroupingContext, stream: Stream) -> Grouping:
-    if subscription.grouping is not GroupingType.CUSTOM:  # nor DIRECT; see Outgoing
+    if subscription.custom is None:
         return _GROUPINGS[subscription.grouping](context)
     chooser = deepcopy(subscription.custom)  # each task has its own state
     chooser.prepare(context, stream)

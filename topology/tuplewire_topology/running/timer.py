@@ -175,4 +175,4 @@ class Ticks:
         except ClosedError:
             return  # the executor has stopped, and needs no ticks
         finally:
-            self._idle.executed(1)  # the count of enter(); `tell` has counted the queued tick
+            self._idle.count(-1)  # the count of enter(); `tell` has counted the queued tick

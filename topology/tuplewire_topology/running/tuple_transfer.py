@@ -1,13 +1,16 @@
 """The transfer of tuples between executors, within a process by reference, else serialized over the link.
 
-Used by executor_worker.py and its executors. A tuple is serialized once for all of its target tasks. Owns the
-counts of received bytes. Thread-safe. Design: docs/design/acking.md. Source: Storm's `WorkerTransfer` and
+Used by executor_worker.py and its executors. A tuple is serialized once for all of its target tasks. A traced
+tuple carries the context of its emitter: in an attribute within a process, and in a header of its message
+between processes. Its spans are `emit` at a spout, and `execute` at bolts. Owns the counts of received bytes.
+Thread-safe. Exception: TaskObserver. Design: docs/design/acking.md. Source: Storm's `WorkerTransfer` and
 `transferLocal`.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,19 +18,82 @@ from typing import TYPE_CHECKING
 
 from tuplewire.errors import ClosedError, MalformedTupleError, MessageError
 from tuplewire.text.events import event_logger
+from tuplewire.tracing.context import MARK, TraceParent, context_of, entry_for, traceparent_of
 from tuplewire.values.group import TaskGroup
-from tuplewire_topology.acking.acker_tasks import check_id
-from tuplewire_topology.authoring.description import ACKER_COMPONENT, Topology
+from tuplewire_topology.acking.acker import check_id
+from tuplewire_topology.authoring.description import ACKER_COMPONENT, Component, ComponentKind, Topology
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples, Tuple
 from tuplewire_topology.running.idle import IdleWatch
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.receive_queue import ReceiveQueue
-from tuplewire_topology.running.tuple_observer import take_contexts, with_contexts
 from tuplewire_topology.serial.serializer import TupleSerializer
 
 if TYPE_CHECKING:
-    from tuplewire.tracing.spans import Tracing
+    from tuplewire.tracing.spans import Attributes, Tracing
+
+
+class TaskObserver:
+    """Creates the spans of a task. A spout's tuples start traces; a bolt's tuples join its input's trace."""
+
+    def __init__(self, tracing: Tracing, component: Component, task: int) -> None:
+        self._tracing = tracing
+        self._component = component
+        self._task = task
+        self._context: TraceParent | None = None
+        """The context of the span in progress."""
+
+    def emitted(self, stream: str, message: Tuple) -> None:
+        """Set the context of a tuple if it belongs to a trace."""
+        context = self._context
+        if self._component.kind is ComponentKind.SPOUT and self._tracing.samples():
+            about: Attributes = {"tuplewire.task": self._task, "tuplewire.stream": stream}
+            span = self._tracing.begin("emit", self._component.id, about)
+            span.end()
+            context = traceparent_of(span)
+        if context is not None:
+            message.trace = context, time.time_ns()
+
+    def around(self, execute: Callable[[Tuple], None]) -> Callable[[Tuple], None]:
+        """Return a function that executes a tuple, within its own span if the tuple is traced."""
+
+        def execute_observed(message: Tuple) -> None:
+            if message.trace is None:
+                execute(message)
+                return
+            context, since_ns = message.trace
+            about: Attributes = {
+                "tuplewire.task": self._task,
+                "tuplewire.source": message.source.key,
+                "tuplewire.waited_seconds": (time.time_ns() - since_ns) / 1e9,
+            }
+            span = self._tracing.begin("execute", self._component.id, about, parent=context)
+            with self._tracing.around(span):
+                self._context = traceparent_of(span)
+                try:
+                    execute(message)
+                finally:
+                    self._context = None
+
+        return execute_observed
+
+
+def with_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> TaskGroup:
+    """Return the messages of these tuples, with their contexts as headers."""
+    entries = [b"" if each.trace is None else entry_for(each.trace[0].decode()) for each in tuples]
+    # A tuple that cannot be serialized has no payload, so payloads and tuples do not match.
+    return group.with_headers(entries) if any(entries) and len(group) == len(entries) else group
+
+
+def take_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> None:
+    """Set the contexts of tuples from the headers of their messages."""
+    encoded = group.encoded_headers() if MARK in group.header_data else None
+    if encoded is None or len(encoded) != len(tuples):  # malformed messages have no tuple
+        return
+    for message, headers in zip(tuples, encoded, strict=True):
+        if (context := context_of(headers)) is not None:
+            message.trace = context, time.time_ns()
+
 
 logger = event_logger(__name__)
 
@@ -59,8 +125,9 @@ class Transfer:
 
     @property
     def not_connected(self) -> str:
-        """See Link."""
-        return "" if self.link is None else self.link.not_connected
+        """The missing required connections, as text; empty if none is missing, or the worker is not here."""
+        worker = None if self.link is None else self.link.worker
+        return "" if worker is None else worker.not_connected()
 
     def send(self, columns: Sequence[AddressedTuples], undeliverable: Undeliverable) -> None:
         """Send columns, in order for each task, waiting for free space. Call this on an executor's thread.
@@ -77,7 +144,7 @@ class Transfer:
             if self.settings.always_serialize:
                 payloads = self._payloads(column, known, undeliverable)
                 column = AddressedTuples(column.task, list(map(self.serializer.deserialize, payloads)))  # noqa: PLW2901
-            self.idle.sent(len(column.tuples))
+            self.idle.count(len(column.tuples))
             # Never wait for the own queue, which only this thread empties, nor as the acker, because a spout
             # may be waiting for it (docs/design/acking.md).
             if column.tuples and (
@@ -91,10 +158,10 @@ class Transfer:
                 except ClosedError:
                     if self.queues.get(column.task) is queue:
                         raise
-                    self.idle.executed(len(column.tuples))  # removed here: send to the new worker
+                    self.idle.count(-len(column.tuples))  # removed here: send to the new worker
                     remote += self._group(column, known, undeliverable)
         if remote:
-            self.idle.handed(sum(map(len, remote)))  # before the send: no receiver may count them first
+            self.idle.count(0, sent=sum(map(len, remote)))  # first: no receiver may count them earlier
             if self.link is None:
                 raise MessageError(
                     f"task {remote[0].task} is not in this process, which has no link to others"
@@ -127,7 +194,7 @@ class Transfer:
 
     def send_outcomes(self, column: AddressedTuples) -> None:
         """Queue ticks and outcomes, which no component has emitted, without waiting."""
-        self.idle.sent(len(column.tuples))
+        self.idle.count(len(column.tuples))
         self.queues[column.task].publish_to_overflow(column)
 
     def receive(self, group: TaskGroup, done: Callable[[], None]) -> None:
@@ -143,7 +210,7 @@ class Transfer:
             queue = self.queues.get(group.task)
             if queue is None:
                 raise ClosedError(f"task {group.task} no longer has an executor here")
-            self.idle.taken(len(tuples))
+            self.idle.count(len(tuples), received=len(tuples))
             queue.publish_to_overflow(AddressedTuples(group.task, tuples, done))
         else:  # no readable tuple: without an acknowledgement it would be delivered again
             done()
@@ -161,7 +228,7 @@ class Transfer:
                 extra = {"source": group.source, "task": group.task, "reason": str(error)}
                 logger.warning("tuple.malformed", extra=extra)
                 # Its sender has counted it, and the sums must be equal at the end.
-                self.idle.taken(1, lost=True)
+                self.idle.count(0, received=1)
         if self.tracing is not None:
             take_contexts(group, tuples)
         return tuples

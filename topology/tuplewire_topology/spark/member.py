@@ -43,7 +43,6 @@ from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.serial.serializer import from_values, to_values
-from tuplewire_topology.spark.dead_letter_rows import DEAD_LETTERS, as_output
 from tuplewire_topology.spark.plan import (
     SUBMITTER_TASK,
     Joined,
@@ -53,7 +52,7 @@ from tuplewire_topology.spark.plan import (
     credentials,
     nearest_worker,
 )
-from tuplewire_topology.spark.rows import ROWS_KEY, FailedRows, Output, Writer
+from tuplewire_topology.spark.rows import DEAD_LETTERS, ROWS_KEY, FailedRows, Output, Writer, as_output
 
 if TYPE_CHECKING:
     import pyarrow as pa

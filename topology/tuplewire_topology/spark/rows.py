@@ -1,7 +1,8 @@
 """Rows into a topology on Spark, from a spout, and out of it: the bolts' output, reports, and a failure.
 
-A stage has one result. So each bolt has a column of structs, which is null in the rows of other bolts. Used
-by member.py, running.py and submit.py. Owns no state. Not thread-safe. Design: docs/design/topologies.md.
+A stage has one result. So each bolt has a column of structs, which is null in the rows of other bolts. Dead
+letters are rows of the result, too: at the workers, they would outlive their generation. Used by member.py,
+running.py and submit.py. Owns no state. Not thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ import reprlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from tuplewire.errors import ConfigError, MessageError, TopologyError
+from tuplewire.errors import ConfigError, MessageError, TopologyError, TuplewireError
 from tuplewire.spark.releases import arrow_schema, parse_schema
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
 from tuplewire_topology.authoring.collector import Emitted, SpoutOutputCollector
-from tuplewire_topology.authoring.component import Spout, TaskError, TopologyContext
+from tuplewire_topology.authoring.component import DeadLetter, Spout, TaskError, TopologyContext
 from tuplewire_topology.authoring.description import ComponentKind, Topology
 from tuplewire_topology.authoring.topology_settings import ErrorPolicy, TopologySettings
-from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Tuple
+from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, SYSTEM_TASK, Stream, Tuple, TupleSource
 from tuplewire_topology.running.idle import Failure, ProcessFailedError
 from tuplewire_topology.running.statistics import ExecutorStatistics
 from tuplewire_topology.serial.serializer import from_values, to_values
-from tuplewire_topology.spark.dead_letter_rows import DEAD_LETTERS, dead_letters_schema, row_dead_letter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +35,62 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 logger = event_logger(__name__)
+
+DEAD_LETTERS = "__dead_letters"
+"""The name of the dead letters among the outputs. Components cannot have it: `__` is reserved."""
+
+_MOST_REASON = 1000
+_SOURCE = TupleSource(
+    DEAD_LETTERS,
+    SYSTEM_TASK,
+    Stream(
+        "component", "task", "source_component", "source_task", "stream", "tries", "reason", "time", "tuple"
+    ),
+)
+
+
+class MaxAttemptsExceededError(TuplewireError):
+    """A row of a Rows spout has failed in its last attempt."""
+
+
+def has_dead_letters(topology: Topology, conf: Mapping[str, Any]) -> bool:
+    """Return True if tuples of any component can become dead letters."""
+    return any(
+        TopologySettings.from_conf({**conf, **component.configuration}).error_policy
+        is ErrorPolicy.DEAD_LETTER
+        for component in topology.components.values()
+    )
+
+
+def as_output(letter: DeadLetter) -> Emitted:
+    """Return a dead letter as a tuple that a bolt emits."""
+    error, message = letter.error, letter.tuple
+    values = (
+        error.component,
+        error.task,
+        message.source_component,
+        message.source_task,
+        message.source_stream,
+        letter.tries,
+        _printable(letter.reason[:_MOST_REASON]),
+        datetime.now(UTC),
+        _printable(_as_json(message)),
+    )
+    return Emitted(_SOURCE, None, [Tuple(values, _SOURCE)])
+
+
+def _as_json(message: Tuple) -> str:
+    """Return the values by field as JSON; str() converts values that JSON does not support."""
+    try:
+        return json.dumps(message.as_dict(), default=str, ensure_ascii=False)
+    except Exception:  # noqa: BLE001 - the user's objects may raise anything
+        return json.dumps({name: f"<{type(each).__name__}>" for name, each in message.as_dict().items()})
+
+
+def _printable(text: str) -> str:
+    """Escape lone surrogates, which UTF-8 cannot encode. A JSON parser restores them."""
+    return text.encode(errors="backslashreplace").decode()
+
 
 ROWS_KEY = "tuplewire.spark.rows"
 """The setting that holds the spout's batches of rows, its FailedRows, and the function for a dead letter."""
@@ -137,7 +194,10 @@ class Rows(Spout):
         del self.failures[message_id]
         values = self.on_the_way.pop(message_id)
         if self.emits_dead_letters:
-            self.emit_dead_letter(row_dead_letter(Tuple(values, self.source), self.attempts))
+            error = MaxAttemptsExceededError("bolts have failed the row, or it took too long")
+            message = Tuple(values, self.source)
+            told = TaskError(self.source.component, self.source.task, error, message)
+            self.emit_dead_letter(DeadLetter(message, told, self.attempts))
         shown = map(reprlib.repr, values)
         row = ", ".join(f"{name}={value}" for name, value in zip(self.outputs, shown, strict=True))
         self.failed_rows.rows += 1
@@ -182,7 +242,7 @@ class Output:
         letters: True to include dead letters. Raises TopologyError for an unknown component, or a schema with
         a wrong number of columns.
         """
-        from pyspark.sql.types import StringType, StructField, StructType
+        from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
         if outputs is None:
             outputs = {
@@ -206,7 +266,9 @@ class Output:
                 )
             schemas[name] = StructType([StructField(each.name, each.dataType) for each in schema.fields])
         if letters:
-            schemas[DEAD_LETTERS] = dead_letters_schema()
+            kinds = dict.fromkeys(("task", "source_task", "tries"), IntegerType()) | {"time": TimestampType()}
+            columns = [StructField(name, kinds.get(name, StringType())) for name in _SOURCE.stream.fields]
+            schemas[DEAD_LETTERS] = StructType(columns)
         return cls(schemas, frozenset(name for name, wanted in outputs.items() if wanted is None))
 
     def stage_schema(self) -> StructType:

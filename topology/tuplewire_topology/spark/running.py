@@ -26,10 +26,9 @@ from tuplewire_topology.coordination.control_channel import (
     ControlMessage,
 )
 from tuplewire_topology.running.statistics import ExecutorStatistics
-from tuplewire_topology.spark.dead_letter_rows import DEAD_LETTERS
 from tuplewire_topology.spark.member import Submitted
 from tuplewire_topology.spark.plan import SUBMITTER_TASK, credentials
-from tuplewire_topology.spark.rows import FailedRows, failure_in, reports_in
+from tuplewire_topology.spark.rows import DEAD_LETTERS, FailedRows, failure_in, reports_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

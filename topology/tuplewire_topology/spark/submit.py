@@ -17,13 +17,11 @@ from tuplewire.settings.settings import KEY_PREFIX, keys_of, unknown
 from tuplewire.spark.releases import check_topology_session, is_remote
 from tuplewire.spark.slots import check_slots
 from tuplewire.text.events import event_logger
-from tuplewire_topology.acking.acker_tasks import with_ackers
-from tuplewire_topology.authoring.description import Topology, shares_of
+from tuplewire_topology.authoring.description import Topology, shares_of, with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
-from tuplewire_topology.spark.dead_letter_rows import has_dead_letters
 from tuplewire_topology.spark.member import START_SECONDS, Submitted
 from tuplewire_topology.spark.plan import RunToken, nearest_worker
-from tuplewire_topology.spark.rows import Output, rows_spout
+from tuplewire_topology.spark.rows import Output, has_dead_letters, rows_spout
 from tuplewire_topology.spark.running import ProgressLine, SparkTopology, TopologyProgress, TopologyResult
 
 if TYPE_CHECKING:
