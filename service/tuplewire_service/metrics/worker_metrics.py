@@ -10,6 +10,8 @@ import platform
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
 
 import grpc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -87,67 +89,34 @@ class WorkerCollector(Collector):
             "config", "Effective settings of this worker: transport, sizes, counts and times.", self._config
         )
         yield gauge("ready", "1 if the worker is ready, else 0.", int(not status.not_ready_reason))
-        yield gauge(
-            "assignment_version", "Version of the current assignment; 0: none yet.", status.assignment_version
-        )
-        yield gauge(
-            "newest_assignment_version",
-            "Newest known assignment version of any worker; above the current one: this worker lags.",
-            status.newest_assignment_version,
-        )
-        yield gauge(
-            "assignment_refused",
-            "1 while the assignment file is not applied because it could not be read or used, else 0.",
-            int(status.assignment_refused),
-        )
-        yield from self._received_families(status.received)
+        yield gauge("memory_limit_bytes", _MEMORY_LIMIT, self._memory_limit)
+        if status.HasField("smallest_window"):
+            yield gauge("smallest_window_messages", _SMALLEST_WINDOW, status.smallest_window)
+        for make, families in _SINGLE.items():
+            for name, help_text in families.items():
+                yield make(name, help_text, attrgetter(_FIELDS.get(name, name))(status))
+        for name, (help_text, label, known) in _KNOWN.items():
+            # A 0 for each missing value lets Prometheus see its first increase.
+            counts = {**dict.fromkeys(map(str, known), 0), **attrgetter(_FIELDS.get(name, name))(status)}
+            yield counters(name, help_text, label, counts.items())
         yield gauges(
             "sessions",
             "Senders by state: connected, with a share of the queues, or resumable, without a share.",
             "state",
             {"connected": status.sharing_sessions, "resumable": status.resumable_sessions}.items(),
         )
+        yield gauges(
+            "staged_bytes",
+            _STAGED,
+            "place",
+            {"memory": status.sinks.memory_bytes, "disk": status.sinks.disk_bytes}.items(),
+        )
+        yield from self._received_families(status.received)
         yield self._identity_family(status.identities)
-        yield gauge(
-            "memory_limit_bytes",
-            "Memory limit of the process: the limit of its control groups, or the machine's memory.",
-            self._memory_limit,
-        )
-        if status.HasField("smallest_window"):
-            yield gauge(
-                "smallest_window_messages",
-                "Maximum number of outstanding messages of each sender to the fullest task.",
-                status.smallest_window,
-            )
-        yield gauge(
-            "pending_handshakes",
-            f"Streams without a first message yet; beyond {MAX_PENDING_HANDSHAKES:,}, the oldest is refused.",
-            status.pending_handshakes,
-        )
-        yield counter(
-            "server_restarts",
-            "Restarts of gRPC's server at the same addresses after a failure.",
-            status.server_restarts,
-        )
-        yield counters(
-            "refused_streams",
-            "Streams that were refused, or failed, by error code.",
-            "code",
-            _with_zeros(_CODES, status.refused_streams).items(),
-        )
-        yield counters(
-            "refused_messages",
-            "Individually refused messages, by error code.",
-            "code",
-            _with_zeros(_CODES, status.refused_messages).items(),
-        )
-        yield from _ledger(status)
-        yield from self._lost_families(status)
+        yield self._lost_family(status.possibly_lost)
         yield from self._peer_families(status.peers)
         yield from self._task_families(status.tasks)
-        yield from _sinks(status.sinks)
-        yield from _taps(status.taps)
-        yield from _times(status)
+        yield _blocking_family(status.blocking)
 
     def _identity_family(self, identities: Mapping[str, pb.IdentitySessions]) -> Metric:
         names = self._identities.of(identities)
@@ -167,22 +136,12 @@ class WorkerCollector(Collector):
         )
         yield from _columns(_RECEIVED, "source", by_name)
 
-    def _lost_families(self, status: pb.GetStatusResponse) -> Iterator[Metric]:
-        names = self._losers.of(status.possibly_lost)
+    def _lost_family(self, possibly_lost: Mapping[str, int]) -> Metric:
+        names = self._losers.of(possibly_lost)
         by_name = Counter[str]()
-        for worker_id, lost in status.possibly_lost.items():
+        for worker_id, lost in possibly_lost.items():
             by_name[names[worker_id]] += lost
-        yield counters(
-            "peer_possibly_lost_messages",
-            "Upper bound on messages that another worker acknowledged and that may be lost with it.",
-            "peer",
-            by_name.items(),
-        )
-        yield gauge(
-            "predecessor_possibly_lost_messages",
-            "Upper bound on messages that may be lost with the previous process of this worker.",
-            status.predecessor_possibly_lost,
-        )
+        return counters("peer_possibly_lost_messages", _POSSIBLY_LOST, "peer", by_name.items())
 
     def _peer_families(self, peers: Sequence[pb.PeerStatus]) -> Iterator[Metric]:
         names = self._peers.of(peer.worker_id for peer in peers)
@@ -237,6 +196,80 @@ class WorkerCollector(Collector):
         )
 
 
+_SINGLE: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
+    gauge: {
+        "assignment_version": "Version of the current assignment; 0: none yet.",
+        "newest_assignment_version": "Newest known assignment version of any worker; above the current one: "
+        "this worker lags.",
+        "assignment_refused": "1 while the assignment file is not applied because it could not be read or "
+        "used, else 0.",
+        "pending_handshakes": "Streams without a first message yet; beyond "
+        f"{MAX_PENDING_HANDSHAKES:,}, the oldest is refused.",
+        "worker_pending_messages": "Accepted messages of the whole worker that are neither acknowledged nor "
+        "dropped yet.",
+        "rejected_waiting_messages": "Copies of rejected messages that wait for their delay, or for a worker "
+        "with their task.",
+        "predecessor_possibly_lost_messages": "Upper bound on messages that may be lost with the previous "
+        "process of this worker.",
+        "publishing_messages": "Messages published by Spark's sinks that wait for space in their tasks' "
+        "queues.",
+        "taps": "Open taps (tuplewire tap).",
+    },
+    counter: {
+        "server_restarts": "Restarts of gRPC's server at the same addresses after a failure.",
+        "accepted_messages": "Messages accepted from clients and peers.",
+        "acknowledged_messages": "Messages forwarded or delivered, and acknowledged by the receiver.",
+        "rejections": "Rejections of messages by consumers.",
+        "redelivered_messages": "Messages delivered to a consumer that may have been delivered to another "
+        "one before.",
+        "staging_waits": "Requests of Spark's sinks that found no space for staging; they retry within two "
+        "seconds.",
+        "tapped_messages": "Copies of messages that taps have shown.",
+        "tap_omitted_messages": "Messages that a tap omitted because of its rate or limits; their delivery "
+        "is not affected.",
+    },
+    histogram: {
+        "queue_wait_seconds": "Time from a message's arrival in a receive queue to its first delivery.",
+        "send_to_ack_seconds": "Time from sending a message to another worker to its acknowledgement.",
+        "end_to_end_seconds": "Time from acceptance by the sender to acknowledgement by a consumer here, by "
+        "both hosts' clocks.",
+        "event_loop_lag_seconds": "Delay of the event loop at a probe that is due four times a second.",
+    },
+}
+"""The help of the families without labels, by type and name."""
+_FIELDS = {
+    "worker_pending_messages": "ledger.pending",
+    "rejected_waiting_messages": "rejected_waiting",
+    "predecessor_possibly_lost_messages": "predecessor_possibly_lost",
+    "publishing_messages": "sinks.waiting_messages",
+    "taps": "taps.open",
+    "accepted_messages": "ledger.accepted",
+    "acknowledged_messages": "ledger.acknowledged",
+    "dropped_messages": "ledger.dropped",
+    "staging_waits": "sinks.waits",
+    "tapped_messages": "taps.shown",
+    "tap_omitted_messages": "taps.omitted",
+    "queue_wait_seconds": "queue_wait",
+    "send_to_ack_seconds": "send_to_ack",
+    "end_to_end_seconds": "end_to_end",
+    "event_loop_lag_seconds": "loop_lag",
+}
+"""The field of the status for each family that has another name."""
+_AGE = "Time that the worker has spent in each state; the sum of all states is its age."
+_KNOWN: Mapping[str, tuple[str, str, Iterable[str]]] = {
+    "refused_streams": ("Streams that were refused, or failed, by error code.", "code", _CODES),
+    "refused_messages": ("Individually refused messages, by error code.", "code", _CODES),
+    "dropped_messages": ("Accepted messages that were dropped, by reason.", "reason", DropReason),
+    "state_seconds": (_AGE, "state", TimeState),
+}
+"""The help, the label and its known values, of families that have a sample for each of these values."""
+_MEMORY_LIMIT = "Memory limit of the process: the limit of its control groups, or the machine's memory."
+_SMALLEST_WINDOW = "Maximum number of outstanding messages of each sender to the fullest task."
+_STAGED = "Bytes that Spark's sinks have staged, or published without queue space, by place: memory or disk."
+_POSSIBLY_LOST = "Upper bound on messages that another worker acknowledged and that may be lost with it."
+_BLOCKING = (
+    "Time that a task has blocked others; where: local, or the worker that accepts no messages for it."
+)
 _IDENTITIES = "Senders by identity, from token or certificate, and by state; see tuplewire_sessions."
 _THROUGH = (
     ("task_received_messages", "Messages received for a task."),
@@ -269,102 +302,11 @@ _QUEUE = (
 )
 
 
-def _ledger(status: pb.GetStatusResponse) -> Iterator[Metric]:
-    ledger = status.ledger
-    yield counter("accepted_messages", "Messages accepted from clients and peers.", ledger.accepted)
-    yield counter(
-        "acknowledged_messages",
-        "Messages forwarded or delivered, and acknowledged by the receiver.",
-        ledger.acknowledged,
-    )
-    yield counters(
-        "dropped_messages",
-        "Accepted messages that were dropped, by reason.",
-        "reason",
-        _with_zeros(DropReason, ledger.dropped).items(),
-    )
-    yield gauge(
-        "worker_pending_messages",
-        "Accepted messages of the whole worker that are neither acknowledged nor dropped yet.",
-        ledger.pending,
-    )
-    yield counter("rejections", "Rejections of messages by consumers.", status.rejections)
-    yield gauge(
-        "rejected_waiting_messages",
-        "Copies of rejected messages that wait for their delay, or for a worker with their task.",
-        status.rejected_waiting,
-    )
-    yield counter(
-        "redelivered_messages",
-        "Messages delivered to a consumer that may have been delivered to another one before.",
-        status.redelivered_messages,
-    )
-
-
-def _sinks(sinks: pb.SinkStatus) -> Iterator[Metric]:
-    yield gauges(
-        "staged_bytes",
-        "Bytes that Spark's sinks have staged, or published without queue space, by place: memory or disk.",
-        "place",
-        {"memory": sinks.memory_bytes, "disk": sinks.disk_bytes}.items(),
-    )
-    yield gauge(
-        "publishing_messages",
-        "Messages published by Spark's sinks that wait for space in their tasks' queues.",
-        sinks.waiting_messages,
-    )
-    yield counter(
-        "staging_waits",
-        "Requests of Spark's sinks that found no space for staging; they retry within two seconds.",
-        sinks.waits,
-    )
-
-
-def _taps(taps: pb.TapStatus) -> Iterator[Metric]:
-    yield gauge("taps", "Open taps (tuplewire tap).", taps.open)
-    yield counter("tapped_messages", "Copies of messages that taps have shown.", taps.shown)
-    yield counter(
-        "tap_omitted_messages",
-        "Messages that a tap omitted because of its rate or limits; their delivery is not affected.",
-        taps.omitted,
-    )
-
-
-def _times(status: pb.GetStatusResponse) -> Iterator[Metric]:
-    yield counters(
-        "state_seconds",
-        "Time that the worker has spent in each state; the sum of all states is its age.",
-        "state",
-        _with_zeros(TimeState, status.state_seconds).items(),
-    )
-    blocking = CounterMetricFamily(
-        "tuplewire_blocking_seconds",
-        "Time that a task has blocked others; where: local, or the worker that accepts no messages for it.",
-        labels=["task", "where"],
-    )
-    for each in status.blocking:
-        blocking.add_metric([each.task, each.where], each.seconds)
-    yield blocking
-    yield histogram(
-        "queue_wait_seconds",
-        "Time from a message's arrival in a receive queue to its first delivery.",
-        status.queue_wait,
-    )
-    yield histogram(
-        "send_to_ack_seconds",
-        "Time from sending a message to another worker to its acknowledgement.",
-        status.send_to_ack,
-    )
-    yield histogram(
-        "end_to_end_seconds",
-        "Time from acceptance by the sender to acknowledgement by a consumer here, by both hosts' clocks.",
-        status.end_to_end,
-    )
-    yield histogram(
-        "event_loop_lag_seconds",
-        "Delay of the event loop at a probe that is due four times a second.",
-        status.loop_lag,
-    )
+def _blocking_family(blocking: Iterable[pb.Blocking]) -> Metric:
+    family = CounterMetricFamily("tuplewire_blocking_seconds", _BLOCKING, labels=["task", "where"])
+    for each in blocking:
+        family.add_metric([each.task, each.where], each.seconds)
+    return family
 
 
 def _columns(
@@ -372,8 +314,3 @@ def _columns(
 ) -> Iterator[Metric]:
     for column, (family, help_text) in enumerate(families):
         yield counters(family, help_text, label, [(name, row[column]) for name, row in rows.items()])
-
-
-def _with_zeros(names: Iterable[str], counts: Mapping[str, float]) -> dict[str, float]:
-    """Return the counts with a 0 for each missing name, so that Prometheus sees its first increase."""
-    return {**dict.fromkeys(map(str, names), 0), **counts}
