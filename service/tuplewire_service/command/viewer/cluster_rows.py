@@ -276,20 +276,12 @@ def _tasks(
     for each in now.tasks:
         received_rate, acknowledged_rate = over.task(each)
         hold = holds.get((now.worker_id, str(each.task)), nothing)
-        yield TaskRow(
-            task=each.task,
+        yield TaskRow.of(
+            each,
             worker=now.worker_id,
             received_rate=received_rate,
             acknowledged_rate=acknowledged_rate,
-            received_messages=each.received_messages,
-            acknowledged_messages=each.acknowledged_messages,
-            queued_messages=each.queued_messages,
-            queued_bytes=each.queued_bytes,
-            load=each.load,
-            oldest_seconds=each.oldest_seconds,
             consumer=consumers.get(each.task, ""),
-            subscribed=each.subscribed,
-            congested=each.congested,
             blocking=hold.share,
             blocked_workers=hold.workers,
             component=component_of(each.task, components),
@@ -304,18 +296,16 @@ def _peers(now: pb.GetStatusResponse, over: Interval, holds: _Holds) -> Iterator
     before = {(each.worker_id, each.address): each.ledger for each in over.before.peers}
     for each in now.peers:
         then = before.get((each.worker_id, each.address), pb.Ledger())
-        yield PeerRow(
+        yield PeerRow.of(
+            each,
             worker=now.worker_id,
             peer=each.worker_id,
-            address=each.address,
-            connected=each.connected,
             accepted_rate=over.rate(each.ledger.accepted, then.accepted),
             acknowledged_rate=over.rate(each.ledger.acknowledged, then.acknowledged),
             pending=each.ledger.pending,
             dropped=sum(each.ledger.dropped.values()),
             accepted=each.ledger.accepted,
             acknowledged=each.ledger.acknowledged,
-            reconnects=each.reconnects,
             congested_tasks=len(each.congested),
             blocking=blocking.get(each.worker_id, 0.0),
         )
@@ -323,16 +313,8 @@ def _peers(now: pb.GetStatusResponse, over: Interval, holds: _Holds) -> Iterator
 
 def _consumers(now: pb.GetStatusResponse) -> Iterator[ConsumerRow]:
     for each in now.consumers:
-        yield ConsumerRow(
-            worker=now.worker_id,
-            consumer=each.consumer_id,
-            identity=each.identity,
-            address=each.address,
-            seconds=each.seconds,
-            tasks=list(each.tasks),
-            held_tasks=each.held_tasks,
-            outstanding_messages=each.outstanding_messages,
-        )
+        tasks = list(each.tasks)
+        yield ConsumerRow.of(each, worker=now.worker_id, consumer=each.consumer_id, tasks=tasks)
 
 
 def _losses(now: pb.GetStatusResponse, over: Interval) -> Iterator[LossRow]:

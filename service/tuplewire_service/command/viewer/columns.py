@@ -9,7 +9,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, get_type_hints
+
+from google.protobuf.message import Message
 
 NOT_KNOWN = "-"
 _DEFAULT_ID = re.compile(r"(@.+:\d+)-[0-9a-f]{8}")
@@ -76,6 +78,12 @@ class Row:
     __slots__ = ()
     ORDER: ClassVar[tuple[str, ...]] = ()
     """The fields to sort by. The others decide between equal values of the first."""
+
+    @classmethod
+    def of(cls, message: Message, **others: Any) -> Self:
+        """Return a row of `others` and of the message's fields that have the names of the row's fields."""
+        same = {name: getattr(message, name) for name in cls.__slots__ if name not in others}
+        return cls(**same, **others)
 
     @classmethod
     @cache

@@ -47,18 +47,10 @@ def sender_rows(now: pb.GetStatusResponse, over: Interval) -> Iterator[SenderRow
         then = before.get(at, pb.SessionStatus())
         # A worker lists only some of many sessions, so a newly listed session may be an old one.
         known = at in before or each.seconds < over.seconds
-        yield SenderRow(
+        yield SenderRow.of(
+            each,
             worker=now.worker_id,
             sender=each.worker_id or each.sender_id,
-            identity=each.identity,
-            address=each.address,
-            connected=each.connected,
-            seconds=each.seconds,
             rate=over.rate(each.messages, then.messages) if known else None,
             bytes_rate=over.rate(each.bytes, then.bytes) if known else None,
-            messages=each.messages,
-            bytes=each.bytes,
-            window_messages=each.window_messages,
-            outstanding_messages=each.outstanding_messages,
-            exhausted_tasks=each.exhausted_tasks,
         )

@@ -91,20 +91,15 @@ def executor_rows(now: pb.GetStatusResponse, over: Interval) -> Iterator[Executo
         for each in component.executors:
             at = component.component, each.first_task, each.tasks
             then = before.get(at, pb.ExecutorStatus())
-            yield ExecutorRow(
+            yield ExecutorRow.of(
+                each,
                 component=component.component,
                 worker=now.worker_id,
-                first_task=each.first_task,
-                tasks=each.tasks,
                 executed_rate=over.rate(each.executed, then.executed),
                 emitted_rate=over.rate(each.emitted, then.emitted),
                 busy=over.share(each.busy_seconds, then.busy_seconds),
                 held_up=over.share(each.sending_seconds, then.sending_seconds),
-                queued_tuples=each.queued_tuples,
                 full=min(1.0, each.queued_tuples / each.queue_capacity) if each.queue_capacity else 0.0,
-                pending=each.pending,
-                failed=each.failed,
-                errors=each.errors,
             )
 
 
