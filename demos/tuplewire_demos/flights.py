@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tuplewire_demos.file_spout import LINES, SKIPPED, skipped_lines
-from tuplewire_demos.flight_lines import FLIGHTS, FlightReader, read_header
-from tuplewire_demos.flight_topology import DELAYS, LATE_MINUTES, SCHEMA, flights_topology
+from tuplewire_demos.flight_topology import (
+    DELAYS,
+    FLIGHTS,
+    LATE_MINUTES,
+    SCHEMA,
+    FlightReader,
+    flights_topology,
+    read_header,
+)
 from tuplewire_demos.input import InputError
 from tuplewire_demos.report import Findings, Progress, differences_of
 from tuplewire_demos.spark_run import SKIPPED_COLUMNS, cores_of, run_on_spark

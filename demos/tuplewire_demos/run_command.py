@@ -127,7 +127,7 @@ def _run(run: Callable[[argparse.Namespace, Progress], Findings], arguments: arg
 
 def _run_kmeans(arguments: argparse.Namespace, progress: Progress) -> Findings:
     from tuplewire_demos import kmeans, kmeans_steps
-    from tuplewire_demos.flight_lines import nyc_flights
+    from tuplewire_demos.flight_topology import nyc_flights
     from tuplewire_demos.input import file_of
     from tuplewire_demos.spark_run import cores_of, spark_and_workers
 
@@ -153,7 +153,7 @@ def _run_kmeans(arguments: argparse.Namespace, progress: Progress) -> Findings:
 
 def _run_flights(arguments: argparse.Namespace, progress: Progress) -> Findings:
     from tuplewire_demos import flights
-    from tuplewire_demos.flight_lines import nyc_flights, read_header
+    from tuplewire_demos.flight_topology import nyc_flights, read_header
     from tuplewire_demos.input import file_of
     from tuplewire_demos.spark_run import spark_and_workers
 

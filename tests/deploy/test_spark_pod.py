@@ -27,7 +27,7 @@ from helpers.topology import collect
 from tuplewire import Client
 from tuplewire.identity.credentials import Credentials
 from tuplewire.spark import kubernetes
-from tuplewire_demos.java import find_java, wrapped_home
+from tuplewire_demos.local_session import find_java, wrapped_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

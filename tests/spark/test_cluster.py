@@ -22,7 +22,7 @@ from warm_spark import WarmSpark
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.package import write_package
-from tuplewire_demos.java import find_java, wrapped_home
+from tuplewire_demos.local_session import find_java, wrapped_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.pasted import PASTED_ON_SPARK, check, paste
 
-from tuplewire_demos.java import find_java, wrapped_home
+from tuplewire_demos.local_session import find_java, wrapped_home
 
 _SECONDS = 540.0
 

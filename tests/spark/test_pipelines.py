@@ -15,7 +15,7 @@ from helpers.worker_process import run_command
 from pyspark.sql import SparkSession
 
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire_demos import flight_lines, flights
+from tuplewire_demos import flight_topology, flights
 from tuplewire_demos.input import InputError
 from tuplewire_demos.report import Progress
 
@@ -35,7 +35,7 @@ def quiet() -> Progress:
 
 def test_flights_of_2013(spark: SparkSession, flights_workers: list[str], quiet: Progress) -> None:
     """All 336,776 flights go through both workers, and the result equals Spark's own."""
-    with flight_lines.nyc_flights() as path:
+    with flight_topology.nyc_flights() as path:
         result = flights.run_flights(spark, flights_workers, path=path, progress=quiet)
     assert result.differences == []
     assert result.ok, result.ledgers
@@ -138,15 +138,15 @@ def test_unusable_header(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "flights.csv"
     path.write_bytes(content)
     with pytest.raises(InputError, match=message):
-        flight_lines.read_header(path)
+        flight_topology.read_header(path)
 
 
 def test_no_such_file(tmp_path: Path) -> None:
     """A path that is not a readable file is refused by name."""
     with pytest.raises(InputError, match=r"cannot read .*none\.csv: No such file"):
-        flight_lines.read_header(tmp_path / "none.csv")
+        flight_topology.read_header(tmp_path / "none.csv")
     with pytest.raises(InputError, match="is a directory"):
-        flight_lines.read_header(tmp_path)
+        flight_topology.read_header(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from warm_spark import WarmSpark
 
 from tuplewire.errors import ConfigError
-from tuplewire_demos.java import find_java, wrapped_home
+from tuplewire_demos.local_session import find_java, wrapped_home
 
 START = """
 import sys

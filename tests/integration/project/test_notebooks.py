@@ -12,7 +12,7 @@ import pytest
 from helpers.examples import EXAMPLES
 from nbclient import NotebookClient
 
-from tuplewire_demos.java import find_java, wrapped_home
+from tuplewire_demos.local_session import find_java, wrapped_home
 
 _CELL_SECONDS = 240.0
 PICTURES = {"first_messages": 2, "training_on_spark": 3}

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from tuplewire_demos.java import find_java
+from tuplewire_demos.local_session import find_java
 
 _COPIES = Path("python", "lib")
 _PARTS = ("bin", "data", "jars", "sbin")
