@@ -29,7 +29,6 @@ from tuplewire_service.command.parsers import (
     add_setting_flags,
     given_flags,
 )
-from tuplewire_service.command.top_command import add_top_command
 from tuplewire_service.config.config_sources import CONFIG_VARIABLE, load, to_toml
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from tuplewire_service.config.worker_config import WorkerConfig
@@ -135,7 +134,6 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     add_dead_letter_command(commands)
     add_control_commands(commands)
     add_membership_command(commands)
-    add_top_command(commands)
     add_inspection_commands(commands)
     parser = add_command(commands, _completion, "print a script for shell completion", "bash")
     parser.description = (

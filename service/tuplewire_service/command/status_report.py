@@ -1,6 +1,6 @@
 """A worker's status as text and as JSON, and the tables of `tuplewire top` and `tuplewire status`.
 
-Used by control_commands.py, top_command.py, bundle.py and demos. Owns no state. Thread-safe.
+Used by control_commands.py, inspection_commands.py, bundle.py and demos. Owns no state. Thread-safe.
 Design: docs/design/status.md.
 """
 

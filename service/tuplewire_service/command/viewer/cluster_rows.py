@@ -1,8 +1,8 @@
 """The current state of a cluster as rows, made from two statuses of each worker. Pure: no clock, no I/O.
 
 A rate is the growth of a count between the statuses, per second of the worker's clock; None after one status.
-The workers report the tasks that block others, for their last seconds. Used by top_command.py, live_page.py
-and bundle.py. Owns no state. Thread-safe. Design: docs/design/status.md.
+The workers report the tasks that block others, for their last seconds. Used by the commands, live_page.py and
+bundle.py. Owns no state. Thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations

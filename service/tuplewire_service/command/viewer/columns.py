@@ -75,7 +75,7 @@ class Column:
 class Row:
     """A row of a table. Fields in Annotated[..., Column] are columns, in order."""
 
-    __slots__ = ()
+    __slots__: ClassVar[tuple[str, ...]] = ()
     ORDER: ClassVar[tuple[str, ...]] = ()
     """The fields to sort by. The others decide between equal values of the first."""
 

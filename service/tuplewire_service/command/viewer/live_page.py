@@ -1,8 +1,8 @@
 """The live page of `tuplewire top --web`: one HTML file, and the JSON that it polls.
 
 It is served on this machine only, by the user's process, which polls workers with the user's certificate and
-token. So the page shows the same data as `tuplewire top`. Used by top_command.py. Owns the server and the
-last data. Thread-safe. Design: docs/design/status.md.
+token. So the page shows the same data as `tuplewire top`. Used by inspection_commands.py. Owns the server and
+the last data. Thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations
