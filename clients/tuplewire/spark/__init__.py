@@ -9,16 +9,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tuplewire.spark.client_handle import ClientHandle
-    from tuplewire.spark.executors import membership
-    from tuplewire.spark.progress import lag
+    from tuplewire.spark.executors import check_slots, membership
+    from tuplewire.spark.offsets import lag
     from tuplewire.spark.rejected_rows import rejected
-    from tuplewire.spark.slots import check_slots
 
 __all__ = ["ClientHandle", "check_slots", "lag", "membership", "register", "rejected"]
 _HOMES = {
     "ClientHandle": "tuplewire.spark.client_handle",
-    "check_slots": "tuplewire.spark.slots",
-    "lag": "tuplewire.spark.progress",
+    "check_slots": "tuplewire.spark.executors",
+    "lag": "tuplewire.spark.offsets",
     "membership": "tuplewire.spark.executors",
     "rejected": "tuplewire.spark.rejected_rows",
 }

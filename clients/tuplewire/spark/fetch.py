@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -20,8 +22,13 @@ from tuplewire.spark.offsets import DataLossError, PreviousOwner, Range
 from tuplewire.spark.options import SourceOptions
 from tuplewire.spark.task_workers import POLL_SECONDS, RETRYABLE_ERRORS, HeldTasks, RetryDeadline
 from tuplewire.text.events import event_logger
+from tuplewire.tracing import active
+from tuplewire.tracing.context import TraceParent, count_contexts
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
+
+if TYPE_CHECKING:
+    from tuplewire.tracing.spans import Attributes, Tracing
 
 logger = event_logger(__name__)
 
@@ -71,18 +78,35 @@ class RangeReader:
         self._options = options
         self._others = others
         self.messages_read = 0
-        self.look: Callable[[list[TaskGroup]], object] | None = None
-        """Called with the groups of each batch that is read."""
+        self._tracing = active()
+        self._traces: Counter[TraceParent] = Counter()
+        """With tracing, the number of read messages by trace."""
         self._seen = wanted.after
         self._retry = RetryDeadline(options.timeout)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Yield the messages.
+        """Yield the messages. With tracing, make a span `receive`, linked to each trace in the messages.
 
         Raises DataLossError if messages are lost and failOnDataLoss is set. After the timeout, raises
         UnreachableError if the worker is unreachable, WrongWorkerError if another one is at its address, and
         SupersededError if another consumer has the task.
         """
+        began_ns = time.time_ns()
+        try:
+            yield from self._read()
+        finally:
+            if self._tracing is not None and self._traces:
+                self._report(self._tracing, began_ns)
+
+    def _report(self, tracing: Tracing, began_ns: int) -> None:
+        about: Attributes = {
+            "messaging.operation.type": "receive",
+            "messaging.batch.message_count": self.messages_read,
+        }
+        tracing.receive(self._wanted.task, self._traces, about, began_ns)
+        tracing.flush()  # Spark may kill a Python process when its task ends
+
+    def _read(self) -> Iterator[pa.RecordBatch]:
         wanted, end = self._wanted, self._wanted.end
         place: _Place | None = None
         if wanted.runs is not None:
@@ -162,8 +186,8 @@ class RangeReader:
                 for groups in place.take(frame):
                     first = wanted.start + self.messages_read + 1
                     self.messages_read += sum(map(len, groups))
-                    if self.look is not None:
-                        self.look(groups)
+                    if self._tracing is not None:
+                        count_contexts(groups, self._traces)
                     yield read_batch(groups, first, headers=self._options.include_headers)
         self._skip(place, place.end, tasks)
 

@@ -1,17 +1,24 @@
 """The position of a query in each task, as Spark's checkpoint stores it; pure functions on values.
 
-The input is the state of the workers, the output the ranges to read. Used by the readers, fetch.py and
-task_workers.py. Owns no state. Thread-safe. Design: docs/design/readers.md.
+The input is the state of the workers, the output the ranges to read. Used by the readers, fetch.py,
+task_workers.py, and programs that call tuplewire.spark.lag(). Owns no state. Thread-safe.
+Design: docs/design/readers.md.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.spark.entry_runs import Runs, Vector, count, merged, still_to_come
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+    from pyspark.sql.streaming.query import StreamingQuery
 
 LAG = "lag"
 """The key of a latest offset with the number of messages behind the query, by task; for display only."""
@@ -337,3 +344,22 @@ def ranges(start: Offset, end: Offset, held: Mapping[int, Held], runs: Mapping[i
             there = runs.get(task) if each.worker == last.worker else None
             found.append(Range(task, each.worker_id, _start(first, last), last, after, there))
     return found
+
+
+def lag(query: StreamingQuery | StreamingQueryProgress | Mapping[str, Any]) -> dict[int, int]:
+    """Return the number of messages behind a query's last micro-batch, by task, at the time of its planning.
+
+    query: a query, or its progress: an element of recentProgress, or a listener's `event.progress`. The
+    numbers of all sources of this format are added. Empty before the first progress.
+
+    The numbers are from the `lag` in `sources[].latestOffset`. Spark fills `sources[].metrics` only for
+    sources that run in its JVM.
+    """
+    progress: Any = getattr(query, "lastProgress", query)
+    found: Counter[int] = Counter()
+    for source in progress["sources"] if progress else ():
+        latest = source["latestOffset"]
+        offset = json.loads(latest) if isinstance(latest, str) else latest
+        if isinstance(offset, dict) and isinstance(offset.get("tasks"), dict):
+            found.update({int(task): behind for task, behind in offset.get(LAG, {}).items()})
+    return dict(found)

@@ -36,11 +36,9 @@ from tuplewire.spark.offsets import (
     tails,
 )
 from tuplewire.spark.options import SourceOptions, Start
-from tuplewire.spark.row_observer import observed
 from tuplewire.spark.task_workers import HeldTasks
 from tuplewire.spark.version_check import VersionChecked
 from tuplewire.text.events import event_logger
-from tuplewire.tracing import active
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
@@ -70,9 +68,7 @@ class RangePartitionReader(VersionChecked):
         """Return the messages of a partition, in order."""
         if not isinstance(partition, RangePartition):
             return iter(())  # Spark plans one empty partition if there are none
-        reader = RangeReader(partition.wanted, self._options, partition.others)
-        tracing = active()
-        return iter(reader) if tracing is None else observed(tracing, reader, partition.wanted.task)
+        return iter(RangeReader(partition.wanted, self._options, partition.others))
 
 
 class TuplewireBatchReader(RangePartitionReader, DataSourceReader):

@@ -10,12 +10,16 @@ Design: docs/design/sinks.md.
 from __future__ import annotations
 
 import dataclasses
+import os
+import tempfile
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -36,21 +40,25 @@ from tuplewire.errors import (
 )
 from tuplewire.session.pieces import frame_pieces
 from tuplewire.settings.addresses import resolve_addresses
+from tuplewire.settings.config import MIB
 from tuplewire.spark.data_source_api import DataSourceStreamArrowWriter
 from tuplewire.spark.options import FAIL, DeliveryGuarantee, SinkOptions
-from tuplewire.spark.publisher import Publisher
-from tuplewire.spark.row_buffer import buffered_until_checked
-from tuplewire.spark.row_observer import attempt
 from tuplewire.spark.row_router import PIECE_BYTES, RowRouter, sliced
-from tuplewire.spark.stages import AttemptStage, Placement, SinkWorkers
+from tuplewire.spark.stages import AttemptStage, Placement, Publisher, SinkWorkers
 from tuplewire.spark.version_check import VersionChecked
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.wire.control_pb2 import StagedAttempt
 
+if TYPE_CHECKING:
+    from tuplewire.tracing.spans import Attributes
+
 logger = event_logger(__name__)
 
+_MEMORY_BYTES = 32 * MIB
+_SPARKS_DIRECTORIES = "SPARK_LOCAL_DIRS"
+"""The variable with spark.local.dir for Spark's Python processes; directories are separated by commas."""
 _QUERY_ID = "sql.streaming.queryId"
 """The property of a Spark task with the query's id, which is stored in the checkpoint."""
 _BATCH_ID = "streaming.sql.batchId"
@@ -106,7 +114,7 @@ class _Sink(VersionChecked):
     def _written(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str = "") -> Part:
         partition = _context().partitionId()
         try:
-            with attempt(active(), partition):
+            with _traced(partition):
                 if self._exactly_once:
                     return self._staged(batches, sink, epoch, run)
                 return self._sent(batches, sink)
@@ -266,3 +274,81 @@ def _context() -> TaskContext:
     context = TaskContext.get()
     assert context is not None, "write() runs in a Spark task"  # noqa: S101
     return context
+
+
+@contextmanager
+def _traced(partition: int) -> Iterator[None]:
+    """Make a span `send` for an attempt to write a partition, if it is sampled."""
+    tracing = active()
+    if tracing is None or not tracing.samples():
+        yield
+        return
+    about: Attributes = {"messaging.operation.type": "send", "tuplewire.spark.partition": partition}
+    try:
+        with tracing.around(tracing.begin("send", f"partition {partition}", about)):
+            yield
+    finally:
+        tracing.flush()  # Spark may kill a Python process when its task ends
+
+
+# --- rows that wait until all of their attempt are checked ------------------------------------------
+
+
+def buffered_until_checked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same batches, but only after the last one has arrived without an error.
+
+    Batches over a bound on memory wait in an unnamed temporary file; they must have one schema. Raises
+    OSError if the file cannot be written.
+    """
+    kept: deque[pa.RecordBatch] = deque()
+    size = 0
+    batches = iter(batches)
+    for batch in batches:
+        kept.append(batch)
+        size += batch.nbytes
+        if size >= _MEMORY_BYTES:
+            break
+    with ExitStack() as stack:
+        rest = _in_a_file(batches, stack)
+        while kept:  # frees each batch once the caller has it
+            yield kept.popleft()
+        yield from rest
+
+
+def _in_a_file(batches: Iterator[pa.RecordBatch], stack: ExitStack) -> Iterator[pa.RecordBatch]:
+    """Write batches into a file that is open until the stack is closed; return an iterator over them."""
+    first = next(batches, None)
+    if first is None:
+        return iter(())
+    directory = os.environ.get(_SPARKS_DIRECTORIES, "").split(",")[0] or None
+    with _explained(directory):
+        file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - see the stack
+        stack.callback(_close, file)
+        stream = pa.ipc.new_stream(file, first.schema)
+    for batch in chain([first], batches):
+        with _explained(directory):
+            stream.write_batch(batch)
+    with _explained(directory):
+        stream.close()
+        file.seek(0)
+    return iter(pa.ipc.open_stream(file))
+
+
+def _close(file: IO[bytes]) -> None:
+    """Close a file. Write errors were raised before."""
+    with suppress(OSError):
+        file.close()
+
+
+@contextmanager
+def _explained(directory: str | None) -> Iterator[None]:
+    """Add the purpose of the file to an error."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{error.strerror}: the rows of a partition wait there until all are checked; set "
+            "spark.local.dir to a directory with room, or the option badRows to drop or a task",
+            directory or tempfile.gettempdir(),
+        ) from error

@@ -30,9 +30,10 @@ from tuplewire.errors import (
     WrongTopologyError,
 )
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire.spark import publisher, row_buffer
-from tuplewire.spark.bad_rows import BadRowsError
+from tuplewire.spark import stages
+from tuplewire.spark import writer as writing
 from tuplewire.spark.options import sink_options
+from tuplewire.spark.row_router import BadRowsError
 from tuplewire.spark.writer import Part, TuplewireBatchWriter, TuplewireStreamWriter
 from tuplewire.wire import control_pb2
 from tuplewire.wire.control_pb2 import StagedAttempt
@@ -112,7 +113,7 @@ def test_a_bad_row_fails_the_write(
 
     Spark must not retry: the attempt ends without an error, and the driver raises it.
     """
-    monkeypatch.setattr(row_buffer, "_MEMORY_BYTES", memory)
+    monkeypatch.setattr(writing, "_MEMORY_BYTES", memory)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
     task = workers.near_task()
     writer = TuplewireBatchWriter(sink_options(options(workers, deliveryGuarantee=guarantee)))
@@ -144,7 +145,7 @@ def test_rows_that_wait_for_the_last_one_arrive(workers: Pair, monkeypatch: pyte
     task = workers.near_task()
     writer = TuplewireBatchWriter(sink_options(options(workers)))
     for number, memory in enumerate((1, 8_000_000)):
-        monkeypatch.setattr(row_buffer, "_MEMORY_BYTES", memory)
+        monkeypatch.setattr(writing, "_MEMORY_BYTES", memory)
         begin_attempt(0, 45 + number)
         keyed = rows(task, range(5, 9)).append_column("key", pa.array(list("abcd")))
         assert writer.write(iter([rows(task, range(5)), keyed])).failure is None
@@ -159,7 +160,7 @@ def test_rows_that_wait_for_the_last_one_arrive(workers: Pair, monkeypatch: pyte
 
 def test_a_directory_of_spark_that_is_full_is_named(workers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """If Spark's local directory cannot be written, the error names the setting to change."""
-    monkeypatch.setattr(row_buffer, "_MEMORY_BYTES", 1)
+    monkeypatch.setattr(writing, "_MEMORY_BYTES", 1)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/nowhere")
     begin_attempt(0, 48)
     writer = TuplewireBatchWriter(sink_options(options(workers)))
@@ -220,7 +221,7 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
 
     The worker stores the rest, even if the commit is repeated, and delivers it as the consumer frees space.
     """
-    monkeypatch.setattr(publisher, "_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(stages, "_WAIT_SECONDS", 0.5)
     with small("--staging-memory-bytes=1MiB") as (worker, opts):
         writer = TuplewireStreamWriter(sink_options(opts))
         begin_attempt(0, 60)

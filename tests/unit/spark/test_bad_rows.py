@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tuplewire.spark.bad_rows import BadRows, BadRowsError
 from tuplewire.spark.options import sink_options
+from tuplewire.spark.row_router import BadRows, BadRowsError
 from tuplewire.spark.stages import SinkWorkers
 from tuplewire.wire import control_pb2 as pb
 

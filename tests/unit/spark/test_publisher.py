@@ -9,7 +9,7 @@ import pytest
 from tuplewire.connection.task_owners import At
 from tuplewire.errors import StagedDataLostError, UnknownRunError
 from tuplewire.spark.options import sink_options
-from tuplewire.spark.publisher import Publisher
+from tuplewire.spark.stages import Publisher
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.translate import TaskContent
 

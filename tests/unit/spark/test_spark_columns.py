@@ -12,11 +12,10 @@ from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, MapT
 from tuplewire.errors import ConfigError
 from tuplewire.grouping.grouping import fields
 from tuplewire.session.consume import Delivery
-from tuplewire.spark.bad_rows import BadRowsError
 from tuplewire.spark.columns import read_batch
 from tuplewire.spark.data_source import check_read_schema, check_write_schema
 from tuplewire.spark.options import GroupingName, sink_options
-from tuplewire.spark.row_router import RowRouter, sliced
+from tuplewire.spark.row_router import BadRowsError, RowRouter, sliced
 from tuplewire.spark.stages import SinkWorkers
 from tuplewire.values.arrow_headers import HEADERS
 from tuplewire.values.batch import TaskMessageBatch

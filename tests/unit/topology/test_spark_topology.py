@@ -13,7 +13,7 @@ import pytest
 from helpers.logged import logged
 
 from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
-from tuplewire.spark.slots import check_slots
+from tuplewire.spark.executors import check_slots
 from tuplewire.text.log_rate import LogRate
 from tuplewire_topology import BasicBolt, Topology, TopologyBuilder
 from tuplewire_topology.authoring.collector import Emitted

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.errors import TopologyError
 from tuplewire.settings.config import SessionSettings
 from tuplewire.settings.settings import KEY_PREFIX, keys_of, unknown
+from tuplewire.spark.executors import check_slots
 from tuplewire.spark.releases import check_topology_session, is_remote
-from tuplewire.spark.slots import check_slots
 from tuplewire.text.events import event_logger
 from tuplewire_topology.authoring.description import Topology, shares_of, with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
