@@ -22,7 +22,7 @@ from tuplewire_topology.authoring.component import (
     WorkerContext,
     WorkerHook,
 )
-from tuplewire_topology.authoring.description import CustomStreamGrouping, DeclaredStream, Topology
+from tuplewire_topology.authoring.description import CustomStreamGrouping, Topology
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, Tuple
 from tuplewire_topology.authoring.user_metrics import CounterMetric, HistogramMetric
 from tuplewire_topology.authoring.windows import TupleWindow, Window, WindowedBolt
@@ -37,7 +37,6 @@ __all__ = [
     "Bolt",
     "CounterMetric",
     "CustomStreamGrouping",
-    "DeclaredStream",
     "DistributedCluster",
     "FailedError",
     "Grouping",

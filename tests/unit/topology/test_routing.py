@@ -13,7 +13,6 @@ from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     CustomStreamGrouping,
-    DeclaredStream,
     GroupingContext,
     Locality,
     Stream,
@@ -41,7 +40,7 @@ class ByFirstLetter(CustomStreamGrouping):
     def __init__(self) -> None:
         self.asked = 0
 
-    def prepare(self, context: GroupingContext, stream: DeclaredStream) -> None:
+    def prepare(self, context: GroupingContext, stream: Stream) -> None:
         self.tasks = context.tasks
         (self.position,) = stream.positions(["word"])
 

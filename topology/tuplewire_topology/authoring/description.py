@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from tuplewire.errors import MAX_TASK, TopologyError
 from tuplewire.grouping.grouping import GroupingContext
@@ -61,25 +61,10 @@ KEYED = (GroupingType.FIELDS, GroupingType.PARTIAL_KEY)
 """The groupings that use the values of fields."""
 
 
-class DeclaredStream(Protocol):
-    """The part of a stream that a grouping reads: its fields in order, and its name."""
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The names of the fields."""
-
-    @property
-    def name(self) -> str:
-        """The name of the stream, unique in its component."""
-
-    def positions(self, fields: Iterable[str], /) -> tuple[int, ...]:
-        """Return the positions of fields in a tuple. Raise TopologyError for an undeclared field."""
-
-
 class CustomStreamGrouping(ABC):
     """A user-defined grouping. Each sending task gets a copy. Source: Storm's `CustomStreamGrouping`."""
 
-    def prepare(self, context: GroupingContext, stream: DeclaredStream) -> None:  # noqa: B027 - a hook
+    def prepare(self, context: GroupingContext, stream: Stream) -> None:  # noqa: B027 - a hook
         """Receive the tasks and the stream before the first choice. The default does nothing."""
 
     @abstractmethod
