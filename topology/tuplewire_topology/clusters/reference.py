@@ -149,6 +149,6 @@ def _unpickle(path: Path) -> Topology:
 def _check_private(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
-            f"{path} is not this user's alone, and reading it would run what others may have put there: "
+            f"{path} can be written by other users, and reading it could run their code: "
             f"chown it to this user, and chmod {PRIVATE:o} it"
         )

@@ -37,7 +37,7 @@ class IdleWatch:
         return not self._present
 
     def count(self, present: int, *, sent: int = 0, received: int = 0) -> None:
-        """Count tuples: a change of those present, and those sent to or received from other processes.
+        """Count tuples: a change of the present ones, and the ones sent to or received from other processes.
 
         Count new tuples before they can be executed or sent. Subtract executed ones after the tuples that
         they caused were counted. A lost tuple is received, but never present.
@@ -92,7 +92,7 @@ class ProcessReport:
     """The state of one process at one moment, with the number of tuples passed to the link so far.
 
     `at_rest` is True if no tuple is queued or executed, and all spouts are exhausted or inactive. `taken` is
-    the number of tuples received from the link, plus those that it lost.
+    the number of tuples received from the link, plus the lost ones.
     """
 
     at_rest: bool
