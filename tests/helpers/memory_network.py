@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -93,8 +93,9 @@ class Pipe:
 class Link:
     """A stream in both directions. The end of a pipe notifies one side that the other has left."""
 
-    def __init__(self, method: str, client: str, server: str) -> None:
+    def __init__(self, method: str, client: str, server: str, written: list[bytes]) -> None:
         self.method, self.client, self.server = method, client, server
+        self.written = written
         self.up, self.down = Pipe(), Pipe()
         self.client_gone = self.server_gone = False
 
@@ -119,6 +120,7 @@ class _Client(ClientStream):
     async def write(self, data: bytes) -> None:
         if self._link.down.end is not None:
             raise StreamBroken
+        self._link.written.append(data)
         await self._link.up.write(data)
 
     async def read(self) -> bytes | None:
@@ -166,6 +168,8 @@ class Network:
         self.loop = loop
         self.thread = HandThread(loop)
         self.links: list[Link] = []
+        self.written: defaultdict[str, list[bytes]] = defaultdict(list)
+        """All messages of clients, by their process."""
         self._servers: dict[str, tuple[str, _Handlers]] = {}
         self._calls: dict[Link, asyncio.Task[None]] = {}
 
@@ -190,7 +194,7 @@ class Network:
         if address not in self._servers:
             raise UnreachableError(f"{address}: no server listens")
         process, handlers = self._servers[address]
-        link = Link(method, client, process)
+        link = Link(method, client, process, self.written[client])
         self.links.append(link)
         context = contextvars.copy_context()
         context.run(process_name.set, process)

@@ -41,6 +41,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.settings.config import AckMode
 from tuplewire.values.group import TaskGroup
+from tuplewire.wire.codec import decode, groups_of
+from tuplewire.wire.messaging_pb2 import SendRequest
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.worker import Worker, WorkerState
@@ -189,7 +192,24 @@ class Cluster(RuleBasedStateMachine):
         """A stopped worker starts again, with an assignment or without."""
         host = self.hosts[which % 3]
         if host.worker is None:
-            self._start(host, (host.version, len(self.assignments), 0)[skip % 3])
+            self._restart(host, (host.version, len(self.assignments), 0)[skip % 3])
+
+    def _restart(self, host: Host, version: int) -> None:
+        # Messages that it sent before may still be queued elsewhere; see docs/guarantees.md, note 5.
+        for stream, end in self._sent_by(host.process).items():
+            self.lives[stream].new_life(end)
+        self._start(host, version)
+
+    def _sent_by(self, process: str) -> dict[Stream, int]:
+        """Return the number after the last message of each stream that a worker sent to other workers."""
+        ends: dict[Stream, int] = {}
+        for data in self.network.written[process]:
+            if isinstance(frame := decode(SendRequest, data), OpaqueFrame):
+                for group in groups_of(frame):
+                    assert group.source is not None
+                    stream = group.source, group.task
+                    ends[stream] = max(ends.get(stream, 0), numbers_in(group)[-1] + 1)
+        return ends
 
     @rule(which=st.sampled_from(WORKERS))
     def kill_worker(self, which: int) -> None:
@@ -380,7 +400,7 @@ class Cluster(RuleBasedStateMachine):
             assert self.loop.time() < until, self._stuck()
             for host in self.hosts:
                 if host.worker is None:
-                    self._start(host, newest)
+                    self._restart(host, newest)
                 self._tell(host, newest)
             self._flow(1)
             self.adds_up()
