@@ -246,6 +246,15 @@ def test_a_message_of_an_earlier_call_is_an_error() -> None:
         matching.add(call(Call.GATHER, 1))
 
 
+def test_two_roots_are_an_error() -> None:
+    """If this rank was a root, a value of another root in the same call is an error, even later."""
+    matching = Matching()
+    matching.begin(call(Call.BROADCAST, 1), 0, ())
+    matching.begin(call(Call.BARRIER, 2), 0, [1])
+    with pytest.raises(TeamMismatchError, match="broadcast #1: .* with another root"):
+        matching.add(call(Call.BROADCAST, 1))
+
+
 def test_memory_is_bounded() -> None:
     """A rank that ignores the window is an error, not a full memory."""
     matching = Matching()
@@ -280,6 +289,18 @@ def test_rank_0_waits_for_all() -> None:
     root.add(ready)
     assert root.missing() == [2]
     assert not root.started
+
+
+def test_a_member_that_restarts_must_be_ready_again() -> None:
+    """READY of an earlier process, and PREPARE for it, have no effect."""
+    root, old, new = Forming(0, 2, 7), Forming(1, 2, 8), Forming(1, 2, 9)
+    ((_, first),) = root.add(old.repeat()[0][1])
+    ((_, stale),) = old.add(first)
+    assert root.add(new.repeat()[0][1])
+    assert root.add(stale) == []
+    assert not root.started
+    assert new.add(first) == []
+    assert not new.ids
 
 
 # --- packages --------------------------------------------------------------------------------------------
