@@ -251,7 +251,7 @@ def test_two_roots_are_an_error() -> None:
     matching = Matching()
     matching.begin(call(Call.BROADCAST, 1), 0, ())
     matching.begin(call(Call.BARRIER, 2), 0, [1])
-    with pytest.raises(TeamMismatchError, match="broadcast #1: .* with another root"):
+    with pytest.raises(TeamMismatchError, match=r"broadcast #1: .* with another root"):
         matching.add(call(Call.BROADCAST, 1))
 
 
