@@ -63,6 +63,7 @@ def errors_of(pair: Pair, *scripts: Script, **options: Any) -> list[BaseExceptio
 SHORT = [("barrier", 0), ("large", 1), ("broadcast", 0), ("small", 2)]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "killed",
     [SHORT, pytest.param(list(product(CALLS, range(3))), marks=pytest.mark.long)],
