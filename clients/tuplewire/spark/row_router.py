@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -167,14 +167,17 @@ class RowRouter:
         own = () if isinstance(options.bad_rows, str) else (options.bad_rows,)
         workers.check_known((*options.tasks, *own))
         self._options = options
-        self._address = workers.reached
         limit = options.session(workers.max_message_bytes)["max_message_bytes"]
         self.bad = BadRows(options.bad_rows, partition, limit, workers.known)
         tracing = active()
         self._entry = None if tracing is None else tracing.current_entry()
-        self._shuffle: SingleGrouping | None = None
+        self._grouping: SingleGrouping | None = None
         if options.grouping is GroupingName.SHUFFLE:
-            self._shuffle = shuffle(options.tasks, partition)
+            self._grouping = shuffle(options.tasks, partition)
+        elif options.grouping is GroupingName.LOAD_AWARE_SHUFFLE:
+            self._grouping = _load_aware(workers.reached, options.tasks, options.credentials())
+        elif options.grouping is GroupingName.FIELDS:
+            self._grouping = _fields(options.tasks)
 
     def checked(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows that can be sent: `task`, `message`, and `encoded` if there are keys or headers.
@@ -200,41 +203,35 @@ class RowRouter:
         return [with_entry(group, self._entry, self.bad.max_message_bytes) for group in groups]
 
     def _tasks(self, batch: pa.RecordBatch) -> pa.Array:
-        options = self._options
-        if options.grouping is GroupingName.DIRECT:
+        if self._grouping is None:
             return batch.column("task")
-        if options.grouping is GroupingName.FIELDS:
+        if self._options.grouping is GroupingName.FIELDS:
             keys = batch.column("key").dictionary_encode(null_encoding="encode")
-            chosen = _fields(options.tasks).choose(keys.dictionary.to_pylist())
+            chosen = self._grouping.choose(keys.dictionary.to_pylist())
             return pa.array(chosen, pa.int32()).take(keys.indices)
-        grouping = self._shuffle
-        if grouping is None:
-            grouping = _load_aware(self._address, options.tasks, options.credentials()).refreshed()
-        return pa.array(grouping.choose(range(batch.num_rows)), pa.int32())
+        return pa.array(self._grouping.choose(range(batch.num_rows)), pa.int32())
 
 
-class _LoadAware:
+class _LoadAware(LoadAwareShuffle):
     def __init__(self, address: str, tasks: tuple[int, ...], credentials: Credentials) -> None:
-        self._address = address
-        self._credentials = credentials
-        self._tasks = tasks
+        super().__init__(GroupingContext(tasks, source=0, loads=self._reported))
+        self._connect = partial(ControlClient, address, _LOAD_SECONDS, credentials=credentials)
         self._looked = time.monotonic()
-        self._grouping = LoadAwareShuffle(GroupingContext(tasks, source=0, loads=self._loads))
 
-    def _loads(self) -> dict[int, float]:
+    def _reported(self) -> dict[int, float]:
         try:
-            with ControlClient(self._address, _LOAD_SECONDS, credentials=self._credentials) as control:
-                return control.load(self._tasks)
+            with self._connect() as control:
+                return control.load(self.tasks)
         except TuplewireError:
             return {}  # if the worker is unreachable, the send raises the error
 
-    def refreshed(self) -> SingleGrouping:
-        """Return the grouping; refresh its loads first if they are older than a second."""
+    def choose(self, keys: Sequence[Any]) -> list[int]:
+        """Return a task for each message; refresh the loads first if they are older than a second."""
         now = time.monotonic()
         if now - self._looked >= _REFRESH_SECONDS:
             self._looked = now
-            self._grouping.refresh()
-        return self._grouping
+            self.refresh()
+        return super().choose(keys)
 
 
 # Cached for the process: `fields` remembers the tasks of keys, and a load-aware grouping needs longer than a

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.task_owners import At
+from tuplewire.connection.task_owners import At, TaskOwners
 from tuplewire.errors import (
     BufferFullError,
     FlushTimeoutError,
@@ -53,22 +54,13 @@ _FORMER_SECONDS = 2.0
 """The timeout of a call to a worker that is no longer in an assignment."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The workers of all tasks in one version of the assignment, the same for all attempts of an epoch."""
-
-    version: int
-    worker_of: Mapping[int, At]
-
-
 @dataclass(slots=True)
 class _Piece:
-    """The next piece for a worker, and the counts of earlier ones."""
+    """The next piece for a worker. staged: the attempt there, with the counts of earlier pieces."""
 
+    staged: pb.StagedAttempt
     groups: list[TaskGroup] = field(default_factory=list)
     size_bytes: int = 0
-    messages: int = 0
-    pieces: int = 0
 
 
 class SinkWorkers(TaskWorkers):
@@ -131,7 +123,7 @@ class AttemptStage(SinkWorkers):
     """
 
     def __init__(
-        self, options: SinkOptions, sink: str, epoch: int, partition: int, placement: Placement | None = None
+        self, options: SinkOptions, sink: str, epoch: int, partition: int, placement: TaskOwners | None = None
     ) -> None:
         """Start an attempt. sink, epoch, partition: its name, with a random `attempt`.
 
@@ -143,8 +135,9 @@ class AttemptStage(SinkWorkers):
         """The name of the attempt. It is random, as Spark's attempt numbers start again with each driver."""
         self.versions = set() if placement is None else {placement.version}
         """The versions of the assignments from which the workers were taken."""
-        self._worker_of = {} if placement is None else dict(placement.worker_of)
-        self._pieces: dict[At, _Piece] = {}
+        self._worker_of = {} if placement is None else dict(placement.of)
+        about = partial(pb.StagedAttempt, partition=partition, attempt=self._attempt)
+        self._pieces = defaultdict[At, _Piece](lambda: _Piece(about()))
 
     def add(self, groups: Sequence[TaskGroup]) -> None:
         """Stage messages, or add them to the next piece.
@@ -164,7 +157,7 @@ class AttemptStage(SinkWorkers):
                 piece.size_bytes += wire_bytes(part)
 
     def _piece_for(self, group: TaskGroup) -> _Piece:
-        return self._pieces.setdefault(self._worker_of[group.task], _Piece())
+        return self._pieces[self._worker_of[group.task]]
 
     def end(self) -> dict[At, pb.StagedAttempt]:
         """Stage the remaining messages; return the attempt's name and size at each worker."""
@@ -172,18 +165,12 @@ class AttemptStage(SinkWorkers):
         while waiting := [at for at, piece in self._pieces.items() if piece.groups]:
             for at in waiting:
                 self._send(at)
-        return {
-            at: pb.StagedAttempt(
-                partition=self._partition, attempt=self._attempt, messages=piece.messages, pieces=piece.pieces
-            )
-            for at, piece in self._pieces.items()
-            if piece.pieces
-        }
+        return {at: piece.staged for at, piece in self._pieces.items() if piece.staged.pieces}
 
     def abandon(self) -> None:
         """Discard the staged messages now if possible; otherwise they are dropped with their epoch."""
         for at, piece in self._pieces.items():
-            if piece.pieces:
+            if piece.staged.pieces:
                 self.discard(at, self._attempt)
 
     def known(self, tasks: Collection[int]) -> set[int]:
@@ -209,7 +196,7 @@ class AttemptStage(SinkWorkers):
             **self._about(at),
             partition=self._partition,
             attempt=self._attempt,
-            piece=piece.pieces,
+            piece=piece.staged.pieces,
             frame=plain_frame(piece.groups),
         )
         while True:
@@ -217,7 +204,7 @@ class AttemptStage(SinkWorkers):
                 waits_for = self[address].stage(request)
             except (*RETRYABLE_ERRORS, UnknownTaskError) as error:  # its assignment may be older
                 self._wait_or_raise(retry, error)
-                if piece.pieces:  # earlier pieces are staged there, and this one must follow them
+                if piece.staged.pieces:  # earlier pieces are staged there, and this one must follow them
                     continue
                 # Nothing is staged there yet: find the workers again from a new assignment.
                 del self._pieces[at]
@@ -236,8 +223,8 @@ class AttemptStage(SinkWorkers):
                 reason = f"no room to stage: the tasks' queues are full. {NEEDS_A_SLOT}"
                 logger.warning("sink.waiting", extra={**about, "reason": reason, "waits_for": waits_for})
             time.sleep(backoff.next())
-        piece.messages += sum(map(len, piece.groups))
-        piece.pieces += 1
+        piece.staged.messages += sum(map(len, piece.groups))
+        piece.staged.pieces += 1
         piece.groups, piece.size_bytes = [], 0
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar
 
@@ -97,25 +96,20 @@ class TaskWorkers(ControlClients):
 
     def _look_up(self, tasks: Collection[int] = ()) -> None:
         """Find the workers of all tasks from a new assignment, unless these tasks are in the last one."""
-        if not self.owners.of or not self.owners.of.keys() >= set(tasks):
-            self.owners.replace(self._assignment(), self.reached)
-
-    def _assignment(self) -> pb.Assignment | None:
-        """Request the assignment from the worker at the option `address`; if unreachable, from others."""
-        try:
-            return self._assignment_of(self._address)
-        except UnreachableError:
-            for address in self.owners.others:
-                with suppress(UnreachableError):
-                    return self._assignment_of(address)
-            raise
-
-    def _assignment_of(self, address: str) -> pb.Assignment | None:
-        control = self[address]
-        assignment = control.assignment()
-        self.max_message_bytes = control.max_message_bytes
-        self.reached = address
-        return assignment
+        if self.owners.of and self.owners.of.keys() >= set(tasks):
+            return
+        problems: list[UnreachableError] = []
+        for address in self.owners.addresses:
+            try:
+                assignment = self[address].assignment()
+            except UnreachableError as error:
+                problems.append(error)
+                continue
+            self.max_message_bytes = self[address].max_message_bytes
+            self.reached = address
+            self.owners.replace(assignment, address)
+            return
+        raise problems[0]
 
 
 class HeldTasks(TaskWorkers):
@@ -140,7 +134,7 @@ class HeldTasks(TaskWorkers):
         Raises UnreachableError, NotReadyError or WrongWorkerError after the timeout, WrongTopologyError, or
         UnknownTaskError for a task that is not in the assignment.
         """
-        tasks, found = self._tasks, self.poll_tasks(self._tasks, seen, wait)
+        tasks, found = self._tasks, self._with_retries(partial(self._poll, self._tasks, seen, wait))
         if not isinstance(tasks, TaskRanges) and (unknown := [task for task in tasks if task not in found]):
             raise self.owners.unknown(unknown)
         return found
@@ -150,11 +144,9 @@ class HeldTasks(TaskWorkers):
         self.owners.of = {}
         return self._poll(self._tasks)
 
-    def poll_tasks(
-        self, tasks: Collection[int] | TaskRanges, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
-    ) -> dict[int, Held]:
+    def poll_tasks(self, tasks: Collection[int]) -> dict[int, Held]:
         """Return the state of the given tasks that are in the assignment. Raises as poll_all()."""
-        return self._with_retries(partial(self._poll, tasks, seen, wait))
+        return self._with_retries(partial(self._poll, tasks))
 
     def _poll(
         self, wanted: Collection[int] | TaskRanges, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
@@ -214,14 +206,13 @@ class HeldTasks(TaskWorkers):
         last: the last sequence for each task; 0: all. Raises UnreachableError.
         """
         found: dict[int, Runs] = {}
-        for (address, worker_id, worker), tasks in _by_worker(last, held).items():
+        for (address, worker_id), tasks in self.owners.by_worker(last).items():
             polled = (pb.PolledTask(task=task, entries_to=last[task]) for task in tasks)
             request = pb.PollRequest(topology=self._topology, receiver_id=worker_id, tasks=polled)
             answer = self[address].poll(request)
-            if answer.incarnation != worker:
-                continue
             for there in answer.tasks:
-                if there.begin_sequence == held[there.task].begin:
+                each = held[there.task]
+                if (answer.incarnation, there.begin_sequence) == (each.worker, each.begin):
                     entries = there.entries
                     numbered = zip(entries.messages, entries.workers, entries.entry_sequences, strict=True)
                     found[there.task] = Runs(entries.first, there.begin_sequence, tuple(numbered))
@@ -239,9 +230,9 @@ class HeldTasks(TaskWorkers):
             for task, each in held.items()
             if offsets[task].worker == each.worker and each.acknowledged < offsets[task].sequence
         ]
-        for (address, worker_id, worker), tasks in _by_worker(behind, held).items():
+        for (address, worker_id), tasks in self.owners.by_worker(behind).items():
             ends = {task: offsets[task].sequence for task in tasks}
-            self[address].acknowledge(self._topology, worker_id, worker, ends)
+            self[address].acknowledge(self._topology, worker_id, held[tasks[0]].worker, ends)
 
     def previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner:
         """Return the final state of a task's previous owner. worker: its incarnation.
@@ -274,12 +265,3 @@ class HeldTasks(TaskWorkers):
         # Lost only if another incarnation answers at its address and no present worker is unreachable: an
         # unreachable worker may know about a clean shutdown.
         return PreviousOwner(gone=True) if replaced and not silent else None
-
-
-def _by_worker(tasks: Iterable[int], held: Mapping[int, Held]) -> dict[tuple[str, str, int], list[int]]:
-    """Return the tasks by the address, id and incarnation of their worker."""
-    found: dict[tuple[str, str, int], list[int]] = {}
-    for task in tasks:
-        each = held[task]
-        found.setdefault((each.address, each.worker_id, each.worker), []).append(task)
-    return found

@@ -26,7 +26,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from tuplewire.client import Client
-from tuplewire.connection.task_owners import At
+from tuplewire.connection.task_owners import At, TaskOwners
 from tuplewire.errors import (
     EpochTooLargeError,
     MessageError,
@@ -44,7 +44,7 @@ from tuplewire.settings.config import MIB
 from tuplewire.spark.data_source_api import DataSourceStreamArrowWriter
 from tuplewire.spark.options import FAIL, DeliveryGuarantee, SinkOptions
 from tuplewire.spark.row_router import PIECE_BYTES, RowRouter, sliced
-from tuplewire.spark.stages import AttemptStage, Placement, Publisher, SinkWorkers
+from tuplewire.spark.stages import AttemptStage, Publisher, SinkWorkers
 from tuplewire.spark.version_check import VersionChecked
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import active
@@ -109,7 +109,7 @@ class _Sink(VersionChecked):
             options = dataclasses.replace(options, address=resolve_addresses(options.address))
         self._options = options
         self._write_id = uuid.uuid4().hex
-        self._placement: Placement | None = None
+        self._placement: TaskOwners | None = None
 
     def _written(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str = "") -> Part:
         partition = _context().partitionId()
@@ -253,7 +253,7 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
             # All attempts of the micro-batch stage a task at the same worker, even if the task moves.
             with SinkWorkers(self._options) as workers:
                 workers.known(())
-                self._placement = Placement(workers.owners.version, workers.owners.of)
+                self._placement = workers.owners
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
         context = _context()
