@@ -22,7 +22,7 @@ from tuplewire.connection.consumer_stream import Push
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.submission_queue import CallerCondition
-from tuplewire.connection.task_states import TaskState, TaskStates
+from tuplewire.connection.task_states import TaskState, states_of
 from tuplewire.errors import (
     AnswerError,
     ClosedError,
@@ -69,13 +69,22 @@ class Answering(ABC):
     def answer(self, message: TaskMessage, payload: bytes) -> None:
         """Send the answer to a request. Waits and raises errors as `send` does.
 
+        Args:
+            message: The request.
+            payload: The payload of the answer.
+
         Raises:
             MessageError: The message is not a request; see TaskMessage.is_request.
         """
         self.send([answer_of(message, payload)])
 
     def answer_error(self, message: TaskMessage, text: str) -> None:
-        """Answer a request with an error: the requester gets an AnswerError with this text. See answer()."""
+        """Answer a request with an error: the requester gets an AnswerError with a text. See answer().
+
+        Args:
+            message: The request.
+            text: The text.
+        """
         self.send([answer_of(message, b"", (ERROR, text.encode(errors="replace")))])
 
 
@@ -146,7 +155,6 @@ class Asker(Live):
         self._numbers = count(secrets.randbits(60))  # answers to earlier askers may arrive late
         self._pid = os.getpid()
         self._receiver = client._receiver([self._reply_to], Push(self._take, self._failed), follow=True)
-        self._states = TaskStates(self._receiver)
 
     def ask(self, task: int, payload: bytes, *, timeout: float = 30.0) -> TaskMessage:
         """Send a request and return its answer. See ask_all() for `timeout` and the errors."""
@@ -224,7 +232,7 @@ class Asker(Live):
         since: dict[int, float] = {}
         while True:
             try:
-                states, problem = await self._states.of(call.unanswered.values()), ""
+                states, problem = await states_of(self._receiver, call.unanswered.values()), ""
             except TuplewireError as error:
                 states, problem = {}, str(error)
             now = time.monotonic()

@@ -32,6 +32,8 @@ logger = event_logger(__name__)
 
 _RETRY_SECONDS = 0.05
 _MAX_RETRY_SECONDS = 2.0
+_MOST_ASKED = 3
+"""The maximum number of workers to request the assignment from, to find the workers of other tasks."""
 
 
 class Receiver(Inbox):
@@ -273,22 +275,48 @@ class Receiver(Inbox):
             if self._refused_at is None:
                 await asyncio.sleep(backoff.next())
             asked, self._refused_at = self._refused_at, None
-            if await self._look_up(others, asked) and not self.connected:
+            try:
+                await self._look_up(others, (asked or self.address, *self._owners.addresses))
+            except TuplewireError:
+                continue  # its log entries have the reasons
+            if not self.connected:
                 await self._place(others)
 
-    async def _look_up(self, others: OtherWorkers, first: str | None) -> bool:
-        """Request the assignment from the first worker that answers; return True if there is one."""
-        for address in dict.fromkeys((first or self.address, *self._owners.addresses)):
+    async def workers_of(self, tasks: Iterable[int]) -> dict[At, list[int]]:
+        """Return the tasks at each worker, without unknown ones, by the last assignment.
+
+        It is requested again if it lacks a task. If no worker answers, raises the error of the first one.
+        """
+        named = list(tasks)
+        if self.others is not None and not self._owners.of.keys() >= set(named):
+            await self._look_up(self.others, self._owners.addresses[:_MOST_ASKED])
+        return self._by_worker(named)
+
+    def forget_workers(self) -> None:
+        """Request the assignment again at the next workers_of(): a task moves, or a worker has failed."""
+        self._owners.of = {}
+
+    def _by_worker(self, tasks: Iterable[int]) -> dict[At, list[int]]:
+        return {
+            (self.address if worker_id == self._own_id else address, worker_id): theirs
+            for (address, worker_id), theirs in self._owners.by_worker(tasks).items()
+        }
+
+    async def _look_up(self, others: OtherWorkers, addresses: Iterable[str]) -> None:
+        """Request the assignment from the first worker that answers; if none does, raise the first error."""
+        problems: list[TuplewireError] = []
+        for address in dict.fromkeys(addresses):
             try:
                 answer = await others.assignment(address)
                 self._owners.replace(answer.assignment if answer.HasField("assignment") else None, address)
             except TuplewireError as error:
                 logger.debug("subscription.no_assignment", extra={"peer": address, "reason": str(error)})
+                problems.append(error)
                 continue
             if address == self.address:
                 self._own_id = answer.worker_id
-            return True
-        return False
+            return
+        raise problems[0]
 
     async def _place(self, others: OtherWorkers) -> None:
         """Move tasks to streams to their owners. Tasks with a connected stream stay there."""
@@ -301,10 +329,7 @@ class Receiver(Inbox):
         if unknown and self._owners.version == self._newest:
             self.on_failed(self._owners.unknown(unknown))
             return
-        owned = {
-            (self.address if worker_id == self._own_id else address, worker_id): frozenset(theirs)
-            for (address, worker_id), theirs in self._owners.by_worker(tasks).items()
-        }
+        owned = {at: frozenset(theirs) for at, theirs in self._by_worker(tasks).items()}
         for each in broken:
             kept = owned.get(self._at(each), frozenset()).intersection(each.tasks)
             if not each.connected and len(kept) < len(each.tasks):

@@ -19,7 +19,8 @@ from tuplewire import errors
 from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
-from tuplewire.connection.task_owners import TaskOwners
+from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.task_owners import At
 from tuplewire.team.forming import Answers, Forming
 from tuplewire.team.matching import Call, Matching, Message, unpack
 from tuplewire.text.events import event_logger
@@ -48,8 +49,6 @@ _MOST_AT_ONCE = 32
 """Messages are sent in batches that end with a large message, or after this number of small ones."""
 _MOST_NAMED = 10
 """The maximum number of ranks in the text of an error."""
-_MOST_ASKED = 3
-"""The maximum number of workers to request the assignment from at each poll."""
 
 
 Step = tuple[Mapping[int, Message], Collection[int]]
@@ -109,9 +108,8 @@ class Members:
         # The id of a task's consumer shows whether the member that formed the team still has the task.
         client = {**client, "client_id": _client_id(tasks[rank], own_id), "source": tasks[rank]}
         self._client = Client(address, overflow="block", **client)
-        credentials, topology = client.get("credentials"), self._client.topology
+        credentials = client.get("credentials")
         self._controls = ControlClients(lambda at: ControlClient(at, _POLL_TIMEOUT, credentials=credentials))
-        self._owners = TaskOwners(topology, self._client.address)
         self._processed = client.get("ack_mode") == "processed"
         self._subscription = self._client.recv(tasks[rank], timeout=_TICK_SECONDS)
         self._next_poll = 0.0
@@ -290,23 +288,22 @@ class Members:
 
     def _look(self, members: Sequence[_OtherMember]) -> None:
         """Find the consumers of members at the workers of their tasks."""
-        for address in self._owners.addresses[:_MOST_ASKED]:
-            with contextlib.suppress(errors.TuplewireError):
-                if not all(each.task in self._owners.of for each in members):
-                    self._owners.replace(self._controls[address].assignment(), address)
-        places = self._owners.by_worker(each.task for each in members)
-        tasks = {address: [PolledTask(task=each) for each in tasks] for (address, _), tasks in places.items()}
-        topology = self._client.topology
+        receiver, topology = self._subscription._receiver, self._client.topology
+        places: dict[At, list[int]] = {}
+        with contextlib.suppress(errors.TuplewireError):
+            places = messaging_loop().run(receiver.workers_of(each.task for each in members))
+        ids = {task: worker_id for (_, worker_id), theirs in places.items() for task in theirs}
+        tasks = {at: [PolledTask(task=each) for each in theirs] for (at, _), theirs in places.items()}
         answers = self._controls.each(
             tasks, lambda at: at.poll(PollRequest(topology=topology, tasks=tasks[at.address]))
         )
         polled = [answer for answer in answers.values() if isinstance(answer, PollResponse)]
         held = {each.task: each for answer in polled for each in answer.tasks}
         for each in members:
-            each.worker_id = self._owners.of.get(each.task, ("", each.worker_id))[1]
+            each.worker_id = ids.get(each.task, each.worker_id)
             each.look(held.get(each.task))
         if len(held) < len(members):
-            self._owners.of = {}  # a task moves, or its worker has failed: request the assignment again
+            receiver.forget_workers()
 
     def _possibly_lost(self) -> dict[str, int] | None:
         """Return the number of messages that the own worker has possibly lost, by worker, if it is known."""

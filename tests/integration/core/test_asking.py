@@ -17,7 +17,6 @@ from tuplewire import Client, TaskMessage, asking
 from tuplewire.asking import Asker
 from tuplewire.connection.grpc_channel import OtherWorkers
 from tuplewire.connection.loop import messaging_loop
-from tuplewire.connection.task_states import TaskStates
 from tuplewire.errors import (
     AnswerError,
     ClosedError,
@@ -86,7 +85,7 @@ def in_thread(function: Callable[..., object], *arguments: object) -> Iterator[N
 def test_a_thousand_answers_out_of_order(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers are returned in the order of the requests, and nothing is polled if they are fast."""
     polled: list[object] = []
-    monkeypatch.setattr(TaskStates, "of", lambda _, tasks: polled.append(tasks))
+    monkeypatch.setattr(asking, "states_of", lambda _, tasks: polled.append(tasks))
     monkeypatch.setattr(asking, "_PATIENCE_SECONDS", _SECONDS)
 
     def answer() -> None:
