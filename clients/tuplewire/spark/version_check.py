@@ -12,8 +12,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -22,34 +21,9 @@ import tuplewire
 from tuplewire.errors import ConfigError
 from tuplewire.processes.heaps import reuse_buffers, share_heaps, share_with_arrow
 
-
-@dataclass(frozen=True, slots=True)
-class _Required:
-    """A library: its module, the first supported version, the first one beyond, and an exception between."""
-
-    module: str
-    first: str
-    beyond: str
-    but: str = ""
-
-    def takes(self, version: str) -> bool:
-        parts, but = _parts(version), _parts(self.but)
-        return _parts(self.first) <= parts < _parts(self.beyond) and not (but and parts[: len(but)] == but)
-
-    def __str__(self) -> str:
-        return f">={self.first}" + (f",!={self.but}.*" if self.but else "") + f",<{self.beyond}"
-
-
-def _parts(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version; empty for the text of an error."""
-    return tuple(map(int, re.findall("[0-9]+", re.split("[^0-9.]", version)[0])))
-
-
-REQUIRED = {
-    "grpcio": _Required("grpc", "1.74", "2", but="1.83"),
-    "protobuf": _Required("google.protobuf", "6.31.1", "8"),
-}
-"""The libraries that an executor needs, as in `pyproject.toml`."""
+REQUIRED = {"grpcio": ">=1.74,!=1.83.*,<2", "protobuf": ">=6.31.1,<8"}
+"""The libraries that an executor needs, and their versions, as in `pyproject.toml`."""
+_MODULES = {"grpcio": "grpc", "protobuf": "google.protobuf"}
 
 _WAYS = (
     "install it in the executors' interpreter, ship a packed environment (spark.archives), or set "
@@ -64,7 +38,7 @@ class VersionMismatchError(ConfigError):
 @cache
 def versions() -> dict[str, str]:
     """Return the versions in this process, by name; for a library that cannot be imported, its error."""
-    libraries = {name: _version(each.module) for name, each in REQUIRED.items()}
+    libraries = {name: _version(module) for name, module in _MODULES.items()}
     return {"tuplewire": tuplewire.__version__, **libraries}
 
 
@@ -79,12 +53,28 @@ def check(driver: Mapping[str, str], executor: Mapping[str, str]) -> None:
         )
     for name, required in REQUIRED.items():
         found = executor[name]
-        if not required.takes(found):
+        if not _fits(found, required):
             raise VersionMismatchError(
                 f"{where} has {name} {found}, and tuplewire {here} needs "
                 f"{name}{required} (the driver has {driver[name]}). "
                 f"{name} has compiled parts, which cannot come by --py-files: {_WAYS}"
             )
+
+
+def _fits(version: str, limits: str) -> bool:
+    """Return True if a version is within limits such as `>=1.74,!=1.83.*,<2`."""
+    found = _parts(version)
+    checks: dict[str, Callable[[tuple[int, ...]], bool]] = {
+        ">=": lambda limit: found >= limit,
+        "!=": lambda limit: found[: len(limit)] != limit,
+        "<": lambda limit: found < limit,
+    }
+    return all(checks[sign](_parts(text)) for sign, text in re.findall("(>=|!=|<)([0-9.]+)", limits))
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version; empty for the text of an error."""
+    return tuple(map(int, re.findall("[0-9]+", re.split("[^0-9.]", version)[0])))
 
 
 class VersionChecked:
