@@ -19,7 +19,6 @@ from tuplewire.text.escaping import escape_unprintable
 from tuplewire_service.command.control_commands import add_control_commands
 from tuplewire_service.command.dead_letter_command import add_dead_letter_command
 from tuplewire_service.command.inspection_commands import add_inspection_commands
-from tuplewire_service.command.membership_command import add_membership_command
 from tuplewire_service.command.message_commands import add_message_commands
 from tuplewire_service.command.parsers import (
     EXIT_CODES,
@@ -133,7 +132,6 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     add_message_commands(commands)
     add_dead_letter_command(commands)
     add_control_commands(commands)
-    add_membership_command(commands)
     add_inspection_commands(commands)
     parser = add_command(commands, _completion, "print a script for shell completion", "bash")
     parser.description = (

@@ -1,4 +1,6 @@
-"""`tuplewire status`, `assign`, `activate`, `deactivate`, `drain` and `offsets`: requests to a worker.
+"""`tuplewire status`, `assign`, `membership`, `activate`, `deactivate`, `drain` and `offsets`.
+
+They send requests to workers. `membership` assigns tasks while workers join and leave, until it is stopped.
 
 Used by cli.py. Owns no state. Not thread-safe. Design: docs/design/status.md.
 """
@@ -7,30 +9,49 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import sys
 import time
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, NotReadyError, TuplewireError
+from tuplewire.identity.credentials import Credentials
+from tuplewire.settings.addresses import check_reachable, join_host_port, resolve_topology, split_host_port
 from tuplewire.text.counts import counted
 from tuplewire.text.escaping import escape_unprintable
-from tuplewire_service.command.parsers import add_client_command, control_of, positive_seconds, task_list
+from tuplewire.text.events import event_logger
+from tuplewire.values.task_ids import parse_tasks
+from tuplewire_service.command.parsers import (
+    add_address,
+    add_client_command,
+    add_command,
+    add_setting_flags,
+    add_topology,
+    control_of,
+    credentials_of,
+    positive_seconds,
+    task_list,
+)
 from tuplewire_service.command.terminal import console_of, write_table, write_text
 from tuplewire_service.command.viewer.columns import NOT_KNOWN, short_client
-from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
+from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK, Stop
 
 if TYPE_CHECKING:
     from tuplewire.wire import control_pb2 as pb
 
+logger = event_logger(__name__)
+
+_LOOK_SECONDS = 2.0
 _OFFSETS = ("task", "worker", "acknowledged", "last", "waiting", "bytes", "consumer")
 _LATEST = "latest"
 _CLOSE_SECONDS = 5.0  # a worker exits at most 4 s after the deadline of its drain
 
 
 def add_control_commands(commands: Any) -> None:
-    """Add the commands that send requests to a running worker."""
+    """Add the commands that send requests to running workers."""
     parser = add_client_command(commands, _status, "show a worker's state, ledger, tasks and connections")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     about = "seconds between repeated reports, with rates by task (without a value: 1)"
@@ -58,6 +79,14 @@ def add_control_commands(commands: Any) -> None:
         f"discard the messages of these tasks up to a sequence, or {_LATEST}; refused if there is a consumer"
     )
     parser.add_argument("--acknowledge-to", metavar="SEQUENCE", help=about)
+    about = "assign tasks to workers as workers join and leave"
+    parser = add_command(commands, _membership, about, "--address workers.example:6700 --tasks 0-99")
+    about = "comma-separated host:port of workers; a name stands for all its IP addresses, as of a Service"
+    add_address(parser, about)
+    parser.add_argument("--tasks", required=True, help="all tasks of the topology: 0-99, or 1,2,10-19")
+    add_topology(parser)
+    parser.add_argument("--log-format", choices=["text", "json"], default="text", help="format of log events")
+    add_setting_flags(parser, Credentials)
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -101,6 +130,47 @@ def _assign(arguments: argparse.Namespace) -> int:
     story = f"assignment {assignment.version} of {assignment.topology} {word} in force at {client.address}"
     print(escape_unprintable(story))
     return EXIT_OK
+
+
+def _membership(arguments: argparse.Namespace) -> int:
+    from tuplewire.membership import Membership
+    from tuplewire_service.control.log_output import LogOutput
+
+    names = [check_reachable(each.strip()) for each in arguments.address.split(",")]
+    tasks = parse_tasks(arguments.tasks)
+    LogOutput("info", arguments.log_format).start()
+    stop = Stop()
+    stop.on_signals()
+    with Membership(
+        lambda: _addresses_of(names),
+        tasks,
+        topology=resolve_topology(arguments.topology),
+        at_least=0,
+        credentials=credentials_of(arguments),
+    ) as membership:
+        logger.info("membership.started", extra={"tasks": len(tasks)})
+        while (request := stop.wait(_LOOK_SECONDS)) is None:
+            if reason := membership.status().ended:  # another program assigns the same tasks, or a defect
+                logger.error("membership.ended", extra={"reason": reason})
+                return EXIT_FAILED
+    logger.info("membership.stopped", extra={"reason": request.reason})
+    return EXIT_OK
+
+
+def _addresses_of(names: Collection[str]) -> list[str]:
+    """Return host:port of each worker. A name may have many addresses, as a headless Service has.
+
+    If a name has IPv4 addresses, its IPv6 addresses are ignored: a worker with both would count as two.
+    Raises OSError for a name without an address.
+    """
+    found: set[str] = set()
+    for name in names:
+        host, port = split_host_port(name)
+        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        families = {family for family, *_ in answers}
+        family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
+        found.update(join_host_port(str(to[0]), port) for each, *_, to in answers if each == family)
+    return sorted(found)
 
 
 def _activate(arguments: argparse.Namespace) -> int:

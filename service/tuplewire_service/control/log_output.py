@@ -1,6 +1,6 @@
 """The log output of a process: line format, recent lines, and temporary changes of the level.
 
-Used by process/main.py, debugging.py and command/membership_command.py. Owns the log handlers and the recent
+Used by process/main.py, debugging.py and command/control_commands.py. Owns the log handlers and the recent
 lines. Thread-safe. Exception: change(). How-to: docs/how-to/debug.md.
 """
 

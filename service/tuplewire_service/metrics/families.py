@@ -8,7 +8,7 @@ collectors and admin_server.py. Owns no state. Thread-safe. Design: docs/design/
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -77,18 +77,13 @@ def histogram(name: str, help_text: str, latency: pb.Latency) -> Metric:
     return HistogramMetricFamily(_PREFIX + name, help_text, buckets=buckets, sum_value=latency.seconds)
 
 
-_ENDS = {
-    pb.METRIC_KIND_COUNTER: ("_total", "_created"),
-    pb.METRIC_KIND_GAUGE: ("",),
-    pb.METRIC_KIND_HISTOGRAM: ("_bucket", "_sum", "_count", "_created"),
-    pb.METRIC_KIND_SUMMARY: ("", "_sum", "_count", "_created"),
+_KINDS: Mapping[pb.MetricKind, tuple[Callable[..., Metric], Sequence[str]]] = {
+    pb.METRIC_KIND_COUNTER: (CounterMetricFamily, ("_total", "_created")),
+    pb.METRIC_KIND_GAUGE: (GaugeMetricFamily, ("",)),
+    pb.METRIC_KIND_HISTOGRAM: (HistogramMetricFamily, ("_bucket", "_sum", "_count", "_created")),
+    pb.METRIC_KIND_SUMMARY: (SummaryMetricFamily, ("", "_sum", "_count", "_created")),
 }
-_FAMILIES: Mapping[pb.MetricKind, Callable[..., Metric]] = {
-    pb.METRIC_KIND_COUNTER: CounterMetricFamily,
-    pb.METRIC_KIND_GAUGE: GaugeMetricFamily,
-    pb.METRIC_KIND_HISTOGRAM: HistogramMetricFamily,
-    pb.METRIC_KIND_SUMMARY: SummaryMetricFamily,
-}
+"""The class of each kind, and the ends of its samples' names."""
 
 
 class ProgramCollector(Collector):
@@ -104,7 +99,7 @@ class ProgramCollector(Collector):
 
 def exposed_names(family: pb.MetricFamily) -> list[str]:
     """Return all names that samples of a family can have in Prometheus's text."""
-    return [family.name, *(family.name + end for end in _ENDS[family.kind])]
+    return [family.name, *(family.name + end for end in _KINDS[family.kind][1])]
 
 
 def families(reported: Iterable[pb.MetricFamily]) -> Iterator[Metric]:
@@ -140,7 +135,8 @@ def _sum(one: pb.MetricSample, other: pb.MetricSample) -> pb.MetricSample:
 
 
 def _family(first: pb.MetricFamily, samples: Mapping[tuple[str, ...], pb.MetricSample]) -> Metric:
-    family = _FAMILIES[first.kind](first.name, first.help, labels=list(first.labels))
+    make, _ = _KINDS[first.kind]
+    family = make(first.name, first.help, labels=list(first.labels))
     for labels, sample in sorted(samples.items()):
         if isinstance(family, HistogramMetricFamily):
             bounds = [*map(floatToGoString, sample.bounds), "+Inf"]

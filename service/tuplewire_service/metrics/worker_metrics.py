@@ -1,7 +1,8 @@
 """Prometheus metrics of a worker, made from its status at each scrape. Reference: docs/reference/metrics.md.
 
 The data plane only counts in plain numbers, so metrics cost nothing between scrapes. Used by process/main.py.
-Owns the names and the totals of series. Thread-safe. Design: docs/design/status.md.
+Owns the names and the totals of series: their number is bounded, no count is missing, and no total
+decreases. Thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import platform
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -27,7 +28,6 @@ from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.messaging.server_stream import MAX_PENDING_HANDSHAKES
 from tuplewire_service.metrics.families import counter, counters, gauge, gauges, histogram, info
-from tuplewire_service.metrics.series import Names, Totals
 from tuplewire_service.worker.times import TimeState
 
 _CODES = [
@@ -40,6 +40,60 @@ _CONFIG_SHOWN = [  # for comparisons between workers: sizes and times, but no na
     "transport",
     *(name for name, each in settings_of(WorkerConfig).items() if each.kind.metavar in _MEASURES),
 ]
+
+
+class Names:
+    """Assigns series names to keys. The first `limit` keys have their own name, the others are `other`.
+
+    A key keeps its name while it exists. The place of a removed key goes to a new key, never to one that is
+    already counted as `other`.
+    """
+
+    def __init__(self, limit: int, always: Collection[str] = ()) -> None:
+        """Start without keys. The keys in `always` have their own name regardless of the limit."""
+        self._limit = limit
+        self._always = frozenset(always)
+        self._own: set[str] = set()
+        self._others: set[str] = set()
+
+    def of(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return the name of each key. The argument must contain all current keys."""
+        keys = list(keys)
+        self._own.intersection_update(keys)
+        self._others.intersection_update(keys)
+        for key in keys:
+            if not (key in self._always or key in self._own or key in self._others):
+                (self._own if len(self._own) < self._limit else self._others).add(key)
+        return {key: OTHER if key in self._others else key for key in keys}
+
+
+class Totals:
+    """Adds up counts by name. A total includes removed sources, so it does not decrease.
+
+    It starts again if its name was without a source. The total of `other` always remains.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, tuple[str, Sequence[int]]] = {}
+        self._ended: dict[str, list[int]] = {}
+
+    def add_up(self, sources: Mapping[Hashable, tuple[str, Sequence[int]]]) -> dict[str, list[int]]:
+        """Return the totals by name. `sources` has the name and the counts of each current source."""
+        ended = self._ended
+        for key in self._last.keys() - sources.keys():
+            _add(ended, *self._last[key])
+        self._last = dict(sources)
+        names = {name for name, _ in sources.values()} | {OTHER}
+        self._ended = {name: counts for name, counts in ended.items() if name in names}  # bounded
+        totals = {name: counts.copy() for name, counts in self._ended.items()}
+        for name, counts in sources.values():
+            _add(totals, name, counts)
+        return totals
+
+
+def _add(totals: dict[str, list[int]], name: str, counts: Sequence[int]) -> None:
+    before = totals.get(name)
+    totals[name] = list(counts) if before is None else [a + b for a, b in zip(before, counts, strict=True)]
 
 
 class WorkerCollector(Collector):

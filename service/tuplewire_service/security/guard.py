@@ -27,27 +27,17 @@ logger = event_logger(__name__)
 
 REASONS = ("no_token", "wrong_token", "name", "worker", "topology", "task", "control")
 """The reasons for a denial; see docs/how-to/secure.md."""
-CONTROL = {
-    "GetStatus": "",
-    "GetLoad": "",
-    "GetAssignment": "",
-    "Poll": "",
-    "Read": "",
-    "Acknowledge": "",
-    "Stage": "",
-    "Discard": "",
-    "Begin": "publish",
-    "Check": "publish",
-    "Publish": "publish",
-    "Progress": "publish",
-    "Tap": "",
-    "Drain": "drain",
-    "GetDebug": "debug",
-    "SetLogging": "debug",
+_METHODS = {
+    "": ("GetStatus", "GetLoad", "GetAssignment", "Poll", "Read", "Acknowledge", "Stage", "Discard", "Tap"),
+    "publish": ("Begin", "Check", "Publish", "Progress"),
+    "drain": ("Drain",),
+    "debug": ("GetDebug", "SetLogging"),
 }
+CONTROL = {method: action for action, methods in _METHODS.items() for method in methods}
 """The `control` action that each method requires; empty: none. Stage, Tap and Source check tasks."""
 OTHER_CONTROL = "assign"
 """The action that all other methods require, including future ones."""
+_RULE = "a rule for it in the worker's permissions file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +187,8 @@ class Access(IAccess):
 
     def _check_worker(self) -> None:
         if not self._may_be_worker:
-            raise self._guard.denied(
-                self._who,
-                "worker",
-                f"{self._who} may not act as a worker: that takes a certificate with one of the workers' "
-                "tls_worker_names",
-            )
+            takes = "a certificate with one of the workers' tls_worker_names"
+            raise self._may_not("worker", "act as a worker", takes)
 
     def open_session(self, topology: str, *, worker: bool) -> None:
         if worker:
@@ -218,7 +204,7 @@ class Access(IAccess):
         self._check_topology(topology)
         granted = self._permissions()
         if granted is not None and (foreign := [task for task in tasks if task not in granted.receive]):
-            raise self._task(f"receive from task {foreign[0]}", "receive")
+            raise self._no_task(f"receive from task {foreign[0]}", "receive")
 
     def tap(self, topology: str, tasks: Collection[int]) -> None:
         self._check_again = partial(Access.tap, topology=topology, tasks=tasks)
@@ -227,9 +213,9 @@ class Access(IAccess):
         if granted is None:
             return
         if not tasks and not granted.tap.everything:
-            raise self._task("tap every task", "tap")
+            raise self._no_task("tap every task", "tap")
         if foreign := [task for task in tasks if task not in granted.tap]:
-            raise self._task(f"tap task {foreign[0]}", "tap")
+            raise self._no_task(f"tap task {foreign[0]}", "tap")
 
     def refused(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
         # The frequent case without rules must be fast: this runs for each frame.
@@ -239,7 +225,7 @@ class Access(IAccess):
         if granted is None or granted.send.everything:
             return ()
         return [
-            (group, self._task(f"send to task {group.task}", "send"))
+            (group, self._no_task(f"send to task {group.task}", "send"))
             for group in groups
             if group.task not in granted.send
         ]
@@ -267,12 +253,7 @@ class Access(IAccess):
         granted = self._permissions()
         action = CONTROL.get(method, OTHER_CONTROL)
         if granted is not None and action and action not in granted.control:
-            raise self._guard.denied(
-                self._who,
-                "control",
-                f"{self._who} may not call {method}: that takes {action!r} in `control` of a rule for it in "
-                "the worker's permissions file",
-            )
+            raise self._may_not("control", f"call {method}", f"{action!r} in `control` of {_RULE}")
 
     def _permissions(self) -> Permissions | None:
         rules = self._guard.rules
@@ -294,13 +275,11 @@ class Access(IAccess):
                 "file is for it",
             )
 
-    def _task(self, what: str, key: str) -> PermissionDeniedError:
-        return self._guard.denied(
-            self._who,
-            "task",
-            f"{self._who} may not {what}: that takes the task in `{key}` of a rule for it in the worker's "
-            "permissions file",
-        )
+    def _no_task(self, action: str, key: str) -> PermissionDeniedError:
+        return self._may_not("task", action, f"the task in `{key}` of {_RULE}")
+
+    def _may_not(self, reason: str, action: str, takes: str) -> PermissionDeniedError:
+        return self._guard.denied(self._who, reason, f"{self._who} may not {action}: that takes {takes}")
 
 
 def find_token(shown: str, tokens: Iterable[Token]) -> Token | None:

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector
 
 from tuplewire_service.metrics.families import encode_openmetrics, encoder_for
-from tuplewire_service.metrics.series import Names, Totals
+from tuplewire_service.metrics.worker_metrics import Names, Totals
 
 
 def test_first_come_first_kept() -> None:
