@@ -149,7 +149,7 @@ def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:
 
 
 def _debug(arguments: argparse.Namespace) -> int:
-    from tuplewire_service.command.bundle import write_bundle
+    from tuplewire_service.command.status_report import write_bundle
 
     with control_of(arguments) as client:
         names = write_bundle(client, arguments.output)

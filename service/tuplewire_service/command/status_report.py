@@ -1,31 +1,43 @@
-"""A worker's status as text and as JSON, and the tables of `tuplewire top` and `tuplewire status`.
+"""A worker's status as text, JSON and debug bundle, and the tables of `tuplewire top` and `tuplewire status`.
 
-Used by control_commands.py, inspection_commands.py, bundle.py and demos. Owns no state. Thread-safe.
+Used by control_commands.py, inspection_commands.py and demos. Owns no state. Thread-safe.
 Design: docs/design/status.md.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+import re
 import shutil
 import textwrap
+import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from operator import attrgetter, itemgetter
+from pathlib import Path
 from typing import Any, TextIO
 
 from google.protobuf.message import Message
 
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import ConfigError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.counts import counted
 from tuplewire.text.escaping import escape_unprintable
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.terminal import PROBLEM_STYLE, write_table, write_text
-from tuplewire_service.command.viewer.cluster_rows import TABLES, ClusterRows
+from tuplewire_service.command.viewer.cluster_rows import TABLES, ClusterRows, cluster_rows
 from tuplewire_service.command.viewer.columns import NOT_KNOWN, Column, Row, in_order, time_of
-from tuplewire_service.command.viewer.rates import state_name
+from tuplewire_service.command.viewer.rates import WorkerSample, state_name
+from tuplewire_service.control.control_messages import MOST_CLIENTS
 
 MOST_LINES = 40  # lines of one kind, and rows of one table, in the text
 _GAP = 2  # between two columns
 _MOST_CELL = 20
+_BETWEEN_SECONDS = 1.0
+_NAME = re.compile(r"[a-z-]{1,30}\.(?:json|toml|txt)")
 
 
 def ledger_of(ledger: pb.Ledger) -> LedgerSnapshot:
@@ -168,3 +180,42 @@ def _shown(columns: list[Column], lines: list[list[str]], width: int | None) -> 
     while width and sum(widths[i] for i in shown) - _GAP > width:
         shown.remove(max((i for i in shown if columns[i].minor), default=shown[-1]))
     return shown
+
+
+def write_bundle(client: ControlClient, file: Path) -> list[str]:
+    """Write a worker's debug files, status and rates to a new zip file, and return the names in it.
+
+    Only the owner can read the file. Raises ConfigError if it exists.
+    """
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigError(f"{file} is there already: give another name with -o") from None
+    try:
+        with (
+            os.fdopen(descriptor, "wb") as stream,
+            zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as bundle,
+        ):
+            contents = _contents(client)
+            for name, content in contents.items():
+                bundle.writestr(name, content)
+    except BaseException:
+        file.unlink()
+        raise
+    return sorted(contents)
+
+
+def _contents(client: ControlClient) -> dict[str, bytes]:
+    before, began = client.status(MOST_CLIENTS), time.monotonic()
+    # The worker chooses the names. None may be a path, which could be outside of the folder when unpacked.
+    contents = {name: content for name, content in client.debug().items() if _NAME.fullmatch(name)}
+    time.sleep(max(0.0, began + _BETWEEN_SECONDS - time.monotonic()))  # for rates
+    now = client.status(MOST_CLIENTS)
+    rows = cluster_rows([WorkerSample(now.worker_id, client.address, now, before)])
+    contents["status.json"] = _as_json(status_as_json(now))
+    contents["live.json"] = _as_json(dataclasses.asdict(rows))
+    return contents
+
+
+def _as_json(value: Any) -> bytes:
+    return json.dumps(value, indent=2, default=str).encode()

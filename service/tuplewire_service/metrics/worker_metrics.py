@@ -153,18 +153,10 @@ class WorkerCollector(Collector):
             # A 0 for each missing value lets Prometheus see its first increase.
             counts = {**dict.fromkeys(map(str, known), 0), **attrgetter(_FIELDS.get(name, name))(status)}
             yield counters(name, help_text, label, counts.items())
-        yield gauges(
-            "sessions",
-            "Senders by state: connected, with a share of the queues, or resumable, without a share.",
-            "state",
-            {"connected": status.sharing_sessions, "resumable": status.resumable_sessions}.items(),
-        )
-        yield gauges(
-            "staged_bytes",
-            _STAGED,
-            "place",
-            {"memory": status.sinks.memory_bytes, "disk": status.sinks.disk_bytes}.items(),
-        )
+        sessions = {"connected": status.sharing_sessions, "resumable": status.resumable_sessions}
+        yield gauges("sessions", _SESSIONS, "state", sessions.items())
+        staged = {"memory": status.sinks.memory_bytes, "disk": status.sinks.disk_bytes}
+        yield gauges("staged_bytes", _STAGED, "place", staged.items())
         yield from self._received_families(status.received)
         yield self._identity_family(status.identities)
         yield self._lost_family(status.possibly_lost)
@@ -211,18 +203,8 @@ class WorkerCollector(Collector):
             up[name] = min(up.get(name, 1), int(peer.connected))  # `other`: 1 only if all are connected
         by_name = self._sent.add_up(rows)
         yield from _columns(_SENT, "peer", by_name)
-        yield gauges(
-            "pending_messages",
-            "Messages for another worker that it has not acknowledged yet.",
-            "peer",
-            pending.items(),
-        )
-        yield gauges(
-            "connection_up",
-            "1 while the session with another worker is established, else 0; for `other`: with all.",
-            "peer",
-            up.items(),
-        )
+        yield gauges("pending_messages", _PENDING, "peer", pending.items())
+        yield gauges("connection_up", _UP, "peer", up.items())
 
     def _task_families(self, tasks: Sequence[pb.TaskStatus]) -> Iterator[Metric]:
         names = self._tasks.of([str(task.task) for task in tasks])
@@ -243,11 +225,7 @@ class WorkerCollector(Collector):
         for (family, help_text), values in zip(_QUEUE, columns, strict=True):
             yield gauges(family, help_text, "task", values.items())
         yield from _columns(_THROUGH, "task", self._through.add_up(through))
-        yield gauge(
-            "fullest_queue_ratio",
-            "Fill level of the fullest receive queue, in messages or bytes, from 0 to 1.",
-            max((task.load for task in tasks), default=0.0),
-        )
+        yield gauge("fullest_queue_ratio", _FULLEST, max((task.load for task in tasks), default=0.0))
 
 
 _SINGLE: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
@@ -319,6 +297,10 @@ _KNOWN: Mapping[str, tuple[str, str, Iterable[str]]] = {
 """The help, the label and its known values, of families that have a sample for each of these values."""
 _MEMORY_LIMIT = "Memory limit of the process: the limit of its control groups, or the machine's memory."
 _SMALLEST_WINDOW = "Maximum number of outstanding messages of each sender to the fullest task."
+_SESSIONS = "Senders by state: connected, with a share of the queues, or resumable, without a share."
+_PENDING = "Messages for another worker that it has not acknowledged yet."
+_UP = "1 while the session with another worker is established, else 0; for `other`: with all."
+_FULLEST = "Fill level of the fullest receive queue, in messages or bytes, from 0 to 1."
 _STAGED = "Bytes that Spark's sinks have staged, or published without queue space, by place: memory or disk."
 _POSSIBLY_LOST = "Upper bound on messages that another worker acknowledged and that may be lost with it."
 _BLOCKING = (

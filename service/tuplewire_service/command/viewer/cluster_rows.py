@@ -1,8 +1,8 @@
 """The current state of a cluster as rows, made from two statuses of each worker. Pure: no clock, no I/O.
 
 A rate is the growth of a count between the statuses, per second of the worker's clock; None after one status.
-The workers report the tasks that block others, for their last seconds. Used by the commands, live_page.py and
-bundle.py. Owns no state. Thread-safe. Design: docs/design/status.md.
+The workers report the tasks that block others, for their last seconds. Used by the commands and live_page.py.
+Owns no state. Thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from tuplewire_service.command.viewer.columns import (
     time_of,
     yes_of,
 )
-from tuplewire_service.command.viewer.rates import Interval, WorkerSample, state_name
-from tuplewire_service.command.viewer.sender_rows import SenderRow, sender_rows
+from tuplewire_service.command.viewer.rates import Hold, Holds, Interval, WorkerSample, holds_of, state_name
 from tuplewire_service.command.viewer.topology_rows import (
     BUSY,
     HELD_UP,
@@ -39,7 +38,6 @@ from tuplewire_service.command.viewer.topology_rows import (
     slow_sentences,
 )
 
-LOCAL = "local"
 TABLES = ("workers", "tasks", "peers", "senders", "consumers", "losses", "executors")
 """The fields of ClusterRows that are shown as tables."""
 _HELD_UP = "backpressured_"
@@ -132,6 +130,26 @@ class PeerRow(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class SenderRow(Row):
+    """A sender's session at a worker. `sender` is the ID of the sender, or of the worker that sends."""
+
+    ORDER = ("rate", "outstanding_messages")
+    worker: Annotated[str, Column("worker")]
+    sender: Annotated[str, Column("sender", short_client)]
+    identity: Annotated[str, Column("identity")]
+    connected: Annotated[bool, Column("connected", yes_of)]
+    seconds: Annotated[float, Column("since", time_of)]
+    rate: Annotated[float | None, Column("messages/s", number_of)]
+    bytes_rate: Annotated[float | None, Column("bytes/s", size_of, minor=True)]
+    messages: Annotated[int, Column("messages", number_of, minor=True)]
+    bytes: Annotated[int, Column("bytes", size_of, minor=True)]
+    outstanding_messages: Annotated[int, Column("outstanding", number_of)]
+    window_messages: Annotated[int, Column("window", number_of)]
+    exhausted_tasks: Annotated[int, Column("waits for", number_of)]
+    address: Annotated[str, Column("address")]
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerRow(Row):
     """A subscription at a worker. `tasks` are the reported ones of its `held_tasks` tasks."""
 
@@ -177,23 +195,11 @@ class ClusterRows:
     blocking: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Hold:
-    """A task that blocks senders: for a `share` of the last `span` seconds, at these workers."""
-
-    share: float = 0.0
-    span: float = 0.0
-    workers: list[str] = field(default_factory=list)
-
-
-_Holds = Mapping[tuple[str, str], _Hold]  # by the worker that owns the task, and the task
-
-
 def cluster_rows(samples: Iterable[WorkerSample]) -> ClusterRows:
     """Return the rows of a cluster."""
     samples = list(samples)
     known = [(each.now, Interval(each.before, each.now)) for each in samples if each.now is not None]
-    holds = _holds(now for now, _ in known)
+    holds = holds_of(now for now, _ in known)
     rows = ClusterRows(edges=edge_rows(known), workers=[_worker(each) for each in samples])
     for now, over in known:
         rows.executors.extend(executor_rows(now, over))
@@ -202,7 +208,7 @@ def cluster_rows(samples: Iterable[WorkerSample]) -> ClusterRows:
     for now, over in known:
         rows.tasks.extend(_tasks(now, over, holds, rows.components))
         rows.peers.extend(_peers(now, over, holds))
-        rows.senders.extend(sender_rows(now, over))
+        rows.senders.extend(_senders(now, over))
         rows.consumers.extend(_consumers(now))
         rows.losses.extend(_losses(now, over))
     rows.blocking.extend(_silent_sentences(samples, holds))
@@ -253,26 +259,11 @@ def _worker(sample: WorkerSample) -> WorkerRow:
     )
 
 
-def _holds(statuses: Iterable[pb.GetStatusResponse]) -> dict[tuple[str, str], _Hold]:
-    holds: dict[tuple[str, str], _Hold] = {}
-    for status in statuses:
-        for each in status.blocking:
-            if each.recent_seconds <= 0 or status.recent.seconds <= 0:
-                continue
-            at = status.worker_id if each.where == LOCAL else each.where  # the owner of the task
-            hold = holds.setdefault((at, each.task), _Hold())
-            share = min(1.0, each.recent_seconds / status.recent.seconds)
-            if share > hold.share:  # of the reports of several workers, the worst one counts
-                hold.share, hold.span = share, status.recent.seconds
-            hold.workers = sorted([*hold.workers, status.worker_id])
-    return holds
-
-
 def _tasks(
-    now: pb.GetStatusResponse, over: Interval, holds: _Holds, components: Sequence[ComponentRow]
+    now: pb.GetStatusResponse, over: Interval, holds: Holds, components: Sequence[ComponentRow]
 ) -> Iterator[TaskRow]:
     consumers = {task: each.consumer_id for each in now.consumers for task in each.tasks}
-    nothing = _Hold()
+    nothing = Hold()
     for each in now.tasks:
         received_rate, acknowledged_rate = over.task(each)
         hold = holds.get((now.worker_id, str(each.task)), nothing)
@@ -288,7 +279,7 @@ def _tasks(
         )
 
 
-def _peers(now: pb.GetStatusResponse, over: Interval, holds: _Holds) -> Iterator[PeerRow]:
+def _peers(now: pb.GetStatusResponse, over: Interval, holds: Holds) -> Iterator[PeerRow]:
     blocking: dict[str, float] = {}
     for (at, _), hold in holds.items():
         if now.worker_id in hold.workers:
@@ -311,6 +302,22 @@ def _peers(now: pb.GetStatusResponse, over: Interval, holds: _Holds) -> Iterator
         )
 
 
+def _senders(now: pb.GetStatusResponse, over: Interval) -> Iterator[SenderRow]:
+    before = {(each.identity, each.sender_id): each for each in over.before.sessions}
+    for each in now.sessions:
+        at = each.identity, each.sender_id
+        then = before.get(at, pb.SessionStatus())
+        # A worker lists only some of many sessions, so a newly listed session may be an old one.
+        known = at in before or each.seconds < over.seconds
+        yield SenderRow.of(
+            each,
+            worker=now.worker_id,
+            sender=each.worker_id or each.sender_id,
+            rate=over.rate(each.messages, then.messages) if known else None,
+            bytes_rate=over.rate(each.bytes, then.bytes) if known else None,
+        )
+
+
 def _consumers(now: pb.GetStatusResponse) -> Iterator[ConsumerRow]:
     for each in now.consumers:
         tasks = list(each.tasks)
@@ -329,7 +336,7 @@ def _losses(now: pb.GetStatusResponse, over: Interval) -> Iterator[LossRow]:
                 yield LossRow(now.worker_id, what, reason, over.rate(count, then.get(reason, 0)), count)
 
 
-def _silent_sentences(samples: Iterable[WorkerSample], holds: _Holds) -> Iterator[str]:
+def _silent_sentences(samples: Iterable[WorkerSample], holds: Holds) -> Iterator[str]:
     for each in samples:
         if each.now is None:
             waiting = {name for (at, _), hold in holds.items() if at == each.worker for name in hold.workers}
@@ -338,7 +345,7 @@ def _silent_sentences(samples: Iterable[WorkerSample], holds: _Holds) -> Iterato
             yield f"{name} has not answered for {each.silent_seconds:.0f} s{whom}: {each.problem}"
 
 
-def _sentences(holds: _Holds, rows: ClusterRows) -> Iterator[str]:
+def _sentences(holds: Holds, rows: ClusterRows) -> Iterator[str]:
     tasks = {(each.worker, str(each.task)): each for each in rows.tasks}
     components = {each.component: each for each in rows.components}
     consumers = {(each.worker, task): each for each in rows.consumers for task in each.tasks}

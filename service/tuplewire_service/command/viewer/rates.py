@@ -1,11 +1,17 @@
-"""Samples of a worker, and rates from two of its statuses. The statuses contain the worker's clock."""
+"""Samples of a worker, rates from two of its statuses, and the tasks that block senders.
+
+The statuses contain the worker's clock.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tuplewire.wire import control_pb2 as pb
+
+_LOCAL = "local"
 
 
 def state_name(state: pb.WorkerState) -> str:
@@ -93,3 +99,31 @@ class Interval:
 
 def _age(status: pb.GetStatusResponse) -> float:
     return sum(status.state_seconds.values())
+
+
+@dataclass(slots=True)
+class Hold:
+    """A task that blocks senders: for a `share` of the last `span` seconds, at these workers."""
+
+    share: float = 0.0
+    span: float = 0.0
+    workers: list[str] = field(default_factory=list)
+
+
+Holds = Mapping[tuple[str, str], Hold]  # by the worker that owns the task, and the task
+
+
+def holds_of(statuses: Iterable[pb.GetStatusResponse]) -> dict[tuple[str, str], Hold]:
+    """Return the tasks that block senders, by the reports of the workers."""
+    holds: dict[tuple[str, str], Hold] = {}
+    for status in statuses:
+        for each in status.blocking:
+            if each.recent_seconds <= 0 or status.recent.seconds <= 0:
+                continue
+            at = status.worker_id if each.where == _LOCAL else each.where  # the owner of the task
+            hold = holds.setdefault((at, each.task), Hold())
+            share = min(1.0, each.recent_seconds / status.recent.seconds)
+            if share > hold.share:  # of the reports of several workers, the worst one counts
+                hold.share, hold.span = share, status.recent.seconds
+            hold.workers = sorted([*hold.workers, status.worker_id])
+    return holds

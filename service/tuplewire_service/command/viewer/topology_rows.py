@@ -41,7 +41,7 @@ class ExecutorRow(Row):
 
 
 @dataclass(frozen=True, slots=True)
-class ComponentRow:
+class ComponentRow(Row):
     """A spout or bolt on all workers. `busy`, `held_up` and `full` are the maxima of its executors.
 
     `blocking` is the share of the last seconds for which one of its tasks blocked senders. `slow` is True if
@@ -141,11 +141,8 @@ def _component(
     # A busy component is slow only if tuples or other components wait for it. A component that blocks others
     # and is not blocked itself is slow even if it is not busy.
     waited_for = full >= _FULL or any(each.component in held for each in component.inputs)
-    return ComponentRow(
-        component=component.component,
-        kind=component.kind,
-        first_task=component.first_task,
-        tasks=component.tasks,
+    return ComponentRow.of(
+        component,
         executors=len(rows),
         workers=sorted({each.worker for each in rows}),
         executed_rate=_sum(each.executed_rate for each in rows),
