@@ -17,7 +17,6 @@ import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.text.escaping import escape_unprintable
 from tuplewire_service.command.control_commands import add_control_commands
-from tuplewire_service.command.dead_letter_command import add_dead_letter_command
 from tuplewire_service.command.inspection_commands import add_inspection_commands
 from tuplewire_service.command.message_commands import add_message_commands
 from tuplewire_service.command.parsers import (
@@ -130,7 +129,6 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         # Listed without its jobs, because loading them is slow.
         commands.add_parser("run", help="run a job on local workers and PySpark")
     add_message_commands(commands)
-    add_dead_letter_command(commands)
     add_control_commands(commands)
     add_inspection_commands(commands)
     parser = add_command(commands, _completion, "print a script for shell completion", "bash")

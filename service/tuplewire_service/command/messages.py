@@ -6,9 +6,12 @@ Used by commands that show messages. Owns no state. Thread-safe. Reference: docs
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
+import select
 import struct
-from collections.abc import Callable, Iterable, Iterator
+import termios
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, BinaryIO, TypedDict
@@ -19,6 +22,8 @@ from tuplewire.values.group import check_task
 from tuplewire.values.message import TaskMessage
 
 _LENGTH = struct.Struct(">I")
+_MOST_POLLS = 1000
+_POLL_MILLIS = 1
 
 
 class MessageFormat(StrEnum):
@@ -161,3 +166,28 @@ def _shown(payload: bytes, encoding: str) -> bytes:
     return escape_unprintable(payload.decode(errors="backslashreplace")).encode(
         encoding, errors="backslashreplace"
     )
+
+
+def await_reader(out: BinaryIO) -> None:
+    """Wait at most 1 s until a pipe's reader has read all. Raises BrokenPipeError if it closes the pipe."""
+    poller = select.poll()
+    poller.register(out, 0)  # reports only that the reader has closed the pipe
+    for _ in range(_MOST_POLLS):
+        if not _unread_bytes(out):
+            return
+        if poller.poll(_POLL_MILLIS):
+            raise BrokenPipeError
+
+
+def count_read(out: BinaryIO, sizes: Sequence[int]) -> int:
+    """Return the number of the last written messages, with these sizes, that the reader has read."""
+    unread, read = _unread_bytes(out), len(sizes)
+    while unread > 0 and read:
+        read -= 1
+        unread -= sizes[read]
+    return read
+
+
+def _unread_bytes(out: BinaryIO) -> int:
+    (unread,) = struct.unpack("i", fcntl.ioctl(out, termios.FIONREAD, bytes(4)))
+    return int(unread)
