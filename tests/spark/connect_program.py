@@ -16,7 +16,7 @@ from tuplewire.errors import ClosedError, ConfigError
 from tuplewire.spark import membership
 from tuplewire_demos.local_session import local_session
 from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
-from tuplewire_topology.running.idle import ProcessFailedError
+from tuplewire_topology.running.statistics import ProcessFailedError
 from tuplewire_topology.spark import Rows, TopologyProgress, run_topology, submit_topology
 
 SECONDS = 100.0

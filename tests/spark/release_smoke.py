@@ -29,7 +29,7 @@ from tuplewire.spark import ClientHandle, register, releases
 from tuplewire.spark.client_handle import close_clients
 from tuplewire_demos.local_session import local_session
 from tuplewire_topology import BasicBolt, BasicOutputCollector, TopologyBuilder, Tuple
-from tuplewire_topology.running.idle import ProcessFailedError
+from tuplewire_topology.running.statistics import ProcessFailedError
 from tuplewire_topology.spark import Rows, TopologyResult, run_topology
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "spark.md"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire_topology.coordination.coordinator import Termination
-from tuplewire_topology.running.idle import ProcessReport
+from tuplewire_topology.running.statistics import ProcessReport
 
 
 @dataclass

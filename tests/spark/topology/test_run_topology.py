@@ -26,7 +26,7 @@ from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_demos.file_spout import SKIPPED
 from tuplewire_demos.words import COUNTS, wordcount_topology
 from tuplewire_topology import BasicBolt, BasicOutputCollector, FailedError, TopologyContext, Tuple
-from tuplewire_topology.running.idle import ProcessFailedError
+from tuplewire_topology.running.statistics import ProcessFailedError
 from tuplewire_topology.spark import (
     Rows,
     SparkTopology,

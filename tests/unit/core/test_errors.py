@@ -33,7 +33,7 @@ from tuplewire.wire import messaging_pb2
 from tuplewire_topology import Stream, Tuple
 from tuplewire_topology.authoring.component import TaskError
 from tuplewire_topology.authoring.tuples import TupleSource
-from tuplewire_topology.running.idle import Failure, ProcessFailedError
+from tuplewire_topology.running.statistics import Failure, ProcessFailedError
 
 CODES = sorted(
     name.removeprefix("ERROR_CODE_")

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from tuplewire_topology.authoring.user_metrics import UserSample
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
-from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.receive_queue import QueueStatistics
-from tuplewire_topology.running.statistics import Counts, ExecutorStatistics, Latency
+from tuplewire_topology.running.statistics import Counts, ExecutorStatistics, Failure, Latency, ProcessReport
 from tuplewire_topology.serial.serializer import from_values, to_values
 
 

@@ -28,7 +28,7 @@ from tuplewire_topology.coordination.coordinator import (
     TaskUnresponsiveError,
 )
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.idle import Failure, ProcessReport
+from tuplewire_topology.running.statistics import Failure, ProcessReport
 from tuplewire_topology.serial.serializer import from_values, to_values
 from tuplewire_topology.spark import rows
 from tuplewire_topology.spark.member import Submitted

@@ -8,7 +8,7 @@ Used by all parts of a topology. Owns no state. Not thread-safe. The emitting ex
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -40,15 +40,17 @@ class Stream:
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "direct", direct)
 
-    def positions(self, fields: Sequence[str]) -> tuple[int, ...]:
+    def positions(self, fields: Iterable[str]) -> tuple[int, ...]:
         """Return the positions of fields in a tuple. Raises TopologyError for an undeclared field."""
+        positions = []
         for field in fields:
             if field not in self.fields:
                 raise TopologyError(
                     f"stream {self.name!r} has no field {field!r}; "
                     f"it declares {', '.join(self.fields) or 'none'}"
                 )
-        return tuple(map(self.fields.index, fields))
+            positions.append(self.fields.index(field))
+        return tuple(positions)
 
 
 def check_name(name: object, what: str) -> None:

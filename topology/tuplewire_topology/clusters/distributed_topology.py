@@ -44,7 +44,7 @@ from tuplewire_topology.clusters.topology_program import COLLECT_KEY
 from tuplewire_topology.clusters.worker_process import WorkerProcess
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
-from tuplewire_topology.running.idle import ProcessReport
+from tuplewire_topology.running.statistics import ProcessReport
 
 
 class DistributedTopology(RunningTopology):

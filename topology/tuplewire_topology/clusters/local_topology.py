@@ -39,9 +39,9 @@ from tuplewire_topology.coordination.executor_reports import metric_families
 from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
-from tuplewire_topology.running.idle import ProcessReport
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks
+from tuplewire_topology.running.statistics import ProcessReport
 from tuplewire_topology.running.timer import SimulatedTimer
 
 logger = event_logger(__name__)

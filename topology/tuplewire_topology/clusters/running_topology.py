@@ -17,8 +17,7 @@ from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
-from tuplewire_topology.running.idle import ProcessReport
-from tuplewire_topology.running.statistics import ExecutorStatistics
+from tuplewire_topology.running.statistics import ExecutorStatistics, ProcessReport
 
 WAIT_SECONDS = 60.0
 KILL_SECONDS = 10.0

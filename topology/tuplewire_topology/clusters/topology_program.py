@@ -30,9 +30,9 @@ from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Order
 from tuplewire_topology.coordination.executor_reports import component_statuses, metric_families
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.idle import Failure
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks
+from tuplewire_topology.running.statistics import Failure
 from tuplewire_topology.serial.serializer import TupleSerializer, to_values
 
 logger = event_logger(__name__)

@@ -31,8 +31,12 @@ from tuplewire_topology.clusters.topology_program import CallKind
 from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Order
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
-from tuplewire_topology.running.idle import Failure, ProcessFailedError, ProcessReport
-from tuplewire_topology.running.statistics import ExecutorStatistics
+from tuplewire_topology.running.statistics import (
+    ExecutorStatistics,
+    Failure,
+    ProcessFailedError,
+    ProcessReport,
+)
 from tuplewire_topology.serial.serializer import from_values
 
 logger = event_logger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 from tuplewire.errors import TuplewireError
 from tuplewire_topology.coordination.control_channel import ControlKind, ControlMessage
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.idle import ProcessReport
+from tuplewire_topology.running.statistics import ProcessReport
 from tuplewire_topology.serial.serializer import from_values
 
 _FIRST_PAUSE_SECONDS = 0.005

@@ -21,7 +21,7 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
-from tuplewire_topology.running.statistics import Counts, ExecutorStatistics
+from tuplewire_topology.running.statistics import Counts, ExecutorStatistics, Latency
 
 logger = event_logger(__name__)
 
@@ -125,7 +125,7 @@ def metric_families(
     return [
         *_families(counter, _BY_STREAM, statistics, "stream"),
         *_families(counter, _BY_SOURCE, statistics, "source", "stream"),
-        *_latencies(statistics),
+        *_families(pb.METRIC_KIND_SUMMARY, _LATENCIES, statistics),
         *_families(counter, _BY_COMPONENT, statistics),
         *_families(counter, _BY_SENDER, statistics, "source"),
         *_families(gauge, _GAUGES_BY_COMPONENT, statistics),
@@ -144,29 +144,22 @@ def _families(
 ) -> Iterator[pb.MetricFamily]:
     for (name, attribute), text in table.items():
         value_of = attrgetter(attribute)
-        sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        sums: defaultdict[tuple[str, ...], Latency] = defaultdict(Latency)
         for each in snapshots:
             executor = (f"{each.tasks[0]}-{each.tasks[-1]}",) if labels == ("executor",) else ()
             value = value_of(each)
             for own, number in value.items() if isinstance(value, Mapping) else [(executor, value)]:
-                sums[each.component, *([own] if isinstance(own, str) else own)] += number
+                total = sums[each.component, *([own] if isinstance(own, str) else own)]
+                timed = number if isinstance(number, Latency) else Latency(0, number)
+                total.count += timed.count
+                total.seconds += timed.seconds
         family = pb.MetricFamily(name=_PREFIX + name, help=text, kind=kind, labels=["component", *labels])
-        for values, total in sorted(sums.items()):
-            family.samples.add(labels=values, value=total)
-        yield family
-
-
-def _latencies(statistics: Sequence[ExecutorStatistics]) -> Iterator[pb.MetricFamily]:
-    for (name, attribute), text in _LATENCIES.items():
-        latency_of = attrgetter(attribute)
-        family = pb.MetricFamily(
-            name=_PREFIX + name, help=text, kind=pb.METRIC_KIND_SUMMARY, labels=["component"]
-        )
-        for component in sorted({executor.component for executor in statistics}):
-            timed = [latency_of(each) for each in statistics if each.component == component]
-            count, seconds = sum(each.count for each in timed), sum(each.seconds for each in timed)
-            if count:  # a bolt completes nothing, and a spout executes nothing
-                family.samples.add(labels=[component], value=seconds, counts=[count])
+        for values in sorted(sums):
+            total = sums[values]
+            if kind != pb.METRIC_KIND_SUMMARY:
+                family.samples.add(labels=values, value=total.seconds)
+            elif total.count:  # a bolt completes nothing, and a spout executes nothing
+                family.samples.add(labels=values, value=total.seconds, counts=[total.count])
         yield family
 
 

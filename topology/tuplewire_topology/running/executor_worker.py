@@ -32,9 +32,8 @@ from tuplewire_topology.authoring.user_metrics import UserMetrics
 from tuplewire_topology.running.component_executors import AckerExecutor, BoltExecutor, SpoutExecutor
 from tuplewire_topology.running.executor import Executor, ExecutorContext
 from tuplewire_topology.running.heartbeat import Heartbeats
-from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.link import Link
-from tuplewire_topology.running.statistics import ExecutorStatistics
+from tuplewire_topology.running.statistics import ExecutorStatistics, Failure, ProcessReport
 from tuplewire_topology.running.timer import Cancel, SimulatedTimer, SystemTimer, Ticks, Timer
 from tuplewire_topology.running.tuple_transfer import Transfer
 

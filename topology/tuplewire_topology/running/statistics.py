@@ -1,22 +1,25 @@
-"""The statistics of an executor: counts by stream, times, and its current activity.
+"""The statistics of an executor, and the reports and failures of a process.
 
-Used by executors, heartbeats and status pages. Owns the counts and times of an executor. Thread-safe. An
-executor's thread writes its Tally, mostly once per column, and its Pulse at each step, and other threads read
-them without a lock. Storm's heartbeats show that a process is alive; a pulse shows that a thread makes
-progress. Design: docs/design/topologies.md. Source: Storm's `BoltExecutorStats` and `SpoutExecutorStats`.
+Used by executors, heartbeats, status pages, and code that waits for the end of a topology. Owns the counts
+and times of an executor. Thread-safe. An executor's thread writes its Tally, mostly once per column, and its
+Pulse at each step, and other threads read them without a lock. Storm's heartbeats show that a process is
+alive; a pulse shows that a thread makes progress. Design: docs/design/topologies.md. Source: Storm's
+`BoltExecutorStats` and `SpoutExecutorStats`.
 """
 
 from __future__ import annotations
 
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from tuplewire.errors import TuplewireError
 from tuplewire_topology.authoring.tuples import StreamId, Tuple, TupleSource
 from tuplewire_topology.authoring.user_metrics import UserSample
 from tuplewire_topology.running.receive_queue import QueueStatistics
@@ -253,3 +256,40 @@ def _count(counts: Counter[StreamId], sources: list[TupleSource]) -> None:
         counts[sources[0].stream_id] += len(sources)
     else:
         counts.update(source.stream_id for source in sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The error of a failed process, as text. `traceback` includes the user's code."""
+
+    summary: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """Return an error as text, with its causes."""
+        return cls(str(error), "".join(traceback.format_exception(error)))
+
+
+class ProcessFailedError(TuplewireError):
+    """A process of a topology has failed. The message has the error, and a note its traceback there."""
+
+    def __init__(self, process: str, failure: Failure) -> None:
+        super().__init__(f"{process} has failed: {failure.summary}")
+        self.process = process
+        self.failure = failure
+        self.add_note(f"In {process}:\n{failure.traceback.rstrip()}")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """The state of one process at one moment, with the number of tuples passed to the link so far.
+
+    `at_rest` is True if no tuple is queued or executed, and all spouts are exhausted or inactive. `taken` is
+    the number of tuples received from the link, or lost by it.
+    """
+
+    at_rest: bool
+    sent: int
+    taken: int
+    failure: Failure | None = None

@@ -16,7 +16,7 @@ from itertools import count
 
 from tuplewire.errors import ClosedError
 from tuplewire_topology.authoring.tuples import AddressedTuples, tick
-from tuplewire_topology.running.idle import IdleWatch
+from tuplewire_topology.running.tuple_transfer import IdleWatch
 
 Action = Callable[[], None]
 Cancel = Callable[[], None]

@@ -2,9 +2,9 @@
 
 Used by executor_worker.py and its executors. A tuple is serialized once for all of its target tasks. A traced
 tuple carries the context of its emitter: in an attribute within a process, and in a header of its message
-between processes. Its spans are `emit` at a spout, and `execute` at bolts. Owns the counts of received bytes.
-Thread-safe. Exception: TaskObserver. Design: docs/design/acking.md. Source: Storm's `WorkerTransfer` and
-`transferLocal`.
+between processes. Its spans are `emit` at a spout, and `execute` at bolts. Owns the counts of tuples in
+progress and of received bytes. Thread-safe. Exception: TaskObserver. Design: docs/design/acking.md.
+Source: Storm's `WorkerTransfer` and `transferLocal`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from tuplewire_topology.acking.acker import check_id
 from tuplewire_topology.authoring.description import ACKER_COMPONENT, Component, ComponentKind, Topology
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples, Tuple
-from tuplewire_topology.running.idle import IdleWatch
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.receive_queue import ReceiveQueue
 from tuplewire_topology.serial.serializer import TupleSerializer
@@ -98,6 +97,55 @@ def take_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> None:
 logger = event_logger(__name__)
 
 Undeliverable = Callable[[Tuple, Exception], None]
+
+
+class IdleWatch:
+    """Counts the tuples in the queues and executors of a worker. Thread-safe.
+
+    A worker is idle if there are none, and every spout is inactive or exhausted. `epoch` is the number of
+    waits that were started; each needs another round of the spouts. `paused`, set on any thread, rejects
+    ticks and other input from outside.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._present = 0
+        self.epoch = 0
+        self._sent = 0
+        self._received = 0
+        self.paused = False
+
+    @property
+    def empty(self) -> bool:
+        """True if there are no tuples now."""
+        return not self._present
+
+    def count(self, present: int, *, sent: int = 0, received: int = 0) -> None:
+        """Count tuples: a change of the present ones, and the numbers sent to and received from elsewhere.
+
+        Count new tuples before they can be executed or sent. Subtract executed ones after the tuples that
+        they caused were counted. A lost tuple is received, but never present.
+        """
+        with self._lock:
+            self._present += present
+            self._sent += sent
+            self._received += received
+
+    def enter(self) -> bool:
+        """Count one input from outside, such as a tick; while paused, return False and count nothing."""
+        with self._lock:
+            if not self.paused:
+                self.count(1)
+                return True
+            return False
+
+    def traffic(self, finished: Callable[[], bool]) -> tuple[bool, int, int]:
+        """Return, for one moment, whether the process is at rest, its tuples sent, and its tuples received.
+
+        `finished` returns True if every spout is inactive or exhausted.
+        """
+        with self._lock:
+            return self._present == 0 and finished(), self._sent, self._received
 
 
 @dataclass(slots=True, eq=False)

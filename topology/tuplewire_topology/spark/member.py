@@ -40,8 +40,8 @@ from tuplewire_topology.coordination.executor_reports import (
     metric_families,
 )
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.idle import Failure, ProcessReport
 from tuplewire_topology.running.link import Link
+from tuplewire_topology.running.statistics import Failure, ProcessReport
 from tuplewire_topology.serial.serializer import from_values, to_values
 from tuplewire_topology.spark.plan import (
     SUBMITTER_TASK,

@@ -25,8 +25,7 @@ from tuplewire_topology.authoring.component import DeadLetter, Spout, TaskError,
 from tuplewire_topology.authoring.description import ComponentKind, Topology
 from tuplewire_topology.authoring.topology_settings import ErrorPolicy, TopologySettings
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, SYSTEM_TASK, Stream, Tuple, TupleSource
-from tuplewire_topology.running.idle import Failure, ProcessFailedError
-from tuplewire_topology.running.statistics import ExecutorStatistics
+from tuplewire_topology.running.statistics import ExecutorStatistics, Failure, ProcessFailedError
 from tuplewire_topology.serial.serializer import from_values, to_values
 
 if TYPE_CHECKING:
