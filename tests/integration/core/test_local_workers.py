@@ -78,7 +78,7 @@ def test_the_last_words_of_a_worker_that_spark_starts(monkeypatch: pytest.Monkey
     with (
         pytest.raises(LaunchError, match=r"ended with code \d+\nthe last lines of .*\n(.*\n)*.*192\.0\.2\.1"),
         RunToken().as_file() as file,
-        nearest_worker(None, elsewhere, "t", 30, file),
+        nearest_worker(None, elsewhere, "t", file),
     ):
         pass
 

@@ -44,6 +44,7 @@ from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.statistics import Failure, ProcessReport
 from tuplewire_topology.serial.serializer import from_values, to_values
 from tuplewire_topology.spark.plan import (
+    START_SECONDS,
     SUBMITTER_TASK,
     Joined,
     Place,
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import BarrierTaskContext
 
-START_SECONDS = 60.0
 _CLOSE_SECONDS = 30.0
 _WAIT_SECONDS = 10.0
 
@@ -119,7 +119,7 @@ class Submitted(VersionChecked):
                 )
             host = infos[rank].address.rpartition(":")[0]
             address = self.workers[rank % len(self.workers)] if self.workers else None
-            place = stack.enter_context(nearest_worker(address, host, self.name, START_SECONDS, token_file))
+            place = stack.enter_context(nearest_worker(address, host, self.name, token_file))
             if rank == 0 and self.submitter is not None and self.submitter.worker_id != place.worker_id:
                 # Each generation increases it.
                 access = credentials(token_file, own=self.submitter.own)

@@ -33,6 +33,11 @@ from tuplewire_topology.authoring.description import Topology, shares_of
 
 SUBMITTER_TASK = MAX_TASK
 """The task id of mail to the program that submitted the topology."""
+START_SECONDS = 60.0
+_DRAIN_SECONDS = 5.0
+_TLS = "TUPLEWIRE_TLS_"
+"""The prefix of the environment variables that a started worker inherits."""
+_WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - recognized, not bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +155,6 @@ def _check_admission(places: Sequence[Place]) -> None:
         )
 
 
-_DRAIN_SECONDS = 5.0
-_TLS = "TUPLEWIRE_TLS_"
-"""The prefix of the environment variables that a started worker inherits."""
-_WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - recognized, not bound
-
-
 @dataclass(frozen=True, slots=True)
 class RunToken:
     """The token that a run's own workers require from its members. It travels in Spark's closure.
@@ -183,15 +182,13 @@ def credentials(token_file: Path, *, own: bool) -> Credentials:
 
 
 @contextmanager
-def nearest_worker(
-    address: str | None, host: str, topology: str, timeout: float, token_file: Path
-) -> Iterator[Place]:
+def nearest_worker(address: str | None, host: str, topology: str, token_file: Path) -> Iterator[Place]:
     """Yield the worker at `address` or TUPLEWIRE_ADDRESS; with neither, start one and stop it at the end.
 
     host: this machine's name for other machines. topology: of a started worker, unless TUPLEWIRE_TOPOLOGY is
-    set. timeout: seconds to wait for an answer. token_file: the token that a started worker requires. Raises
-    UnreachableError if the worker does not answer, LaunchError if a started one does not bind, and
-    ConfigError if none can be started.
+    set. token_file: the token that a started worker requires. Raises UnreachableError if the worker does not
+    answer within START_SECONDS, LaunchError if a started one does not bind, and ConfigError if none can be
+    started.
     """
     with ExitStack() as stack:
         address = address or os.environ.get(ADDRESS_VARIABLE)
@@ -199,10 +196,10 @@ def nearest_worker(
         if not address:
             worker = _own_worker(host, topology, token_file)
             stack.callback(worker.stop)
-            worker.start(timeout)
+            worker.start(START_SECONDS)
             address = worker.endpoints[0].unix_address
         access = credentials(token_file, own=own)
-        with ControlClient(address, timeout, credentials=access) as control:
+        with ControlClient(address, START_SECONDS, credentials=access) as control:
             status = control.status()
         tcp = next((each for each in status.addresses if not each.startswith("unix:")), "")
         named, _, port = tcp.rpartition(":")  # peers cannot connect to a wildcard address

@@ -19,7 +19,7 @@ from tuplewire.spark.releases import check_topology_session, is_remote
 from tuplewire.text.events import event_logger
 from tuplewire_topology.authoring.description import Topology, shares_of, with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
-from tuplewire_topology.spark.member import START_SECONDS, Submitted
+from tuplewire_topology.spark.member import Submitted
 from tuplewire_topology.spark.plan import RunToken, nearest_worker
 from tuplewire_topology.spark.rows import Output, has_dead_letters, rows_spout
 from tuplewire_topology.spark.running import ProgressLine, SparkTopology, TopologyProgress, TopologyResult
@@ -78,7 +78,7 @@ def submit_topology(
         if workers or not is_remote(spark):  # else Spark's machines may be unreachable for this program
             address = workers[0] if workers else None
             host = "127.0.0.1" if is_remote(spark) else spark.conf.get("spark.driver.host", "127.0.0.1")
-            place = stack.enter_context(nearest_worker(address, str(host), name, START_SECONDS, token_file))
+            place = stack.enter_context(nearest_worker(address, str(host), name, token_file))
         has_rows = rows is not None
         submitted = Submitted(
             name, run, full, conf, members, output, tuple(workers), place, has_rows=has_rows, token=token
