@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 from tuplewire.errors import ConfigError, FlushTimeoutError
 from tuplewire.settings.config import MIB
 from tuplewire.text.escaping import escape_unprintable
+from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import encoded_of
 from tuplewire_service.command.messages import (
@@ -255,7 +256,6 @@ class _Box:
 
 
 def _letters_in(arrived: Arrived) -> Iterator[tuple[int, DeadMessage | None]]:
-    from tuplewire.values.batch import TaskMessageBatch
     from tuplewire.values.dead_letters import DeadMessage
 
     indexes = count()
@@ -334,8 +334,6 @@ def _show(_: _Box, letters: Sequence[DeadMessage]) -> None:
 
 
 def _replay(box: _Box, letters: Sequence[DeadMessage]) -> None:
-    from tuplewire.values.batch import TaskMessageBatch
-
     groups = []
     for each in letters:
         message = each.message

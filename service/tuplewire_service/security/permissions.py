@@ -19,26 +19,35 @@ from tuplewire.values.task_ids import TaskRanges
 
 ACTIONS = ("assign", "drain", "publish", "debug")
 """The actions that a rule may allow besides sending and receiving; `publish` is for a sink's driver."""
+_TASKS = ("send", "receive", "tap")
+_CLIENTS = ("certificates", "tokens", "topologies")
+_KEYS = (*_CLIENTS, *_TASKS, "control")
 _NONE = TaskRanges((), ())
-_KEYS = ("certificates", "tokens", "topologies", "send", "receive", "tap", "control")
 _MOST_DOTS = 1000
 """Maximum number in one line. Parsing a dotted key takes quadratic time, and blocks everything else."""
 
 
-@dataclass(frozen=True, slots=True)
-class PermissionRule:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permissions:
+    """The permissions of a client in a topology: the sum of its rules. `any` is True if a rule applies."""
+
+    any: bool = True
+    send: TaskRanges = _NONE
+    receive: TaskRanges = _NONE
+    tap: TaskRanges = _NONE
+    control: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermissionRule(Permissions):
     """The permissions of some clients in some topologies.
 
     `certificates` and `tokens` are names of the clients; both empty: all clients. No `topologies`: all.
     """
 
-    certificates: tuple[str, ...]
-    tokens: tuple[str, ...]
-    topologies: tuple[str, ...]
-    send: TaskRanges
-    receive: TaskRanges
-    control: frozenset[str]
-    tap: TaskRanges = _NONE
+    certificates: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    topologies: tuple[str, ...] = ()
 
     def fits(self, names: Iterable[str], token: str | None, topology: str) -> bool:
         """Return True if the rule applies to a client with these names and this token, in a topology."""
@@ -47,17 +56,6 @@ class PermissionRule:
         if not self.certificates and not self.tokens:
             return True
         return token in self.tokens or allowed(names, self.certificates)
-
-
-@dataclass(frozen=True, slots=True)
-class Permissions:
-    """The permissions of a client in a topology: the sum of its rules. `any` is True if a rule applies."""
-
-    any: bool
-    send: TaskRanges
-    receive: TaskRanges
-    control: frozenset[str]
-    tap: TaskRanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +68,9 @@ class Rules:
         """Return the permissions of a client."""
         names = tuple(names)
         fitting = [rule for rule in self.rules if rule.fits(names, token, topology)]
-        return Permissions(
-            bool(fitting),
-            _sum(rule.send for rule in fitting),
-            _sum(rule.receive for rule in fitting),
-            frozenset(action for rule in fitting for action in rule.control),
-            _sum(rule.tap for rule in fitting),
-        )
+        tasks: dict[str, Any] = {key: _sum(getattr(rule, key) for rule in fitting) for key in _TASKS}
+        control = frozenset(action for rule in fitting for action in rule.control)
+        return Permissions(any=bool(fitting), control=control, **tasks)
 
 
 def _sum(several: Iterable[TaskRanges]) -> TaskRanges:
@@ -125,15 +119,10 @@ def _rule(table: Mapping[str, Any]) -> PermissionRule:
     for action in control:
         if action not in ACTIONS:
             raise ConfigError(f"control has {', '.join(ACTIONS)}, not {action!r}")
-    return PermissionRule(
-        tuple(name for text in _texts(table, "certificates") for name in parse_names(text)),
-        _texts(table, "tokens"),
-        _texts(table, "topologies"),
-        _tasks(table, "send"),
-        _tasks(table, "receive"),
-        frozenset(control),
-        _tasks(table, "tap"),
-    )
+    fields: dict[str, Any] = {key: _texts(table, key) for key in _CLIENTS}
+    fields["certificates"] = tuple(name for text in fields["certificates"] for name in parse_names(text))
+    fields |= {key: _tasks(table, key) for key in _TASKS}
+    return PermissionRule(control=frozenset(control), **fields)
 
 
 def _texts(table: Mapping[str, Any], key: str) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ WORKER = Caller("ipv4:10.0.0.1:1", ("a.workers.example",), tls=True)
 PROGRAM = Caller("ipv4:10.0.0.2:1", ("etl.example",), tls=True)
 UNIX = Caller("unix:")
 SHOWN = Caller("unix:", shown=TOKEN.shown)
-NOTHING = TaskRanges.parse("")
 
 
 def guard(
@@ -46,7 +45,7 @@ def rule(
     """Return a rule for all clients, or for the named tokens. control: one action, if any."""
     sent, received, tapped = map(TaskRanges.parse, (send, receive, tap))
     actions = frozenset([control] if control else [])
-    return PermissionRule((), tuple(tokens), (), sent, received, actions, tapped)
+    return PermissionRule(tokens=tuple(tokens), send=sent, receive=received, control=actions, tap=tapped)
 
 
 def reason(guarded: Guard) -> str:
@@ -244,7 +243,7 @@ def test_subscription_ends_once_no_rule_allows_it() -> None:
 
 def test_a_consumer_of_another_topology_is_refused() -> None:
     """A rule for another topology does not permit consuming the tasks in this topology."""
-    granted = PermissionRule((), (), ("other",), NOTHING, TaskRanges.parse("*"), frozenset())
+    granted = PermissionRule(topologies=("other",), receive=TaskRanges.parse("*"))
     guarded = guard(tls=False, rules=[granted])
     with pytest.raises(PermissionDeniedError, match="topology"):
         guarded.admit(UNIX).receive("t", [])
