@@ -16,11 +16,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tuplewire.errors import ConfigError, FlushTimeoutError
 from tuplewire.settings.config import MIB
@@ -176,7 +176,8 @@ def _recv(arguments: argparse.Namespace) -> int:
     def share(taken: int) -> float | None:
         return taken / arguments.count if arguments.count else None
 
-    with _opened(arguments.file) as out:
+    to_stdout = arguments.file == "-"  # standard output stays open afterwards
+    with nullcontext(sys.stdout.buffer) if to_stdout else Path(arguments.file).open("wb") as out:
         terminal = sys.stdout.encoding if out.isatty() else None
         write = writer_of_messages(out, arguments.format, terminal=terminal)
         # Only with a file: the reader of a pipe may write to the same terminal.
@@ -206,11 +207,6 @@ def _recv(arguments: argparse.Namespace) -> int:
                     subscription.acknowledge(count_read(out, sizes))
                     raise
     return EXIT_OK
-
-
-def _opened(file: str) -> AbstractContextManager[BinaryIO]:
-    """Open the output; standard output stays open afterwards."""
-    return nullcontext(sys.stdout.buffer) if file == "-" else Path(file).open("wb")
 
 
 def _dead_letters(arguments: argparse.Namespace) -> int:
