@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tuplewire.spark.client_handle import ClientHandle
+    from tuplewire.spark.data_source import rejected
     from tuplewire.spark.executors import check_slots, membership
     from tuplewire.spark.offsets import lag
-    from tuplewire.spark.rejected_rows import rejected
 
 __all__ = ["ClientHandle", "check_slots", "lag", "membership", "register", "rejected"]
 _HOMES = {
@@ -19,7 +19,7 @@ _HOMES = {
     "check_slots": "tuplewire.spark.executors",
     "lag": "tuplewire.spark.offsets",
     "membership": "tuplewire.spark.executors",
-    "rejected": "tuplewire.spark.rejected_rows",
+    "rejected": "tuplewire.spark.data_source",
 }
 
 

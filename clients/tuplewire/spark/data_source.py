@@ -1,4 +1,4 @@
-"""Spark's format `tuplewire`, source and sink, batch and streaming, and its columns.
+"""Spark's format `tuplewire`, source and sink, batch and streaming, its columns, and rejected rows.
 
 Used by Spark, which imports this in each process that plans a query; it loads neither gRPC nor Arrow. Owns
 the checks of options and columns. Not thread-safe. Design: docs/design/readers.md, docs/design/sinks.md.
@@ -14,8 +14,10 @@ from tuplewire.spark.data_source_api import DataSource, DataSourceStreamReader, 
 from tuplewire.spark.options import GroupingName, SinkOptions, sink_options, source_options
 from tuplewire.spark.releases import check_stream_options, has_admission_control
 from tuplewire.spark.version_check import VersionChecked
+from tuplewire.values.dead_letters import COUNT, DEAD, REASON, REJECTED, SOURCE, TASK, TIME
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
     from tuplewire.spark.reader import TuplewireBatchReader, TuplewireStreamReader
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 """The type of the column `headers`, as in Spark's Kafka connector. Null: a message without headers."""
 
+_ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 _TASK_TYPES = ("tinyint", "smallint", "int", "bigint")
 _TRAVELLING_KEY_TYPES = ("string", "binary")
 _OPTIONAL = {"key": _TRAVELLING_KEY_TYPES, "headers": (HEADERS_TYPE,)}
@@ -139,3 +142,56 @@ class TuplewireDataSource(VersionChecked, DataSource):
         options = sink_options(self.options)
         check_write_schema(schema, options.grouping)
         return options
+
+
+def rejected(
+    rows: DataFrame, *, dead_letter_task: int, limit: int = 5, reason: str | Column = ""
+) -> DataFrame:
+    """Return rows that a query rejects, to be written with the format `tuplewire`.
+
+    Each row is sent to its task again, after the queued messages, with the header `tuplewire-rejected`. After
+    `limit` rejections, it is sent to the dead-letter task, like messages that consumers reject. See
+    docs/how-to/reject.md.
+
+    Args:
+        rows: Rows of the source, with the option includeHeaders. Other columns are ignored.
+        dead_letter_task: The workers' dead_letter_task, which `tuplewire dead-letters` reads.
+        limit: The number of rejections after which a message is a dead letter.
+        reason: The reason for operators: a text for all rows, or a column.
+
+    Raises:
+        ConfigError: The rows lack a column, or the limit is less than 1.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
+
+    columns = ("task", "message", "source", "key", "headers")
+    if missing := [name for name in columns if name not in rows.columns]:
+        raise ConfigError(
+            f"rows to reject lack {', '.join(missing)}: read them with includeHeaders=true, and keep all"
+        )
+    if limit < 1:
+        raise ConfigError(f"limit is {limit}: a message is rejected once at least")
+    headers = F.coalesce("headers", F.array().cast(HEADERS_TYPE))
+
+    def pair(name: str, value: Column) -> Column:
+        return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
+
+    counts = F.filter(headers, lambda each: each["key"] == REJECTED)
+    before = F.try_element_at(F.transform(counts, lambda each: each["value"].cast("string")), F.lit(1))
+    count = F.coalesce(before.cast("int"), F.lit(0)) + 1
+    others = F.filter(headers, lambda each: (each["key"] != REJECTED) & ~each["key"].startswith(DEAD))
+    told = F.array(
+        pair(REASON, F.lit(reason) if isinstance(reason, str) else reason),
+        pair(SOURCE, F.col("source")),
+        pair(TASK, F.col("task")),
+        pair(COUNT, count),
+        pair(TIME, F.date_format(F.current_timestamp(), _ISO)),
+    )
+    dead = count >= limit
+    more = F.when(dead, F.filter(told, lambda each: each["value"].isNotNull()))
+    return rows.select(
+        F.when(dead, F.lit(dead_letter_task)).otherwise(F.col("task")).cast("int").alias("task"),
+        "message",
+        "key",
+        F.concat(others, more.otherwise(F.array(pair(REJECTED, count)))).alias("headers"),
+    )

@@ -1,7 +1,7 @@
 """Dead letters: copies of messages that consumers rejected too often, with the facts about each in headers.
 
 Dead letters are ordinary messages to the task that a worker has as `dead_letter_task`. The worker creates
-them (worker/rejections.py), the command `dead-letters` reads them, and spark/rejected_rows.py uses the same
+them (worker/rejections.py), the command `dead-letters` reads them, and spark/data_source.py uses the same
 headers. Owns no state. Thread-safe. Design: docs/design/acking.md ("Rejected messages").
 """
 
