@@ -21,8 +21,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.task_owners import At
-from tuplewire.team.forming import Answers, Forming
-from tuplewire.team.matching import Call, Matching, Message, unpack
+from tuplewire.team.protocol import Answers, Call, Forming, Matching, Message, unpack
 from tuplewire.text.events import event_logger
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.wire.control_pb2 import HeldTask, PolledTask, PollRequest, PollResponse

@@ -16,8 +16,8 @@ from tuplewire import errors
 from tuplewire.packing.packing import FAULTS, pack_values, read_value
 from tuplewire.settings.config import checked_timeout
 from tuplewire.subscription import Live
-from tuplewire.team.matching import DTYPES, Call, Message
 from tuplewire.team.members import Members, Steps
+from tuplewire.team.protocol import DTYPES, Call, Message
 from tuplewire.values.task_ids import check_tasks
 
 try:

@@ -20,7 +20,7 @@ from helpers.topology import TOPOLOGY, Pair, assign, one_worker, status
 from tuplewire import Client, Team
 from tuplewire.errors import MessageError, PermissionDeniedError, TeamError, TeamTimeoutError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire.team.matching import Call, Message
+from tuplewire.team.protocol import Call, Message
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire.errors import TeamMismatchError
-from tuplewire.team import matching as module
-from tuplewire.team.forming import Forming
-from tuplewire.team.matching import Call, Matching, Message
+from tuplewire.team import protocol as module
+from tuplewire.team.protocol import Call, Forming, Matching, Message
 
 # --- forming ---------------------------------------------------------------------------------------------
 

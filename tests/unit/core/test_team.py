@@ -13,9 +13,8 @@ import pytest
 
 from tuplewire.errors import MalformedError, TeamError, TeamMismatchError, UnsupportedValueError
 from tuplewire.team import team as module
-from tuplewire.team.forming import Forming
-from tuplewire.team.matching import DTYPES, WINDOW, Call, Matching, Message, unpack
 from tuplewire.team.members import Steps
+from tuplewire.team.protocol import DTYPES, WINDOW, Call, Forming, Matching, Message, unpack
 from tuplewire.team.team import (
     FLAT_BYTES,
     ROOT_BYTES,

@@ -254,7 +254,7 @@ def _cycles(arrows: Mapping[str, AbstractSet[str]]) -> list[set[str]]:
         ("tuplewire.aio", "def f():\n    import pyspark"),
         ("tuplewire.values.message", "import numpy"),
         ("tuplewire.packing.packing", "import numpy"),
-        ("tuplewire.team.matching", "import numpy"),
+        ("tuplewire.team.protocol", "import numpy"),
         ("tuplewire.team.team", "from tuplewire_topology.authoring.bolt import Bolt"),
         ("tuplewire_service.messaging.base", "from tuplewire_service.worker.worker import WorkerState"),
         ("tuplewire_service.messaging.factory", "from tuplewire_service.messaging.local import LocalContext"),
