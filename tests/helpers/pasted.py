@@ -29,11 +29,6 @@ class Pasted:
 
 
 PASTED = (
-    Pasted(
-        ("README.md",),
-        (r"\[b'one message', b'many', b'at once'\]", r"(?m)^from a shell$"),
-        logs=(r"worker\.drained .*accepted 4 = acknowledged 4 ",),
-    ),
     Pasted(("clients/README.md",)),
     Pasted(("docs/index.md",), ("42 b'hello'",)),
     Pasted(
@@ -66,7 +61,18 @@ PASTED = (
     Pasted(("docs/reference/api/workers.md",), ("60 b'to the second worker'",)),
     Pasted(("docs/how-to/try-faults.md",), (r"(?m)^2$",)),
 )
-PASTED_ON_SPARK = Pasted(
+PASTED_ON_SPARK = (
+    Pasted(
+        ("README.md",),
+        (r"\[b'one message', b'many', b'at once'\]", r"(?m)^from a shell$"),
+        logs=(r"worker\.drained .*accepted 4 = acknowledged 4 ",),
+    ),
+    Pasted(
+        ("docs/tutorial/train-with-a-team.md",),
+        (r"(?m)^0 +1\.0 +1\.0 +\d+$", r"(?m)^1 +6\.0 +1\.0 +\d+$", r"(?m)^2 +1\.0 +6\.0 +\d+$"),
+    ),
+)
+PASTED_ONCE = Pasted(
     ("docs/tutorial/first-query.md", "docs/how-to/spark.md"),
     (
         *(rf"\|\s*{word}\|" for word in ("to", "be", "or", "not")),
@@ -75,6 +81,7 @@ PASTED_ON_SPARK = Pasted(
         r"\|9\s*\|\{.*\}\|\d+\s*\|",  # clicks on page 9, by window
     ),
 )
+"""Pages that take minutes on Spark, and are not pasted again."""
 ELSEWHERE = {"docs/reference/wire.md": "tests/deploy/test_clients_page.py"}
 """Pages with blocks that need further programs, and the tests that run them."""
 

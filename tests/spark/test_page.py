@@ -1,11 +1,11 @@
-"""The pages for Spark users: their blocks run in one fresh Python process, to the end."""
+"""The pages for Spark users: their blocks run in fresh Python processes, to the end."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from helpers.pasted import PASTED_ON_SPARK, check, paste
+from helpers.pasted import PASTED_ON_SPARK, PASTED_ONCE, Pasted, check, paste
 
 from tuplewire_demos.local_session import find_java, wrapped_home
 
@@ -22,8 +22,17 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("pasted", PASTED_ON_SPARK, ids=lambda each: each.pages[0])
+def test_pasted(pasted: Pasted, tmp_path: Path) -> None:
+    """Every block of a page runs, one after another, also if a reader pastes the page again."""
+    check(pasted, paste(pasted.pages * 2, tmp_path, _SECONDS, environment(tmp_path / "java")))
+
+
+@pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_pasted_into_a_fresh_session(tmp_path: Path) -> None:
     """Every block of both pages runs when pasted in order; the first block creates the session."""
-    check(PASTED_ON_SPARK, paste(PASTED_ON_SPARK.pages, tmp_path, _SECONDS, environment(tmp_path / "java")))
+    check(PASTED_ONCE, paste(PASTED_ONCE.pages, tmp_path, _SECONDS, environment(tmp_path / "java")))

@@ -15,7 +15,8 @@ from nbclient import NotebookClient
 from tuplewire_demos.local_session import find_java, wrapped_home
 
 _CELL_SECONDS = 240.0
-PICTURES = {"first_messages": 2, "training_on_spark": 3}
+PICTURES = {"clusters_on_spark": 1, "first_messages": 2, "training_on_spark": 3}
+_ON_SPARK = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def outputs(notebook: Any) -> list[Any]:
@@ -36,10 +37,9 @@ def test_every_notebook_is_run() -> None:
 @pytest.mark.parametrize(
     "name",
     [
+        pytest.param("clusters_on_spark", marks=_ON_SPARK),
         pytest.param("first_messages", marks=pytest.mark.slow),
-        pytest.param(
-            "training_on_spark", marks=[pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(300)]
-        ),
+        pytest.param("training_on_spark", marks=_ON_SPARK),
     ],
 )
 @pytest.mark.filterwarnings("default")  # for Jupyter's own warnings

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from helpers.packaging import ROOT
-from helpers.pasted import ELSEWHERE, PASTED, PASTED_ON_SPARK, Pasted, blocks, check, paste
+from helpers.pasted import ELSEWHERE, PASTED, PASTED_ON_SPARK, PASTED_ONCE, Pasted, blocks, check, paste
 
 _SECONDS = 100.0
+PAGES = [page for each in (*PASTED, *PASTED_ON_SPARK, PASTED_ONCE) for page in each.pages]
 FOR_A_FILE = "into a file"
 LEAVE_OUT = "without its empty line"
 
@@ -20,12 +21,11 @@ def test_every_page_with_programs_is_pasted() -> None:
     files = (path for pattern in folders for path in ROOT.glob(pattern) if not path.is_symlink())
     pages = {str(path.relative_to(ROOT)) for path in files}
     with_programs = {page for page in pages if blocks(page)}
-    pasted = {page for each in (*PASTED, PASTED_ON_SPARK) for page in each.pages}
-    assert with_programs == pasted | set(ELSEWHERE)
+    assert with_programs == {*PAGES, *ELSEWHERE}
     assert all((ROOT / test).exists() for test in ELSEWHERE.values())
 
 
-@pytest.mark.parametrize("page", [page for each in (*PASTED, PASTED_ON_SPARK) for page in each.pages])
+@pytest.mark.parametrize("page", PAGES)
 def test_a_prompt_takes_it(page: str) -> None:
     """Blocks can be pasted into Python's prompt, where, up to 3.12, an empty line ends an indented block.
 
