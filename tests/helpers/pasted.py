@@ -64,7 +64,7 @@ PASTED = (
 PASTED_ON_SPARK = (
     Pasted(
         ("README.md",),
-        (r"\[b'one message', b'many', b'at once'\]", r"(?m)^from a shell$"),
+        (r"\|\s*4\|\s*0\.4\|", r"\[b'one message', b'many', b'at once'\]", r"(?m)^from a shell$"),
         logs=(r"worker\.drained .*accepted 4 = acknowledged 4 ",),
     ),
     Pasted(
