@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.row_router import BadRows, BadRowsError
 from tuplewire.spark.stages import SinkWorkers
@@ -93,18 +94,17 @@ def test_a_task_that_is_assigned_later_is_found() -> None:
     assert bad.check(*GOOD)[2] == []
 
 
-def test_new_tasks_are_looked_up_once() -> None:
+def test_new_tasks_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The assignment is not requested again if all tasks are known."""
-    options = sink_options({"address": "w:1", "topology": "t"})
     asked: list[pb.Assignment] = []
 
-    class Workers(SinkWorkers):
-        def _assignment(self) -> pb.Assignment:
-            worker = pb.AssignedWorker(worker_id="w", address="w:1", tasks=[1, 2])
-            asked.append(pb.Assignment(topology="t", workers=[worker]))
-            return asked[-1]
+    def assignment(_: ControlClient) -> pb.Assignment:
+        worker = pb.AssignedWorker(worker_id="w", address="w:1", tasks=[1, 2])
+        asked.append(pb.Assignment(topology="t", workers=[worker]))
+        return asked[-1]
 
-    sorting = BadRows("fail", 7, 4, Workers(options).known)
+    monkeypatch.setattr(ControlClient, "assignment", assignment)
+    sorting = BadRows("fail", 7, 4, SinkWorkers(sink_options({"address": "w:1", "topology": "t"})).known)
     for _ in range(2):
         sorting.check(*GOOD)
     assert len(asked) == 1
