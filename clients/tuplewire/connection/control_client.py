@@ -7,6 +7,7 @@ Design: docs/design/status.md, docs/design/readers.md, docs/design/sinks.md.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -280,7 +281,10 @@ class ControlClient:
                 # A draining worker ends this stream; see docs/design/drain.md.
                 break
             except UnreachableError as error:
-                if time.monotonic() + _POLL_SECONDS > deadline:
+                late = time.monotonic() + _POLL_SECONDS > deadline
+                if seen and not late:
+                    raise  # it has answered, and has stopped since
+                if late:
                     raise UnreachableError(
                         f"the worker at {self.address}: not ready after {timeout:g} s: {seen or error}"
                     ) from error
@@ -299,9 +303,9 @@ class ControlClient:
         self, method: str, request: Any, timeout: float | None = None, service: str = "control"
     ) -> Generator[Any]:
         """Yield the answers of a call; closing the generator cancels it."""
-        connection = self._connected(self.timeout)
+        connection = self._connected(timeout or self.timeout)
         metadata = self._channel_factory.metadata(self.address)
-        with self._mapped_errors(connection, f"not all answers within {timeout} s"):
+        with self._mapped_errors(connection, f"not all answers within {timeout or math.inf:.3g} s"):
             call = partial(getattr(getattr(connection, service), method), request)
             answers = uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
             try:

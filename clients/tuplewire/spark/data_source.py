@@ -14,7 +14,6 @@ from tuplewire.spark.data_source_api import DataSource, DataSourceStreamReader, 
 from tuplewire.spark.options import GroupingName, SinkOptions, sink_options, source_options
 from tuplewire.spark.releases import check_stream_options, has_admission_control
 from tuplewire.spark.version_check import VersionChecked
-from tuplewire.values.dead_letters import COUNT, DEAD, REASON, REJECTED, SOURCE, TASK, TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -163,6 +162,8 @@ def rejected(
         ConfigError: The rows lack a column, or the limit is less than 1.
     """
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
+
+    from tuplewire.values.dead_letters import COUNT, DEAD, REASON, REJECTED, SOURCE, TASK, TIME
 
     columns = ("task", "message", "source", "key", "headers")
     if missing := [name for name in columns if name not in rows.columns]:

@@ -139,7 +139,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             batch = record_batch(groups)
         else:
             tasks, sources, payloads, encoded = self._as_columns()
-            groups = (TaskGroup.joined(0, None, payloads, encoded),)
+            groups = (TaskGroup.joined(0, None, payloads, encoded if headers else None),)
             batch = record_batch(groups, tasks, sources)
         if not headers:
             return batch

@@ -117,7 +117,7 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
             if status.HasField("dead_letter_task")
             else "no dead-letter task"
         )
-        waiting = f"waiting: {status.rejected_waiting:,}"
+        waiting = f"copies waiting: {status.rejected_waiting:,}"
         yield f"rejected    {counted(status.rejections, 'time')}, {waiting}; {letters}"
 
 

@@ -19,10 +19,10 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
-from tuplewire.wire.messaging_pb2 import Departure
 
 if TYPE_CHECKING:  # settings import this module, which must not load protobuf
     from tuplewire.wire.control_pb2 import GetStatusResponse
+    from tuplewire.wire.messaging_pb2 import Departure
 
 BLOCK, NO_BLOCK = 0, 1
 """The flags of IServerConnection.recv."""

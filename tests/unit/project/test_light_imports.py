@@ -28,10 +28,12 @@ OPTIONAL = "opentelemetry pyspark_tuplewire pyspark zmq prometheus_client rich p
         pytest.param("from tuplewire import TaskMessageBatch", "grpc google.protobuf", id="batches alone"),
         pytest.param(TUPLES, "grpc google.protobuf numpy", id="topologies and tuples"),
         pytest.param(
-            "import tuplewire_service.command.cli", "pyspark pyarrow pandas rich opentelemetry", id="command"
+            "import tuplewire_service.command.cli",
+            "google.protobuf pyspark pyarrow pandas rich opentelemetry",
+            id="command",
         ),
         # Spark imports the format in every planning process, and most of them send no messages.
-        pytest.param("import pyspark_tuplewire", "grpc pyarrow pandas", id="Spark's format"),
+        pytest.param("import pyspark_tuplewire", "grpc google.protobuf pyarrow pandas", id="Spark's format"),
         pytest.param(ROWS, "pandas", id="rows"),
     ],
 )

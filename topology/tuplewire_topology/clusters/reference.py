@@ -43,8 +43,8 @@ def write_private(path: Path, content: bytes, user: str | None) -> None:
 
     Raises ConfigError for a user that does not exist, and LaunchError without the right to change the owner.
     """
-    path.touch(PRIVATE, exist_ok=False)
-    path.write_bytes(content)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as file:
+        file.write(content)
     _give(path, user)
 
 

@@ -140,6 +140,11 @@ class Counts:
         return self.emitted_by.total()
 
     @property
+    def transferred(self) -> int:
+        """Copies of emitted tuples, for all target tasks."""
+        return self.transferred_by.total()
+
+    @property
     def executed(self) -> int:
         """Tuples executed, from all sources."""
         return self.executed_by.total()
