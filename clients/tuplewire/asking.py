@@ -170,11 +170,14 @@ class Asker(Live):
 
         Raises:
             NoAnswerError: The timeout has passed without all answers.
-            NoConsumerError: A task had no consumer for 5 seconds.
+            NoConsumerError: A task had no consumer, or no worker, for 5 seconds.
             AnswerError: An answer is an error.
             ClosedError: The asker or its client is closed, or belongs to the parent process.
             SupersededError: Another program has subscribed to the task for the answers.
             PermissionDeniedError: The client lacks the permission to receive from that task.
+            UnknownTaskError: The assignment has no such task for the answers.
+            UnreachableError: No worker has accepted the subscription within connect_seconds.
+            BufferFullError: The client's buffer was full until the timeout.
         """
         if self._pid != os.getpid():
             raise ClosedError("the asker belongs to the parent process; create one in this process")

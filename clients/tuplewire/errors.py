@@ -173,7 +173,10 @@ class NoAnswerError(WaitTimeoutError):
 
 
 class NoConsumerError(NoAnswerError):
-    """The task of a request had no consumer for 5 seconds; the request stays in its queue."""
+    """The task of a request had no consumer, or no worker, for 5 seconds.
+
+    A request in a queue stays there.
+    """
 
 
 class AnswerError(TuplewireError):

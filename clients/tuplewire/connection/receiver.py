@@ -2,8 +2,9 @@
 
 One thread (or coroutine) at a time takes batches and acknowledges them. The executors of topologies get the
 batches from the loop instead (Push). With OtherWorkers, it finds the workers of its tasks, and follows them.
-Used by clients, their subscriptions and the dead-letter command. Owns the buffer, which the prefetch settings
-bound, and a stream to each worker (consumer_stream.py). Thread-safe, except the methods for the loop.
+Used by clients, their subscriptions, task_states.py and the dead-letter command. Owns the buffer, which the
+prefetch settings bound, and a stream to each worker (consumer_stream.py). Thread-safe, except the methods for
+the loop.
 Design: docs/design/sessions.md.
 """
 

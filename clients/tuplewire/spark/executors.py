@@ -1,8 +1,7 @@
 """The executors of a Spark application, their slots, and the membership of the workers next to them.
 
 Used by programs through tuplewire.spark. Slots are the tasks that Spark can run at the same time. Owns no
-state except a reference to the driver's JVM.
-Thread-safe. Design: docs/design/moves.md.
+state except a reference to the driver's JVM. Thread-safe. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations

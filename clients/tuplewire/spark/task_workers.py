@@ -1,7 +1,7 @@
 """The workers of some tasks, and the messages of these tasks on them.
 
-Used by the readers, fetch.py, stages.py and publisher.py. Owns a client of each worker and the last
-assignment. Not thread-safe. Design: docs/design/readers.md.
+Used by the readers, fetch.py and stages.py. Owns a client of each worker and the last assignment.
+Not thread-safe. Design: docs/design/readers.md.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 atLeastOnce: Spark's tasks send their rows; a task that Spark runs again sends them again. exactlyOnce: each
 attempt stages its messages at the workers of their tasks, where consumers do not see them. Spark chooses one
 attempt of each partition. The driver publishes these by name, as an epoch that each task gets once.
-Used by Spark through data_source.py. Owns the name and the placement of one write. Not thread-safe.
-Design: docs/design/sinks.md.
+Used by Spark through data_source.py. Owns the name and the placement of one write, and a
+temporary file for rows that are not yet checked. Not thread-safe. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The taps of one `tuplewire tap`, a thread and a client for each, and their messages as text and as JSON.
 
-All content of messages is untrusted, so text is escaped. Used by inspection_commands.py. Owns no state.
-Thread-safe. Design: docs/design/traces.md.
+All content of messages is untrusted, so text is escaped. Used by inspection_commands.py. Owns the
+threads and clients of the open taps. Thread-safe. Design: docs/design/traces.md.
 """
 
 from __future__ import annotations

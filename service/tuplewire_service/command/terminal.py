@@ -1,7 +1,8 @@
 """Output of the commands: tables that fit a terminal's width, by rich; plain text for pipes and files.
 
 Cells are escaped, because their content may be untrusted. rich is imported only for a terminal. Used by
-commands and demos. Owns no state. Not thread-safe. Design: docs/design/status.md.
+commands and demos. Owns the thread of a LiveLine. Not thread-safe. Exception: LiveLine.
+Design: docs/design/status.md.
 """
 
 from __future__ import annotations
