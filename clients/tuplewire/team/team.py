@@ -252,8 +252,9 @@ class Team(Live):
 
         of = (tuple(to), tuple(sources)) if call == Call.SEND else None
         got = self._call(Message(call=call), steps(), timeout, of)
-        own = values[self.rank] if values else _NOTHING
-        return [decoded(got.get(rank, own)) for rank in range(self.size)]
+        if values:
+            got[self.rank] = values[self.rank]
+        return [decoded(got.get(rank, _NOTHING)) for rank in range(self.size)]
 
     def _from_root(self, call: Call, values: list[Message], root: int, timeout: float | None) -> Any:
         to, sources = (self._others, []) if self.rank == root else ([], [root])
