@@ -197,7 +197,9 @@ class Asker(Live):
             )
             self._client.send(requests, timeout=limit)
             if not self._answered(call, until):
-                raise call.no_answer(seconds)
+                with self._lock:
+                    if call.unanswered:  # the last answer may have arrived after the wait
+                        raise call.no_answer(seconds)
         finally:
             with self._lock:
                 for number in asked:
