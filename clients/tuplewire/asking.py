@@ -181,6 +181,7 @@ class Asker(Live):
         """
         if self._pid != os.getpid():
             raise ClosedError("the asker belongs to the parent process; create one in this process")
+        self._check()
         limit = checked_timeout(timeout)
         seconds = math.inf if limit is None else limit
         asked = {b"%d" % next(self._numbers): pair for pair in pairs}
@@ -206,17 +207,20 @@ class Asker(Live):
                     self._calls.pop(number, None)
         return [call.answers[number] for number in asked]
 
+    def _check(self, error: TuplewireError | None = None) -> None:
+        """Raise the given error, or the one that ended the subscription."""
+        if error := error or self._receiver.failed:
+            raise error
+        if self._receiver.over:
+            raise ClosedError("the asker is closed")
+
     def _answered(self, call: _Call, until: float) -> bool:
         """Wait for the answers; poll the tasks if this takes long."""
 
         def answered() -> bool:
-            if not call.unanswered:
-                return True
-            if error := call.error or self._receiver.failed:
-                raise error
-            if self._receiver.over:
-                raise ClosedError("the asker is closed")
-            return False
+            if call.unanswered:
+                self._check(call.error)
+            return not call.unanswered
 
         with call.changed:
             if call.changed.wait_for(answered, min(_PATIENCE_SECONDS, until - time.monotonic())):
@@ -241,8 +245,10 @@ class Asker(Live):
             except TuplewireError as error:
                 states, problem = {}, str(error)
             now = time.monotonic()
-            since = {task: since.get(task, now) for task, each in states.items() if not each.subscribed}
             with self._lock:
+                waiting = set(call.unanswered.values())  # answers may have arrived during the poll
+                gone = [task for task in states if task in waiting and not states[task].subscribed]
+                since = {task: since.get(task, now) for task in gone}
                 call.states, call.problem = states, problem
                 for task, began in since.items():
                     if now - began >= _NO_CONSUMER_SECONDS:

@@ -224,6 +224,8 @@ def test_close_ends_a_waiting_call(ends: Ends) -> None:
             ends.asker.ask(ends.task, b"x", timeout=_SECONDS)
     timer.join()
     assert ends.asker._calls == {}
+    with pytest.raises(ClosedError, match="asker is closed"):
+        ends.asker.ask_all([])
 
 
 def test_the_client_of_a_spark_function(ends: Ends, pair: Pair) -> None:
