@@ -303,7 +303,7 @@ def decoded(message: Message) -> Any:
         if kind == _VALUE:
             return read_value(bytes(data), 0)[0][0]
         return bytes(data) if kind == _BYTES else None
-    except (*FAULTS, TypeError) as error:
+    except (*FAULTS, KeyError, TypeError) as error:
         raise errors.MalformedError(f"a value of a team is malformed: {error}") from error
 
 

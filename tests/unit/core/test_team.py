@@ -165,6 +165,7 @@ def test_other_types_are_refused(value: object) -> None:
         Message(kind=1, dtype=0, shape=(3,), body=bytearray(24)),
         Message(kind=3, body=bytearray(b"\x91\xc1")),
         Message(kind=3, body=bytearray()),
+        Message(kind=3, body=bytearray(b"\x80")),
     ],
 )
 def test_malformed_values_are_an_error(message: Message) -> None:
