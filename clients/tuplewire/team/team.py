@@ -6,10 +6,12 @@ Only one call runs at a time, in the caller's thread. Requires numpy. Design: do
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from tuplewire import errors
@@ -82,6 +84,7 @@ class Team(Live):
             raise errors.ConfigError(f"rank {rank} is not one of the {len(named)} ranks of this team")
         seconds = checked_timeout(timeout)
         self._timeout = math.inf if seconds is None else seconds
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._broken: errors.TeamError | None = None
         self._closed = False
@@ -209,9 +212,12 @@ class Team(Live):
     def close(self, error: BaseException | None = None) -> None:
         """Leave the team; with an error, fail the other ranks' calls with it. A second call does nothing.
 
-        Waits up to a second until the other ranks leave, too. The end of the `with` block calls it.
+        Waits up to a second until the other ranks leave, too. The end of the `with` block calls it. Does
+        nothing in a forked process. Raises TeamError while another thread is in a call: close it later.
         """
-        if not self._closed:
+        if self._closed or self._pid != os.getpid():
+            return
+        with self._alone():
             self._closed = True
             self._members.close(error or self._broken)
             self._broken = self._broken or errors.TeamError("the team is closed")
@@ -227,18 +233,26 @@ class Team(Live):
     def _call(self, call: Message, steps: Steps, timeout: float | None, of: object = None) -> Any:
         """Make a call, and return its result. of: the calls that share a number; None: all ranks' calls."""
         seconds = checked_timeout(timeout)
+        if self._pid != os.getpid():
+            raise errors.ClosedError("the team belongs to the parent process; create one in this process")
+        with self._alone():
+            if self._broken is not None:
+                raise self._broken
+            self._numbers[of] += 1
+            call = call._replace(number=self._numbers[of], body=b"")
+            try:
+                return self._members.run(call, steps, self._timeout if seconds is None else seconds)
+            except BaseException as error:
+                text = f"a call has ended early, by {type(error).__name__}: {error}"
+                self._broken = error if isinstance(error, errors.TeamError) else errors.TeamError(text)
+                raise
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
             raise errors.TeamError("another thread is in a call of this team: only one may run")
         try:
-            if self._broken is not None:
-                raise self._broken  # noqa: TRY301 - it is already recorded
-            self._numbers[of] += 1
-            call = call._replace(number=self._numbers[of], body=b"")
-            return self._members.run(call, steps, self._timeout if seconds is None else seconds)
-        except BaseException as error:
-            text = f"a call has ended early, by {type(error).__name__}: {error}"
-            self._broken = error if isinstance(error, errors.TeamError) else errors.TeamError(text)
-            raise
+            yield
         finally:
             self._lock.release()
 

@@ -18,7 +18,7 @@ from helpers.team_ranks import every_call, hold_the_interpreter, large_values, r
 from helpers.topology import TOPOLOGY, Pair, assign, one_worker, status
 
 from tuplewire import Client, Team
-from tuplewire.errors import MessageError, PermissionDeniedError, TeamError, TeamTimeoutError
+from tuplewire.errors import ClosedError, MessageError, PermissionDeniedError, TeamError, TeamTimeoutError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.team.protocol import Call, Message
 from tuplewire_service.testing import eventually
@@ -106,6 +106,23 @@ def test_a_team_of_one(pair: Pair) -> None:
         team.barrier()
 
 
+def test_a_forked_process_cannot_use_the_team(pair: Pair) -> None:
+    """A call in the child raises ClosedError, and the end of its `with` block does not end the team."""
+    with Team([pair.near_task()], 0, address=pair.near.address, topology=TOPOLOGY) as team:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                team.close()
+                team.barrier()
+            except ClosedError:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        team.barrier()
+
+
 def test_a_second_thread_gets_an_error(pair: Pair) -> None:
     """A call in another thread is refused, and the first call is not affected."""
     tasks, outcomes = [pair.near_task(), pair.near_task()], list[object]()
@@ -124,6 +141,8 @@ def test_a_second_thread_gets_an_error(pair: Pair) -> None:
         eventually(team._lock.locked)
         with pytest.raises(TeamError, match="another thread is in a call"):
             team.barrier()
+        with pytest.raises(TeamError, match="another thread is in a call"):
+            team.close()
         entered.set()
         second.join(30)
     thread.join(30)
