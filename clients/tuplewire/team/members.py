@@ -302,7 +302,7 @@ class Members:
             each.worker_id = ids.get(each.task, each.worker_id)
             each.look(held.get(each.task))
         if len(held) < len(members):
-            receiver.forget_workers()
+            messaging_loop().call(receiver.forget_workers)
 
     def _possibly_lost(self) -> dict[str, int] | None:
         """Return the number of messages that the own worker has possibly lost, by worker, if it is known."""
