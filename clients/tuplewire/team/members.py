@@ -224,7 +224,7 @@ class Members:
             self._send_all(self.forming.add(message))
             if self.forming.team != team:  # a member was restarted: forget the messages of the other team
                 self._matching, self._left, self._abort = Matching(), {}, None
-        elif message.team != self.forming.team:
+        elif not self.forming.ids or message.team != self.forming.team:
             self.stale += 1
             return
         elif message.call == Call.CONFIRM:
