@@ -78,7 +78,8 @@ class _OtherMember:
         """Describe the member: `(task 102, worker-1): last message 61 s ago in barrier #11, subscribed`."""
         now, call = time.monotonic(), "" if last is None else f" in {last}"
         heard = "no message yet" if self.heard is None else f"last message {now - self.heard:.0f} s ago{call}"
-        state = f"no subscriber for {now - self.gone_since:.0f} s" if self.consumer == "" else "subscribed"
+        gone = now - self.gone_since
+        state = f"no subscriber for {gone:.0f} s" if gone >= 0 else "subscribed"
         state += f", {self.unread} message{'s' * (self.unread != 1)} unread"
         state = "not found at a worker" if self.consumer is None else state
         return f"(task {self.task}, {self.worker_id}): {heard}, {state}"
@@ -240,7 +241,7 @@ class Members:
             self._abort = self._abort or kind(f"rank {rank} has left the team: {text}")
         elif not self._closing:
             self._matching.add(message)
-        self._others[rank].heard = time.monotonic()
+        self._others[rank].heard, self._others[rank].gone_since = time.monotonic(), math.inf
 
     # --- waiting ---------------------------------------------------------------------------------
 
@@ -248,6 +249,8 @@ class Members:
         """Begin a call, for the texts of errors. waits_for: returns the ranks that the call waits for."""
         self._call, self._timeout, self._waits_for = call, timeout, waits_for
         self._began = self._logged = time.monotonic()
+        for member in self._others.values():
+            member.gone_since = math.inf
 
     def _wait(self) -> None:
         """Process messages. Raise an error if a member is lost or the timeout has passed."""
