@@ -330,9 +330,13 @@ class Members:
         try:
             # A member that has left a moment ago still reads.
             gone = {rank for rank, at in self._left.items() if time.monotonic() - at > _LEAVE_SECONDS / 2}
-            self._send_all([(rank, note) for rank in self._others.keys() - gone])
-            # The last messages of the others would stay in the queue of this task, and delay a drain.
-            while self._others.keys() - self._left.keys() and time.monotonic() < deadline:
+            unsent = self._others.keys() - gone
+            while True:
+                unsent = {r for r in unsent if not self._client.try_send(self.tasks[r], note.packed())}
+                # The last messages of the others would stay in the queue of this task, and delay a drain.
+                waits = unsent or self._others.keys() - self._left.keys()
+                if not waits or time.monotonic() >= deadline:
+                    break
                 self._receive()
         except errors.TuplewireError as problem:
             logger.info("team.left", extra={"reason": str(problem)})
