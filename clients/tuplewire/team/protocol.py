@@ -98,7 +98,11 @@ def unpack(payload: bytes) -> Message | None:
             message = message._replace(
                 kind=kind, shape=Struct(f"<{count}Q").unpack_from(payload, at - 8 * count)
             )
-        return message._replace(body=memoryview(payload)[at:])
+        body, rest = memoryview(payload)[at:], message.size - message.piece * PIECE_BYTES
+        fits = len(body) == min(rest, PIECE_BYTES) and message.piece < message.pieces()
+        if len(body) > PIECE_BYTES or (message.call >= Call.SEND and not fits):
+            return None
+        return message._replace(body=body)
     except (error, ValueError, IndexError):
         return None
 

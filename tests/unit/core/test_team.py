@@ -190,7 +190,19 @@ def test_messages_are_their_bytes() -> None:
     assert len(value.packed(1)) == 32 + 600_000 - 2**19
 
 
-@pytest.mark.parametrize("payload", [b"", b"x" * 31, b"\xff" * 40, Message(call=Call.JOIN).packed()[:33]])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"x" * 31,
+        b"\xff" * 40,
+        Message(call=Call.JOIN).packed()[:33],
+        Message(call=Call.ABORT).packed() + b"x" * (2**19 + 1),
+        Message(call=Call.SUM, size=9, body=b"x" * 8).packed(),
+        Message(call=Call.SUM, size=2**19).packed(1),
+    ],
+    ids=["empty", "short", "no header", "no shape", "large", "part", "no such piece"],
+)
 def test_other_payloads_are_not_messages(payload: bytes) -> None:
     """Payloads of other programs are no messages of a team."""
     assert unpack(payload) is None
