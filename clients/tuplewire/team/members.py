@@ -103,6 +103,8 @@ class Members:
         """The ranks that have left, and a time before their last messages arrived."""
         self._read = time.monotonic()
         """The time of the last read from the queue."""
+        self._problem: errors.TuplewireError | None = None
+        """The last error of the own worker since it was last reachable."""
         self._abort: errors.TeamError | None = None
         self._closing = False
         # The id of a task's consumer shows whether the member that formed the team still has the task.
@@ -199,7 +201,8 @@ class Members:
         """Process the messages that arrive within a short time."""
         try:
             batch = next(self._subscription)
-        except (errors.WaitTimeoutError, errors.UnreachableError):
+        except (errors.WaitTimeoutError, errors.UnreachableError) as error:
+            self._problem = error if isinstance(error, errors.UnreachableError) else None
             self._read = time.monotonic()
             return
         except errors.SupersededError as error:
@@ -212,7 +215,7 @@ class Members:
                 else:
                     self._add(message)
         self._subscription.acknowledge()
-        self._read = time.monotonic()
+        self._read, self._problem = time.monotonic(), None
 
     def _add(self, message: Message) -> None:
         rank = message.rank
@@ -260,8 +263,10 @@ class Members:
             self._poll(ranks)
         if expired:
             names = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:_MOST_NAMED]))}"
-            about = f"no message from {names} of {len(self.tasks)} for {self._timeout:g} s"
-            raise errors.TeamTimeoutError(f"{self._call}: {about}. {self._facts(ranks)}")
+            about = f"no message from {names} of {len(self.tasks)}" if ranks else "the send buffer is full"
+            facts = f". {self._facts(ranks)}" if ranks else ""
+            own = f"; this rank's worker: {self._problem}" if self._problem else ""
+            raise errors.TeamTimeoutError(f"{self._call}: {about} for {self._timeout:g} s{facts}{own}")
         if now - self._logged >= _LOG_SECONDS:
             self._logged = now
             logger.warning("team.waiting", extra={"call": str(self._call), "ranks": self._facts(ranks)})
@@ -292,8 +297,10 @@ class Members:
         """Find the consumers of members at the workers of their tasks."""
         receiver, topology = self._subscription._receiver, self._client.topology
         places: dict[At, list[int]] = {}
-        with contextlib.suppress(errors.TuplewireError):
+        try:
             places = messaging_loop().run(receiver.workers_of(each.task for each in members))
+        except errors.TuplewireError as error:
+            self._problem = self._problem or error
         ids = {task: worker_id for (_, worker_id), theirs in places.items() for task in theirs}
         tasks = {at: [PolledTask(task=each) for each in theirs] for (at, _), theirs in places.items()}
         answers = self._controls.each(

@@ -197,6 +197,12 @@ def test_missing_members_are_named(pair: Pair) -> None:
     assert f"rank 2 (task {tasks[2]}, {pair.far.worker_id}): no message yet, no subscriber" in text
 
 
+def test_a_timeout_names_the_problem_of_the_own_worker() -> None:
+    """If this rank's worker is unreachable, the error of a timeout says so."""
+    with pytest.raises(TeamTimeoutError, match=r"rank 1 .*; this rank's worker: no worker at"):
+        Team([1, 2], 0, address=f"127.0.0.1:{free_port()}", topology=TOPOLOGY, timeout=0.5)
+
+
 def test_messages_of_other_teams_are_dropped_and_counted(pair: Pair) -> None:
     """Old messages in the queue of a task are dropped, and the team counts them."""
     tasks = tasks_of(pair, 2)
