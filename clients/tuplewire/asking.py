@@ -246,9 +246,9 @@ class Asker(Live):
                 states, problem = {}, str(error)
             now = time.monotonic()
             with self._lock:
-                waiting = set(call.unanswered.values())  # answers may have arrived during the poll
-                gone = [task for task in states if task in waiting and not states[task].subscribed]
-                since = {task: since.get(task, now) for task in gone}
+                # Answers may have arrived during the poll.
+                states = {task: states[task] for task in call.unanswered.values() if task in states}
+                since = {task: since.get(task, now) for task, each in states.items() if not each.subscribed}
                 call.states, call.problem = states, problem
                 for task, began in since.items():
                     if now - began >= _NO_CONSUMER_SECONDS:

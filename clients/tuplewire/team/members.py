@@ -252,8 +252,6 @@ class Members:
         """Begin a call, for the texts of errors. waits_for: returns the ranks that the call waits for."""
         self._call, self._timeout, self._waits_for = call, timeout, waits_for
         self._began = self._logged = time.monotonic()
-        for member in self._others.values():
-            member.gone_since = math.inf
 
     def _wait(self) -> None:
         """Process messages. Raise an error if a member is lost or the timeout has passed."""
@@ -284,7 +282,7 @@ class Members:
             member, expected = self._others[rank], _client_id(self.tasks[rank], self.forming.ids[rank])
             if member.consumer not in ("", None, expected):
                 raise errors.TeamChangedError(f"{self._call}: {member.consumer} has taken rank {rank} over")
-            if time.monotonic() - member.gone_since >= _GONE_SECONDS:
+            if time.monotonic() - max(member.gone_since, self._began) >= _GONE_SECONDS:
                 raise errors.RankLostError(f"{self._call}: a process has exited: {self._facts([rank])}")
         before, now = self._lost, self._possibly_lost()
         self._lost = before if now is None else now
