@@ -6,8 +6,10 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +22,8 @@ from helpers.topology import TOPOLOGY, Pair, assign, one_worker, status
 from tuplewire import Client, Team
 from tuplewire.errors import ClosedError, MessageError, PermissionDeniedError, TeamError, TeamTimeoutError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire.team.protocol import Call, Message
+from tuplewire.team import team as module
+from tuplewire.team.protocol import Call, Message, team_of
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
@@ -308,3 +311,19 @@ def test_over_tls(tmp_path: Path) -> None:
         addresses = [each.address for each in workers.endpoints]
         with ranks_of(every_call, [1, 2], addresses, 1, credentials=program) as ranks:
             assert len({each.outcome() for each in ranks}) == 1
+
+
+def test_a_message_from_before_the_team_has_no_effect(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every program can compute the id of a team without members. A value is decoded once at each rank."""
+    tasks = tasks_of(pair, 2)
+    join = partial(Team, tasks, address=pair.near.address, topology=TOPOLOGY, timeout=20)
+    with Client(pair.near.address, topology=TOPOLOGY) as stranger, ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(join, rank=1)
+        stranger.send(tasks[1], Message(team_of(()), 0, 0, Call.ABORT, body=b"x").packed())
+        stranger.flush(10)
+        eventually(lambda: not queued_of(pair, tasks[1:]))
+        with join(rank=0) as first, waiting.result(20) as second:
+            assert first.generation == second.generation
+            monkeypatch.setattr(module, "decoded", decode := Mock(wraps=module.decoded))
+            assert (first.broadcast(b"value"), second.broadcast()) == (b"value", b"value")
+    assert [bytes(each.args[0].body) for each in decode.call_args_list].count(b"value") == 2
