@@ -23,7 +23,13 @@ _OUTCOME_SECONDS = 90.0
 
 
 class Rank:
-    """A forked process with one rank of a team."""
+    """A forked process with one rank of a team.
+
+    Attributes:
+        ended: Clock (`time.monotonic`) of this machine when the calls ended. Set by `outcome`.
+    """
+
+    ended: float
 
     def __init__(
         self,
@@ -43,7 +49,7 @@ class Rank:
     def outcome(self, timeout: float = _OUTCOME_SECONDS) -> Any:
         """Return the result of the calls, or raise their error. EOFError: the process was killed."""
         assert self._pipe.poll(timeout), f"rank has not finished after {timeout} s"
-        error, result = self._pipe.recv()
+        error, result, self.ended = self._pipe.recv()
         if error is not None:
             raise error
         return result
@@ -100,9 +106,9 @@ def _run(
         with Team(tasks, rank, **where) as team:
             result = calls(team, *arguments)
     except Exception as error:  # noqa: BLE001 - the test gets it
-        pipe.send((error, None))
+        pipe.send((error, None, time.monotonic()))
     else:
-        pipe.send((None, result))
+        pipe.send((None, result, time.monotonic()))
 
 
 # --- calls -----------------------------------------------------------------------------------------------
