@@ -329,6 +329,7 @@ for each in "${rounds[@]}"; do
     if $nodes; then
         prepare_spark
         spark_topology
+        spark_team
         ! $secure || spark_sink
         ! $secure || spark_stream
     fi

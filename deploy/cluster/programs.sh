@@ -109,7 +109,7 @@ spark_job() {
         more=("driver.host=\$(POD_IP)" "kubernetes.driver.pod.name=\$(POD_NAME)")
     fi
     for each in "kubernetes.namespace=$space" kubernetes.container.image=localhost/spark:dev executor.instances=2 \
-        executor.memory=512m driver.memory=512m driver.memoryOverhead=1g executor.memoryOverhead=1g executor.cores=1 \
+        executor.memory=512m driver.memory=512m driver.memoryOverhead=1g executor.memoryOverhead=1g executor.cores=2 \
         kubernetes.executor.request.cores=100m kubernetes.driver.request.cores=100m "${more[@]}"; do
         conf+=", \"--conf\", \"spark.$each\""
     done

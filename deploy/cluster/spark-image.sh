@@ -19,7 +19,7 @@ fi
 # The environment has to be made at the path that it has in the image.
 if [[ ! -x /opt/sparkenv/bin/python ]]; then
     /usr/bin/python3 -m venv --without-pip /opt/sparkenv 2>/dev/null || python3 -m venv --without-pip /opt/sparkenv
-    python3 -m pip --python /opt/sparkenv/bin/python install --quiet --disable-pip-version-check "tuplewire[service,spark] @ file://$project" pyspark==4.3.0
+    python3 -m pip --python /opt/sparkenv/bin/python install --quiet --disable-pip-version-check "tuplewire[service,spark,team] @ file://$project" pyspark==4.3.0
 fi
 # The cache may have an older commit.
 python3 -m pip --python /opt/sparkenv/bin/python install --quiet --disable-pip-version-check --force-reinstall --no-deps "tuplewire @ file://$project"

@@ -3,13 +3,17 @@
 spark_job.py topology    a shuffle, and a topology in the executors
 spark_job.py sink        a shuffle, an exactly-once write and a read, through workers that the driver assigns
 spark_job.py stream      a query that reads numbers while an executor's pod is deleted
+spark_job.py team        a barrier stage whose tasks sum arrays together
 """
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 from code_digest import code_digest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
@@ -22,6 +26,9 @@ from tuplewire_topology import BasicBolt, BasicOutputCollector, TopologyBuilder,
 from tuplewire_topology.spark import Rows, run_topology
 
 COUNT = 10_000
+RANKS = 4
+TEAM_SECONDS = 20.0
+"""The work of the team: long enough to check the nodes of its pods."""
 RATE = 200
 """Numbers a second of the stream: 50 seconds are longer than a pod has to end."""
 ARRIVE_SECONDS = 120.0
@@ -125,8 +132,31 @@ def stream(spark: SparkSession) -> None:
     check(sorted(seen) == list(range(COUNT)), True)
 
 
+def _sum_together(_: Iterable[int]) -> Iterator[tuple[int, int, str]]:
+    """Sum arrays with all tasks of the stage; yield the rank, the number of sums, and the pod."""
+    with tuplewire.Team.of_stage(range(RANKS)) as group:
+        rounds, end = 0, time.monotonic() + TEAM_SECONDS
+        while group.broadcast(time.monotonic() < end):  # by the clock of rank 0
+            rounds += 1
+            total = group.all_reduce(np.full(1000, group.rank + rounds))
+            check(set(total.tolist()), {sum(range(RANKS)) + RANKS * rounds})
+        yield group.rank, rounds, socket.gethostname()
+
+
+def team(spark: SparkSession) -> None:
+    """Run a Team in a barrier stage, and check that all ranks were in each round, in two pods."""
+    with membership(spark, tasks=range(RANKS), at_least=2) as workers:
+        workers.wait(2)
+        print("the team is at work", flush=True)
+        stage = spark.sparkContext.parallelize(range(RANKS), RANKS).barrier()
+        ranks, rounds, pods = zip(*stage.mapPartitions(_sum_together).collect(), strict=True)
+    check(sorted(ranks), list(range(RANKS)))
+    check((len(set(rounds)), len(set(pods))), (1, 2))
+    print(f"{RANKS} ranks in 2 pods have made {2 * rounds[0]} calls", flush=True)
+
+
 if __name__ == "__main__":
     session = SparkSession.builder.getOrCreate()
-    {"topology": topology, "sink": sink, "stream": stream}[sys.argv[1]](session)
+    {"topology": topology, "sink": sink, "stream": stream, "team": team}[sys.argv[1]](session)
     print(f"passed: {sys.argv[1]}, code {code_digest()}", flush=True)
     session.stop()

@@ -129,6 +129,16 @@ spark_topology() {
     start_spark topology cluster
     spark_passed topology cluster
 }
+spark_team() {
+    step "A Team" "four tasks of a barrier stage, on two nodes, that sum arrays together"
+    start_spark team cluster
+    until_it_says 180 "the team is at work" "${kube[@]}" logs pod/spark-team
+    local found
+    found=$(output_of 'NODE-1 NODE-2' "${kube[@]}" get pod --selector spark-role=executor \
+        --output 'jsonpath={.items[*].spec.nodeName}')
+    [[ $found =~ ^([^ ]+)\ ([^ ]+)$ && ${BASH_REMATCH[1]} != "${BASH_REMATCH[2]}" ]] || fail "the team is on: $found"
+    spark_passed team cluster
+}
 spark_sink() {
     step "Spark in client mode" "a shuffle through the policy, and an exactly-once write through a membership"
     start_spark sink client

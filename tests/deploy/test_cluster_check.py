@@ -44,7 +44,7 @@ STEPS_OF_ITS_OWN = ["cluster: The image", "secure: A node", "secure: Autoscaling
 """Further steps if the check creates the cluster."""
 STEPS_OF_NODES = [
     *("plain: Spark in cluster mode", "secure: A stranger over IPv6", "secure: Spark in client mode"),
-    "secure: A stream",
+    *("secure: A stream", "plain: A Team", "secure: A Team"),
 ]
 """Further steps in the cluster of deploy/cluster only."""
 REMOVES: dict[object, str] = {
