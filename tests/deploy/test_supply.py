@@ -241,20 +241,32 @@ def test_a_base_with_a_python_of_its_own(tmp_path: Path) -> None:
 # --- the release --------------------------------------------------------------------------------------------
 
 
-def test_the_workflow_runs_the_script() -> None:
-    """The pipeline may sign with its own identity, and only on tags; its steps are in the script."""
-    text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
-    workflow: Any = yaml.safe_load(text)
-    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML's `on`
-    assert workflow["permissions"]["id-token"] == "write"
-    steps = workflow["jobs"]["image"]["steps"]
-    assert RELEASE in steps[-1]["run"]
-    # The signing tools are pinned: the actions by their commits, the programs by their versions.
-    assert all(re.search(r"@[0-9a-f]{40}$", each["uses"]) for each in steps if "uses" in each)
-    asked = " ".join(each.get("run", "") for each in steps)
+def test_workflows_are_pinned_and_run_make() -> None:
+    """Actions are pinned by commit; workflows run make targets and scripts that exist; tags alone publish."""
+    targets = set(re.findall(r"(?m)^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8")))
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        workflow: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+        assert all(re.search(r"@[0-9a-f]{40}$", each["uses"]) for each in steps if "uses" in each), path
+        asked = "\n".join(each.get("run", "") for each in steps)
+        assert "latest" not in asked
+        for words in re.findall(r"(?m)^make (.+)$", asked):
+            assert set(words.split()) <= targets, path
+    assert workflow_of("check")["permissions"] == {"contents": "read"}
+    release = workflow_of("release")
+    assert release[True] == {"push": {"tags": ["v*"]}}  # YAML's `on`
+    assert release["permissions"]["id-token"] == "write"
+    image = release["jobs"]["image"]["steps"]
+    assert RELEASE in image[-1]["run"]
+    # The signing tools are pinned by their versions.
+    asked = " ".join(each.get("run", "") for each in image)
     assert re.findall(r"go install \S+@(v[0-9.]+)\n", asked)
     assert re.findall(r"pip install --quiet \S+==[0-9.]+\n", asked)
-    assert "latest" not in asked
+
+
+def workflow_of(name: str) -> Any:
+    """Return a workflow of the repository."""
+    return yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
 
 
 def clone(folder: Path, base: str) -> Path:
