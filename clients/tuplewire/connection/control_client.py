@@ -92,13 +92,19 @@ class ControlClient:
                 self._connection = connection = _Connection(channel, identity)
             return connection
 
-    def status(self, max_clients: int = 0, max_tasks: int | None = None) -> pb.GetStatusResponse:
+    def status(
+        self, max_clients: int = 0, max_tasks: int | None = None, *, membership_poll_seconds: float = 0.0
+    ) -> pb.GetStatusResponse:
         """Return identity, state, ledger and counts, as one consistent snapshot.
 
         max_clients: the maximum number of senders, and of consumers, to list. max_tasks: the maximum number
         of tasks; tasks that block others, wait, or have the most messages are first. None: all.
+        membership_poll_seconds: the interval of these calls, for a program that moves the tasks of draining
+        workers: a drain waits for it.
         """
-        request = pb.GetStatusRequest(max_clients=max_clients, max_tasks=max_tasks)
+        request = pb.GetStatusRequest(
+            max_clients=max_clients, max_tasks=max_tasks, membership_poll_seconds=membership_poll_seconds
+        )
         response: pb.GetStatusResponse = self._call("GetStatus", request)
         return response
 

@@ -57,12 +57,12 @@ class Membership:
         poll_seconds: The time between polls of the workers.
         credentials: Default: from the environment (TUPLEWIRE_TLS_CA and so on).
 
-    Guarantees: once settled, the numbers of tasks on two workers differ by at most one, with as few moves as
-    possible. If a worker drains or is no longer listed, its tasks move immediately. It forwards its messages,
-    so none is lost. If a worker fails, its messages are lost, except those of senders with
-    `ack_mode="processed"`, which are redelivered with `redelivered` set. A restarted program takes over and
-    leaves the tasks in place. Of two programs, the newer one takes over, and the other stops. The end of the
-    block leaves the assignment unchanged.
+    Guarantees: once settled, the numbers of tasks on two workers differ by at most one, with as few moves
+    as possible. If a worker drains or is no longer listed, its tasks move immediately. It forwards its
+    messages, so none is lost, and refuses new ones only after the move. If a worker fails, its messages
+    are lost, except those of senders with `ack_mode="processed"`, which are redelivered with
+    `redelivered` set. A restarted program takes over and leaves the tasks in place. Of two programs, the
+    newer one takes over, and the other stops. The end of the block leaves the assignment unchanged.
 
     Raises ConfigError for wrong arguments, and UnreachableError if the workers are not there in time.
     """
@@ -207,7 +207,7 @@ class Membership:
             self._moved.notify_all()
 
     def _report(self, client: ControlClient) -> Report:
-        status = client.status()
+        status = client.status(max_tasks=0, membership_poll_seconds=self._poll_seconds)
         foreign = self._registry.may_be_foreign(client.address, status.assignment_version)
         return status, client.assignment() if foreign else None
 

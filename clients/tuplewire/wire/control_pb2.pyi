@@ -308,14 +308,16 @@ class ExecutorStatus(_message.Message):
     def __init__(self, first_task: _Optional[int] = ..., tasks: _Optional[int] = ..., emitted: _Optional[int] = ..., executed: _Optional[int] = ..., failed: _Optional[int] = ..., errors: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., sending_seconds: _Optional[float] = ..., queued_tuples: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., pending: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ("max_clients", "max_tasks", "tasks")
+    __slots__ = ("max_clients", "max_tasks", "tasks", "membership_poll_seconds")
     MAX_CLIENTS_FIELD_NUMBER: _ClassVar[int]
     MAX_TASKS_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_POLL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     max_clients: int
     max_tasks: int
     tasks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, max_clients: _Optional[int] = ..., max_tasks: _Optional[int] = ..., tasks: _Optional[_Iterable[int]] = ...) -> None: ...
+    membership_poll_seconds: float
+    def __init__(self, max_clients: _Optional[int] = ..., max_tasks: _Optional[int] = ..., tasks: _Optional[_Iterable[int]] = ..., membership_poll_seconds: _Optional[float] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_reason", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent", "queue_wait", "end_to_end", "components", "rejections", "rejected_waiting", "dead_letter_task", "local_tasks", "sharing_sessions", "resumable_sessions", "identities", "pending_handshakes", "server_restarts", "possibly_lost", "predecessor_possibly_lost", "send_to_ack", "loop_lag", "sinks", "taps", "assignment_refused", "drain_seconds")

@@ -95,8 +95,12 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
+        access = self.admit(context)
+        if request.membership_poll_seconds:
+            access.control("UpdateAssignment")
+            self.worker.polled_by_membership(request.membership_poll_seconds)
         status = await self.status(request)
-        most, sees = min(request.max_clients, MOST_CLIENTS), self.admit(context).sees
+        most, sees = min(request.max_clients, MOST_CLIENTS), access.sees
         listed = set(islice((who for who in status.identities if sees(who)), most))
         for who in set(status.identities) - listed:
             del status.identities[who]

@@ -73,6 +73,9 @@ class IAccess:
     def tap(self, topology: str, tasks: Collection[int]) -> None:
         """Check the right to copies of messages to these tasks (empty: all). Raises RefusedError."""
 
+    def control(self, method: str) -> None:
+        """Check the right to call a method of Control. Raises PermissionDeniedError."""
+
     def refused(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
         """Return the groups that it may not send, with the errors."""
         del groups

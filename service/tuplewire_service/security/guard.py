@@ -249,7 +249,6 @@ class Access(IAccess):
         return granted is None or not granted.control.isdisjoint({"assign", "drain"}) or who == self.owner
 
     def control(self, method: str) -> None:
-        """Check the right to call a method of Control. Raises PermissionDeniedError."""
         granted = self._permissions()
         action = CONTROL.get(method, OTHER_CONTROL)
         if granted is not None and action and action not in granted.control:

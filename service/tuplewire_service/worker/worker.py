@@ -121,6 +121,7 @@ class Worker:
         self.on_change: Callable[[], object] = lambda: None
         """Called when the state changes."""
         self._clock = asyncio.get_running_loop().time
+        self._membership_until = 0.0  # the time until which a membership moves tasks of this worker
         self.servers = Servers(programs, peers, own_program, settings.topology)
         self.program: AttachedProgram | None = None
         """The program in this process: readiness includes it, and a drain waits for its work."""
@@ -216,6 +217,7 @@ class Worker:
     async def drain(self, deadline_seconds: float) -> LedgerSnapshot:
         """Refuse new messages, deliver or forward held ones, close, and return the ledger.
 
+        0. If a membership polls this worker, it moves the tasks to other workers. All may still send.
         1. Moves, forwarded messages and staged messages of sinks get at most half of the time. Only workers
            may send, and the program in this process.
         2. Consumers and other workers accept the held messages. Only workers that drain, too, may send.
@@ -233,6 +235,10 @@ class Worker:
         router.rejections.send_immediately()
         self._enter(WorkerState.DRAINING)
         router.refresh()  # connections to all workers, for the departure notice, open during the drain
+        # 0. Senders do not notice the restart of a worker without tasks.
+        self.waits_for = "a membership to move the tasks to other workers"
+        at_last = min(self._membership_until, moves_deadline)
+        await router.activity.until(lambda: not (router.table.local or router.moving_tasks), at_last)
 
         def passing() -> bool:
             return bool(router.moving_tasks or router.connections.pending_messages or len(self.sinks.staging))
@@ -286,6 +292,11 @@ class Worker:
         self.waits_for = "transports to end"
         self._enter(WorkerState.STOPPED)
         return router.ledger()
+
+    def polled_by_membership(self, interval: float) -> None:
+        """Let a drain wait for a program that calls this every `interval` seconds and moves tasks."""
+        if self.state is not WorkerState.DRAINING:  # there may be no other worker for the tasks
+            self._membership_until = self._clock() + 2 * interval
 
     async def abort(self) -> None:
         """Stop immediately, like a killed process: nothing is forwarded, and no peer is notified."""

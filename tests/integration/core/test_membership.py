@@ -49,7 +49,9 @@ class Site:
         self.wanted[endpoint.address] = worker_id
         return endpoint
 
-    def membership(self, at_least: int = 1, expire_seconds: float = 120.0) -> Membership:
+    def membership(
+        self, at_least: int = 1, expire_seconds: float = 120.0, poll_seconds: float = 0.2
+    ) -> Membership:
         """Return a membership that polls these workers."""
         return Membership(
             lambda: dict(self.wanted),
@@ -57,7 +59,7 @@ class Site:
             topology=TOPOLOGY,
             at_least=at_least,
             expire_seconds=expire_seconds,
-            poll_seconds=0.2,
+            poll_seconds=poll_seconds,
         )
 
     def balance_of(self, worker_id: str) -> dict[str, int]:
@@ -147,6 +149,15 @@ def test_workers_come_and_drain_under_load(site: Site) -> None:
         assert site.balance_of("b") == site.balance_of("c") == {}
         eventually(lambda: ledger(first).pending == 0, 20)
         assert not sum(ledger(first).dropped.values())
+
+
+def test_an_idle_worker_ends_after_its_tasks_have_moved(site: Site) -> None:
+    """A drain without work waits for the next poll, so that no task is left without a worker."""
+    first, second = site.start("a"), site.start("b")
+    with site.membership(at_least=2, poll_seconds=1.0):
+        os.kill(second.process_id, signal.SIGTERM)
+        eventually(lambda: has_ended(second), SETTLES, "b has drained")
+        assert status(first).local_tasks == len(TASKS)
 
 
 def test_a_drain_that_nobody_consumes_is_over_in_time(site: Site) -> None:
