@@ -128,8 +128,9 @@ class Findings:
         else:
             yield f"Equal to {right}: yes"
         for worker_id, ledger in self.ledgers.items():
-            verdict = "balances" if ledger.balanced else "DOES NOT BALANCE"
-            yield f"Ledger of {worker_id}: {ledger} ({verdict})"
+            if ledger.accepted:  # tuples within one worker are no messages
+                verdict = "balances" if ledger.balanced else "DOES NOT BALANCE"
+                yield f"Ledger of {worker_id}: {ledger} ({verdict})"
 
 
 def differences_of(ours: Mapping[str, Any], theirs: Mapping[str, Any], other: str) -> list[str]:

@@ -15,7 +15,6 @@ from tuplewire.connection.loop import messaging_loop
 from tuplewire.text.events import event_logger
 from tuplewire_service.config.config_sources import settings_in, transport_settings_in
 from tuplewire_service.config.worker_config import WorkerConfig
-from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import TransportFactory
 from tuplewire_service.messaging.local.local_transport import OwnProgramContext
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -29,21 +28,6 @@ logger = event_logger(__name__)
 _HOST = "127.0.0.1"
 
 
-def check_conf(conf: Mapping[str, Any], topology: str) -> None:
-    """Raise ConfigError if an embedded worker cannot use the settings."""
-    _context(conf, _config(conf, topology, topology), 0).term()
-
-
-def _context(conf: Mapping[str, Any], config: WorkerConfig, incarnation: int) -> IContext:
-    of_worker = TransportSettings(**of_transport(config, incarnation))
-    return TransportFactory.make_context({**transport_settings_in(conf), **of_worker.conf()})
-
-
-def _config(conf: Mapping[str, Any], worker_id: str, topology: str) -> WorkerConfig:
-    given = settings_in(conf, of_processes=False)
-    return WorkerConfig(**{**given, "worker_id": worker_id, "topology": topology})
-
-
 class EmbeddedWorker:
     """A worker in this process, with a Host for the program that uses it."""
 
@@ -53,11 +37,13 @@ class EmbeddedWorker:
         `conf` has the settings of the worker and its transport, by Storm's keys; see settings_in(). Raises
         ConfigError.
         """
-        config = _config(conf, worker_id, topology)
+        given = settings_in(conf, of_processes=False)
+        config = WorkerConfig(**{**given, "worker_id": worker_id, "topology": topology})
         incarnation = time.time_ns()
+        of_worker = TransportSettings(**of_transport(config, incarnation))
         self._loop = messaging_loop()
-        self._own = OwnProgramContext(TransportSettings(**of_transport(config, incarnation)))
-        self._context = _context(conf, config, incarnation)
+        self._own = OwnProgramContext(of_worker)
+        self._context = TransportFactory.make_context({**transport_settings_in(conf), **of_worker.conf()})
         self._worker = self._loop.call(
             lambda: Worker(config, self._context, incarnation, own_program=self._own)
         )

@@ -21,7 +21,7 @@ from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.process.embedded_worker import EmbeddedWorker, check_conf
+from tuplewire_service.process.embedded_worker import EmbeddedWorker
 from tuplewire_topology.acking.acker import Acker, Root
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.authoring.description import Topology, shares_of
@@ -54,25 +54,22 @@ _REMEMBERED = 1000
 class LocalWorker(ExecutorWorker):
     """Executors and their embedded worker. Source: Storm's `Worker`, run by its `LocalContainer`.
 
-    `hosted` is None for a single worker. `settings` are passed to ExecutorWorker.
+    `settings` are passed to ExecutorWorker.
     """
 
     def __init__(
         self,
         topology: Topology,
         tasks: Collection[int],
-        hosted: EmbeddedWorker | None,
+        hosted: EmbeddedWorker,
         conf: Mapping[str, Any],
         **settings: Any,
     ) -> None:
         self.dead = False
         self.hosted = hosted
-        if hosted is None:
-            super().__init__(topology, tasks, conf=conf, **settings)
-            return
         try:
-            link = Link.to(hosted.host, topology, conf)
-            super().__init__(topology, tasks, link=link, port=hosted.port, conf=conf, **settings)
+            self._link = Link.to(hosted.host, topology, conf)
+            super().__init__(topology, tasks, link=self._link, port=hosted.port, conf=conf, **settings)
             hosted.host.attach(self, topology.tasks, partial(outbound_tasks, topology))
         except BaseException:
             hosted.abort()
@@ -81,10 +78,7 @@ class LocalWorker(ExecutorWorker):
     def report(self, *, new_epoch: bool = False) -> ProcessReport:
         """See ExecutorWorker.report. At rest also means that all messages for other workers have arrived."""
         report = super().report(new_epoch=new_epoch)
-        hosted = self.hosted
-        if hosted is None or self.link is None:
-            return report
-        pending = self.link.pending + messaging_loop().call(lambda: hosted.held_messages)
+        pending = self._link.pending + messaging_loop().call(lambda: self.hosted.held_messages)
         return replace(report, at_rest=report.at_rest and not pending)
 
     def kill(self, timeout: float) -> list[Executor[Any]]:
@@ -94,15 +88,14 @@ class LocalWorker(ExecutorWorker):
         """
         self.dead = True
         self.abandon()
-        if self.hosted is not None:
-            self.hosted.abort()
+        self.hosted.abort()
         return self._still_running(time.monotonic() + timeout)
 
     def close(self, timeout: float = 10.0) -> None:
         try:
             super().close(timeout)
         finally:
-            if self.hosted is not None and not self.dead:
+            if not self.dead:
                 self.hosted.close(timeout)
 
 
@@ -139,9 +132,6 @@ class LocalTopology(RunningTopology):
         self._dead: list[Executor[Any]] = []
         try:
             portions = shares_of(topology, TopologySettings.from_conf(conf).workers)
-            # Also for one worker, which has no transport, so that invalid settings always raise an error.
-            check_conf(conf, name)
-            self._several = len(portions) > 1
             for number, portion in enumerate(portions):
                 self._workers.append(self._make_worker(number, portion))
             self._assign()
@@ -159,11 +149,10 @@ class LocalTopology(RunningTopology):
         return self.topology._repr_html_()
 
     def _make_worker(self, number: int, tasks: Collection[int]) -> LocalWorker:
-        worker_id = f"{self.name}-worker-{number}"
         return LocalWorker(
             self.topology,
             tasks,
-            EmbeddedWorker(worker_id, self.name, self._conf) if self._several else None,
+            EmbeddedWorker(f"{self.name}-worker-{number}", self.name, self._conf),
             topology_id=self.name,
             conf=self._conf,
             timer=self._timer,
@@ -175,20 +164,13 @@ class LocalTopology(RunningTopology):
         )
 
     def _assign(self) -> None:
-        """Send the owners of all tasks to every worker, if there are several."""
+        """Send the owners of all tasks to every worker."""
         self._worker_of = {task: worker for worker in self._workers for task in worker.tasks}
-        if self._several:
-            self._version += 1
-            shares = {each.peer: sorted(tasks) for each, tasks in self._hosted()}
-            dead = [worker.hosted.peer for worker in self._workers if worker.hosted and worker.dead]
-            for hosted, _ in self._hosted():
-                hosted.assign(self._version, shares, dead)
-
-    def _hosted(self) -> Iterator[tuple[EmbeddedWorker, Collection[int]]]:
-        """Yield the embedded worker of each living worker, with its tasks; nothing for a single worker."""
+        self._version += 1
+        shares = {worker.hosted.peer: sorted(worker.tasks) for worker in self._living()}
+        dead = [worker.hosted.peer for worker in self._workers if worker.dead]
         for worker in self._living():
-            if worker.hosted is not None:
-                yield worker.hosted, worker.tasks
+            worker.hosted.assign(self._version, shares, dead)
 
     def _tell(self, column: AddressedTuples) -> None:
         worker = self._worker_of[column.task]
@@ -234,8 +216,8 @@ class LocalTopology(RunningTopology):
         return TopologyStatus(self.name, state, executors)
 
     def ledgers(self) -> dict[str, LedgerSnapshot]:
-        """Return the ledger of each worker, in messages; empty for a single worker."""
-        return {hosted.peer[0]: hosted.host.ledger() for hosted, _ in self._hosted()}
+        """Return the ledger of each worker, in messages."""
+        return {worker.hosted.peer[0]: worker.hosted.host.ledger() for worker in self._living()}
 
     def heartbeats(self) -> list[ExecutorHeartbeat]:
         """Return the activity of every executor at its worker's last heartbeat."""
