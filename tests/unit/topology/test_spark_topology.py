@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from helpers.idle import wait_idle
 from helpers.logged import logged
 
 from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
@@ -223,7 +224,7 @@ def test_a_row_that_always_fails_is_given_up(
     )
     worker.start()
     worker.switch(active=True)
-    assert worker.wait_idle(20)
+    assert wait_idle(worker, 20)
     worker.close()
     assert Counter(seen) == {number: 1 if number % 2 else 4 for number in range(20)}
     assert (failed_rows.rows, len(failed_rows.examples)) == (10, 5)

@@ -132,18 +132,12 @@ Fate = tuple[int, int, bool]
 """The spout's task, the root, and True if the tree was processed."""
 
 
-class Trees:
-    """The trees of one acker task, as pure state. Not thread-safe. Source: Storm's `Acker`.
+class Trees(RotatingMap[int, _TaskTree]):
+    """The trees of one acker task, by root, as pure state. Not thread-safe. Source: Storm's `Acker`.
 
     A failure is reported immediately, as in Storm: each emit starts a new tree, so late acks of a failed one
-    do not count for another. rotate() drops old trees.
+    do not count for another. Call rotate() each half of the message timeout, to drop old trees.
     """
-
-    def __init__(self) -> None:
-        self._trees: RotatingMap[int, _TaskTree] = RotatingMap()
-
-    def __len__(self) -> int:
-        return len(self._trees)
 
     def take(self, message: Tuple) -> list[Fate]:
         """Apply a report, and return the outcomes. Raises MalformedTupleError, without effect, if invalid."""
@@ -160,10 +154,10 @@ class Trees:
         ]
 
     def _update(self, root: int, edge: int, spout: int | None, *, failed: bool) -> list[Fate]:
-        tree = self._trees.get(root)
+        tree = self.get(root)
         if tree is None:
             tree = _TaskTree()
-            self._trees.put(root, tree)
+            self.put(root, tree)
         tree.edges ^= edge
         tree.failed |= failed
         if tree.spout is None:
@@ -173,12 +167,8 @@ class Trees:
         tell = not tree.told and (tree.failed or not tree.edges)
         tree.told |= tell
         if not tree.edges and not failed:  # after a failure, its edges follow in the next tuple
-            self._trees.pop(root)
+            self.pop(root)
         return [(tree.spout, root, not tree.failed)] if tell else []
-
-    def rotate(self) -> None:
-        """Drop the oldest trees. Called each half of the message timeout."""
-        self._trees.rotate()
 
 
 _message_id = attrgetter("message_id")
@@ -240,7 +230,7 @@ class Acker:
         failed = [*updates.failed, *(message.message_id for message in updates.lost)]
         if not (updates.began or copies or updates.acked or failed):
             return []
-        finished: dict[int, list[tuple[Any, bool]]] = {}
+        finished: dict[int, list[Tuple]] = {}
         # Counted in C, without the lock. Design: docs/design/acking.md (tuples in sequence).
         acked_copies, failed_copies = Counter(_flat(updates.acked)), Counter(_flat(failed))
         with self._lock:
@@ -263,7 +253,7 @@ class Acker:
             for root in touched:
                 if root in trees and trees[root].copies <= 0:
                     tree = trees.pop(root)
-                    finished.setdefault(root[0], []).append((root[1], not tree.failed))
+                    finished.setdefault(root[0], []).append(fate(root[1], processed=not tree.failed))
         self._tell_all(finished)
         return []
 
@@ -273,7 +263,7 @@ class Acker:
         `left` has the number of copies by root that bolts still hold. A tree with more copies fails; its
         spout is notified after the remaining ones are processed. Trees of the spout tasks `gone` are removed.
         """
-        finished: dict[int, list[tuple[Any, bool]]] = {}
+        finished: dict[int, list[Tuple]] = {}
         with self._lock:
             for root, tree in list(self._trees.items()):
                 remaining = left.get(root, 0)
@@ -283,13 +273,12 @@ class Acker:
                     tree.copies, tree.failed = remaining, True
                     if not remaining:
                         del self._trees[root]
-                        finished.setdefault(root[0], []).append((root[1], False))
+                        finished.setdefault(root[0], []).append(fate(root[1], processed=False))
         self._tell_all(finished)
 
-    def _tell_all(self, finished: Mapping[int, Sequence[tuple[Any, bool]]]) -> None:
+    def _tell_all(self, finished: Mapping[int, Sequence[Tuple]]) -> None:
         for task, fates in finished.items():
-            tuples = [fate(message_id, processed=done) for message_id, done in fates]
-            self._tell(AddressedTuples(task, tuples))
+            self._tell(AddressedTuples(task, fates))
 
 
 _KEY = 8

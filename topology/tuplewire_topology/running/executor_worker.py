@@ -189,26 +189,12 @@ class ExecutorWorker:
     def _finished(self) -> bool:
         return all(spout.finished(self.idle.epoch) for spout in self.spouts)
 
-    def _start_epoch(self) -> None:
-        """Start a wait: check exhausted spouts again."""
-        self.idle.epoch += 1
-        for spout in self.spouts:
-            spout.queue.wake()
-
-    def wait_idle(self, timeout: float) -> bool:
-        """Wait until the worker is idle or has failed; return False after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        self._start_epoch()
-        while self.failure is None and not self.idle.traffic(self._finished)[0]:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_IDLE_SECONDS)
-        return True
-
     def report(self, *, new_epoch: bool = False) -> ProcessReport:
         """Return the state of this process. new_epoch: check exhausted spouts again, from this report on."""
         if new_epoch:
-            self._start_epoch()
+            self.idle.epoch += 1
+            for spout in self.spouts:
+                spout.queue.wake()
         at_rest, sent, taken = self.idle.traffic(self._finished)
         lost = 0 if self.link is None else self.link.lost()
         failure = None if self.failure is None else Failure.of(self.failure)
@@ -230,7 +216,8 @@ class ExecutorWorker:
             self._closed = True
         deadline = time.monotonic() + timeout
         self.switch(active=False)
-        self.wait_idle(timeout)
+        while self.failure is None and not self.report().at_rest and time.monotonic() < deadline:
+            time.sleep(_IDLE_SECONDS)
         self._end_timer()
         for executor in self.executors:
             executor.stop()
