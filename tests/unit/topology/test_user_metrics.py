@@ -9,20 +9,26 @@ import pytest
 
 from tuplewire.errors import TopologyError
 from tuplewire_topology import TopologyBuilder, TopologyContext
-from tuplewire_topology.authoring.user_metrics import CounterMetric, HistogramMetric, UserMetrics, UserSample
+from tuplewire_topology.authoring.user_metrics import (
+    CounterMetric,
+    Gauge,
+    HistogramMetric,
+    UserMetrics,
+    UserSample,
+)
 
 
 def test_what_was_counted_is_told_by_task() -> None:
     """A metric name is a separate series for each task."""
     metrics = UserMetrics()
-    metrics.counter(1, "orders").inc()
-    metrics.counter(1, "orders").inc(2.5)
-    metrics.counter(2, "orders").inc()
-    sizes = metrics.histogram(1, "sizes", (1, 10))
+    metrics.register(1, "orders", CounterMetric()).inc()
+    metrics.register(1, "orders", CounterMetric()).inc(2.5)
+    metrics.register(2, "orders", CounterMetric()).inc()
+    sizes = metrics.register(1, "sizes", HistogramMetric((1, 10)))
     for value in (0, 1, 2, 10, 11):
         sizes.update(value)
     value = 5
-    metrics.gauge(2, "left", lambda: value)
+    metrics.register(2, "left", Gauge(lambda: value))
     value = 7
     assert metrics.samples([1, 2, 3]) == [
         UserSample(1, "orders", "counter", 3.5),
@@ -35,27 +41,27 @@ def test_what_was_counted_is_told_by_task() -> None:
 def test_a_gauge_is_replaced_and_a_task_forgotten() -> None:
     """A reopened task replaces its gauge, and a removed task reports nothing."""
     metrics = UserMetrics(1)
-    metrics.gauge(1, "left", lambda: 1)
-    metrics.gauge(1, "left", lambda: 2)
+    metrics.register(1, "left", Gauge(lambda: 1))
+    metrics.register(1, "left", Gauge(lambda: 2))
     assert metrics.samples([1]) == [UserSample(1, "left", "gauge", 2)]
     metrics.forget([1])
     assert metrics.samples([1]) == []
-    metrics.gauge(2, "left", lambda: 3)  # there is space again
+    metrics.register(2, "left", Gauge(lambda: 3))  # there is space again
     assert metrics.samples([2]) == [UserSample(2, "left", "gauge", 3)]
 
 
 def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """The first series are reported; later ones still work, are counted, and are logged once."""
     metrics = UserMetrics(10)
-    metrics.histogram(1, "h", (1, 2, 3, 4, 5)).update(1)  # eight series
+    metrics.register(1, "h", HistogramMetric((1, 2, 3, 4, 5))).update(1)  # eight series
     for number in range(100):
-        metrics.counter(1, f"n{number}").inc()
+        metrics.register(1, f"n{number}", CounterMetric()).inc()
     assert [each.name for each in metrics.samples([1])] == ["h", "n0", "n1"]
     assert metrics.omitted([1]) == 98
     assert metrics.omitted([2]) == 0
     (line,) = caplog.messages
     assert line.startswith("metric.omitted task=1 metric=n2 most_series=10")
-    metrics.counter(1, "n99").inc()
+    metrics.register(1, "n99", CounterMetric()).inc()
     assert metrics.omitted([1]) == 98
     metrics.forget([1])
     assert metrics.omitted([1]) == 0
@@ -65,42 +71,42 @@ def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_name_is_text(name: object) -> None:
     """An invalid name is refused at registration."""
     with pytest.raises(TopologyError, match="a metric's name"):
-        UserMetrics().counter(1, name)  # type: ignore[arg-type]
+        UserMetrics().register(1, name, CounterMetric())  # type: ignore[arg-type]
 
 
 def test_a_name_has_one_meaning() -> None:
     """Names that collide in /metrics are refused unless they are the same kind."""
     metrics = UserMetrics()
-    metrics.counter(1, "orders.paid").inc()
-    metrics.counter(1, "orders_paid_total").inc()
+    metrics.register(1, "orders.paid", CounterMetric()).inc()
+    metrics.register(1, "orders_paid_total", CounterMetric()).inc()
     assert metrics.samples([1]) == [UserSample(1, "orders_paid", "counter", 2)]
     with pytest.raises(TopologyError, match=r"the gauge 'orders\.paid' and the counter 'orders_paid'"):
-        metrics.gauge(2, "orders.paid", lambda: 1)
-    metrics.gauge(1, "wait_count", lambda: 1)
+        metrics.register(2, "orders.paid", Gauge(lambda: 1))
+    metrics.register(1, "wait_count", Gauge(lambda: 1))
     with pytest.raises(TopologyError, match="the histogram 'wait' and the gauge 'wait_count'"):
-        metrics.histogram(1, "wait", (1,))
-    metrics.histogram(1, "size", (1,))
+        metrics.register(1, "wait", HistogramMetric((1,)))
+    metrics.register(1, "size", HistogramMetric((1,)))
     with pytest.raises(TopologyError, match="the counter 'size_sum' and the histogram 'size'"):
-        metrics.counter(1, "size_sum")
+        metrics.register(1, "size_sum", CounterMetric())
 
 
 def test_what_is_no_metric() -> None:
     """A counter cannot decrease, buckets must increase, and a gauge must be callable."""
     metrics = UserMetrics()
     with pytest.raises(ValueError, match="only grows"):
-        metrics.counter(1, "n").inc(-1)
+        metrics.register(1, "n", CounterMetric()).inc(-1)
     for buckets in ((), (1, 1), (2, 1), (1, math.inf), (math.nan,)):
         with pytest.raises(TopologyError, match="finite bounds that grow"):
-            metrics.histogram(1, "h", buckets)
+            metrics.register(1, "h", HistogramMetric(buckets))
     with pytest.raises(TopologyError, match="needs a function"):
-        metrics.gauge(1, "g", 5)  # type: ignore[arg-type]
+        metrics.register(1, "g", Gauge(5))  # type: ignore[arg-type]
 
 
 def test_a_gauge_that_raises_is_omitted(caplog: pytest.LogCaptureFixture) -> None:
     """A failing gauge is omitted and logged at a limited rate; other gauges are reported."""
     metrics = UserMetrics()
-    metrics.gauge(1, "broken", lambda: 1 / 0)
-    metrics.gauge(1, "whole", lambda: 1)
+    metrics.register(1, "broken", Gauge(lambda: 1 / 0))
+    metrics.register(1, "whole", Gauge(lambda: 1))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert metrics.samples([1]) == [UserSample(1, "whole", "gauge", 1)]

@@ -19,7 +19,13 @@ from tuplewire.text.events import event_logger
 from tuplewire_topology.authoring.collector import BasicOutputCollector, OutputCollector, SpoutOutputCollector
 from tuplewire_topology.authoring.description import Component, Topology
 from tuplewire_topology.authoring.tuples import Stream, Tuple
-from tuplewire_topology.authoring.user_metrics import BUCKETS, CounterMetric, HistogramMetric, UserMetrics
+from tuplewire_topology.authoring.user_metrics import (
+    BUCKETS,
+    CounterMetric,
+    Gauge,
+    HistogramMetric,
+    UserMetrics,
+)
 
 logger = event_logger(__name__)
 
@@ -140,14 +146,14 @@ class TopologyContext:
         Raises TopologyError if the name is not valid, or belongs to another kind of metric. Source: Storm's
         `registerCounter` and `registerMeter`; Prometheus computes the rate.
         """
-        return self.metrics.counter(self.task, name)
+        return self.metrics.register(self.task, name, CounterMetric())
 
     def register_gauge(self, name: str, read: Callable[[], float]) -> None:
         """Add a gauge. `read` is called from another thread each time the metrics are collected.
 
         The sample is omitted if `read` fails. Raises as register_counter. Source: Storm's `registerGauge`.
         """
-        self.metrics.gauge(self.task, name, read)
+        self.metrics.register(self.task, name, Gauge(read))
 
     def register_histogram(self, name: str, buckets: Iterable[float] = BUCKETS) -> HistogramMetric:
         """Return the task's histogram with this name, which is created by the first call.
@@ -155,7 +161,7 @@ class TopologyContext:
         `buckets` are upper bounds; the default is for seconds. Raises as register_counter, and for bounds
         that are not finite and increasing. Source: Storm's `registerHistogram` and `registerTimer`.
         """
-        return self.metrics.histogram(self.task, name, buckets)
+        return self.metrics.register(self.task, name, HistogramMetric(buckets))
 
 
 class FailedError(TuplewireError):

@@ -11,7 +11,7 @@ import math
 import re
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -72,8 +72,12 @@ class HistogramMetric:
 
     kind = MetricKind.HISTOGRAM
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
+    def __init__(self, buckets: Iterable[float]) -> None:
+        """Create a histogram. Raises TopologyError unless the upper bounds are finite and increasing."""
+        self.bounds = bounds = tuple(map(float, buckets))
+        growing = all(before < after for before, after in pairwise(bounds))
+        if not (bounds and growing and all(map(math.isfinite, bounds))):
+            raise TopologyError(f"the buckets of a histogram are finite bounds that grow, not {bounds!r}")
         self.counts = [0] * (len(bounds) + 1)
         self.sum: float = 0.0
         self.series = len(bounds) + len(_OF_HISTOGRAMS)
@@ -85,13 +89,19 @@ class HistogramMetric:
 
 
 @dataclass(frozen=True, slots=True)
-class _Gauge:
+class Gauge:
+    """A gauge. `read` returns its value, in any thread."""
+
     kind: ClassVar = MetricKind.GAUGE
     series: ClassVar = 1
     read: Callable[[], float]
 
+    def __post_init__(self) -> None:
+        if not callable(self.read):
+            raise TopologyError(f"a gauge needs a function that returns its value, not {self.read!r}")
 
-_Metric = TypeVar("_Metric", CounterMetric, HistogramMetric, _Gauge)
+
+_Metric = TypeVar("_Metric", CounterMetric, HistogramMetric, Gauge)
 
 
 class UserMetrics:
@@ -104,40 +114,23 @@ class UserMetrics:
         self._most = most_series
         self._lock = threading.Lock()
         self._series = 0
-        self._kinds: dict[str, MetricKind] = {}
-        self._tasks: dict[int, dict[str, CounterMetric | HistogramMetric | _Gauge]] = {}
+        self._exported: dict[str, tuple[MetricKind, str]] = {}
+        """The kind and name of the metric that each name in /metrics belongs to."""
+        self._tasks: dict[int, dict[str, CounterMetric | HistogramMetric | Gauge]] = {}
         self._omitted: dict[int, set[str]] = {}
         self._log_rate = LogRate()
 
-    def counter(self, task: int, name: str) -> CounterMetric:
-        """Return a task's counter, the same one at each call. Raises as _register."""
-        return self._register(task, name, CounterMetric())
-
-    def histogram(self, task: int, name: str, buckets: Iterable[float]) -> HistogramMetric:
-        """Return a task's histogram, the same one at each call. Raises as _register."""
-        bounds = tuple(map(float, buckets))
-        growing = all(before < after for before, after in pairwise(bounds))
-        if not (bounds and growing and all(map(math.isfinite, bounds))):
-            raise TopologyError(f"the buckets of {name!r} are finite bounds that grow, not {bounds!r}")
-        return self._register(task, name, HistogramMetric(bounds))
-
-    def gauge(self, task: int, name: str, read: Callable[[], float]) -> None:
-        """Add a task's gauge, or replace it. samples() calls `read`, from any thread. Raises as _register."""
-        if not callable(read):
-            raise TopologyError(f"the gauge {name!r} needs a function that returns its value, not {read!r}")
-        self._register(task, name, _Gauge(read))
-
-    def _register(self, task: int, name: str, metric: _Metric) -> _Metric:
-        """Return the known metric, or else this one; a gauge replaces the known one.
+    def register(self, task: int, name: str, metric: _Metric) -> _Metric:
+        """Return the task's known metric, or else add and return this one; a gauge replaces the known one.
 
         Raises TopologyError for an invalid name, or one of another kind.
         """
         told = _told(name)
         with self._lock:
-            self._check(name, told, metric.kind)
+            exported = self._check(name, told, metric.kind)
             mine = self._tasks.setdefault(task, {})
             known = mine.get(told)
-            if isinstance(known, type(metric)) and not isinstance(known, _Gauge):
+            if isinstance(known, type(metric)) and not isinstance(known, Gauge):
                 return known
             # A replaced gauge adds no series. An omitted metric is not stored, but its task can use it.
             omitted = known is None and self._series + metric.series > self._most
@@ -148,27 +141,25 @@ class UserMetrics:
             else:
                 if known is None:
                     self._series += metric.series
-                    self._kinds[told] = metric.kind
+                    self._exported |= exported
                 mine[told] = metric
         if omitted and self._log_rate.due("omitted"):
             extra = {"task": task, "metric": name, "most_series": self._most}
             logger.warning("metric.omitted", extra={**extra, "setting": "topology.user.metrics.series"})
         return metric
 
-    def _check(self, name: str, told: str, kind: MetricKind) -> None:
-        # A histogram x is exported as x_bucket, x_sum and x_count, so these names must be free.
-        parts = [told + end for end in _OF_HISTOGRAMS] if kind is MetricKind.HISTOGRAM else []
-        whole = [told.removesuffix(end) for end in _OF_HISTOGRAMS if told.endswith(end)]
-        taken = next((each for each in parts if each in self._kinds), None) or next(
-            (each for each in whole if self._kinds.get(each) is MetricKind.HISTOGRAM), None
-        )
-        if self._kinds.get(told, kind) is not kind:
-            taken = told
-        if taken is not None:
-            raise TopologyError(
-                f"the {kind} {name!r} and the {self._kinds[taken]} {taken!r} would have the same name in "
-                "/metrics: choose another"
-            )
+    def _check(self, name: str, told: str, kind: MetricKind) -> Mapping[str, tuple[MetricKind, str]]:
+        """Return a metric's names in /metrics. Raises TopologyError if another metric has one of them."""
+        ends = ["", *_OF_HISTOGRAMS] if kind is MetricKind.HISTOGRAM else [""]
+        exported = dict.fromkeys([told + end for end in ends], (kind, told))
+        for each, mine in exported.items():
+            other, taken = self._exported.get(each, mine)
+            if (other, taken) != mine:
+                raise TopologyError(
+                    f"the {kind} {name!r} and the {other} {taken!r} would have the same name in /metrics: "
+                    "choose another"
+                )
+        return exported
 
     def forget(self, tasks: Iterable[int]) -> None:
         """Remove the metrics of tasks that have left the worker."""
