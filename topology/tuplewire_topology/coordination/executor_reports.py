@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, Self
 
 from tuplewire.connection.control_client import ControlClient
@@ -33,88 +32,50 @@ _HASTE_SECONDS = 0.5
 """A shorter time after an error: a cancelled PySpark task has two seconds in total."""
 _PREFIX = "tuplewire_"
 
-_Table = Mapping[tuple[str, str], str]
-"""The help, by a metric's name and the attribute of a snapshot with its value, or its values by label."""
+_Table = Sequence[tuple[str, str, str, str]]
+"""A metric's name, the attribute with its value, or with its values by label, Storm's name, and the help."""
 
-_BY_STREAM: _Table = {
-    ("emitted_tuples", "counts.emitted_by"): (
-        "Tuples that a component emitted, by its stream. Storm: __emit-count."
-    ),
-    ("transferred_tuples", "counts.transferred_by"): (
-        "Copies of what a component emitted, one for each task that gets one. Storm: __transfer-count."
-    ),
-}
-_BY_SOURCE: _Table = {
-    ("executed_tuples", "counts.executed_by"): (
-        "Tuples that a component executed, by who emitted them. Storm: __execute-count."
-    ),
-    ("acked_tuples", "counts.acked_by"): (
-        "Tuples that a bolt acked, or that a spout was told are processed. Storm: __ack-count."
-    ),
-    ("failed_tuples", "counts.failed_by"): (
-        "Tuples that a bolt failed, or that a spout was told have failed. Storm: __fail-count."
-    ),
-}
-_LATENCIES: _Table = {
-    ("execute_latency_seconds", "counts.execute"): (
-        "Time in a bolt's execute(). The rate of its sum is Storm's capacity. Storm: __execute-latency."
-    ),
-    ("process_latency_seconds", "counts.process"): (
-        "Time from a bolt's execute() to the tuple's ack, for one of each column. Storm: __process-latency."
-    ),
-    ("complete_latency_seconds", "counts.complete"): (
-        "Time from a spout's emit until it is told that the tuple is processed. Storm: __complete-latency."
-    ),
-}
-_BY_COMPONENT: _Table = {
-    ("task_errors", "counts.errors"): "Errors that tasks raised or reported.",
-    ("sending_seconds", "counts.sending_seconds"): (
-        "Time until what was emitted had found room. Storm, of spouts: __skipped-backpressure-ms."
-    ),
-}
-_BY_SENDER: _Table = {
-    ("serialized_bytes", "received_bytes"): (
-        "Payload bytes of tuples that came from another process, by the component that sent them."
-    )
-}
-_GAUGES_BY_COMPONENT: _Table = {
-    ("omitted_metrics", "omitted"): (
-        "Metrics that spouts and bolts have registered, and that are over a bound of series."
-    ),
-    ("spout_pending_tuples", "pending"): "Tuples of a spout that are on the way.",
-}
-_QUEUES: _Table = {
-    ("receive_queue_tuples", "queue.population"): (
-        "Tuples in an executor's queue. Storm: __receive-population."
-    ),
-    ("receive_queue_capacity_tuples", "queue.capacity"): (
-        "Bound of an executor's queue. Storm: __receive-capacity."
-    ),
-    ("receive_queue_fill_ratio", "queue.fill"): (
-        "How full an executor's queue is, 0 to 1. Storm: __receive-pct_full."
-    ),
-    ("receive_queue_overflow_tuples", "queue.overflow"): (
-        "Tuples in an executor's queue over its bound. Storm: __receive-overflow."
-    ),
-    ("receive_queue_arrivals_per_second", "queue.arrival_rate"): (
-        "Tuples that arrive in an executor's queue, over ten seconds. Storm: __receive-arrival_rate_secs."
-    ),
-    ("receive_queue_sojourn_seconds", "queue.sojourn_seconds"): (
-        "How long a tuple waits in an executor's queue. Storm: __receive-sojourn_time_ms."
-    ),
-}
-_ARRIVED: _Table = {
-    ("receive_queue_arrived_tuples", "queue.arrived"): "Tuples that have arrived in an executor's queue."
-}
-_BEATS: _Table = {
-    ("executor_call_seconds", "call_seconds"): (
-        "For how long an executor has been in one call of a spout or bolt, at the last heartbeat."
-    ),
-    ("executor_loop_age_seconds", "turned_seconds"): (
-        "How long before the last heartbeat an executor's loop had begun anew."
-    ),
-    ("executor_stuck", "stuck"): "1 while that call takes longer than nimbus.task.timeout.secs, else 0.",
-}
+_BY_STREAM: _Table = (
+    ("emitted_tuples", "emitted_by", "emit-count", "Tuples that a component emitted, by its stream."),
+    ("transferred_tuples", "transferred_by", "transfer-count", "Emitted tuples, once for each target task."),
+)
+_BY_SOURCE: _Table = (
+    ("executed_tuples", "executed_by", "execute-count", "Tuples that a component executed, by source."),
+    ("acked_tuples", "acked_by", "ack-count", "Tuples that a bolt acked, or processed tuples of a spout."),
+    ("failed_tuples", "failed_by", "fail-count", "Tuples that a bolt failed, or failed tuples of a spout."),
+)
+_LATENCIES: _Table = (
+    ("execute_latency_seconds", "execute", "execute-latency", "Time in execute(). Its rate is the capacity."),
+    ("process_latency_seconds", "process", "process-latency", "Time from execute() to ack, once per column."),
+    ("complete_latency_seconds", "complete", "complete-latency", "Time from a spout's emit to its ack()."),
+)
+_BY_COMPONENT: _Table = (
+    ("task_errors", "errors", "", "Errors that tasks raised or reported."),
+    ("sending_seconds", "sending_seconds", "skipped-backpressure-ms", "Time until emitted tuples had space."),
+)
+_BY_SENDER: _Table = (
+    ("serialized_bytes", "received_bytes", "", "Payload bytes of tuples from other processes, by sender."),
+)
+_GAUGES_BY_COMPONENT: _Table = (
+    ("omitted_metrics", "omitted", "", "Metrics of spouts and bolts that exceed the limit of series."),
+    ("spout_pending_tuples", "pending", "", "Tuples of a spout in flight."),
+)
+_QUEUES: _Table = (
+    ("receive_queue_tuples", "population", "receive-population", "Tuples in an executor's queue."),
+    ("receive_queue_capacity_tuples", "capacity", "receive-capacity", "Capacity of an executor's queue."),
+    ("receive_queue_fill_ratio", "fill", "receive-pct_full", "Fill of an executor's queue, 0 to 1."),
+    ("receive_queue_overflow_tuples", "overflow", "receive-overflow", "Tuples over the queue's capacity."),
+    ("receive_queue_arrivals_per_second", "arrival_rate", "receive-arrival_rate_secs", "Mean over 10 s."),
+    ("receive_queue_sojourn_seconds", "sojourn_seconds", "receive-sojourn_time_ms", "Wait in the queue."),
+)
+_ARRIVED: _Table = (
+    ("receive_queue_arrived_tuples", "arrived", "", "Tuples that have arrived in an executor's queue."),
+)
+_BEATS: _Table = (
+    ("executor_call_seconds", "call_seconds", "", "Time in one call of user code, at the last heartbeat."),
+    ("executor_loop_age_seconds", "turned_seconds", "", "Age of the loop's turn, at the last heartbeat."),
+    ("executor_stuck", "stuck", "", "1 while a call takes longer than nimbus.task.timeout.secs, else 0."),
+)
 
 
 def metric_families(
@@ -122,16 +83,19 @@ def metric_families(
 ) -> list[pb.MetricFamily]:
     """Return Storm's built-in metrics, and the registered ones, of all executors here of one topology."""
     counter, gauge = pb.METRIC_KIND_COUNTER, pb.METRIC_KIND_GAUGE
+    own = [(each, each) for each in statistics]
+    counts = [(each, each.counts) for each in statistics]
+    queues = [(each, each.queue) for each in statistics]
     return [
-        *_families(counter, _BY_STREAM, statistics, "stream"),
-        *_families(counter, _BY_SOURCE, statistics, "source", "stream"),
-        *_families(pb.METRIC_KIND_SUMMARY, _LATENCIES, statistics),
-        *_families(counter, _BY_COMPONENT, statistics),
-        *_families(counter, _BY_SENDER, statistics, "source"),
-        *_families(gauge, _GAUGES_BY_COMPONENT, statistics),
-        *_families(gauge, _QUEUES, statistics, "executor"),
-        *_families(counter, _ARRIVED, statistics, "executor"),
-        *_families(gauge, _BEATS, beats, "executor"),
+        *_families(counter, _BY_STREAM, counts, "stream"),
+        *_families(counter, _BY_SOURCE, counts, "source", "stream"),
+        *_families(pb.METRIC_KIND_SUMMARY, _LATENCIES, counts),
+        *_families(counter, _BY_COMPONENT, counts),
+        *_families(counter, _BY_SENDER, own, "source"),
+        *_families(gauge, _GAUGES_BY_COMPONENT, own),
+        *_families(gauge, _QUEUES, queues, "executor"),
+        *_families(counter, _ARRIVED, queues, "executor"),
+        *_families(gauge, _BEATS, [(each, each) for each in beats], "executor"),
         *_registered(statistics),
     ]
 
@@ -139,21 +103,22 @@ def metric_families(
 def _families(
     kind: pb.MetricKind,
     table: _Table,
-    snapshots: Sequence[ExecutorStatistics | ExecutorHeartbeat],
+    parts: Iterable[tuple[ExecutorStatistics | ExecutorHeartbeat, object]],
     *labels: str,
 ) -> Iterator[pb.MetricFamily]:
-    for (name, attribute), text in table.items():
-        value_of = attrgetter(attribute)
+    """Yield the metrics of a table. `parts` has snapshots, each with the object that has the attributes."""
+    for name, attribute, storm, text in table:
         sums: defaultdict[tuple[str, ...], Latency] = defaultdict(Latency)
-        for each in snapshots:
+        for each, part in parts:
             executor = (f"{each.tasks[0]}-{each.tasks[-1]}",) if labels == ("executor",) else ()
-            value = value_of(each)
+            value = getattr(part, attribute)
             for own, number in value.items() if isinstance(value, Mapping) else [(executor, value)]:
                 total = sums[each.component, *([own] if isinstance(own, str) else own)]
                 timed = number if isinstance(number, Latency) else Latency(0, number)
                 total.count += timed.count
                 total.seconds += timed.seconds
-        family = pb.MetricFamily(name=_PREFIX + name, help=text, kind=kind, labels=["component", *labels])
+        about = f"{text} Storm: __{storm}." if storm else text
+        family = pb.MetricFamily(name=_PREFIX + name, help=about, kind=kind, labels=["component", *labels])
         for values in sorted(sums):
             total = sums[values]
             if kind != pb.METRIC_KIND_SUMMARY:
