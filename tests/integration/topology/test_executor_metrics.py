@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from helpers.admin import get
+from helpers.alone import alone
 from helpers.tools import require_tool
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -27,7 +28,6 @@ from tuplewire_topology import (
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.clusters.cluster import LocalCluster
 from tuplewire_topology.coordination.executor_reports import metric_families
-from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 30.0
 
@@ -200,7 +200,7 @@ def test_a_stuck_executor_is_seen_from_outside() -> None:
     go = threading.Event()
     feeder = FeederSpout(["number"])
     conf = {"worker.heartbeat.frequency.secs": 0.05, "nimbus.task.timeout.secs": 1}
-    worker = ExecutorWorker(waiting(feeder, go), conf=conf)
+    worker = alone(waiting(feeder, go), conf=conf)
     registry = CollectorRegistry()
     registry.register(ProgramCollector(lambda: metric_families(worker.statistics(), worker.heartbeats.last)))
     admin = AdminServer("127.0.0.1:0", registry, lambda: "", lambda: worker.heartbeats.not_ready)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from helpers import eventually, measured_words
 from helpers.admin import samples
+from helpers.alone import alone
 from helpers.measured_words import check
 from helpers.program_reports import component, counter, report
 from helpers.words import LINES
@@ -90,7 +91,7 @@ def test_refusals_are_named(worker: Running, control: ControlClient) -> None:
 @pytest.fixture
 def executors() -> ExecutorWorker:
     """Return the executors of a topology, not started yet."""
-    return ExecutorWorker(measured_words.topology())
+    return alone(measured_words.topology())
 
 
 def reporter(address: str, executors: ExecutorWorker, period: float = PERIOD) -> ProgramReporter:

@@ -7,13 +7,13 @@ from typing import Any
 
 from helpers import measured_words
 from helpers.admin import samples
+from helpers.alone import alone
 from helpers.measured_words import check
 
 from tuplewire_topology import BasicBolt, BasicOutputCollector, TopologyBuilder, TopologyContext, Tuple
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster
 from tuplewire_topology.coordination.executor_reports import component_statuses
-from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 120.0
 
@@ -64,7 +64,7 @@ def test_a_status_reads_no_gauge() -> None:
     builder.set_spout("s", feeder)
     builder.set_bolt("b", Gauged()).shuffle_grouping("s")
     topology = builder.create_topology()
-    worker = ExecutorWorker(topology)
+    worker = alone(topology)
     worker.start()
     try:
         component_statuses(topology, worker.executors)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from helpers.alone import alone
 from helpers.idle import wait_idle
 
 from tuplewire.connection.loop import EventLoopThread
@@ -125,7 +126,7 @@ def worker_of(raises: Raises) -> ExecutorWorker:
         sink.custom_grouping("spout", To(raises))
     else:
         sink.shuffle_grouping("spout")
-    return ExecutorWorker(builder.create_topology(), conf={"topology.error.policy": "skip"})
+    return alone(builder.create_topology(), conf={"topology.error.policy": "skip"})
 
 
 @each_error
@@ -219,7 +220,7 @@ def run(spout: Spout, bolt: BasicBolt | None = None) -> None:
     builder.set_spout("spout", spout)
     if bolt is not None:
         builder.set_bolt("bolt", bolt).shuffle_grouping("spout")
-    worker = ExecutorWorker(builder.create_topology(), conf=STRICT)
+    worker = alone(builder.create_topology(), conf=STRICT)
     try:
         worker.start()
         worker.switch(active=True)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from helpers.alone import alone
 from helpers.idle import wait_idle
 
 from tuplewire.errors import TopologyError
@@ -124,7 +125,7 @@ def running(
 ) -> Iterator[ExecutorWorker]:
     """Run a topology in this process; its executors must stop with the block."""
     before = threading.enumerate()
-    worker = ExecutorWorker(topology, conf=conf, **more)
+    worker = alone(topology, conf=conf, **more)
     try:
         worker.start()
         worker.switch(active=True)
@@ -367,7 +368,7 @@ def test_error_while_opening() -> None:
         def open(self, *_: object) -> None:
             raise OSError("no such source")
 
-    worker = ExecutorWorker(chain(Closed(1, Log())), conf={"topology.error.policy": "skip"})
+    worker = alone(chain(Closed(1, Log())), conf={"topology.error.policy": "skip"})
     with pytest.raises(TaskError, match="task 1 of 's': OSError: no such source"):
         worker.start()
     worker.close()
@@ -411,4 +412,4 @@ def test_executor_is_not_split() -> None:
     """A worker refuses a part of an executor's tasks."""
     topology = chain(Numbers(1, Log()), Do(lambda _: None), parallelism=1, n_tasks=2)
     with pytest.raises(TopologyError, match="tasks 1 to 2 share an executor"):
-        ExecutorWorker(topology, [1])
+        alone(topology, tasks=[1])

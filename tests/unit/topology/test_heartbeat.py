@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.alone import alone
 from helpers.idle import wait_idle
 from helpers.logged import logged
 
@@ -84,7 +85,7 @@ def fed(feeder: FeederSpout, function: Callable[[Tuple], Any]) -> Topology:
 def running(topology: Topology, **settings: Any) -> Iterator[ExecutorWorker]:
     """Run a topology, with a heartbeat every twentieth of a second."""
     conf = {"worker.heartbeat.frequency.secs": 0.05, **settings.pop("conf", {})}
-    worker = ExecutorWorker(topology, conf=conf, **settings)
+    worker = alone(topology, conf=conf, **settings)
     try:
         worker.start()
         worker.switch(active=True)
@@ -233,7 +234,7 @@ def test_a_worker_that_cannot_start_says_why(feeder: FeederSpout) -> None:
     builder = TopologyBuilder()
     builder.set_spout("s", feeder)
     builder.set_bolt("b", Broken(print)).shuffle_grouping("s")
-    worker = ExecutorWorker(builder.create_topology())
+    worker = alone(builder.create_topology())
     assert worker.heartbeats.not_ready == "starting"
     with pytest.raises(Exception, match="no such table"):
         worker.start()
@@ -244,4 +245,4 @@ def test_a_worker_that_cannot_start_says_why(feeder: FeederSpout) -> None:
 def test_a_wrong_frequency() -> None:
     """An invalid frequency is an error that names the setting."""
     with pytest.raises(ConfigError, match=r"worker.heartbeat.frequency.secs"):
-        ExecutorWorker(fed(FeederSpout(["number"]), print), conf={"worker.heartbeat.frequency.secs": "often"})
+        alone(fed(FeederSpout(["number"]), print), conf={"worker.heartbeat.frequency.secs": "often"})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from helpers.alone import alone
 from helpers.idle import wait_idle
 from helpers.logged import logged
 
@@ -28,7 +29,6 @@ from tuplewire_topology.coordination.coordinator import (
     Order,
     TaskUnresponsiveError,
 )
-from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.statistics import Failure, ProcessReport
 from tuplewire_topology.serial.serializer import from_values, to_values
 from tuplewire_topology.spark import rows
@@ -216,7 +216,7 @@ def test_a_row_that_always_fails_is_given_up(
     batches = [pa.RecordBatch.from_pydict({"n": list(range(begin, begin + 10))}) for begin in (0, 10)]
     failed_rows = FailedRows()
     letters: list[DeadLetter] = []
-    worker = ExecutorWorker(
+    worker = alone(
         builder.create_topology(),
         conf={ROWS_KEY: (iter(batches), failed_rows, letters.append), "topology.error.policy": policy},
         error=failed_rows.add_error,

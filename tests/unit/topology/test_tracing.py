@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from helpers.alone import alone
 from helpers.ports import free_port
 from helpers.words import topology as words
 from hypothesis import given
@@ -29,7 +30,6 @@ from tuplewire.values.headers import decode_headers, encode_headers
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import WorkerSettings
-from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 CONTEXT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 HEADERS = st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=5)), max_size=3)
@@ -118,7 +118,7 @@ async def test_off_means_no_observer() -> None:
     assert router.pressure.example is None
     await asyncio.to_thread(context.term)
 
-    worker = ExecutorWorker(words())
+    worker = alone(words())
     assert worker.transfer.tracing is None
 
 

@@ -68,8 +68,8 @@ class LocalWorker(ExecutorWorker):
         self.dead = False
         self.hosted = hosted
         try:
-            self._link = Link.to(hosted.host, topology, conf)
-            super().__init__(topology, tasks, link=self._link, port=hosted.port, conf=conf, **settings)
+            link = Link.to(hosted.host, topology, conf)
+            super().__init__(topology, tasks, link=link, port=hosted.port, conf=conf, **settings)
             hosted.host.attach(self, topology.tasks, partial(outbound_tasks, topology))
         except BaseException:
             hosted.abort()
@@ -78,7 +78,7 @@ class LocalWorker(ExecutorWorker):
     def report(self, *, new_epoch: bool = False) -> ProcessReport:
         """See ExecutorWorker.report. At rest also means that all messages for other workers have arrived."""
         report = super().report(new_epoch=new_epoch)
-        pending = self._link.pending + messaging_loop().call(lambda: self.hosted.held_messages)
+        pending = self.link.pending + messaging_loop().call(lambda: self.hosted.held_messages)
         return replace(report, at_rest=report.at_rest and not pending)
 
     def kill(self, timeout: float) -> list[Executor[Any]]:
@@ -86,8 +86,12 @@ class LocalWorker(ExecutorWorker):
 
         Returns the executors that are still in user code after `timeout` seconds; they end after that call.
         """
-        self.dead = True
-        self.abandon()
+        with self._lock:
+            self.dead = self._closed = True
+        self._end_timer()
+        for executor in self.executors:
+            executor.abandon()
+        self.disconnect()
         self.hosted.abort()
         return self._still_running(time.monotonic() + timeout)
 

@@ -50,8 +50,8 @@ class ExecutorWorker:
         tasks: The tasks of whole executors; by default all.
         conf: Settings by Storm's keys, and the user's own.
         link: Connects other processes with tasks of the topology.
-        acker: Tracks tuples if the topology has no acker tasks (with_ackers). The workers of a process can
-            share it. If both it and `link` are missing, the worker creates one.
+        acker: Tracks tuples if the topology has no acker tasks (with_ackers). All workers must be in this
+            process, and share it.
         error, dead_letter, emitted, received: See ExecutorContext.
         state_file: Gets each heartbeat as JSON; removed after a clean end.
         port: The worker's port, for the contexts of its tasks.
@@ -64,7 +64,7 @@ class ExecutorWorker:
         *,
         topology_id: str = "topology",
         conf: Mapping[str, Any] | None = None,
-        link: Link | None = None,
+        link: Link,
         timer: SimulatedTimer | None = None,
         acker: Acker | None = None,
         error: Callable[[TaskError], None] = lambda _: None,
@@ -79,7 +79,6 @@ class ExecutorWorker:
         self.tasks = frozenset(topology.tasks if tasks is None else tasks)
         self.failure: TuplewireError | None = None
         self.link = link
-        self._host = None if link is None else link.worker
         self._lock = threading.Lock()
         self._closed = False
         self._started = False
@@ -89,8 +88,6 @@ class ExecutorWorker:
         self._hooks = ExitStack()
         self.transfer = transfer = Transfer(topology, link, self.settings, tracing.active())
         self.idle = transfer.idle
-        if acker is None and link is None:  # with a link, trees may span processes
-            acker = Acker(transfer.send_outcomes)
         self._executor_context = ExecutorContext(
             topology=topology,
             conf=conf,
@@ -173,8 +170,8 @@ class ExecutorWorker:
             tracks = not isinstance(executor, BoltExecutor)  # ackers and spouts
             if tracks and period and self.transfer.ackers is not None:
                 self._recurring.append(self._timer.every(period, executor.rotate))
-        if self.link is not None:  # after all tasks are open, because the queues fill from now on
-            self.link.open([executor.tasks for executor in executors], self.transfer.receive, self._failed)
+        # After all tasks are open, because the queues fill from now on.
+        self.link.open([executor.tasks for executor in executors], self.transfer.receive, self._failed)
 
     def switch(self, *, active: bool) -> None:
         """Request tuples from the spouts, once the link is connected, or stop; tuples in flight continue."""
@@ -196,9 +193,8 @@ class ExecutorWorker:
             for spout in self.spouts:
                 spout.queue.wake()
         at_rest, sent, taken = self.idle.traffic(self._finished)
-        lost = 0 if self.link is None else self.link.lost()
         failure = None if self.failure is None else Failure.of(self.failure)
-        return ProcessReport(at_rest, sent, taken + lost, failure)
+        return ProcessReport(at_rest, sent, taken + self.link.lost(), failure)
 
     def check(self) -> None:
         """Raise the worker's failure, if it has failed."""
@@ -223,9 +219,8 @@ class ExecutorWorker:
             executor.stop()
         deadline = max(deadline, time.monotonic() + 1.0)  # also if the wait has used up the time
         stuck = self._still_running(deadline)
-        if self.link is not None:
-            self.link.close(max(1.0, deadline - time.monotonic()))
-            stuck = [each for each in stuck if not each.join(1.0)]  # it may have waited for the link's space
+        self.link.close(max(1.0, deadline - time.monotonic()))
+        stuck = [each for each in stuck if not each.join(1.0)]  # it may have waited for the link's space
         self._hooks.close()
         self.heartbeats.beat()
         tracing.flush()
@@ -237,18 +232,9 @@ class ExecutorWorker:
     def _end_timer(self) -> None:
         if isinstance(self._timer, SystemTimer):
             self._timer.close()
-        self._ticks.close()
+        self._ticks.remove(self.tasks)
         for cancel in self._recurring:
             cancel()
-
-    def abandon(self) -> None:
-        """End like a killed process: send nothing more. Does not wait for calls of user code."""
-        with self._lock:
-            self._closed = True
-        self._end_timer()
-        for executor in self.executors:
-            executor.abandon()
-        self.disconnect()
 
     def _still_running(self, deadline: float) -> list[Executor[Any]]:
         return [each for each in self.executors if not each.join(max(0.0, deadline - time.monotonic()))]
@@ -289,8 +275,7 @@ class ExecutorWorker:
         if not executor.join(timeout):
             raise WaitTimeoutError(f"{executor} did not end within {timeout} s")
         self.executors = [each for each in self.executors if each is not executor]
-        if self.link is not None:
-            self.link.leave(tasks)
+        self.link.leave(tasks)
         self.tasks -= frozenset(tasks)
         self._executor_context.metrics.forget(tasks)
         self.check()
@@ -312,15 +297,15 @@ class ExecutorWorker:
 
     def loads(self) -> dict[int, float]:
         """Return the known loads by task, 0 to 1."""
-        return {**({} if self._host is None else self._host.loads()), **self._own_loads}
+        return {**({} if self.link.worker is None else self.link.worker.loads()), **self._own_loads}
 
     def _refresh(self) -> None:
         if self._closed:  # a shared timer may call this once more
             return
         loads = ((each.tasks, each.update_load()) for each in self.executors)
         self._own_loads = {task: load for tasks, load in loads for task in tasks}
-        if self._host is not None:
-            self._host.report_loads(self._own_loads)
+        if self.link.worker is not None:
+            self.link.worker.report_loads(self._own_loads)
         for executor in self.executors:
             executor.refresh()
 
@@ -341,12 +326,11 @@ class ExecutorWorker:
         """True if a drain must wait for tuples, or for sent messages that the worker has not accepted."""
         if self.failure is not None:  # its tuples are never processed
             return False
-        return not self.idle.empty or (self.link is not None and self.link.pending > 0)
+        return self.idle.present > 0 or self.link.pending > 0
 
     def disconnect(self) -> None:
         """Close the link, which ends executors that wait for free space. See AttachedProgram."""
-        if self.link is not None:
-            self.link.abort()
+        self.link.abort()
 
     def statistics(self) -> Sequence[ExecutorStatistics]:
         """Return a snapshot of every executor; see Executor.statistics."""

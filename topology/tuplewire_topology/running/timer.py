@@ -159,10 +159,6 @@ class Ticks:
             if task in self._ticks:
                 self._ticks.pop(task)()
 
-    def close(self) -> None:
-        """Stop all ticks."""
-        self.remove(list(self._ticks))
-
     def _give(self, column: AddressedTuples) -> None:
         if column.task in self._waiting:  # a slow task gets no backlog of ticks
             return

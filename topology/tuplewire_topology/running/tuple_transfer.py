@@ -102,23 +102,18 @@ Undeliverable = Callable[[Tuple, Exception], None]
 class IdleWatch:
     """Counts the tuples in the queues and executors of a worker. Thread-safe.
 
-    A worker is idle if there are none, and every spout is inactive or exhausted. `epoch` is the number of
-    waits that were started; each needs another round of the spouts. `paused`, set on any thread, rejects
-    ticks and other input from outside.
+    `present` is their number. A worker is idle if it is 0, and every spout is inactive or exhausted. `epoch`
+    is the number of waits that were started; each needs another round of the spouts. `paused`, set on any
+    thread, rejects ticks and other input from outside.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._present = 0
+        self.present = 0
         self.epoch = 0
         self._sent = 0
         self._received = 0
         self.paused = False
-
-    @property
-    def empty(self) -> bool:
-        """True if there are no tuples now."""
-        return not self._present
 
     def count(self, present: int, *, sent: int = 0, received: int = 0) -> None:
         """Count tuples: a change of the present ones, and the numbers sent to and received from elsewhere.
@@ -127,7 +122,7 @@ class IdleWatch:
         they caused were counted. A lost tuple is received, but never present.
         """
         with self._lock:
-            self._present += present
+            self.present += present
             self._sent += sent
             self._received += received
 
@@ -145,7 +140,7 @@ class IdleWatch:
         `finished` returns True if every spout is inactive or exhausted.
         """
         with self._lock:
-            return self._present == 0 and finished(), self._sent, self._received
+            return self.present == 0 and finished(), self._sent, self._received
 
 
 @dataclass(slots=True, eq=False)
@@ -156,7 +151,7 @@ class Transfer:
     """
 
     topology: Topology
-    link: Link | None
+    link: Link
     settings: TopologySettings
     tracing: Tracing | None
     queues: dict[int, ReceiveQueue] = field(default_factory=dict)
@@ -174,8 +169,7 @@ class Transfer:
     @property
     def not_connected(self) -> str:
         """The missing required connections, as text; empty if none is missing, or the worker is not here."""
-        worker = None if self.link is None else self.link.worker
-        return "" if worker is None else worker.not_connected()
+        return "" if self.link.worker is None else self.link.worker.not_connected()
 
     def send(self, columns: Sequence[AddressedTuples], undeliverable: Undeliverable) -> None:
         """Send columns, in order for each task, waiting for free space. Call this on an executor's thread.
@@ -210,10 +204,6 @@ class Transfer:
                     remote += self._group(column, known, undeliverable)
         if remote:
             self.idle.count(0, sent=sum(map(len, remote)))  # first: no receiver may count them earlier
-            if self.link is None:
-                raise MessageError(
-                    f"task {remote[0].task} is not in this process, which has no link to others"
-                )
             self.link.send(remote)
 
     def _group(
