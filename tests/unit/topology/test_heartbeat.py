@@ -23,7 +23,7 @@ from tuplewire_topology import BasicBolt, BasicOutputCollector, Topology, Topolo
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
-from tuplewire_topology.running.statistics import CallWatch, ExecutorActivity, Pulse
+from tuplewire_topology.running.statistics import ExecutorActivity, Pulse
 
 SECONDS = 30.0
 
@@ -42,7 +42,6 @@ def test_a_call_is_timed_from_look_to_look() -> None:
     """A continuing user call is timed; another call or internal work restarts from zero."""
     clock = Clock()
     pulse = Pulse(7, clock)
-    watch = CallWatch(pulse)
     seen = []
     for doing, calls in (
         (ExecutorActivity.WAITING, 0),
@@ -59,7 +58,7 @@ def test_a_call_is_timed_from_look_to_look() -> None:
     ):
         clock.now += 1
         pulse.activity, pulse.calls = doing, calls
-        seen.append(watch.call_seconds())
+        seen.append(pulse.call_seconds())
     assert seen == [0, 0, 1, 2, 0, 1, 0, 0, 0, 0, 1]
 
 

@@ -20,7 +20,6 @@ from typing import Any
 from tuplewire.identity.files import write_atomically
 from tuplewire.text.events import event_logger
 from tuplewire_topology.running.executor import Executor
-from tuplewire_topology.running.statistics import CallWatch
 
 logger = event_logger(__name__)
 
@@ -62,7 +61,6 @@ class Heartbeats:
     file: Path | None
     last: Sequence[ExecutorHeartbeat] = field(init=False)
     _began: float = field(default_factory=time.monotonic)
-    _watches: dict[Executor[Any], CallWatch] = field(default_factory=dict)
     _stuck: frozenset[Executor[Any]] = frozenset()
 
     def __post_init__(self) -> None:
@@ -97,9 +95,7 @@ class Heartbeats:
         return "; ".join(filter(None, [self.problem(), *(str(beat) for beat in self.last if beat.stuck)]))
 
     def _take(self) -> Sequence[ExecutorHeartbeat]:
-        watches = self._watches  # the new dict drops executors that were removed
-        self._watches = {each: watches.get(each) or CallWatch(each.pulse) for each in self.executors()}
-        beats = {each: _beat(each, watch.call_seconds()) for each, watch in self._watches.items()}
+        beats = {each: _beat(each) for each in self.executors()}
         stuck = frozenset(each for each, beat in beats.items() if beat.stuck)
         for each in stuck - self._stuck:  # not again at each beat
             _log_stuck(each, beats[each])
@@ -109,8 +105,9 @@ class Heartbeats:
         return tuple(beats.values())
 
 
-def _beat(executor: Executor[Any], call_seconds: float) -> ExecutorHeartbeat:
+def _beat(executor: Executor[Any]) -> ExecutorHeartbeat:
     pulse, component = executor.pulse, executor.component.id
+    call_seconds = pulse.call_seconds()
     activity, turned = pulse.activity.value, pulse.clock() - pulse.turned
     stuck = call_seconds >= executor.settings.task_timeout_seconds
     return ExecutorHeartbeat(component, executor.tasks, pulse.task, activity, call_seconds, turned, stuck)

@@ -61,10 +61,12 @@ class Pulse:
     clock: Callable[[], float] = time.monotonic
     activity: ExecutorActivity = ExecutorActivity.STARTING
     calls: int = 0
-    turned: float = 0.0
+    turned: float = field(init=False)
+    _seen: tuple[int, ExecutorActivity] = (0, ExecutorActivity.STARTING)
+    _since: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.turn()
+        self._since = self.turned = self.clock()
 
     def turn(self) -> None:
         """Record the start of a loop turn."""
@@ -76,22 +78,12 @@ class Pulse:
         self.activity = activity
         self.calls += 1
 
-
-class CallWatch:
-    """Measures the current call of user code from samples of a pulse, taken about once a second.
-
-    The result is too short by at most the time between two samples.
-    """
-
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse = pulse
-        self._seen = (pulse.calls, pulse.activity)
-        self._since = pulse.clock()
-
     def call_seconds(self) -> float:
-        """Return the seconds since the current call of user code was first seen; 0 if there is none."""
-        pulse = self._pulse
-        now, seen = pulse.clock(), (pulse.calls, pulse.activity)
+        """Return the seconds since the current call of user code was first seen here; 0 if there is none.
+
+        Call this about once a second, from one thread. The result is too short by at most that time.
+        """
+        now, seen = self.clock(), (self.calls, self.activity)
         if seen != self._seen or seen[1] in FRAMEWORK_ACTIVITIES:  # another call, or none
             self._seen, self._since = seen, now
         return now - self._since
