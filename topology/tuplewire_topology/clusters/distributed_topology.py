@@ -160,7 +160,7 @@ class DistributedTopology(RunningTopology):
             assignment.inactive = not active
 
     def _apply_order(self, coordinator: Coordinator, _: int, rank: int, order: Order) -> ProcessReport | None:
-        if self.restarts and coordinator.exact:
+        if self.restarts:
             coordinator.forget_counts()
         return self._workers[rank].apply_order(order)
 

@@ -36,6 +36,7 @@ from tuplewire_topology.clusters.running_topology import (
 )
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_reports import metric_families
+from tuplewire_topology.running.component_executors import BoltExecutor
 from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
@@ -302,18 +303,19 @@ class LocalTopology(RunningTopology):
     def _paused(self, timeout: float) -> Iterator[None]:
         """Pause spouts and ticks, and wait until no tuple is in flight. Raises the errors of wait()."""
         self._changes += 1
-        with contextlib.ExitStack() as stack:
-            for worker in self._living():
-                worker.pause()
-                stack.callback(worker.resume)
-            stack.callback(self._go_on)
+        workers = self._living()
+        try:
+            for worker in workers:
+                worker.idle.paused = True
+                worker.switch(active=False)
             self._wait(timeout, changes=self._changes)
             yield
-
-    def _go_on(self) -> None:
-        self._changes -= 1
-        if self._active:
-            self.activate()
+        finally:
+            for worker in workers:
+                worker.idle.paused = False
+            self._changes -= 1
+            if self._active:
+                self.activate()
 
     def _living(self) -> list[LocalWorker]:
         return [worker for worker in self._workers if not worker.dead]
@@ -323,7 +325,7 @@ class LocalTopology(RunningTopology):
         dead = {task for worker in self._workers if worker.dead for task in worker.tasks}
         spouts = dead.union(gone)
         held: Counter[Root] = Counter()  # bolts hold the only copies left, so a tree with more has lost some
-        for worker in self._living():
-            for bolt in worker.bolts:
-                held += bolt.held(spouts)
+        for executor in (each for worker in self._living() for each in worker.executors):
+            if isinstance(executor, BoltExecutor):
+                held += executor.held(spouts)
         self._acker.lose(held, spouts)

@@ -137,7 +137,6 @@ class Coordinator:
         self._opening: set[int] = set() if opened else set(range(ranks))
         """The ranks with tasks that are not open yet."""
         self.over = False
-        self.exact = exact
         self._quiet = 0.0
         self._termination = Termination(ranks, exact=exact)
         self._rested = False
@@ -188,11 +187,12 @@ class Coordinator:
 
     def forget_counts(self) -> None:
         """Detect the end without exact counts from now on: a worker has restarted and lost its counts."""
-        self.exact, self._quiet = False, _QUIET_SECONDS
-        self._ask_anew()
+        if self._termination.exact:
+            self._quiet = _QUIET_SECONDS
+            self._ask_anew(exact=False)
 
-    def _ask_anew(self) -> None:
-        self._termination, self._asked = Termination(self._ranks, exact=self.exact), 0
+    def _ask_anew(self, *, exact: bool) -> None:
+        self._termination, self._asked = Termination(self._ranks, exact=exact), 0
         self._pause, self._rested = _FIRST_PAUSE_SECONDS, False
 
     def orders(self, now: float) -> list[Order]:
@@ -225,7 +225,7 @@ class Coordinator:
                 self.over = True
                 return [*orders, self._progress(), Order(ControlKind.CLOSE)]
             # The last ticks may emit tuples, so detect termination from the start.
-            self._ask_anew()
+            self._ask_anew(exact=self._termination.exact)
             self._ask_at = now
             orders.append(Order(ControlKind.TICK, tuple(level)))
         if self._is_paused:

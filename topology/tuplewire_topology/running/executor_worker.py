@@ -134,11 +134,6 @@ class ExecutorWorker:
         return executor
 
     @property
-    def bolts(self) -> list[BoltExecutor]:
-        """The executors of bolts."""
-        return [each for each in self.executors if isinstance(each, BoltExecutor)]
-
-    @property
     def spouts(self) -> list[SpoutExecutor]:
         """The executors of spouts."""
         return [each for each in self.executors if isinstance(each, SpoutExecutor)]
@@ -240,16 +235,6 @@ class ExecutorWorker:
         return [each for each in self.executors if not each.join(max(0.0, deadline - time.monotonic()))]
 
     # --- moves ------------------------------------------------------------------------------------------
-
-    def pause(self) -> None:
-        """Deactivate the spouts, and hold ticks back, until all tuples in flight are processed."""
-        self.idle.paused = True
-        self.switch(active=False)
-
-    def resume(self) -> None:
-        """Send the ticks that were held back, once per task; spouts do not change."""
-        self.idle.paused = False
-        self._ticks.catch_up()
 
     def follow(self, wanted: frozenset[int]) -> None:
         """Remove the executors of tasks that are not wanted, and add the missing ones."""

@@ -117,7 +117,7 @@ class SimulatedTimer(Timer):
 
 
 class Ticks:
-    """The ticks of a worker's tasks. They are held back while the idle watch is paused.
+    """The ticks of a worker's tasks. Ticks that are due while the idle watch is paused are omitted.
 
     `tell` queues a column for its task, and raises ClosedError if the executor has stopped.
     """
@@ -129,13 +129,10 @@ class Ticks:
         self._ticks: dict[int, Cancel] = {}
         self._waiting: set[int] = set()
         """Tasks that have not processed their last tick. They get no other tick until then."""
-        self._late: dict[int, AddressedTuples] = {}
-        """The ticks that were held back, by task."""
 
     def add(self, task: int, seconds: float) -> None:
         """Send a task a tick every `seconds`."""
         self._waiting.discard(task)
-        self._late.pop(task, None)  # from an earlier time at this worker
         column = AddressedTuples(task, [tick(seconds)], partial(self._waiting.discard, task))
         self._ticks[task] = self._timer.every(seconds, partial(self._give, column))
 
@@ -146,13 +143,6 @@ class Ticks:
                 self._waiting.discard(task)  # the final tick is never skipped
                 self._give(AddressedTuples(task, [tick(0)], partial(self._waiting.discard, task)))
 
-    def catch_up(self) -> None:
-        """Send the ticks that were held back, one per task."""
-        late, self._late = self._late, {}
-        for task, column in late.items():
-            if task in self._ticks:
-                self._give(column)
-
     def remove(self, tasks: Iterable[int]) -> None:
         """Stop the ticks of these tasks; tasks without ticks are ignored."""
         for task in tasks:
@@ -160,10 +150,8 @@ class Ticks:
                 self._ticks.pop(task)()
 
     def _give(self, column: AddressedTuples) -> None:
-        if column.task in self._waiting:  # a slow task gets no backlog of ticks
-            return
-        if not self._idle.enter():
-            self._late[column.task] = column
+        # A slow task gets no backlog of ticks.
+        if column.task in self._waiting or not self._idle.enter():
             return
         self._waiting.add(column.task)
         try:
