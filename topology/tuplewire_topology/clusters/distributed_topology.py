@@ -159,7 +159,7 @@ class DistributedTopology(RunningTopology):
         with self._changed() as assignment:
             assignment.inactive = not active
 
-    def _apply_order(self, coordinator: Coordinator, _: int, rank: int, order: Order) -> ProcessReport | None:
+    def _apply_order(self, coordinator: Coordinator, rank: int, order: Order) -> ProcessReport | None:
         if self.restarts:
             coordinator.forget_counts()
         return self._workers[rank].apply_order(order)

@@ -129,7 +129,8 @@ class LocalTopology(RunningTopology):
         self._timer = timer
         self._active = False
         self._changing = threading.RLock()
-        self._changes = 0
+        self._changer: int | None = None
+        """The thread that changes workers, if any."""
         self._version = 0
         self._acker = Acker(self._tell)
         self._workers: list[LocalWorker] = []
@@ -193,14 +194,14 @@ class LocalTopology(RunningTopology):
             for worker in self._workers:
                 worker.switch(active=active)
 
-    def _apply_order(self, _: Coordinator, changes: int, rank: int, order: Order) -> ProcessReport | None:
+    def _apply_order(self, _: Coordinator, rank: int, order: Order) -> ProcessReport | None:
         worker = self._workers[rank]
         if worker.dead:
             report: ProcessReport | None = ProcessReport(at_rest=True, sent=0, taken=0)
         else:
             report = order.execute(worker)
         # A topology that is paused for a change is at rest for this change only, not for other callers.
-        if report is not None and self._changes > changes:
+        if report is not None and self._changer not in {None, threading.get_ident()}:
             return replace(report, at_rest=False)
         return report
 
@@ -240,7 +241,7 @@ class LocalTopology(RunningTopology):
         deadline = time.monotonic() + timeout
         self.deactivate()
         with contextlib.suppress(TuplewireError):  # the workers end in any case
-            self._wait(timeout, changes=self._changes)
+            self.wait(timeout)
         with contextlib.ExitStack() as stack:
             for worker in self._workers:
                 rest = 0.0 if self.failure is not None else max(0.0, deadline - time.monotonic())
@@ -302,18 +303,18 @@ class LocalTopology(RunningTopology):
     @contextlib.contextmanager
     def _paused(self, timeout: float) -> Iterator[None]:
         """Pause spouts and ticks, and wait until no tuple is in flight. Raises the errors of wait()."""
-        self._changes += 1
+        self._changer = threading.get_ident()
         workers = self._living()
         try:
             for worker in workers:
                 worker.idle.paused = True
                 worker.switch(active=False)
-            self._wait(timeout, changes=self._changes)
+            self.wait(timeout)
             yield
         finally:
             for worker in workers:
                 worker.idle.paused = False
-            self._changes -= 1
+            self._changer = None
             if self._active:
                 self.activate()
 

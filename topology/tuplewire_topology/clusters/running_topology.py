@@ -47,10 +47,8 @@ class RunningTopology(ABC):
         self._conf = conf
 
     @abstractmethod
-    def _apply_order(
-        self, coordinator: Coordinator, changes: int, rank: int, order: Order
-    ) -> ProcessReport | None:
-        """Execute an order in a worker. `changes`: the changes of workers that the wait is a part of."""
+    def _apply_order(self, coordinator: Coordinator, rank: int, order: Order) -> ProcessReport | None:
+        """Execute an order in a worker."""
 
     def _unfinished(self) -> str:
         """Return the reason for a timeout, as the end of a sentence."""
@@ -66,14 +64,14 @@ class RunningTopology(ABC):
         """
         self._wait(timeout)
 
-    def _wait(self, timeout: float, levels: Sequence[Sequence[str]] = (), changes: int = 0) -> None:
+    def _wait(self, timeout: float, levels: Sequence[Sequence[str]] = ()) -> None:
         now = time.monotonic()
         deadline = now + timeout
         coordinator = Coordinator(self.n_workers, now, levels, opened=True, exact=self._exact)
         while True:
             for order in coordinator.orders(time.monotonic()):
                 for rank in range(self.n_workers) if order.kind in _TO_WORKERS else ():
-                    report = self._apply_order(coordinator, changes, rank, order)
+                    report = self._apply_order(coordinator, rank, order)
                     if report is not None:
                         coordinator.take_report(rank, order.values[0], report, time.monotonic())
             if coordinator.over:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire import tracing
-from tuplewire.errors import TopologyError, TuplewireError, WaitTimeoutError
+from tuplewire.errors import TopologyError, TuplewireError, WaitTimeoutError, as_tuplewire
 from tuplewire.grouping.grouping import Locality
 from tuplewire_topology.acking.acker import PARTS, Acker, AckerTracker
 from tuplewire_topology.authoring.collector import Emitted
@@ -108,7 +108,7 @@ class ExecutorWorker:
         self.executors: list[Executor[Any]] = []
         for executor_tasks in self._executors_of(self.tasks):
             self._make(executor_tasks)
-        self._timer: Timer = timer or SystemTimer(self._timer_failed)
+        self._timer: Timer = timer or SystemTimer(lambda error: self._failed(as_tuplewire(error)))
         self.heartbeats = Heartbeats(topology_id, lambda: self.executors, self._problem, state_file)
         self._recurring: list[Cancel] = []
         self._ticks = Ticks(self._timer, self.idle, self.transfer.send_outcomes)
@@ -178,16 +178,14 @@ class ExecutorWorker:
         topology = self._executor_context.topology
         self._ticks.send_last(task for bolt in bolts for task in topology.tasks_of(bolt))
 
-    def _finished(self) -> bool:
-        return all(spout.finished(self.idle.epoch) for spout in self.spouts)
-
     def report(self, *, new_epoch: bool = False) -> ProcessReport:
         """Return the state of this process. new_epoch: check exhausted spouts again, from this report on."""
         if new_epoch:
             self.idle.epoch += 1
             for spout in self.spouts:
                 spout.queue.wake()
-        at_rest, sent, taken = self.idle.traffic(self._finished)
+        spouts, epoch = self.spouts, self.idle.epoch
+        at_rest, sent, taken = self.idle.traffic(lambda: all(spout.finished(epoch) for spout in spouts))
         failure = None if self.failure is None else Failure.of(self.failure)
         return ProcessReport(at_rest, sent, taken + self.link.lost(), failure)
 
@@ -272,11 +270,6 @@ class ExecutorWorker:
                 self.failure = error
         for executor in self.executors:
             executor.stop()
-
-    def _timer_failed(self, error: BaseException) -> None:
-        failed = TuplewireError(f"the timer of a worker has a defect: {error!r}")
-        failed.__cause__ = error
-        self._failed(failed)
 
     # --- its parts --------------------------------------------------------------------------------------
 
