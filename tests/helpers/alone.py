@@ -1,4 +1,4 @@
-"""Executors without other workers."""
+"""Executors without other workers, and the executors of bolts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire_topology import Topology
 from tuplewire_topology.acking.acker import Acker
 from tuplewire_topology.authoring.tuples import AddressedTuples
+from tuplewire_topology.running.component_executors import BoltExecutor
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.link import Failed, Link, Receive
 
@@ -53,3 +54,8 @@ def alone(topology: Topology, *, conf: Mapping[str, Any] | None = None, **settin
 
     worker = ExecutorWorker(topology, conf=conf, link=NoLink(), acker=Acker(tell), **settings)
     return worker
+
+
+def bolts_of(worker: ExecutorWorker) -> list[BoltExecutor]:
+    """Return the executors of bolts."""
+    return [each for each in worker.executors if isinstance(each, BoltExecutor)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.alone import bolts_of
 from helpers.hosted import hosted
 
 from tuplewire import TaskGroup
@@ -166,7 +167,7 @@ def test_a_workers_life(transport: str, tmp_path: Path) -> None:
         worker.start()
         assert notes.seen == ["heartbeat", "executors", "receive"]
         worker.switch(active=True)
-        queue = worker.bolts[0].queue
+        queue = bolts_of(worker)[0].queue
         eventually(lambda: queue.statistics().arrived == COUNT, SECONDS, "all are in the queue or executed")
         assert arrived == []
         closing = threading.Thread(target=worker.close, args=(SECONDS,))
@@ -196,7 +197,7 @@ def test_a_drain_waits_for_executors(tmp_path: Path) -> None:
         here.host.attach(worker, topology.tasks)
         worker.start()
         worker.switch(active=True)
-        queue = worker.bolts[0].queue
+        queue = bolts_of(worker)[0].queue
         eventually(lambda: queue.statistics().arrived == COUNT, SECONDS)
         worker.switch(active=False)
         draining = threading.Thread(target=here.close, args=(SECONDS,))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from helpers.alone import alone
+from helpers.alone import alone, bolts_of
 from helpers.idle import wait_idle
 
 from tuplewire.errors import TopologyError
@@ -199,7 +199,7 @@ def test_backpressure_holds_a_spout() -> None:
 
     conf = {"topology.executor.receive.buffer.size": 16}
     with running(chain(spout, Do(wait)), conf) as worker:
-        queue = worker.bolts[0].queue
+        queue = bolts_of(worker)[0].queue
         eventually(lambda: queue.statistics().population == 16)
         counts = worker.spouts[0].tally.snapshot()
         # In the queue, in the bolt, and in the column that waits for space: at most a spout's batch.
@@ -290,7 +290,7 @@ def test_policy_skip_counts_and_goes_on() -> None:
     topology = chain(Once(10, log), Do(broken))
     with running(topology, {"topology.error.policy": "skip"}, error=told) as worker:
         assert wait_idle(worker, SECONDS)
-        (counts,) = (bolt.tally.snapshot() for bolt in worker.bolts)
+        (counts,) = (bolt.tally.snapshot() for bolt in bolts_of(worker))
         assert (counts.errors, counts.failed, counts.acked) == (4, 4, 6)
     assert [(error.component, error.task, error.tuple.values) for error in told.seen] == [
         ("b0", 1, (number,)) for number in (0, 3, 6, 9)
@@ -311,7 +311,7 @@ def test_policy_dead_letter_keeps_the_tuple(*, taken: bool) -> None:
     conf = {"topology.error.policy": "dead_letter"}
     with running(chain(Once(10, log), Do(broken)), conf, dead_letter=take) as worker:
         assert wait_idle(worker, SECONDS)
-        (counts,) = (bolt.tally.snapshot() for bolt in worker.bolts)
+        (counts,) = (bolt.tally.snapshot() for bolt in bolts_of(worker))
         assert (counts.errors, counts.failed, counts.acked) == (4, 4, 6)
     assert [letter.tuple["number"] for letter in letters] == [0, 3, 6, 9]
     assert letters[0].reason.startswith("ZeroDivisionError: ")
@@ -335,7 +335,7 @@ def test_a_tuple_is_tried_as_often_as_it_says(tries: int) -> None:
     conf = {"topology.error.policy": "dead_letter", "topology.error.tries": tries}
     with running(chain(Once(10, Log()), Do(twice)), conf, dead_letter=letters.append) as worker:
         assert wait_idle(worker, SECONDS)
-        (counts,) = (bolt.tally.snapshot() for bolt in worker.bolts)
+        (counts,) = (bolt.tally.snapshot() for bolt in bolts_of(worker))
     lost = range(10) if tries == 1 else [5]
     assert [(letter.tuple["number"], letter.tries) for letter in letters] == [(each, tries) for each in lost]
     assert counts.acked == 10 - len(lost)
