@@ -16,7 +16,7 @@ from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.zmq.zmq_sockets import ZmqSettings
 from tuplewire_topology.authoring.topology_settings import TopologySettings
-from tuplewire_topology.clusters.launch_settings import LaunchSettings
+from tuplewire_topology.clusters.launching import LaunchSettings
 
 _HEAD = """# Settings
 

@@ -28,7 +28,7 @@ from tuplewire_service.testing import eventually
 from tuplewire_topology.clusters.capture import Captured
 from tuplewire_topology.clusters.cluster import DistributedCluster, cluster_of
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology
-from tuplewire_topology.clusters.reference import load_topology, save_topology
+from tuplewire_topology.clusters.launching import load_topology, save_topology
 from tuplewire_topology.running.statistics import ProcessFailedError
 
 SECONDS = 120.0

@@ -25,7 +25,7 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.zmq_sockets import ZmqSettings
 from tuplewire_service.worker.worker_settings import WorkerSettings, of_transport
 from tuplewire_topology.authoring.topology_settings import TopologySettings
-from tuplewire_topology.clusters.launch_settings import LaunchSettings
+from tuplewire_topology.clusters.launching import LaunchSettings
 
 TLS = {"tls_ca": "ca", "tls_certificate": "crt", "tls_key": "key"}
 

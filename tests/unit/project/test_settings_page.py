@@ -17,7 +17,7 @@ from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.zmq.zmq_sockets import ZmqSettings
 from tuplewire_topology.authoring.topology_settings import TopologySettings
-from tuplewire_topology.clusters.launch_settings import LaunchSettings
+from tuplewire_topology.clusters.launching import LaunchSettings
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
 ON_THE_PAGE = (

@@ -13,7 +13,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.processes.child import Child, Command, LaunchError
 from tuplewire_service.testing import eventually
-from tuplewire_topology.clusters.launch_settings import ClusterMode, LaunchSettings
+from tuplewire_topology.clusters.launching import ClusterMode, LaunchSettings
 from tuplewire_topology.clusters.worker_process import WorkerProcess
 
 SECONDS = 60.0

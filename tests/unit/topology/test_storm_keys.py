@@ -14,7 +14,7 @@ from tuplewire_service.config.config_sources import load, settings_in
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.clusters.cluster import cluster_of
-from tuplewire_topology.clusters.launch_settings import LaunchSettings
+from tuplewire_topology.clusters.launching import LaunchSettings
 
 STORM: dict[str, Any] = json.loads(
     Path(__file__).with_name("storm_defaults.json").read_text(encoding="utf-8")

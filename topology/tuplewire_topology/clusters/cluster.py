@@ -14,7 +14,7 @@ from tuplewire.errors import ConfigError, TopologyError
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.clusters.capture import Captured, with_sources
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology
-from tuplewire_topology.clusters.launch_settings import ClusterMode, LaunchSettings
+from tuplewire_topology.clusters.launching import ClusterMode, LaunchSettings
 from tuplewire_topology.clusters.local_topology import LocalTopology
 from tuplewire_topology.clusters.running_topology import KILL_SECONDS, WAIT_SECONDS, TopologyStatus
 from tuplewire_topology.running.timer import SimulatedTimer
@@ -144,8 +144,8 @@ class DistributedCluster(_Cluster[DistributedTopology]):
 
 def cluster_of(conf: Mapping[str, Any]) -> LocalCluster | DistributedCluster:
     """Return a cluster of the kind `storm.cluster.mode`. Raises ConfigError. Source: `isLocalMode`."""
-    settings = LaunchSettings.from_conf(conf)
-    return DistributedCluster() if settings.mode is ClusterMode.DISTRIBUTED else LocalCluster()
+    mode = LaunchSettings.from_conf(conf).mode
+    return DistributedCluster() if mode is ClusterMode.DISTRIBUTED else LocalCluster()
 
 
 def complete_topology(

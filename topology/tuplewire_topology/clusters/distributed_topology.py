@@ -25,9 +25,9 @@ from tuplewire_service.process.program import host_and_credentials
 from tuplewire_topology.authoring.description import Topology, shares_of, with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.clusters.capture import Captured
-from tuplewire_topology.clusters.launch_settings import LaunchSettings
-from tuplewire_topology.clusters.reference import (
+from tuplewire_topology.clusters.launching import (
     SUFFIX,
+    LaunchSettings,
     directory_for,
     directory_of,
     load_topology,

@@ -38,8 +38,7 @@ class RunningTopology(ABC):
 
     topology: Topology
     _workers: Sequence[object]
-    _exact = True
-    """See Coordinator."""
+    _exact = True  # see Coordinator
 
     def __init__(self, name: str, conf: Mapping[str, Any], captured: Captured) -> None:
         self.name = name

@@ -25,7 +25,7 @@ from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.clusters.capture import Captured
-from tuplewire_topology.clusters.reference import load_topology
+from tuplewire_topology.clusters.launching import load_topology
 from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Order
 from tuplewire_topology.coordination.executor_reports import component_statuses, metric_families

@@ -26,7 +26,7 @@ from tuplewire.settings.addresses import join_host_port, split_host_port
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2
 from tuplewire_topology.clusters.capture import Captured
-from tuplewire_topology.clusters.launch_settings import LaunchSettings
+from tuplewire_topology.clusters.launching import LaunchSettings
 from tuplewire_topology.clusters.topology_program import CallKind
 from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Order
