@@ -102,7 +102,7 @@ class ExecutorWorker:
             emitted=emitted,
             received=received,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
-            loads=self.loads,
+            loads=lambda: {**({} if link.worker is None else link.worker.loads()), **self._own_loads},
             metrics=metrics,
         )
         self.executors: list[Executor[Any]] = []
@@ -272,10 +272,6 @@ class ExecutorWorker:
             executor.stop()
 
     # --- its parts --------------------------------------------------------------------------------------
-
-    def loads(self) -> dict[int, float]:
-        """Return the known loads by task, 0 to 1."""
-        return {**({} if self.link.worker is None else self.link.worker.loads()), **self._own_loads}
 
     def _refresh(self) -> None:
         if self._closed:  # a shared timer may call this once more
