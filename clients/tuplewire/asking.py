@@ -22,7 +22,7 @@ from tuplewire.connection.consumer_stream import Push
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.submission_queue import CallerCondition
-from tuplewire.connection.task_states import TaskState, states_of
+from tuplewire.connection.task_states import GONE_SECONDS, POLL_SECONDS, TaskState, TaskStates
 from tuplewire.errors import (
     AnswerError,
     ClosedError,
@@ -46,8 +46,6 @@ ERROR = "tuplewire-error"
 """The header of an answer that is an error: its text."""
 _PATIENCE_SECONDS = 1.0
 """The wait for an answer before the first poll: most requests cause none."""
-_POLL_SECONDS = 2.0
-_NO_CONSUMER_SECONDS = 5.0
 
 
 def answer_of(message: TaskMessage, payload: bytes, *more: tuple[str, bytes]) -> TaskMessage:
@@ -115,10 +113,7 @@ class _Call:
         """The task of each request without an answer, by the id of the request."""
         self.answers: dict[bytes, TaskMessage] = {}
         self.error: TuplewireError | None = None
-        self.states: dict[int, TaskState] = {}
-        """The states of tasks without an answer, at the last poll."""
-        self.problem = ""
-        """The error of the last poll."""
+        self.states = TaskStates()
 
     def fail(self, error: TuplewireError) -> None:
         self.error = self.error or error
@@ -127,11 +122,10 @@ class _Call:
     def no_answer(self, seconds: float) -> NoAnswerError:
         """Return the error for the first request without an answer."""
         task, *others = self.unanswered.values()
-        state = self.states.get(task)
+        state = self.states.get(task, TaskState())
         count = f" and from {len(others)} of {len(others) + len(self.answers)} others" if others else ""
-        known = f": {state or self.problem}" if state or self.problem else ""
-        text = f"no answer from task {task}{count} within {seconds:g} s{known}"
-        return NoAnswerError(text, task, *(state[:3] if state else ()))
+        text = f"no answer from task {task}{count} within {seconds:g} s: {state}"
+        return NoAnswerError(text, task, *state[:3])
 
 
 class Asker(Live):
@@ -197,10 +191,10 @@ class Asker(Live):
                 TaskMessage(*pair, headers=[*named, (CORRELATION, number)]) for number, pair in asked.items()
             )
             self._client.send(requests, timeout=limit)
-            if not self._answered(call, until):
-                with self._lock:
-                    if call.unanswered:  # the last answer may have arrived after the wait
-                        raise call.no_answer(seconds)
+            self._wait(call, until)
+            with self._lock:
+                if call.unanswered:
+                    raise call.no_answer(seconds)
         finally:
             with self._lock:
                 for number in asked:
@@ -214,7 +208,7 @@ class Asker(Live):
         if self._receiver.over:
             raise ClosedError("the asker is closed")
 
-    def _answered(self, call: _Call, until: float) -> bool:
+    def _wait(self, call: _Call, until: float) -> None:
         """Wait for the answers; poll the tasks if this takes long."""
 
         def answered() -> bool:
@@ -224,13 +218,11 @@ class Asker(Live):
 
         with call.changed:
             if call.changed.wait_for(answered, min(_PATIENCE_SECONDS, until - time.monotonic())):
-                return True
-        if until <= time.monotonic():
-            return False
+                return
         polling = messaging_loop().submit(self._poll(call))
         try:
             with call.changed:
-                return call.changed.wait_for(answered, until - time.monotonic())
+                call.changed.wait_for(answered, until - time.monotonic())
         finally:
             polling.cancel()
 
@@ -238,23 +230,15 @@ class Asker(Live):
 
     async def _poll(self, call: _Call) -> None:
         """Poll the tasks without an answer; end the call if one of them has no consumer for too long."""
-        since: dict[int, float] = {}
         while True:
-            try:
-                states, problem = await states_of(self._receiver, call.unanswered.values()), ""
-            except TuplewireError as error:
-                states, problem = {}, str(error)
-            now = time.monotonic()
+            polled = set(call.unanswered.values())
+            await call.states.poll(self._receiver, polled)
             with self._lock:
-                # Answers may have arrived during the poll.
-                states = {task: states[task] for task in call.unanswered.values() if task in states}
-                since = {task: since.get(task, now) for task, each in states.items() if not each.subscribed}
-                call.states, call.problem = states, problem
-                for task, began in since.items():
-                    if now - began >= _NO_CONSUMER_SECONDS:
-                        text = f"no consumer of task {task} for {now - began:.0f} s: {states[task]}"
-                        call.fail(NoConsumerError(text, task, *states[task][:3]))
-            await asyncio.sleep(_POLL_SECONDS)
+                for task in polled.intersection(call.unanswered.values()) & call.states.keys():
+                    state = call.states[task]
+                    if time.monotonic() - state.gone_since >= GONE_SECONDS:
+                        call.fail(NoConsumerError(f"task {task}: {state}", task, *state[:3]))
+            await asyncio.sleep(POLL_SECONDS)
 
     def _take(self, group: TaskGroup, acknowledge: Callable[[], None]) -> None:
         for message in TaskMessageBatch.from_groups([group]):

@@ -28,8 +28,11 @@ from tuplewire.wire.control_pb2 import (
     GetAssignmentResponse,
     GetStatusRequest,
     GetStatusResponse,
+    PolledTask,
+    PollRequest,
+    PollResponse,
 )
-from tuplewire.wire.control_pb2_grpc import ControlStub
+from tuplewire.wire.control_pb2_grpc import ControlStub, SourceStub
 from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 
 DIRECT = (
@@ -140,6 +143,8 @@ class OtherWorkers:
         """Read the files of the credentials at the first connection."""
         self._settings = settings
         self._channels = ChannelFactory(credentials)
+        self._polled: dict[str, grpc.aio.Channel] = {}
+        """The channels for polls, by address: a poll repeats until its worker fails."""
 
     def open_stream(self, address: str) -> StreamOpener:
         """Return the function that opens streams to an address."""
@@ -147,23 +152,45 @@ class OtherWorkers:
 
     async def assignment(self, address: str) -> GetAssignmentResponse:
         """Request the assignment from the worker at an address. Raises UnreachableError, RefusedError."""
-        answer: GetAssignmentResponse = await self._call(address, "GetAssignment", GetAssignmentRequest())
-        return answer
+        async with await self._channels.channel(address, DIRECT) as channel:
+            stub = ControlStub(channel)  # type: ignore[no-untyped-call]
+            answer: GetAssignmentResponse = await self._call(
+                stub.GetAssignment, GetAssignmentRequest(), address
+            )
+            return answer
 
     async def status(self, address: str, tasks: Iterable[int]) -> GetStatusResponse:
         """Request the status of a worker with only these tasks. Raises UnreachableError, RefusedError."""
-        answer: GetStatusResponse = await self._call(address, "GetStatus", GetStatusRequest(tasks=tasks))
+        channel = await self._polled_channel(address)  # this reference keeps it open during the call
+        stub = ControlStub(channel)  # type: ignore[no-untyped-call]
+        answer: GetStatusResponse = await self._call(stub.GetStatus, GetStatusRequest(tasks=tasks), address)
         return answer
 
-    async def _call(self, address: str, method: str, request: Any) -> Any:
+    async def poll(self, address: str, topology: str, tasks: Iterable[int]) -> PollResponse:
+        """Request the states of tasks with the ids of their consumers. Raises the errors of status()."""
+        channel = await self._polled_channel(address)
+        stub = SourceStub(channel)  # type: ignore[no-untyped-call]
+        request = PollRequest(topology=topology, tasks=[PolledTask(task=each) for each in tasks])
+        answer: PollResponse = await self._call(stub.Poll, request, address)
+        return answer
+
+    async def _polled_channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._polled:
+            self._polled[address] = await self._channels.channel(address, DIRECT)
+        return self._polled[address]
+
+    async def _call(self, method: Any, request: Any, address: str) -> Any:
         metadata = self._channels.metadata(address)
-        async with await self._channels.channel(address, DIRECT) as channel:
-            call = getattr(ControlStub(channel), method)  # type: ignore[no-untyped-call]
-            try:
-                return await call(request, timeout=_CONTROL_SECONDS, metadata=metadata)
-            except grpc.aio.AioRpcError as error:
-                trailing, details = error.trailing_metadata(), error.details() or ""
-                raise error_of(error.code(), details, trailing, address) from None
+        try:
+            return await method(request, timeout=_CONTROL_SECONDS, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            self._polled.pop(address, None)  # a new channel tries to connect immediately
+            trailing, details = error.trailing_metadata(), error.details() or ""
+            raise error_of(error.code(), details, trailing, address) from None
+
+    def forget(self) -> None:
+        """Close the channels for polls after the calls in progress. A later poll opens new ones."""
+        self._polled.clear()
 
 
 class GrpcStream(MessageStream):

@@ -243,6 +243,8 @@ class Receiver(Inbox):
         if self._search is not None:
             self._search.cancel()
             self._search = None
+        if self.others is not None:
+            self.others.forget()
 
     async def suspend(self) -> None:
         """Close the streams for a fork."""

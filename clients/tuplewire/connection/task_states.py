@@ -1,51 +1,93 @@
 """The states of single tasks, which a client requests from their workers: consumers and unread messages.
 
-Used by programs that wait for another one (asking.py). Owns no state. Call only from the event loop.
-Design: docs/design/sessions.md ("Request and reply").
+Used by programs that wait for others (asking.py, team/members.py). Owns the last states. Call poll() from the
+event loop only. Design: docs/design/sessions.md ("Request and reply"), docs/design/teams.md.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from tuplewire.connection.grpc_channel import OtherWorkers
 from tuplewire.connection.receiver import Receiver
+from tuplewire.errors import TuplewireError
+
+POLL_SECONDS = 2.0
+"""The time between polls of one program."""
+GONE_SECONDS = 5.0
+"""A task without a consumer for this time has lost it. A consumer reconnects within two seconds."""
 
 
 class TaskState(NamedTuple):
     """The state of a task at its worker."""
 
-    worker_id: str = ""
-    """Empty if no worker owns the task."""
-    queued_messages: int = 0
-    """The number of messages that its consumer has not processed."""
-    oldest_seconds: float = 0.0
-    """The age of the oldest of them, by both hosts' clocks."""
-    subscribed: bool = False
-    """True if it has a consumer."""
+    worker_id: str | None = None
+    """The worker in the assignment; empty if there is none; None if it is not known."""
+    queued_messages: int | None = None
+    """The number of messages that its consumer has not processed; None if it is not known."""
+    oldest_seconds: float | None = None
+    """The age of the oldest of them, by both hosts' clocks, if known."""
+    consumer: str | bool = True
+    """The consumer's id, or True if it is not known; False or empty: there is no consumer."""
+    problem: str = "its state is not known"
+    """The reason if the numbers are not known."""
+    gone_since: float = math.inf
+    """The time (time.monotonic) of the first poll without a consumer."""
 
     def __str__(self) -> str:
-        if not self.worker_id:
-            return "no worker owns it"
-        oldest = f", the oldest for {self.oldest_seconds:.0f} s" if self.queued_messages else ""
-        return f"{self.queued_messages} unread at {self.worker_id}{oldest}"
+        if self.queued_messages is None:
+            return self.problem
+        gone = time.monotonic() - self.gone_since
+        consumer = "subscribed" if self.consumer else f"no consumer for {gone:.0f} s"
+        oldest = f", the oldest for {self.oldest_seconds:.0f} s" if self.oldest_seconds else ""
+        return f"{consumer}, {self.queued_messages} unread at {self.worker_id}{oldest}"
 
 
-async def states_of(receiver: Receiver, tasks: Iterable[int]) -> dict[int, TaskState]:
-    """Return the states of tasks at their workers, without moving tasks.
+class TaskStates(dict[int, TaskState]):
+    """The states of tasks at the last poll. Uses the connections and credentials of a subscription."""
 
-    Uses the credentials of a subscription. Raises UnreachableError and RefusedError.
-    """
-    wanted, found = set(tasks), dict[int, TaskState]()
-    if receiver.others is None:  # the client of an executor
-        return found
+    async def poll(self, receiver: Receiver, tasks: Iterable[int], *, ids: bool = False) -> None:
+        """Request the states of tasks from their workers. Problems are a part of the states.
+
+        ids: with the ids of the consumers; this needs the permission to receive from the tasks.
+        """
+        wanted, others = list(tasks), receiver.others
+        if others is None:  # the client of an executor
+            return
+        topology = receiver.identity.topology if ids else None
+        try:
+            places = await receiver.workers_of(wanted)
+            found = dict.fromkeys(wanted, TaskState("", consumer=False, problem="no worker owns it"))
+            states = (_states_at(others, *at, theirs, topology) for at, theirs in places.items())
+            for each in await asyncio.gather(*states):
+                found |= each
+        except TuplewireError as error:
+            found = dict.fromkeys(wanted, TaskState(problem=str(error)))
+        if any(each.queued_messages is None for each in found.values()):
+            receiver.forget_workers()
+        for task, state in found.items():
+            since = min(self.get(task, state).gone_since, time.monotonic())
+            self[task] = state._replace(gone_since=math.inf if state.consumer else since)
+
+
+async def _states_at(
+    others: OtherWorkers, address: str, worker_id: str, tasks: list[int], topology: str | None
+) -> dict[int, TaskState]:
+    """Return the states of tasks at a worker. topology: None: without the ids of consumers."""
+    found = dict.fromkeys(tasks, TaskState(worker_id, problem=f"it moves to or from {worker_id}"))
     try:
-        places = await receiver.workers_of(wanted)
-        for (address, worker_id), theirs in places.items():
-            for each in (await receiver.others.status(address, theirs)).tasks:
+        if topology is None:
+            for each in (await others.status(address, tasks)).tasks:
                 state = TaskState(worker_id, each.queued_messages, each.oldest_seconds, each.subscribed)
                 found[each.task] = state
-        return found | dict.fromkeys(wanted.difference(*places.values()), TaskState())
-    finally:
-        if not wanted <= found.keys():
-            receiver.forget_workers()
+        else:
+            for held in (await others.poll(address, topology, tasks)).tasks:
+                unread = held.last_sequence - held.acknowledged_sequence
+                found[held.task] = TaskState(worker_id, unread, consumer=held.consumer)
+    except TuplewireError as error:
+        return dict.fromkeys(tasks, TaskState(worker_id, problem=str(error)))
+    return found

@@ -11,15 +11,15 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from tuplewire import errors
 from tuplewire.packing.packing import FAULTS, pack_values, read_value
 from tuplewire.settings.config import checked_timeout
 from tuplewire.subscription import Live
-from tuplewire.team.members import Members, Steps
-from tuplewire.team.protocol import DTYPES, Call, Message
+from tuplewire.team.members import Members
+from tuplewire.team.protocol import Kind
 from tuplewire.values.task_ids import check_tasks
 
 try:
@@ -28,17 +28,14 @@ except ImportError as missing:
     raise errors.TuplewireError("numpy is not installed: run pip install 'tuplewire[team]'") from missing
 
 _Array = np.ndarray[Any, Any]
-_NONE, _ARRAY, _BYTES, _VALUE = range(4)
-"""The kinds of values in messages."""
-_NOTHING = Message()
 
-FLAT_RANKS = 16
 FLAT_BYTES = 1024 * 1024
-"""The `flat` algorithm is used for up to FLAT_RANKS ranks, if each sends at most this number of bytes."""
-ROOT_BYTES = 64 * 1024
-SEGMENT_BYTES = 4 * 1024 * 1024
-"""The bytes of an array that `sharded` sums at a time."""
+"""A rank sends its whole array to all others if this takes at most this number of bytes."""
 
+Values = Mapping[int, Any] | Sequence[Any]
+"""Values to send, by rank."""
+Steps = Generator[Values, dict[int, Any], Any]
+"""A call: it yields its values to send, gets the values of its sources, and returns the result."""
 _REDUCERS: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "mean": np.add}
 
 
@@ -88,8 +85,8 @@ class Team(Live):
         self._lock = threading.Lock()
         self._broken: errors.TeamError | None = None
         self._closed = False
-        self._numbers: Counter[object] = Counter()
-        """The numbers of the last calls: of send() and recv() by rank, and of all other calls together."""
+        self._numbers = Counter[object]()
+        """The numbers of the last calls: of send(), of recv(), and of all other calls together."""
         self._members = Members(named, rank, address, self._timeout, client)
         self.rank = rank
         """The position of this process in the team."""
@@ -99,7 +96,7 @@ class Team(Live):
         """The tasks of the ranks."""
         self.generation = self._members.forming.team
         """The id of this team formation; it differs after each restart of a member."""
-        self._others = [other for other in range(self.size) if other != rank]
+        self._all = range(self.size)
 
     @classmethod
     def of_stage(
@@ -158,56 +155,55 @@ class Team(Live):
         if op not in _REDUCERS:
             raise errors.MessageError(f"op is one of {', '.join(_REDUCERS)}, not {op!r}")
         mine = np.asarray(array)
+        if mine.dtype.kind not in "biufc":
+            raise errors.UnsupportedValueError(f"all_reduce cannot sum the dtype {mine.dtype}")
         if op == "mean" and mine.dtype.kind in "biu":
             mine = mine.astype(np.float64)
-        parcel = encoded(mine)
-        if parcel.kind != _ARRAY:
-            raise errors.UnsupportedValueError(f"all_reduce cannot sum the dtype {mine.dtype}")
-        steps = reduction(_little(mine).reshape(-1), parcel, self.rank, self.size, _REDUCERS[op])
-        total: _Array = self._call(parcel._replace(call=Call[op.upper()]), steps, timeout).reshape(mine.shape)
+        name = "all_reduce" if op == "sum" else f"all_reduce({op})"
+        facts = f" ({mine.dtype.name}, {'x'.join(map(str, mine.shape)) or 'a number'})"
+        steps = reduction(mine.reshape(-1), self.size, _REDUCERS[op])
+        total: _Array = self._run(name, steps, self._all, timeout, facts).reshape(mine.shape)
         return total if op != "mean" else np.true_divide(total, self.size, dtype=total.dtype)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Return once every rank has called it. For errors see all_reduce()."""
-        self._exchange(Call.BARRIER, [_NOTHING] * self.size, self._others, self._others, timeout)
+        self._run("barrier", _once([None] * self.size), self._all, timeout)
 
     def all_gather(self, value: Any, *, timeout: float | None = None) -> list[Any]:
         """Return the values of all ranks, by rank. For errors see all_reduce()."""
-        values = [encoded(value)] * self.size
-        return self._exchange(Call.ALL_GATHER, values, self._others, self._others, timeout)
+        return [*self._run("all_gather", _once([value] * self.size), self._all, timeout).values()]
 
     def all_to_all(self, values: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
         """Send each rank its element; return the elements that all ranks sent to this one."""
-        each = self._one_for_each(values)
-        return self._exchange(Call.ALL_TO_ALL, each, self._others, self._others, timeout)
+        steps = _once(self._one_for_each(values))
+        return [*self._run("all_to_all", steps, self._all, timeout).values()]
 
     def gather(self, value: Any, root: int = 0, *, timeout: float | None = None) -> list[Any] | None:
         """Return the values of all ranks, by rank, at the root, and None elsewhere. See all_reduce()."""
-        values, ours = [encoded(value)] * self.size, self.rank == self._checked(root)
-        to, sources = ([], self._others) if ours else ([root], [])
-        got = self._exchange(Call.GATHER, values, to, sources, timeout)
-        return got if ours else None
+        sources = self._all if self.rank == self._checked(root) else ()
+        got = self._run("gather", _once({root: value}), sources, timeout, f" (root {root})")
+        return [*got.values()] if sources else None
 
     def broadcast(self, value: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
         """Return the root's value. For errors see all_reduce()."""
-        values = [encoded(value)] * self.size if self.rank == self._checked(root) else []
-        return self._from_root(Call.BROADCAST, values, root, timeout)
+        steps = _once([value] * self.size if self.rank == self._checked(root) else [])
+        return self._run("broadcast", steps, [root], timeout, f" (root {root})")[root]
 
     def scatter(
         self, values: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None
     ) -> Any:
         """Return this rank's element of the root's list. For errors see all_reduce()."""
-        each = self._one_for_each(values) if self.rank == self._checked(root) else []
-        return self._from_root(Call.SCATTER, each, root, timeout)
+        steps = _once(self._one_for_each(values) if self.rank == self._checked(root) else [])
+        return self._run("scatter", steps, [root], timeout, f" (root {root})")[root]
 
     def send(self, rank: int, value: Any, *, timeout: float | None = None) -> None:
         """Send to one rank. Waits while that rank has many unreceived values. For errors see all_reduce()."""
-        values, to = [encoded(value)] * self.size, [self._checked(rank, other=True)]
-        self._exchange(Call.SEND, values, to, [], timeout)
+        self._run("send", _once({self._checked(rank, other=True): value}), (), timeout, kind=Kind.SENT)
 
     def recv(self, rank: int, *, timeout: float | None = None) -> Any:
         """Return the next value that the given rank sent, in order. For errors see all_reduce()."""
-        return self._exchange(Call.SEND, [], [], [self._checked(rank, other=True)], timeout)[rank]
+        sources = [self._checked(rank, other=True)]
+        return self._run("recv", _once([]), sources, timeout, kind=Kind.SENT)[rank]
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the team; with an error, fail the other ranks' calls with it. A second call does nothing.
@@ -230,18 +226,33 @@ class Team(Live):
 
     # --- the parts of calls ----------------------------------------------------------------------
 
-    def _call(self, call: Message, steps: Steps, timeout: float | None, of: object = None) -> Any:
-        """Make a call, and return its result. of: the calls that share a number; None: all ranks' calls."""
+    def _run(
+        self,
+        name: str,
+        steps: Steps,
+        sources: Collection[int],
+        timeout: float | None,
+        facts: str = "",
+        kind: Kind = Kind.VALUE,
+    ) -> Any:
+        """Make a call; return its result. facts: added to its name, and equal on all ranks."""
         seconds = checked_timeout(timeout)
         if self._pid != os.getpid():
             raise errors.ClosedError("the team belongs to the parent process; create one in this process")
+        packed = packed_each(next(steps))
         with self._alone():
             if self._broken is not None:
                 raise self._broken
-            self._numbers[of] += 1
-            call = call._replace(number=self._numbers[of], body=b"")
+            counted = "calls" if kind == Kind.VALUE else name
+            self._numbers[counted] += 1
+            number = self._numbers[counted]
+            seconds = self._timeout if seconds is None else seconds
+            self._members.begin(number, f"{name} #{number}{facts}", seconds)
             try:
-                return self._members.run(call, steps, self._timeout if seconds is None else seconds)
+                while True:
+                    packed = packed_each(steps.send(self._exchange(packed, sources, kind)))
+            except StopIteration as end:
+                return end.value
             except BaseException as error:
                 text = f"a call has ended early, by {type(error).__name__}: {error}"
                 self._broken = error if isinstance(error, errors.TeamError) else errors.TeamError(text)
@@ -256,134 +267,67 @@ class Team(Live):
         finally:
             self._lock.release()
 
-    def _exchange(
-        self, call: Call, values: list[Message], to: list[int], sources: list[int], timeout: float | None
-    ) -> list[Any]:
-        """Send values to ranks, and receive from ranks; return all values by rank."""
-
-        def steps() -> Steps:
-            return (yield {rank: values[rank] for rank in to}, sources)
-
-        of = (tuple(to), tuple(sources)) if call == Call.SEND else None
-        got = self._call(Message(call=call), steps(), timeout, of)
-        if values:
-            got[self.rank] = values[self.rank]
-        return [decoded(got.get(rank, _NOTHING)) for rank in range(self.size)]
-
-    def _from_root(self, call: Call, values: list[Message], root: int, timeout: float | None) -> Any:
-        to, sources = (self._others, []) if self.rank == root else ([], [root])
-        return self._exchange(call, values, to, sources, timeout)[root]
+    def _exchange(self, values: dict[int, bytes], sources: Collection[int], kind: Kind) -> dict[int, Any]:
+        """Send values to ranks, and return the values of the sources; this rank may be one of both."""
+        own = {self.rank: values.pop(self.rank)} if self.rank in values else {}
+        got = own | self._members.exchange(values, {*sources} - {self.rank}, kind)
+        return {rank: unpacked(got[rank]) for rank in sources}
 
     def _checked(self, rank: int, *, other: bool = False) -> int:
         if not 0 <= rank < self.size or (other and rank == self.rank):
             raise errors.MessageError(f"rank {rank} is this process, or not one of {self.size} ranks")
         return rank
 
-    def _one_for_each(self, values: Sequence[Any] | None) -> list[Message]:
+    def _one_for_each(self, values: Sequence[Any] | None) -> Sequence[Any]:
         if values is None or len(values) != self.size:
             raise errors.MessageError(f"values must have an element for each of the {self.size} ranks")
-        return [encoded(value) for value in values]
+        return values
 
 
 # --- values --------------------------------------------------------------------------------------
 
 
-def _little(array: _Array) -> _Array:
-    """Return the array in C order and little-endian, copied only if necessary."""
-    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+def packed_each(values: Values) -> dict[int, bytes]:
+    """Return values by rank, each one as bytes. Raises UnsupportedValueError."""
+    by_rank, packed = values if isinstance(values, dict) else dict(enumerate(values)), dict[int, bytes]()
+    same = dict[int, bytes]()
+    """The bytes of each object, by its id."""
+    for rank, value in by_rank.items():
+        try:
+            if id(value) not in same:
+                same[id(value)] = pack_values([value])
+        except (TypeError, ValueError) as error:
+            text = f"a {type(value).__name__} cannot be sent: {error}"
+            raise errors.UnsupportedValueError(text) from error
+        packed[rank] = same[id(value)]
+    return packed
 
 
-def encoded(value: Any) -> Message:
-    """Return a value as bytes. Raises UnsupportedValueError."""
-    if type(value) is bytes:
-        return Message(kind=_BYTES, body=value)
-    if isinstance(value, np.ndarray) and value.dtype.name in DTYPES:
-        data = _bytes_of(_little(value).reshape(-1))
-        return Message(dtype=DTYPES.index(value.dtype.name), kind=_ARRAY, shape=value.shape, body=data)
-    try:
-        return Message(kind=_VALUE, body=pack_values([value]))
-    except (TypeError, ValueError) as error:
-        raise errors.UnsupportedValueError(f"a {type(value).__name__} cannot be sent: {error}") from error
-
-
-def decoded(message: Message) -> Any:
+def unpacked(data: bytes) -> Any:
     """Return the value in untrusted bytes. An array has its own memory. Raises MalformedError."""
-    data, kind = message.body, message.kind
     try:
-        if kind == _ARRAY:
-            own = data if isinstance(data, bytearray) else bytearray(data)
-            dtype = np.dtype(DTYPES[message.dtype]).newbyteorder("<")
-            return np.frombuffer(own, dtype).reshape(message.shape)
-        if kind == _VALUE:
-            return read_value(bytes(data), 0)[0][0]
-        return bytes(data) if kind == _BYTES else None
-    except (*FAULTS, KeyError, TypeError) as error:
+        (value,) = read_value(data, 0)[0]
+    except (*FAULTS, TypeError) as error:
         raise errors.MalformedError(f"a value of a team is malformed: {error}") from error
+    return value
 
 
-# --- algorithms ----------------------------------------------------------------------------------
+def _once(values: Values) -> Steps:
+    """Return the step of a call with one step; the result is the values of the sources."""
+    return (yield values)
 
 
-def reduction(flat: _Array, whole: Message, rank: int, size: int, reducer: np.ufunc) -> Steps:
-    """Return the steps of a reduction, by the algorithm for this number of ranks and bytes."""
-    if size <= FLAT_RANKS and (size - 1) * flat.nbytes <= FLAT_BYTES:
-        return reduce_flat(flat, whole, rank, size, reducer)
-    if size > FLAT_RANKS and flat.nbytes <= ROOT_BYTES:
-        return reduce_at_root(flat, whole, rank, size, reducer)
-    return reduce_sharded(flat, whole, rank, size, reducer)
+def reduction(flat: _Array, size: int, reducer: np.ufunc) -> Steps:
+    """Return the steps of a reduction: of whole arrays, or of a part of the array at each rank."""
+    if (size - 1) * flat.nbytes <= FLAT_BYTES:
+        return _reduced((yield [flat] * size), reducer)
+    part = _reduced((yield np.array_split(flat, size)), reducer)
+    return np.concatenate([*(yield [part] * size).values()])
 
 
-def reduce_flat(flat: _Array, whole: Message, rank: int, size: int, reducer: np.ufunc) -> Steps:
-    """All ranks send to all ranks, and each one sums."""
-    others = [each for each in range(size) if each != rank]
-    got = yield (dict.fromkeys(others, whole), others)
-    return _reduced(got, flat, rank, size, reducer)
-
-
-def reduce_at_root(flat: _Array, whole: Message, rank: int, size: int, reducer: np.ufunc) -> Steps:
-    """Rank 0 gathers, sums and broadcasts."""
-    if rank:
-        yield ({0: whole}, ())
-        return _read((yield ({}, [0]))[0], flat)
-    others = range(1, size)
-    total = _reduced((yield ({}, others)), flat, rank, size, reducer)
-    yield (dict.fromkeys(others, whole._replace(body=_bytes_of(total))), ())
-    return total
-
-
-def reduce_sharded(flat: _Array, whole: Message, rank: int, size: int, reducer: np.ufunc) -> Steps:
-    """Rank i sums shard i of each segment, then all ranks gather the shards."""
-    others = [each for each in range(size) if each != rank]
-    total = np.empty_like(flat)
-    items = SEGMENT_BYTES // flat.itemsize
-    for start in range(0, max(1, len(flat)), items):
-        segment, target = flat[start : start + items], total[start : start + items]
-        ends = [len(segment) * each // size for each in range(size + 1)]
-        shards = [slice(ends[each], ends[each + 1]) for each in range(size)]
-        pieces = {each: whole._replace(body=_bytes_of(segment[shards[each]])) for each in others}
-        got = yield (pieces, others)
-        target[shards[rank]] = _reduced(got, segment[shards[rank]], rank, size, reducer)
-        mine = whole._replace(body=_bytes_of(target[shards[rank]]))
-        got = yield (dict.fromkeys(others, mine), others)
-        for each, parcel in got.items():
-            target[shards[each]] = _read(parcel, target[shards[each]])
-    return total
-
-
-def _reduced(got: Mapping[int, Message], mine: _Array, rank: int, size: int, reducer: np.ufunc) -> _Array:
+def _reduced(arrays: Mapping[int, _Array], reducer: np.ufunc) -> _Array:
     """Return ((x0 + x1) + x2) + ..., in a new array."""
-    total = (mine if rank == 0 else _read(got[0], mine)).copy()
-    for each in range(1, size):
-        reducer(total, mine if each == rank else _read(got[each], mine), out=total)
+    total = arrays[0]
+    for rank in range(1, len(arrays)):
+        reducer(total, arrays[rank], out=total)
     return total
-
-
-def _read(parcel: Message, like: _Array) -> _Array:
-    """Return the items in a parcel. Raises MalformedError if they are not as many as in another array."""
-    if len(parcel.body) != like.nbytes:
-        raise errors.MalformedError(f"{len(parcel.body)} bytes of an array where {like.nbytes} are expected")
-    return np.frombuffer(parcel.body, like.dtype)
-
-
-def _bytes_of(flat: _Array) -> memoryview:
-    return flat.view(np.uint8).data

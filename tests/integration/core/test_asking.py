@@ -69,8 +69,8 @@ def ends(pair: Pair) -> Iterator[Ends]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll early, and miss a consumer early."""
     monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(asking, "_POLL_SECONDS", 0.1)
-    monkeypatch.setattr(asking, "_NO_CONSUMER_SECONDS", 0.5)
+    monkeypatch.setattr(asking, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(asking, "GONE_SECONDS", 0.5)
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def in_thread(function: Callable[..., object], *arguments: object) -> Iterator[N
 def test_a_thousand_answers_out_of_order(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers are returned in the order of the requests, and nothing is polled if they are fast."""
     polled: list[object] = []
-    monkeypatch.setattr(asking, "states_of", lambda _, tasks: polled.append(tasks))
+    monkeypatch.setattr(Asker, "_poll", lambda _, call: polled.append(call))
     monkeypatch.setattr(asking, "_PATIENCE_SECONDS", _SECONDS)
 
     def answer() -> None:
@@ -170,8 +170,7 @@ def test_a_late_answer(ends: Ends) -> None:
 
 def test_an_answer_at_the_timeout(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that arrives between the end of the wait and the error is returned."""
-    answered = Asker._answered
-    monkeypatch.setattr(Asker, "_answered", lambda *arguments: answered(*arguments) and False)
+    monkeypatch.setattr(Asker, "_wait", lambda asker, call, _: eventually(lambda: not call.unanswered))
     with in_thread(ends.echo, 1):
         assert ends.asker.ask(ends.task, b"x").payload == b"x"
 

@@ -23,7 +23,7 @@ from tuplewire import Client, Team
 from tuplewire.errors import ClosedError, MessageError, PermissionDeniedError, TeamError, TeamTimeoutError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.team import team as module
-from tuplewire.team.protocol import Call, Message, team_of
+from tuplewire.team.protocol import Kind, Message, team_of
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
@@ -197,7 +197,8 @@ def test_missing_members_are_named(pair: Pair) -> None:
         Team(tasks, 0, address=pair.near.address, topology=TOPOLOGY, timeout=0.5)
     text = str(told.value)
     assert "Team(): no message from ranks 1, 2 of 3 for 0.5 s" in text
-    assert f"rank 2 (task {tasks[2]}, {pair.far.worker_id}): no message yet, no subscriber" in text
+    assert f"rank 2 (task {tasks[2]}): no message yet, no consumer for 0 s, 0 unread at " in text
+    assert text.count(f"at {pair.far.worker_id}") == 2
 
 
 def test_a_timeout_names_the_problem_of_the_own_worker() -> None:
@@ -211,7 +212,7 @@ def test_messages_of_other_teams_are_dropped_and_counted(pair: Pair) -> None:
     tasks = tasks_of(pair, 2)
     with Client(pair.near.address, topology=TOPOLOGY) as client:
         client.send(tasks[0], b"of another program")
-        client.send(tasks[0], Message(7, 1, 1, Call.BARRIER).packed())
+        client.send(tasks[0], Message(7, 1, 1, Kind.VALUE, call="barrier #1").packed())
     with ranks_of(stale_messages, tasks, addresses_of(pair)) as ranks:
         assert [each.outcome() for each in ranks] == [2, 0]
 
@@ -319,11 +320,11 @@ def test_a_message_from_before_the_team_has_no_effect(pair: Pair, monkeypatch: p
     join = partial(Team, tasks, address=pair.near.address, topology=TOPOLOGY, timeout=20)
     with Client(pair.near.address, topology=TOPOLOGY) as stranger, ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(join, rank=1)
-        stranger.send(tasks[1], Message(team_of(()), 0, 0, Call.ABORT, body=b"x").packed())
+        stranger.send(tasks[1], Message(team_of(b""), 0, 0, Kind.ABORT, body=b"x").packed())
         stranger.flush(10)
         eventually(lambda: not queued_of(pair, tasks[1:]))
         with join(rank=0) as first, waiting.result(20) as second:
             assert first.generation == second.generation
-            monkeypatch.setattr(module, "decoded", decode := Mock(wraps=module.decoded))
+            monkeypatch.setattr(module, "unpacked", unpacked := Mock(wraps=module.unpacked))
             assert (first.broadcast(b"value"), second.broadcast()) == (b"value", b"value")
-    assert [bytes(each.args[0].body) for each in decode.call_args_list].count(b"value") == 2
+    assert unpacked.call_count == 2

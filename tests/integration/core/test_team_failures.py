@@ -102,7 +102,7 @@ def test_a_killed_process_is_an_error_in_all_other_ranks(pair: Pair, killed: lis
                 assert all(isinstance(each, (RankLostError, TeamAbortedError)) for each in errors), errors
                 assert any(isinstance(each, RankLostError) for each in errors)
                 assert all(f"rank {victim} (task " in str(each) for each in errors)
-                assert all("no subscriber for " in str(each) for each in errors)
+                assert all("no consumer for " in str(each) for each in errors)
 
 
 def test_an_exception_reaches_all_ranks(pair: Pair) -> None:
@@ -166,12 +166,12 @@ def test_a_timeout_names_the_ranks_and_breaks_the_team(pair: Pair) -> None:
     thread.join(30)
     first, error = errors
     assert told.value is first
-    assert "send #1: no message from rank 1 of 2 for 0.5 s" in str(told.value)
-    assert f"rank 1 (task {tasks[1]}, {pair.far.worker_id}): last message " in str(told.value)
+    assert "recv #1: no message from rank 1 of 2 for 0.5 s" in str(told.value)
+    assert f"rank 1 (task {tasks[1]}): last message " in str(told.value)
     assert " s ago in barrier #" in str(told.value)
-    assert "subscribed" in str(told.value)
+    assert f"subscribed, 0 unread at {pair.far.worker_id}" in str(told.value)
     assert isinstance(error, TeamAbortedError)
-    assert "rank 0 has left the team: TeamTimeoutError: send #1" in str(error)
+    assert "rank 0 has left the team: TeamTimeoutError: recv #1" in str(error)
 
 
 def test_a_cycle_of_sends_times_out(pair: Pair) -> None:

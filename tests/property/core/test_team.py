@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire.errors import TeamMismatchError
-from tuplewire.team import protocol as module
-from tuplewire.team.protocol import Call, Forming, Matching, Message
+from tuplewire.team.protocol import WINDOW, Forming, Kind, Matching, Message, unpack
 
 # --- forming ---------------------------------------------------------------------------------------------
 
@@ -22,17 +19,18 @@ class Network:
         self.size = size
         self.ids = 0
         self.messages: list[tuple[int, Message]] = []
-        self.ready: set[tuple[int, int]] = set()
+        self.ready: set[tuple[bytes, int]] = set()
         """The ids of members, and of the teams that they were ready for."""
         self.members: list[Forming] = []
-        self.own_ids: list[int] = []
+        self.own_ids: list[bytes] = []
         for rank in range(size):
             self.members.append(self._new(rank))
 
     def _new(self, rank: int) -> Forming:
         self.ids += 1
-        self.own_ids[rank : rank + 1] = [self.ids]
-        return Forming(rank, self.size, self.ids)
+        own_id = self.ids.to_bytes(8)
+        self.own_ids[rank : rank + 1] = [own_id]
+        return Forming(rank, self.size, own_id)
 
     def restart(self, rank: int) -> None:
         """Replace a member's process; its old messages may still arrive."""
@@ -41,12 +39,12 @@ class Network:
     def repeat(self, rank: int) -> None:
         """Let a member send again, as every 0.5 s."""
         if not self.members[rank].started:
-            self.send(rank, self.members[rank].repeat())
+            self.send(rank, self.members[rank].join())
 
     def send(self, rank: int, messages: list[tuple[int, Message]]) -> None:
         """Put messages into the network."""
         for to, message in messages:
-            if message.call == Call.READY:
+            if message.kind == Kind.READY:
                 self.ready.add((self.own_ids[rank], message.team))
             self.messages.append((to, message))
 
@@ -55,8 +53,7 @@ class Network:
         if self.messages:
             index %= len(self.messages)
             to, message = self.messages[index] if copy else self.messages.pop(index)
-            if self.members[to].is_member(message):
-                self.send(to, self.members[to].add(message))
+            self.send(to, self.members[to].add(message))
             self.check()
 
     def check(self) -> None:
@@ -65,7 +62,7 @@ class Network:
         for rank, each in started.items():
             assert each.ids[rank] == self.own_ids[rank]
             assert all((member, each.team) in self.ready for member in each.ids[1:])
-        assert len({(each.team, each.ids) for each in started.values()}) == len(
+        assert len({(each.team, *each.ids) for each in started.values()}) == len(
             {each.team for each in started.values()}
         )
 
@@ -98,7 +95,7 @@ def test_a_team_forms_from_living_members_only(size: int, actions: list[tuple[st
     for _ in range(6):
         # The members of a team that has lost one get an error, and join again. A READY that is still in
         # transit may start such a team.
-        if any(each.started and each.ids != tuple(network.own_ids) for each in network.members):
+        if any(each.started and each.ids != network.own_ids for each in network.members):
             for rank in range(size):
                 network.restart(rank)
         for rank in range(size):
@@ -106,72 +103,69 @@ def test_a_team_forms_from_living_members_only(size: int, actions: list[tuple[st
         for _ in range(len(network.messages) * 20):
             network.deliver(0, copy=False)
     assert {each.team for each in network.members} == {network.members[0].team}
-    assert all(each.started and each.ids == tuple(network.own_ids) for each in network.members)
+    assert all(each.started and each.ids == network.own_ids for each in network.members)
 
 
 # --- matching --------------------------------------------------------------------------------------------
 
 PIECE = 8
 VALUES = st.binary(max_size=4 * PIECE)
+GATHER, BARRIER = "gather #{} (root 0)", "barrier #{}"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def small_pieces() -> Any:
-    """Cut values into pieces of eight bytes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PIECE_BYTES", PIECE)
-        yield
-
-
-def pieces_of(rank: int, number: int, call: Call, value: bytes) -> list[Message]:
-    """Return the messages of a value, as they arrive."""
-    whole = Message(1, number, rank, call, size=len(value), body=value)
-    found = [module.unpack(whole.packed(piece)) for piece in range(whole.pieces())]
-    return [each for each in found if each is not None]
+def pieces_of(rank: int, values: dict[int, bytes], calls: dict[int, str]) -> list[Message]:
+    """Return the messages of a rank's values in some calls, as they arrive."""
+    found: list[Message] = []
+    for number, value in values.items():
+        for start in range(0, max(1, len(value)), PIECE):
+            about = 1, number, rank, Kind.VALUE, len(found), len(value), calls[number].format(number)
+            found.append(Message(*about, value[start : start + PIECE]))
+    return [each for each in (unpack(each.packed()) for each in found) if each is not None]
 
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 3))
 def test_pieces_arrive_in_any_order(data: st.DataObject, ranks: int, calls: int) -> None:
     """Every call gets its own values, although pieces of later calls, and copies, arrive in any order."""
-    sent = {(rank, number): data.draw(VALUES) for rank in range(ranks) for number in range(1, calls + 1)}
-    pieces = [
-        each for (rank, number), value in sent.items() for each in pieces_of(rank, number, Call.GATHER, value)
-    ]
+    numbers = range(1, calls + 1)
+    sent = {rank: {number: data.draw(VALUES) for number in numbers} for rank in range(ranks)}
+    named = dict.fromkeys(numbers, GATHER)
+    pieces = [each for rank, values in sent.items() for each in pieces_of(rank, values, named)]
     copies = data.draw(st.lists(st.sampled_from(pieces), max_size=5))
-    matching, number, got = Matching(), 1, dict[tuple[int, int], bytes]()
-    matching.begin(Message(number=1, call=Call.GATHER), 0, range(ranks))
+    matching, number = Matching(), 1
+    got: dict[int, dict[int, bytes]] = {rank: {} for rank in range(ranks)}
+    matching.begin(1, GATHER.format(1))
     for message in data.draw(st.permutations([*pieces, *copies])):
         matching.add(message)
         while number <= calls:
-            for rank in range(ranks):
-                value = matching.take((rank, False), number, 0) if (rank, number) not in got else None
+            for rank, values in got.items():
+                value = matching.take(rank, Kind.VALUE) if number not in values else None
                 if value is not None:
-                    got[rank, number] = bytes(value.body)
-            if not all((rank, number) in got for rank in range(ranks)):
+                    values[number] = value
+            if not all(number in values for values in got.values()):
                 break
             number += 1
-            matching.begin(Message(number=number, call=Call.GATHER), 0, range(ranks))
+            matching.begin(number, GATHER.format(number))
     assert got == sent
-    assert not any(matching._arrived.values())
+    assert not any(each.arrived or each.parts for each in matching.streams.values())
 
 
 @given(st.data(), st.integers(1, 3))
 def test_another_call_is_found_in_any_order(data: st.DataObject, wrong: int) -> None:
     """If a rank makes another call as one of three, an error names it as soon as both have made it."""
-    made = {number: Call.BARRIER if number == wrong else Call.GATHER for number in range(1, 4)}
-    pieces = [each for number, call in made.items() for each in pieces_of(1, number, call, data.draw(VALUES))]
+    made = {number: BARRIER if number == wrong else GATHER for number in range(1, 4)}
+    pieces = pieces_of(1, {number: data.draw(VALUES) for number in made}, made)
     matching, number = Matching(), 1
 
     def follow() -> None:
         nonlocal number
-        matching.begin(Message(number=1, call=Call.GATHER), 0, [1])
+        matching.begin(1, GATHER.format(1))
         for message in data.draw(st.permutations(pieces)):
             matching.add(message)
-            while matching.take((1, False), number, 0) is not None:
+            while matching.take(1, Kind.VALUE) is not None:
                 number += 1
-                matching.begin(Message(number=number, call=Call.GATHER), 0, [1])
+                matching.begin(number, GATHER.format(number))
 
-    with pytest.raises(TeamMismatchError, match=f"gather #{wrong}: rank 1 has called barrier #{wrong}"):
+    with pytest.raises(TeamMismatchError, match=rf"gather #{wrong} .*: rank 1 has called barrier #{wrong}"):
         follow()
     assert number == wrong
 
@@ -179,18 +173,16 @@ def test_another_call_is_found_in_any_order(data: st.DataObject, wrong: int) -> 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=60))
 def test_the_window_limits_both_sides(actions: list[tuple[bool, int]]) -> None:
     """The receiver never has more pieces than the window, and each confirmation lets the sender continue."""
-    sender, receiver = Matching(), Matching()
-    sent = taken = 0
+    matching = Matching()
+    sender, receiver = Matching().streams[1, Kind.SENT], matching.streams[1, Kind.SENT]
     for sends, count in actions:
         for _ in range(count):
-            if sends and sender.free((1, True)):
-                sent += 1
-                sender.sent[1, True] += 1
-                receiver.add(Message(number=sent, rank=1, call=Call.SEND))
-            elif not sends and receiver.take((1, True), taken + 1, 0):
-                taken += 1
-        for stream, number in receiver.confirmations():
-            receiver.reported[stream] = number
-            sender.confirmed[stream] = number
-    assert sent - taken <= module.WINDOW
-    assert sender.free((1, True)) or sent > taken
+            if sends and sender.open:
+                matching.add(Message(1, 0, 1, Kind.SENT, sender.sent))
+                sender.sent += 1
+            elif not sends:
+                matching.take(1, Kind.SENT)
+        if receiver.unreported:
+            sender.confirmed = receiver.reported = receiver.taken
+    assert sender.sent - receiver.taken == len(receiver.arrived) <= WINDOW
+    assert sender.open or sender.sent > receiver.taken

@@ -13,46 +13,34 @@ import pytest
 
 from tuplewire.errors import MalformedError, TeamError, TeamMismatchError, UnsupportedValueError
 from tuplewire.team import team as module
-from tuplewire.team.members import Steps
-from tuplewire.team.protocol import DTYPES, WINDOW, Call, Forming, Matching, Message, unpack
-from tuplewire.team.team import (
-    FLAT_BYTES,
-    ROOT_BYTES,
-    decoded,
-    encoded,
-    reduce_at_root,
-    reduce_flat,
-    reduce_sharded,
-    reduction,
-)
+from tuplewire.team.protocol import WINDOW, Forming, Kind, Matching, Message, unpack
+from tuplewire.team.team import FLAT_BYTES, packed_each, reduction, unpacked
 
-ALGORITHMS = (reduce_flat, reduce_at_root, reduce_sharded)
 REDUCERS = (np.add, np.minimum, np.maximum)
-_SEGMENT = 256
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_FLAT = 256
 
 # --- bits ------------------------------------------------------------------------------------------------
 
 
-def all_ranks(algorithm: Callable[..., Steps], arrays: list[Any], reducer: Any) -> list[Any]:
-    """Run an algorithm on all ranks, and return the result of each."""
+def all_ranks(arrays: list[Any], reducer: Any) -> list[Any]:
+    """Run a reduction on all ranks, and return the result of each."""
     size = len(arrays)
-    calls = [algorithm(each, encoded(each), rank, size, reducer) for rank, each in enumerate(arrays)]
-    got: list[Any] = [None] * size
-    results: list[Any] = [None] * size
-    while any(each is None for each in results):
-        steps: list[Any] = [({}, ())] * size
+    calls = [reduction(each, size, reducer) for each in arrays]
+    steps: list[Any] = [packed_each(next(each)) for each in calls]
+    while True:
+        got = [{source: unpacked(steps[source][rank]) for source in range(size)} for rank in range(size)]
+        results: list[Any] = []
         for rank, call in enumerate(calls):
             try:
-                steps[rank] = call.send(got[rank])
+                steps[rank] = packed_each(call.send(got[rank]))
             except StopIteration as end:
-                results[rank] = end.value
-        got = [{source: arrived(steps[source][0][rank]) for source in steps[rank][1]} for rank in range(size)]
-    return results
-
-
-def arrived(value: Message) -> Message:
-    """Return a value as its receiver gets it."""
-    return value._replace(body=bytearray(value.body))
+                results.append(end.value)
+        if results:
+            return results
 
 
 def arrays_of(dtype: str, length: int, size: int) -> list[Any]:
@@ -77,45 +65,43 @@ def without_nan_signs(array: Any) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("reducer", REDUCERS, ids=lambda each: each.__name__)
 def test_all_algorithms_give_the_same_bits(dtype: str, reducer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums are ((x0 + x1) + x2) + ..., in all three algorithms, on all ranks, at any size and length."""
-    monkeypatch.setattr(module, "SEGMENT_BYTES", _SEGMENT)
-    items = _SEGMENT // np.dtype(dtype).itemsize
+    """Sums are ((x0 + x1) + x2) + ..., in both algorithms, on all ranks, at any size and length."""
+    items = _FLAT // np.dtype(dtype).itemsize
     for size in range(1, 9):
         for length in (0, 1, size - 1, size + 1, items - 1, items, items + 1, 3 * items + 5):
             arrays = arrays_of(dtype, length, size)
             before = [each.copy() for each in arrays]
             expected = without_nan_signs(reduce(reducer, arrays))
-            for algorithm in ALGORITHMS:
-                results = all_ranks(algorithm, arrays, reducer)
+            for limit in (0, _FLAT, 2**40):
+                monkeypatch.setattr(module, "FLAT_BYTES", limit)
+                results = all_ranks(arrays, reducer)
+                assert len(results) == size
                 assert len({each.tobytes() for each in results}) == 1
-                assert without_nan_signs(results[0]) == expected, (algorithm.__name__, size, length)
+                assert without_nan_signs(results[0]) == expected, (limit, size, length)
                 assert all(each.dtype == dtype and each.flags.writeable for each in results)
                 assert not any(np.shares_memory(each, mine) for each in results for mine in arrays if length)
             assert [each.tobytes() for each in arrays] == [each.tobytes() for each in before]
 
 
 @pytest.mark.parametrize(
-    ("size", "size_bytes", "name"),
-    [
-        (2, FLAT_BYTES, "reduce_flat"),
-        (2, FLAT_BYTES + 1, "reduce_sharded"),
-        (16, FLAT_BYTES // 15, "reduce_flat"),
-        (16, FLAT_BYTES // 15 + 1, "reduce_sharded"),
-        (17, ROOT_BYTES, "reduce_at_root"),
-        (17, ROOT_BYTES + 1, "reduce_sharded"),
-    ],
+    ("size", "size_bytes", "parts"),
+    [(2, FLAT_BYTES, 1), (2, FLAT_BYTES + 1, 2), (17, FLAT_BYTES // 16, 1), (17, FLAT_BYTES // 16 + 1, 17)],
 )
-def test_the_algorithm_depends_on_size_and_bytes(size: int, size_bytes: int, name: str) -> None:
-    """Small arrays take one step, many ranks use a root, and large arrays are sharded."""
-    array = np.zeros(size_bytes, "uint8")
-    steps: Any = reduction(array, encoded(array), 0, size, np.add)
-    assert steps.__name__ == name
+def test_the_algorithm_depends_on_size_and_bytes(size: int, size_bytes: int, parts: int) -> None:
+    """Small arrays are sent as a whole in one step, and large arrays in parts."""
+    sent = next(reduction(np.zeros(size_bytes, "uint8"), size, np.add))
+    assert len(sent[0]) == -(-size_bytes // parts)
 
 
 # --- values ----------------------------------------------------------------------------------------------
+
+
+def arrived(value: object) -> Any:
+    """Return a value as its receiver gets it."""
+    return unpacked(packed_each([value])[0])
 
 
 @pytest.mark.parametrize(
@@ -125,7 +111,7 @@ def test_the_algorithm_depends_on_size_and_bytes(size: int, size_bytes: int, nam
 )
 def test_a_value_arrives_with_its_type(value: object) -> None:
     """Values are equal after the journey, and have the same type."""
-    got = decoded(arrived(encoded(value)))
+    got = arrived(value)
     assert (got, type(got)) == (value, type(value))
 
 
@@ -142,160 +128,149 @@ def test_a_value_arrives_with_its_type(value: object) -> None:
     ids=["transposed", "big-endian", "empty", "no axes", "bools", "strided"],
 )
 def test_an_array_arrives_in_its_own_memory(array: Any) -> None:
-    """Arrays keep their items and shape; the receiver may write to them."""
-    got = decoded(arrived(encoded(array)))
-    assert got.dtype == array.dtype.newbyteorder("<")
+    """Arrays keep their dtype, items and shape; the receiver may write to them."""
+    got = arrived(array)
+    assert got.dtype == array.dtype
     assert np.array_equal(got, array)
     assert got.shape == array.shape
     assert got.flags.writeable
-    assert not np.shares_memory(decoded(encoded(array)), array)
+    assert not np.shares_memory(got, array)
+
+
+def test_a_value_for_all_is_packed_once() -> None:
+    """The bytes of a value that goes to several ranks are shared."""
+    value = np.ones(10)
+    first, second, third = packed_each([value, value.copy(), value]).values()
+    assert first is third
+    assert first == second
+    assert first is not second
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, np.array([object()]), [lambda: 0]])
 def test_other_types_are_refused(value: object) -> None:
     """Objects are refused: no value is pickled."""
     with pytest.raises(UnsupportedValueError, match="cannot be sent"):
-        encoded(value)
+        packed_each([value])
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        Message(kind=1, dtype=9, shape=(3,), body=bytearray(20)),
-        Message(kind=1, dtype=0, shape=(3,), body=bytearray(24)),
-        Message(kind=3, body=bytearray(b"\x91\xc1")),
-        Message(kind=3, body=bytearray()),
-        Message(kind=3, body=bytearray(b"\x80")),
-    ],
-)
-def test_malformed_values_are_an_error(message: Message) -> None:
-    """Bytes of another program never become a value of a wrong shape."""
+@pytest.mark.parametrize("data", [b"", b"\x80", b"\x90", b"\x92\x01\x02", b"\x91\xc1"])
+def test_malformed_values_are_an_error(data: bytes) -> None:
+    """Bytes of another program never become a value."""
     with pytest.raises(MalformedError):
-        decoded(message)
+        unpacked(data)
 
 
 # --- matching --------------------------------------------------------------------------------------------
 
 
 def test_messages_are_their_bytes() -> None:
-    """A header has 32 bytes; only the first piece has the shape."""
-    value = Message(
-        2**64 - 1, 7, 3, Call.SUM, 9, 1, size=600_000, kind=1, shape=(3, 25_000), body=b"x" * 600_000
-    )
-    first, second = (unpack(value.packed(piece)) for piece in range(value.pieces()))
-    assert first is not None
-    assert second is not None
-    assert (first.shape, bytes(first.body)) == ((3, 25_000), b"x" * 2**19)
-    assert (second.shape, second.piece, bytes(second.body)) == ((), 1, b"x" * (600_000 - 2**19))
-    assert len(value.packed(1)) == 32 + 600_000 - 2**19
+    """A message has 32 bytes, its call and its body."""
+    value = Message(2**64 - 1, 7, 3, Kind.VALUE, 2**40, 600_000, "all_gather #7", b"x" * 1000)
+    packed = value.packed()
+    assert len(packed) == 32 + len("all_gather #7") + 1000
+    assert unpack(packed) == value
 
 
 @pytest.mark.parametrize(
     "payload",
-    [
-        b"",
-        b"x" * 31,
-        b"\xff" * 40,
-        Message(call=Call.JOIN).packed()[:33],
-        Message(call=Call.ABORT).packed() + b"x" * (2**19 + 1),
-        Message(call=Call.SUM, size=9, body=b"x" * 8).packed(),
-        Message(call=Call.SUM, size=2**19).packed(1),
-    ],
-    ids=["empty", "short", "no header", "no shape", "large", "part", "no such piece"],
+    [b"", b"x" * 31, b"\xff" * 40, Message(1, 1, 1, Kind.VALUE, call="\xff").packed()[:33]],
+    ids=["empty", "short", "no kind", "no text"],
 )
 def test_other_payloads_are_not_messages(payload: bytes) -> None:
     """Payloads of other programs are no messages of a team."""
     assert unpack(payload) is None
 
 
-def call(code: Call, number: int, **facts: Any) -> Message:
-    """Return the first piece of a value of rank 1."""
-    return Message(number=number, rank=1, call=code, **facts)
+def value(call: str, number: int, position: int = 0, kind: Kind = Kind.VALUE) -> Message:
+    """Return an empty value of rank 1."""
+    return Message(1, number, 1, kind, position, 0, call)
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs", "words"),
+    ("mine", "theirs"),
     [
-        (call(Call.BARRIER, 5), call(Call.GATHER, 5), "barrier #5: rank 1 has called gather #5"),
-        (
-            call(Call.SUM, 5, dtype=12, shape=(6, 6)),
-            call(Call.SUM, 5, dtype=12, shape=(6, 7)),
-            r"all_reduce #5 \(float64, 6x6\): rank 1 has called all_reduce #5 \(float64, 6x7\)",
-        ),
-        (
-            call(Call.SUM, 5, dtype=12),
-            call(Call.MAX, 5, dtype=12),
-            r"has called all_reduce\(max\) #5 \(float64, a number\)",
-        ),
-        (call(Call.SUM, 5, dtype=12), call(Call.SUM, 5, dtype=11), "float32"),
+        ("barrier #5", "gather #5 (root 0)"),
+        ("all_reduce #5 (float64, 6x6)", "all_reduce #5 (float64, 6x7)"),
+        ("all_reduce #5 (float64, a number)", "all_reduce #5 (float32, a number)"),
+        ("all_reduce #5 (float64, 3)", "all_reduce(max) #5 (float64, 3)"),
+        ("broadcast #5 (root 0)", "broadcast #5 (root 1)"),
     ],
 )
 @pytest.mark.parametrize("early", [True, False])
-def test_another_call_is_an_error(mine: Message, theirs: Message, words: str, *, early: bool) -> None:
-    """Another call, operation, dtype or shape is an error that names both, in either order."""
+def test_another_call_is_an_error(mine: str, theirs: str, *, early: bool) -> None:
+    """Another call, operation, dtype, shape or root is an error that names both, in either order."""
     matching = Matching()
-    steps: list[Callable[[], None]] = [partial(matching.begin, mine, 0, [1]), partial(matching.add, theirs)]
+    steps: list[Callable[[], None]] = [
+        partial(matching.begin, 5, mine),
+        partial(matching.add, value(theirs, 5)),
+    ]
     first, second = reversed(steps) if early else steps
     first()
-    with pytest.raises(TeamMismatchError, match=words):
+    with pytest.raises(TeamMismatchError) as told:
         second()
-
-
-def test_another_root_is_an_error() -> None:
-    """A message from a rank that is not the root of this call shows that the ranks chose other roots."""
-    matching = Matching()
-    matching.begin(call(Call.BROADCAST, 1), 0, [2])
-    with pytest.raises(TeamMismatchError, match="with another root"):
-        matching.add(call(Call.BROADCAST, 1))
+    assert str(told.value) == f"{mine}: rank 1 has called {theirs}"
 
 
 def test_a_message_of_an_earlier_call_is_an_error() -> None:
     """A rank that still sends in a call that needed nothing from it has made another call."""
     matching = Matching()
-    matching.begin(call(Call.SCATTER, 1), 0, ())
-    matching.begin(call(Call.BARRIER, 2), 0, [1])
-    with pytest.raises(TeamMismatchError, match="scatter #1: rank 1 has called gather #1"):
-        matching.add(call(Call.GATHER, 1))
+    matching.begin(1, "scatter #1 (root 0)")
+    matching.begin(2, "barrier #2")
+    with pytest.raises(TeamMismatchError, match="barrier #2: rank 1 has called gather #1"):
+        matching.add(value("gather #1 (root 0)", 1))
 
 
-def test_two_roots_are_an_error() -> None:
-    """If this rank was a root, a value of another root in the same call is an error, even later."""
+def test_a_rank_that_has_skipped_a_call_is_an_error() -> None:
+    """A rank that is ahead has sent nothing in the own call: it has made another one."""
     matching = Matching()
-    matching.begin(call(Call.BROADCAST, 1), 0, ())
-    matching.begin(call(Call.BARRIER, 2), 0, [1])
-    with pytest.raises(TeamMismatchError, match=r"broadcast #1: .* with another root"):
-        matching.add(call(Call.BROADCAST, 1))
+    matching.begin(1, "gather #1 (root 0)")
+    matching.add(value("barrier #2", 2))
+    with pytest.raises(TeamMismatchError, match=r"gather #1 .*: rank 1 has called barrier #2"):
+        matching.take(1, Kind.VALUE)
+
+
+def test_copies_are_dropped() -> None:
+    """A piece that has been taken has no effect when it arrives again, during a later call."""
+    matching = Matching()
+    matching.begin(1, "barrier #1")
+    matching.add(value("barrier #1", 1))
+    assert matching.take(1, Kind.VALUE) == b""
+    matching.begin(2, "barrier #2")
+    matching.add(value("barrier #1", 1))
+    assert matching.take(1, Kind.VALUE) is None
 
 
 def test_memory_is_bounded() -> None:
     """A rank that ignores the window is an error, not a full memory."""
     matching = Matching()
-    for number in range(1, WINDOW + 1):
-        matching.add(call(Call.SEND, number))
+    for number in range(WINDOW):
+        matching.add(value(f"send #{number}", number, number, Kind.SENT))
     with pytest.raises(TeamError, match="more than 16 pieces"):
-        matching.add(call(Call.SEND, WINDOW + 1))
+        matching.add(value("send #16", WINDOW, WINDOW, Kind.SENT))
 
 
 # --- forming ---------------------------------------------------------------------------------------------
 
+ID, OTHER, THIRD = (bytes([number] * 8) for number in range(3))
+
 
 def test_one_member_is_a_team() -> None:
     """A team of one starts alone."""
-    forming = Forming(0, 1, 7)
+    forming = Forming(0, 1, ID)
     assert forming.started
-    assert forming.ids == (7,)
-    assert not forming.repeat()
+    assert forming.ids == [ID]
+    assert not forming.join()
 
 
 def test_rank_0_waits_for_all() -> None:
     """Rank 0 names the members that it waits for: to join, then to be ready."""
-    root, member = Forming(0, 3, 7), Forming(1, 3, 8)
+    root, member = Forming(0, 3, ID), Forming(1, 3, OTHER)
     assert root.missing() == [1, 2]
     assert member.missing() == [0]
-    ((_, join),) = member.repeat()
+    ((_, join),) = member.join()
     assert root.add(join) == []
     assert root.missing() == [2]
-    prepares = dict(root.add(Message(9, 0, 2, Call.JOIN)))
+    prepares = dict(root.add(Message(0, 0, 2, Kind.JOIN, body=THIRD)))
     assert root.missing() == [1, 2]
     ((_, ready),) = member.add(prepares[1])
     root.add(ready)
@@ -305,14 +280,27 @@ def test_rank_0_waits_for_all() -> None:
 
 def test_a_member_that_restarts_must_be_ready_again() -> None:
     """READY of an earlier process, and PREPARE for it, have no effect."""
-    root, old, new = Forming(0, 2, 7), Forming(1, 2, 8), Forming(1, 2, 9)
-    ((_, first),) = root.add(old.repeat()[0][1])
+    root, old, new = Forming(0, 2, ID), Forming(1, 2, OTHER), Forming(1, 2, THIRD)
+    ((_, first),) = root.add(old.join()[0][1])
     ((_, stale),) = old.add(first)
-    assert root.add(new.repeat()[0][1])
+    assert root.add(new.join()[0][1])
     assert root.add(stale) == []
     assert not root.started
     assert new.add(first) == []
     assert not new.ids
+
+
+def test_a_message_of_a_call_starts_a_member() -> None:
+    """A late PREPARE of an earlier team has no effect after a message of another member's call."""
+    root, member = Forming(0, 2, ID), Forming(1, 2, OTHER)
+    ((_, prepare),) = root.add(member.join()[0][1])
+    member.add(prepare)
+    team = member.team
+    late = prepare._replace(body=THIRD + OTHER)
+    member.add(Message(team, 1, 0, Kind.VALUE))
+    assert member.started
+    assert member.add(late) == []
+    assert member.team == team
 
 
 # --- packages --------------------------------------------------------------------------------------------
