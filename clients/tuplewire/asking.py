@@ -18,20 +18,12 @@ from itertools import count
 from threading import Lock
 from typing import Self
 
+from tuplewire import errors
 from tuplewire.connection.consumer_stream import Push
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.submission_queue import CallerCondition
-from tuplewire.connection.task_states import GONE_SECONDS, POLL_SECONDS, TaskState, TaskStates
-from tuplewire.errors import (
-    AnswerError,
-    ClosedError,
-    MalformedError,
-    MessageError,
-    NoAnswerError,
-    NoConsumerError,
-    TuplewireError,
-)
+from tuplewire.connection.task_states import GONE_SECONDS, POLL_SECONDS, TaskStates
 from tuplewire.settings.config import checked_timeout
 from tuplewire.subscription import Live
 from tuplewire.values.batch import TaskMessageBatch
@@ -52,7 +44,9 @@ def answer_of(message: TaskMessage, payload: bytes, *more: tuple[str, bytes]) ->
     """Return the answer to a request, with more headers. Raises MessageError if it is not a request."""
     reply_to = number_in(message.headers, REPLY_TO)
     if reply_to is None:
-        raise MessageError("the message is not a request: check message.is_request before you answer it")
+        raise errors.MessageError(
+            "the message is not a request: check message.is_request before you answer it"
+        )
     given = dict(message.headers).get(CORRELATION)
     return TaskMessage(reply_to, payload, headers=[(CORRELATION, given), *more])
 
@@ -112,20 +106,20 @@ class _Call:
         self.unanswered = dict(tasks)
         """The task of each request without an answer, by the id of the request."""
         self.answers: dict[bytes, TaskMessage] = {}
-        self.error: TuplewireError | None = None
+        self.error: errors.TuplewireError | None = None
         self.states = TaskStates()
 
-    def fail(self, error: TuplewireError) -> None:
+    def fail(self, error: errors.TuplewireError) -> None:
         self.error = self.error or error
         self.changed.notify_all()
 
-    def no_answer(self, seconds: float) -> NoAnswerError:
+    def no_answer(self, seconds: float) -> errors.NoAnswerError:
         """Return the error for the first request without an answer."""
         task, *others = self.unanswered.values()
-        state = self.states.get(task, TaskState())
+        state = self.states[task]
         count = f" and from {len(others)} of {len(others) + len(self.answers)} others" if others else ""
         text = f"no answer from task {task}{count} within {seconds:g} s: {state}"
-        return NoAnswerError(text, task, *state[:3])
+        return errors.NoAnswerError(text, task, *state[:3])
 
 
 class Asker(Live):
@@ -174,7 +168,7 @@ class Asker(Live):
             BufferFullError: The client's buffer was full until the timeout.
         """
         if self._pid != os.getpid():
-            raise ClosedError("the asker belongs to the parent process; create one in this process")
+            raise errors.ClosedError("the asker belongs to the parent process; create one in this process")
         self._check()
         limit = checked_timeout(timeout)
         seconds = math.inf if limit is None else limit
@@ -201,12 +195,12 @@ class Asker(Live):
                     self._calls.pop(number, None)
         return [call.answers[number] for number in asked]
 
-    def _check(self, error: TuplewireError | None = None) -> None:
+    def _check(self, error: errors.TuplewireError | None = None) -> None:
         """Raise the given error, or the one that ended the subscription."""
         if error := error or self._receiver.failed:
             raise error
         if self._receiver.over:
-            raise ClosedError("the asker is closed")
+            raise errors.ClosedError("the asker is closed")
 
     def _wait(self, call: _Call, until: float) -> None:
         """Wait for the answers; poll the tasks if this takes long."""
@@ -234,17 +228,17 @@ class Asker(Live):
             polled = set(call.unanswered.values())
             await call.states.poll(self._receiver, polled)
             with self._lock:
-                for task in polled.intersection(call.unanswered.values()) & call.states.keys():
+                for task in polled.intersection(call.unanswered.values()):
                     state = call.states[task]
                     if time.monotonic() - state.gone_since >= GONE_SECONDS:
-                        call.fail(NoConsumerError(f"task {task}: {state}", task, *state[:3]))
+                        call.fail(errors.NoConsumerError(f"task {task}: {state}", task, *state[:3]))
             await asyncio.sleep(POLL_SECONDS)
 
     def _take(self, group: TaskGroup, acknowledge: Callable[[], None]) -> None:
         for message in TaskMessageBatch.from_groups([group]):
             try:
                 headers = dict(message.headers)
-            except MalformedError:
+            except errors.MalformedError:
                 headers = {}
             number, error = headers.get(CORRELATION) or b"", headers.get(ERROR)
             with self._lock:
@@ -252,7 +246,7 @@ class Asker(Live):
                 if call is None:
                     self.late_answers += 1
                 elif error is not None:
-                    call.fail(AnswerError(error.decode(errors="replace"), call.unanswered[number]))
+                    call.fail(errors.AnswerError(error.decode(errors="replace"), call.unanswered[number]))
                 else:
                     call.answers[number] = message
                     del call.unanswered[number]
@@ -260,7 +254,7 @@ class Asker(Live):
                         call.changed.notify_all()
         acknowledge()
 
-    def _failed(self, error: TuplewireError) -> None:
+    def _failed(self, error: errors.TuplewireError) -> None:
         with self._lock:
             for call in self._calls.values():
                 call.fail(error)

@@ -50,6 +50,9 @@ class TaskState(NamedTuple):
 class TaskStates(dict[int, TaskState]):
     """The states of tasks at the last poll. Uses the connections and credentials of a subscription."""
 
+    def __missing__(self, _: int) -> TaskState:
+        return TaskState()
+
     async def poll(self, receiver: Receiver, tasks: Iterable[int], *, ids: bool = False) -> None:
         """Request the states of tasks from their workers. Problems are a part of the states.
 

@@ -6,18 +6,19 @@ All I/O happens in the caller's thread, during its calls. Not thread-safe. Desig
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tuplewire import errors
 from tuplewire.client import Client
 from tuplewire.connection.loop import messaging_loop
-from tuplewire.connection.task_states import GONE_SECONDS, POLL_SECONDS, TaskState, TaskStates
-from tuplewire.team.protocol import PIECE_BYTES, Forming, Kind, Matching, Message, unpack
+from tuplewire.connection.task_states import GONE_SECONDS, POLL_SECONDS, TaskStates
+from tuplewire.team.protocol import PIECE_BYTES, WINDOW, Forming, Kind, Matching, Message, unpack
 from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
@@ -47,13 +48,13 @@ class _OtherMember:
     call: str = ""
     """The last call that it has sent a value in."""
     left: float = 0.0
-    """A time before its last message arrived, if it has left; otherwise 0."""
+    """If it has left, a time before its last message arrived; otherwise 0."""
 
-    def facts(self, state: TaskState) -> str:
+    def facts(self, states: TaskStates) -> str:
         """Describe the member: `(task 102): last message 61 s ago in barrier #11, subscribed`."""
         call = f" in {self.call}" if self.call else ""
         ago = f"last message {time.monotonic() - self.heard:.0f} s ago{call}"
-        return f"(task {self.task}): {ago if self.heard else 'no message yet'}, {state}"
+        return f"(task {self.task}): {ago if self.heard else 'no message yet'}, {states[self.task]}"
 
 
 class Members:
@@ -72,9 +73,7 @@ class Members:
         self._others = {other: _OtherMember(task) for other, task in enumerate(tasks) if other != rank}
         self._states = TaskStates()
         self._read = time.monotonic()
-        """The time of the last read from the queue."""
-        self._problem: errors.TuplewireError | None = None
-        """The last error of the own worker since it was last reachable."""
+        """The start of the last read from the queue."""
         self._abort: errors.TeamError | None = None
         self._closing = False
         self._next_poll = 0.0
@@ -83,6 +82,7 @@ class Members:
         about = {**client, "client_id": _client_id(tasks[rank], own_id), "source": tasks[rank]}
         self._client = Client(address, overflow="block", **about)
         self._subscription = self._client.recv(tasks[rank], timeout=_TICK_SECONDS)
+        self._receiver = self._subscription._receiver
         try:
             self._lost = self._possibly_lost()
             self.begin(0, "Team()", timeout)
@@ -104,36 +104,35 @@ class Members:
     # --- calls -----------------------------------------------------------------------------------
 
     def begin(self, number: int, call: str, timeout: float) -> None:
-        """Begin a call, which may exchange values several times. Raises TeamMismatchError."""
+        """Begin a call, which may exchange values several times."""
         self._number, self._call, self._timeout = number, call, timeout
         self._began = self._logged = time.monotonic()
 
-    def exchange(
-        self, values: Mapping[int, bytes], sources: Collection[int], kind: Kind = Kind.VALUE
-    ) -> dict[int, bytes]:
-        """Send values to ranks, and return the next values of other ranks. Raises TeamError."""
+    def exchange(self, values: Mapping[int, bytes], sources: Collection[int], kind: Kind) -> dict[int, bytes]:
+        """Send values to ranks, and return the next values of the sources, in their order.
+
+        This rank may be one of both. Raises TeamError.
+        """
         if kind == Kind.VALUE:
             self._matching.begin(self._number, self._call)
-        unsent = {rank: deque(self._pieces(value, kind)) for rank, value in values.items()}
-        got = dict[int, bytes]()
+        got = {rank: value for rank, value in values.items() if rank == self._rank}
+        unsent = {rank: self._pieces(value, kind) for rank, value in values.items() if rank not in got}
         while True:
-            for rank in sources:
-                if rank not in got and (value := self._matching.take(rank, kind)) is not None:
+            for rank in {*sources} - got.keys():
+                if (value := self._matching.take(rank, kind)) is not None:
                     got[rank] = value
             self._send_pieces(unsent, kind)
-            missing = {*sources} - got.keys()
-            waits = [rank for rank in self._others if rank in missing or unsent.get(rank)]
+            waits = sorted({rank for rank, rest in unsent.items() if rest}.union(sources) - got.keys())
             if not waits:
-                return got
-            if any(self._others[rank].left for rank in waits):
-                text = f"{self._call}: a rank has left the team: {self._facts(waits)}"
-                raise errors.TeamMismatchError(text)
+                return {rank: got[rank] for rank in sources}
+            if left := [rank for rank in waits if self._others[rank].left]:
+                raise errors.TeamMismatchError(f"{self._call}: a rank has left the team: {self._facts(left)}")
             self._wait(waits)
 
-    def _pieces(self, value: bytes, kind: Kind) -> Iterator[Message]:
+    def _pieces(self, value: bytes, kind: Kind) -> deque[Message]:
         about = self.forming.team, self._number, self._rank, kind, 0, len(value), self._call
-        for start in range(0, max(1, len(value)), PIECE_BYTES):
-            yield Message(*about, memoryview(value)[start : start + PIECE_BYTES])
+        starts = range(0, max(1, len(value)), PIECE_BYTES)
+        return deque(Message(*about, memoryview(value)[each : each + PIECE_BYTES]) for each in starts)
 
     def _send_pieces(self, unsent: Mapping[int, deque[Message]], kind: Kind) -> None:
         """Send the pieces that the windows and the buffer accept, and confirm taken ones."""
@@ -144,18 +143,18 @@ class Members:
                 stream.sent += 1
         for (rank, of), stream in self._matching.streams.items():
             note = Message(self.forming.team, 0, self._rank, Kind.CONFIRM, of, stream.taken)
-            if stream.unreported and (self._others[rank].left or self._send(rank, note)):
+            enough = stream.taken >= stream.reported + WINDOW // 2
+            if enough and (self._others[rank].left or self._send(rank, note)):
                 stream.reported = stream.taken
 
     # --- receiving -------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         """Process the messages that arrive within a short time."""
+        earlier, self._read = self._read, time.monotonic()
         try:
             batch = next(self._subscription)
-        except (errors.WaitTimeoutError, errors.UnreachableError) as error:
-            self._problem = error if isinstance(error, errors.UnreachableError) else None
-            self._read = time.monotonic()
+        except (errors.WaitTimeoutError, errors.UnreachableError):
             return
         except errors.SupersededError as error:
             text = f"another process has taken rank {self._rank} over: {error}"
@@ -164,11 +163,11 @@ class Members:
             if message is None or message.rank not in self._others:
                 self.stale += 1
             else:
-                self._add(message)
+                self._add(message, earlier)
         self._subscription.acknowledge()
-        self._read, self._problem = time.monotonic(), None
 
-    def _add(self, message: Message) -> None:
+    def _add(self, message: Message, earlier: float) -> None:
+        """Process a message, which has arrived after a time."""
         rank, kind = message.rank, message.kind
         for to, answer in self.forming.add(message):
             self._send(to, answer)  # if the buffer is full, the next JOIN replaces the answer
@@ -180,7 +179,7 @@ class Members:
             stream = self._matching.streams[rank, message.position]
             stream.confirmed = max(stream.confirmed, message.size)
         elif kind in {Kind.LEAVE, Kind.ABORT}:
-            other.left = self._read
+            other.left = earlier
             if kind == Kind.ABORT and self._abort is None:
                 text = bytes(message.body).decode(errors="replace")
                 changed = text.startswith(f"{errors.TeamChangedError.__name__}:")
@@ -202,7 +201,7 @@ class Members:
         if expired:
             names = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:_MOST_NAMED]))}"
             text = f"no message from {names} of {len(self._others) + 1} for {self._timeout:g} s"
-            own = f"; this rank's worker: {self._problem}" if self._problem else ""
+            own = "" if self._receiver.connected else f"; this rank's subscription: {self._receiver.state}"
             raise errors.TeamTimeoutError(f"{self._call}: {text}. {self._facts(ranks)}{own}")
         if now - self._logged >= _LOG_SECONDS:
             self._logged = now
@@ -215,36 +214,31 @@ class Members:
         """Look at the consumers of members. Raise an error if a member, or a message to one, is lost."""
         self._next_poll = time.monotonic() + POLL_SECONDS
         tasks = [self._others[rank].task for rank in ranks]
-        messaging_loop().run(self._states.poll(self._subscription._receiver, tasks, ids=True))
+        messaging_loop().run(self._states.poll(self._receiver, tasks, ids=True))
         for rank, task in zip(ranks, tasks, strict=True) if self.forming.started else ():
-            state = self._states.get(task, TaskState())
+            state = self._states[task]
             if state.consumer and state.consumer not in (True, _client_id(task, self.forming.ids[rank])):
                 raise errors.TeamChangedError(f"{self._call}: {state.consumer} has taken rank {rank} over")
             if time.monotonic() - max(state.gone_since, self._began) >= GONE_SECONDS:
                 raise errors.RankLostError(f"{self._call}: a process has exited: {self._facts([rank])}")
         lost = self._possibly_lost()
-        rises = lost is not None and self._lost is not None and lost > self._lost
-        self._lost = lost if self._lost is None else self._lost
-        if rises or (self._client.possibly_lost and not self._processed):
+        if self._lost < lost < math.inf or self._client.possibly_lost:
             text = f"a worker has failed, and messages of rank {self._rank} may be lost"
             raise errors.RankLostError(f'{self._call}: {text}; ack_mode="processed" prevents this')
+        self._lost = min(self._lost, lost)
 
-    def _possibly_lost(self) -> int | None:
-        """Return the number of messages that the own worker has possibly lost, if it is known."""
-        receiver = self._subscription._receiver
-        if receiver.others is None or self._processed:
-            return None
+    def _possibly_lost(self) -> float:
+        """Return the number of messages that the own worker has possibly lost; math.inf: not known."""
+        if self._receiver.others is None or self._processed:
+            return math.inf
+        status = self._receiver.others.status(self._receiver.address, self._receiver.tasks)
         try:
-            status = messaging_loop().run(receiver.others.status(receiver.address, receiver.tasks))
+            return sum(messaging_loop().run(status).possibly_lost.values())
         except errors.TuplewireError:
-            return None
-        return sum(status.possibly_lost.values())
+            return math.inf
 
     def _facts(self, ranks: Sequence[int]) -> str:
-        members = [(rank, self._others[rank]) for rank in ranks[:_MOST_NAMED]]
-        states = [self._states.get(each.task, TaskState()) for _, each in members]
-        shown = zip(members, states, strict=True)
-        return ". ".join(f"rank {rank} {each.facts(state)}" for (rank, each), state in shown)
+        return ". ".join(f"rank {r} {self._others[r].facts(self._states)}" for r in ranks[:_MOST_NAMED])
 
     # --- the end ---------------------------------------------------------------------------------
 

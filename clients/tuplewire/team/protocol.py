@@ -19,11 +19,10 @@ PIECE_BYTES = 512 * 1024
 """The maximum bytes of a value in one message."""
 WINDOW = 16
 """The maximum number of pieces of a stream that were sent, and that the other rank has not confirmed."""
-_CONFIRMED_AT_ONCE = WINDOW // 2
 _ID_BYTES = 8
 _HEADER = struct.Struct("<QIHBBQQ")
 
-Kind = IntEnum("Kind", "JOIN PREPARE READY START CONFIRM LEAVE ABORT VALUE SENT")
+Kind = IntEnum("Kind", "JOIN PREPARE START CONFIRM LEAVE ABORT VALUE SENT")
 """The purpose of a message. VALUE: a piece of a value in a call of all ranks; SENT: of a value of send()."""
 
 
@@ -76,8 +75,8 @@ def team_of(members: bytes) -> int:
 class Forming:
     """The state of one member while a team forms: rank 0 collects the ids of all, and starts the team.
 
-    JOIN has the random id of its sender, and PREPARE the ids of all members. A lost message is replaced when
-    its member repeats JOIN; copies and old messages have no effect.
+    JOIN has the random id of its sender, and the team that it is ready for. PREPARE has the ids of all
+    members. A member repeats JOIN, which replaces any lost message; copies and old messages have no effect.
     """
 
     def __init__(self, rank: int, size: int, own_id: bytes) -> None:
@@ -91,34 +90,30 @@ class Forming:
         self._rank, self._size, self._own_id = rank, size, own_id
         self._known, self._ready = {rank: own_id}, {0}
 
-    def join(self) -> Answers:
-        """Return the message to send at the start, and again every 0.5 s until the team has started."""
-        return [(0, Message(0, 0, self._rank, Kind.JOIN, body=self._own_id))] if self._rank else []
-
     def missing(self) -> list[int]:
         """Return the ranks that this member waits for."""
         seen = self._ready if self.ids else self._known
         return [0] if self._rank else [rank for rank in range(self._size) if rank not in seen]
 
+    def join(self) -> Answers:
+        """Return the message to send at the start, and again every 0.5 s until the team has started."""
+        return [(0, self._note(Kind.JOIN, self._own_id))] if self._rank else []
+
     def add(self, message: Message) -> Answers:
         """Process a message of a member; return the answers."""
-        kind, rank, body = message.kind, message.rank, bytes(message.body)
-        if self._rank == 0 and kind == Kind.JOIN:
-            return self._on_join(rank, body)
-        if kind == Kind.PREPARE and self._rank and not self.started:
+        kind, body = message.kind, bytes(message.body)
+        if self._rank == 0:
+            return self._on_join(message.rank, message.team, body) if kind == Kind.JOIN else []
+        if kind == Kind.PREPARE and not self.started:
             ids = [body[at : at + _ID_BYTES] for at in range(0, len(body), _ID_BYTES)]
             if len(ids) == self._size and ids[self._rank] == self._own_id:
                 self.ids, self.team = ids, team_of(body)
-                return [(0, self._note(Kind.READY))]
-        elif kind == Kind.READY and self._rank == 0 and message.team == self.team:
-            self._ready.add(rank)
-            self.started = len(self._ready) == self._size
-            return [(other, self._note(Kind.START)) for other in range(1, self._size) if self.started]
+                return self.join()
         elif kind >= Kind.START and message.team == self.team:
             self.started = True
         return []
 
-    def _on_join(self, rank: int, member_id: bytes) -> Answers:
+    def _on_join(self, rank: int, team: int, member_id: bytes) -> Answers:
         if self._known.get(rank) != member_id:
             if self.started:
                 return []  # an old message, or a process that takes the rank over
@@ -126,8 +121,12 @@ class Forming:
             if len(self._known) == self._size:
                 self.ids = [self._known[each] for each in range(self._size)]
                 self.team = team_of(b"".join(self.ids))
-        to = {rank}.union(self._known.keys() - self._ready) if self.ids else ()
-        return [(other, self._note(Kind.PREPARE, b"".join(self.ids))) for other in sorted(to)]
+        elif team == self.team:
+            self._ready.add(rank)
+            self.started = len(self._ready) == self._size
+            return [(other, self._note(Kind.START)) for other in range(1, self._size) if self.started]
+        unready = {rank}.union(self._known.keys() - self._ready) if self.ids else ()
+        return [(other, self._note(Kind.PREPARE, b"".join(self.ids))) for other in sorted(unready)]
 
     def _note(self, kind: Kind, body: bytes = b"") -> Message:
         return Message(self.team, 0, self._rank, kind, body=body)
@@ -155,11 +154,6 @@ class Stream:
     def open(self) -> bool:
         """True if a piece may be sent now."""
         return self.sent < self.confirmed + WINDOW
-
-    @property
-    def unreported(self) -> bool:
-        """True if the other rank needs a confirmation to send more."""
-        return self.taken - self.reported >= _CONFIRMED_AT_ONCE
 
 
 class Matching:

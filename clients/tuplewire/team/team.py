@@ -32,10 +32,8 @@ _Array = np.ndarray[Any, Any]
 FLAT_BYTES = 1024 * 1024
 """A rank sends its whole array to all others if this takes at most this number of bytes."""
 
-Values = Mapping[int, Any] | Sequence[Any]
-"""Values to send, by rank."""
-Steps = Generator[Values, dict[int, Any], Any]
-"""A call: it yields its values to send, gets the values of its sources, and returns the result."""
+Steps = Generator[Mapping[int, Any], dict[int, Any], Any]
+"""A call: it yields values to send, by rank, gets the values of its sources, and returns the result."""
 _REDUCERS: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "mean": np.add}
 
 
@@ -167,11 +165,12 @@ class Team(Live):
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Return once every rank has called it. For errors see all_reduce()."""
-        self._run("barrier", _once([None] * self.size), self._all, timeout)
+        self._run("barrier", _once(dict.fromkeys(self._all)), self._all, timeout)
 
     def all_gather(self, value: Any, *, timeout: float | None = None) -> list[Any]:
         """Return the values of all ranks, by rank. For errors see all_reduce()."""
-        return [*self._run("all_gather", _once([value] * self.size), self._all, timeout).values()]
+        steps = _once(dict.fromkeys(self._all, value))
+        return [*self._run("all_gather", steps, self._all, timeout).values()]
 
     def all_to_all(self, values: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
         """Send each rank its element; return the elements that all ranks sent to this one."""
@@ -186,15 +185,15 @@ class Team(Live):
 
     def broadcast(self, value: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
         """Return the root's value. For errors see all_reduce()."""
-        steps = _once([value] * self.size if self.rank == self._checked(root) else [])
-        return self._run("broadcast", steps, [root], timeout, f" (root {root})")[root]
+        each = dict.fromkeys(self._all, value) if self.rank == self._checked(root) else {}
+        return self._run("broadcast", _once(each), [root], timeout, f" (root {root})")[root]
 
     def scatter(
         self, values: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None
     ) -> Any:
         """Return this rank's element of the root's list. For errors see all_reduce()."""
-        steps = _once(self._one_for_each(values) if self.rank == self._checked(root) else [])
-        return self._run("scatter", steps, [root], timeout, f" (root {root})")[root]
+        each = self._one_for_each(values) if self.rank == self._checked(root) else {}
+        return self._run("scatter", _once(each), [root], timeout, f" (root {root})")[root]
 
     def send(self, rank: int, value: Any, *, timeout: float | None = None) -> None:
         """Send to one rank. Waits while that rank has many unreceived values. For errors see all_reduce()."""
@@ -203,7 +202,7 @@ class Team(Live):
     def recv(self, rank: int, *, timeout: float | None = None) -> Any:
         """Return the next value that the given rank sent, in order. For errors see all_reduce()."""
         sources = [self._checked(rank, other=True)]
-        return self._run("recv", _once([]), sources, timeout, kind=Kind.SENT)[rank]
+        return self._run("recv", _once({}), sources, timeout, kind=Kind.SENT)[rank]
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the team; with an error, fail the other ranks' calls with it. A second call does nothing.
@@ -245,12 +244,12 @@ class Team(Live):
                 raise self._broken
             counted = "calls" if kind == Kind.VALUE else name
             self._numbers[counted] += 1
-            number = self._numbers[counted]
-            seconds = self._timeout if seconds is None else seconds
-            self._members.begin(number, f"{name} #{number}{facts}", seconds)
+            number, limit = self._numbers[counted], self._timeout if seconds is None else seconds
+            self._members.begin(number, f"{name} #{number}{facts}", limit)
             try:
                 while True:
-                    packed = packed_each(steps.send(self._exchange(packed, sources, kind)))
+                    got = self._members.exchange(packed, sources, kind)
+                    packed = packed_each(steps.send({rank: unpacked(each) for rank, each in got.items()}))
             except StopIteration as end:
                 return end.value
             except BaseException as error:
@@ -267,40 +266,31 @@ class Team(Live):
         finally:
             self._lock.release()
 
-    def _exchange(self, values: dict[int, bytes], sources: Collection[int], kind: Kind) -> dict[int, Any]:
-        """Send values to ranks, and return the values of the sources; this rank may be one of both."""
-        own = {self.rank: values.pop(self.rank)} if self.rank in values else {}
-        got = own | self._members.exchange(values, {*sources} - {self.rank}, kind)
-        return {rank: unpacked(got[rank]) for rank in sources}
-
     def _checked(self, rank: int, *, other: bool = False) -> int:
         if not 0 <= rank < self.size or (other and rank == self.rank):
             raise errors.MessageError(f"rank {rank} is this process, or not one of {self.size} ranks")
         return rank
 
-    def _one_for_each(self, values: Sequence[Any] | None) -> Sequence[Any]:
+    def _one_for_each(self, values: Sequence[Any] | None) -> dict[int, Any]:
         if values is None or len(values) != self.size:
             raise errors.MessageError(f"values must have an element for each of the {self.size} ranks")
-        return values
+        return dict(enumerate(values))
 
 
 # --- values --------------------------------------------------------------------------------------
 
 
-def packed_each(values: Values) -> dict[int, bytes]:
-    """Return values by rank, each one as bytes. Raises UnsupportedValueError."""
-    by_rank, packed = values if isinstance(values, dict) else dict(enumerate(values)), dict[int, bytes]()
-    same = dict[int, bytes]()
-    """The bytes of each object, by its id."""
-    for rank, value in by_rank.items():
-        try:
-            if id(value) not in same:
-                same[id(value)] = pack_values([value])
-        except (TypeError, ValueError) as error:
-            text = f"a {type(value).__name__} cannot be sent: {error}"
-            raise errors.UnsupportedValueError(text) from error
-        packed[rank] = same[id(value)]
-    return packed
+def packed_each(values: Mapping[int, Any]) -> dict[int, bytes]:
+    """Return values as bytes, by rank. An object for several ranks is packed once.
+
+    Raises UnsupportedValueError.
+    """
+    by_id = {id(value): value for value in values.values()}
+    try:
+        packed = {each: pack_values([value]) for each, value in by_id.items()}
+    except (TypeError, ValueError) as error:
+        raise errors.UnsupportedValueError(f"a value cannot be sent: {error}") from error
+    return {rank: packed[id(value)] for rank, value in values.items()}
 
 
 def unpacked(data: bytes) -> Any:
@@ -312,7 +302,7 @@ def unpacked(data: bytes) -> Any:
     return value
 
 
-def _once(values: Values) -> Steps:
+def _once(values: Mapping[int, Any]) -> Steps:
     """Return the step of a call with one step; the result is the values of the sources."""
     return (yield values)
 
@@ -320,9 +310,9 @@ def _once(values: Values) -> Steps:
 def reduction(flat: _Array, size: int, reducer: np.ufunc) -> Steps:
     """Return the steps of a reduction: of whole arrays, or of a part of the array at each rank."""
     if (size - 1) * flat.nbytes <= FLAT_BYTES:
-        return _reduced((yield [flat] * size), reducer)
-    part = _reduced((yield np.array_split(flat, size)), reducer)
-    return np.concatenate([*(yield [part] * size).values()])
+        return _reduced((yield dict.fromkeys(range(size), flat)), reducer)
+    part = _reduced((yield dict(enumerate(np.array_split(flat, size)))), reducer)
+    return np.concatenate([*(yield dict.fromkeys(range(size), part)).values()])
 
 
 def _reduced(arrays: Mapping[int, _Array], reducer: np.ufunc) -> _Array:

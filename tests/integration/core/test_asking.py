@@ -170,7 +170,7 @@ def test_a_late_answer(ends: Ends) -> None:
 
 def test_an_answer_at_the_timeout(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that arrives between the end of the wait and the error is returned."""
-    monkeypatch.setattr(Asker, "_wait", lambda asker, call, _: eventually(lambda: not call.unanswered))
+    monkeypatch.setattr(Asker, "_wait", lambda _asker, call, _until: eventually(lambda: not call.unanswered))
     with in_thread(ends.echo, 1):
         assert ends.asker.ask(ends.task, b"x").payload == b"x"
 

@@ -203,7 +203,7 @@ def test_missing_members_are_named(pair: Pair) -> None:
 
 def test_a_timeout_names_the_problem_of_the_own_worker() -> None:
     """If this rank's worker is unreachable, the error of a timeout states it."""
-    with pytest.raises(TeamTimeoutError, match=r"rank 1 .*; this rank's worker: no worker at"):
+    with pytest.raises(TeamTimeoutError, match=r"rank 1 .*; this rank's subscription: not connected: "):
         Team([1, 2], 0, address=f"127.0.0.1:{free_port()}", topology=TOPOLOGY, timeout=0.5)
 
 

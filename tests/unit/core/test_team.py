@@ -101,7 +101,7 @@ def test_the_algorithm_depends_on_size_and_bytes(size: int, size_bytes: int, par
 
 def arrived(value: object) -> Any:
     """Return a value as its receiver gets it."""
-    return unpacked(packed_each([value])[0])
+    return unpacked(packed_each({0: value})[0])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_array_arrives_in_its_own_memory(array: Any) -> None:
 def test_a_value_for_all_is_packed_once() -> None:
     """The bytes of a value that goes to several ranks are shared."""
     value = np.ones(10)
-    first, second, third = packed_each([value, value.copy(), value]).values()
+    first, second, third = packed_each({0: value, 1: value.copy(), 2: value}).values()
     assert first is third
     assert first == second
     assert first is not second
@@ -150,7 +150,7 @@ def test_a_value_for_all_is_packed_once() -> None:
 def test_other_types_are_refused(value: object) -> None:
     """Objects are refused: no value is pickled."""
     with pytest.raises(UnsupportedValueError, match="cannot be sent"):
-        packed_each([value])
+        packed_each({0: value})
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\x90", b"\x92\x01\x02", b"\x91\xc1"])
@@ -279,12 +279,12 @@ def test_rank_0_waits_for_all() -> None:
 
 
 def test_a_member_that_restarts_must_be_ready_again() -> None:
-    """READY of an earlier process, and PREPARE for it, have no effect."""
+    """The process before it cannot be ready for the new team, and PREPARE for that process has no effect."""
     root, old, new = Forming(0, 2, ID), Forming(1, 2, OTHER), Forming(1, 2, THIRD)
     ((_, first),) = root.add(old.join()[0][1])
     ((_, stale),) = old.add(first)
     assert root.add(new.join()[0][1])
-    assert root.add(stale) == []
+    assert [each.kind for _, each in root.add(stale)] == [Kind.PREPARE]
     assert not root.started
     assert new.add(first) == []
     assert not new.ids
