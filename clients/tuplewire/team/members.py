@@ -76,7 +76,6 @@ class Members:
         """The start of the last read from the queue."""
         self._abort: errors.TeamError | None = None
         self._closing = False
-        self._next_poll = 0.0
         self._processed = client.get("ack_mode") == "processed"
         # The id of a task's consumer shows whether the member that formed the team still has the task.
         about = {**client, "client_id": _client_id(tasks[rank], own_id), "source": tasks[rank]}
@@ -88,13 +87,12 @@ class Members:
             self.begin(0, "Team()", timeout)
             next_join = 0.0
             while not self.forming.started:
-                if time.monotonic() >= next_join:
-                    for to, message in self.forming.join():
-                        self._send(to, message)
+                if rank and time.monotonic() >= next_join:
+                    self._send(0, self.forming.join())
                     next_join = time.monotonic() + _JOIN_SECONDS
                 self._wait(self.forming.missing())
         except BaseException:
-            self._end(0)
+            self._client.close(0)
             raise
 
     def _send(self, rank: int, message: Message) -> bool:
@@ -107,6 +105,7 @@ class Members:
         """Begin a call, which may exchange values several times."""
         self._number, self._call, self._timeout = number, call, timeout
         self._began = self._logged = time.monotonic()
+        self._next_poll = self._began + _QUIET_SECONDS
 
     def exchange(self, values: Mapping[int, bytes], sources: Collection[int], kind: Kind) -> dict[int, bytes]:
         """Send values to ranks, and return the next values of the sources, in their order.
@@ -138,7 +137,9 @@ class Members:
         """Send the pieces that the windows and the buffer accept, and confirm taken ones."""
         for rank, pieces in unsent.items():
             stream = self._matching.streams[rank, kind]
-            while pieces and stream.open and self._send(rank, pieces[0]._replace(position=stream.sent)):
+            while pieces and stream.sent < stream.confirmed + WINDOW:
+                if not self._send(rank, pieces[0]._replace(position=stream.sent)):
+                    return
                 pieces.popleft()
                 stream.sent += 1
         for (rank, of), stream in self._matching.streams.items():
@@ -159,22 +160,19 @@ class Members:
         except errors.SupersededError as error:
             text = f"another process has taken rank {self._rank} over: {error}"
             raise errors.TeamChangedError(text) from error
-        for message in (unpack(each) for group in batch.groups for each in group.payloads()):
-            if message is None or message.rank not in self._others:
-                self.stale += 1
-            else:
-                self._add(message, earlier)
+        for group in batch.groups:
+            for payload in group.payloads():
+                self._add(unpack(payload), earlier)
         self._subscription.acknowledge()
 
-    def _add(self, message: Message, earlier: float) -> None:
+    def _add(self, message: Message | None, earlier: float) -> None:
         """Process a message, which has arrived after a time."""
-        rank, kind = message.rank, message.kind
-        for to, answer in self.forming.add(message):
-            self._send(to, answer)  # if the buffer is full, the next JOIN replaces the answer
-        other = self._others[rank]
-        if kind > Kind.START and message.team != self.forming.team:
+        if message is None or message.rank not in self._others or self.forming.is_stale(message):
             self.stale += 1
             return
+        rank, kind, other = message.rank, message.kind, self._others[message.rank]
+        for to, answer in self.forming.add(message):
+            self._send(to, answer)  # if the buffer is full, the next JOIN replaces the answer
         if kind == Kind.CONFIRM:
             stream = self._matching.streams[rank, message.position]
             stream.confirmed = max(stream.confirmed, message.size)
@@ -196,13 +194,12 @@ class Members:
         """Process messages. Raise an error if one of the ranks is lost, or the timeout has passed."""
         now = time.monotonic()
         expired = now - self._began >= self._timeout
-        if expired or (now >= self._next_poll and now - self._began >= _QUIET_SECONDS):
+        if expired or now >= self._next_poll:
             self._poll(ranks)
         if expired:
-            names = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:_MOST_NAMED]))}"
-            text = f"no message from {names} of {len(self._others) + 1} for {self._timeout:g} s"
+            text = f"no message from {len(ranks)} of {len(self._others)} other ranks for {self._timeout:g} s"
             own = "" if self._receiver.connected else f"; this rank's subscription: {self._receiver.state}"
-            raise errors.TeamTimeoutError(f"{self._call}: {text}. {self._facts(ranks)}{own}")
+            raise errors.TeamTimeoutError(f"{self._call}: {text}: {self._facts(ranks)}{own}")
         if now - self._logged >= _LOG_SECONDS:
             self._logged = now
             logger.warning("team.waiting", extra={"call": self._call, "ranks": self._facts(ranks)})
@@ -260,14 +257,10 @@ class Members:
         except errors.TuplewireError as problem:
             logger.info("team.left", extra={"reason": str(problem)})
         finally:
-            self._end(None if error is None else _ABORT_SECONDS)
-
-    def _end(self, timeout: float | None) -> None:
-        try:
-            self._subscription.close()
-            self._client.close(timeout)
-        except errors.FlushTimeoutError as error:  # its messages arrive, or another rank raises an error
-            logger.warning("team.unacknowledged", extra={"reason": str(error)})
+            try:
+                self._client.close(None if error is None else _ABORT_SECONDS)
+            except errors.FlushTimeoutError as late:  # its messages arrive, or another rank raises an error
+                logger.warning("team.unacknowledged", extra={"reason": str(late)})
 
 
 def _client_id(task: int, member_id: bytes) -> str:

@@ -63,9 +63,6 @@ def unpack(payload: bytes) -> Message | None:
 
 # --- forming -------------------------------------------------------------------------------------
 
-Answers = list[tuple[int, Message]]
-"""Messages, with the ranks to send them to."""
-
 
 def team_of(members: bytes) -> int:
     """Return the id of the team of members with these ids; it differs after each restart of a member."""
@@ -95,12 +92,16 @@ class Forming:
         seen = self._ready if self.ids else self._known
         return [0] if self._rank else [rank for rank in range(self._size) if rank not in seen]
 
-    def join(self) -> Answers:
-        """Return the message to send at the start, and again every 0.5 s until the team has started."""
-        return [(0, self._note(Kind.JOIN, self._own_id))] if self._rank else []
+    def is_stale(self, message: Message) -> bool:
+        """Return True for a message in a call of another team."""
+        return message.kind > Kind.START and message.team != self.team
 
-    def add(self, message: Message) -> Answers:
-        """Process a message of a member; return the answers."""
+    def join(self) -> Message:
+        """Return the message that another rank than 0 sends to it, every 0.5 s until the team has started."""
+        return self._note(Kind.JOIN, self._own_id)
+
+    def add(self, message: Message) -> list[tuple[int, Message]]:
+        """Process a message of a member; return answers, with the ranks to send them to."""
         kind, body = message.kind, bytes(message.body)
         if self._rank == 0:
             return self._on_join(message.rank, message.team, body) if kind == Kind.JOIN else []
@@ -108,12 +109,12 @@ class Forming:
             ids = [body[at : at + _ID_BYTES] for at in range(0, len(body), _ID_BYTES)]
             if len(ids) == self._size and ids[self._rank] == self._own_id:
                 self.ids, self.team = ids, team_of(body)
-                return self.join()
+                return [(0, self.join())]
         elif kind >= Kind.START and message.team == self.team:
             self.started = True
         return []
 
-    def _on_join(self, rank: int, team: int, member_id: bytes) -> Answers:
+    def _on_join(self, rank: int, team: int, member_id: bytes) -> list[tuple[int, Message]]:
         if self._known.get(rank) != member_id:
             if self.started:
                 return []  # an old message, or a process that takes the rank over
@@ -150,11 +151,6 @@ class Stream:
     parts: list[memoryview] = field(default_factory=list)
     """The taken pieces of an incomplete value."""
 
-    @property
-    def open(self) -> bool:
-        """True if a piece may be sent now."""
-        return self.sent < self.confirmed + WINDOW
-
 
 class Matching:
     """The streams of a member, and the comparison of its calls with the calls of the others.
@@ -168,11 +164,8 @@ class Matching:
         self._number, self._call = 0, ""
 
     def begin(self, number: int, call: str) -> None:
-        """Begin a call of all ranks. Raises TeamMismatchError."""
+        """Begin a call of all ranks."""
         self._number, self._call = number, call
-        for stream in self.streams.values():
-            for message in stream.arrived.values():
-                self._check(message, number)
 
     def add(self, message: Message) -> None:
         """Add a piece that has arrived. Raises TeamMismatchError, and TeamError beyond the window."""

@@ -157,10 +157,9 @@ class Team(Live):
             raise errors.UnsupportedValueError(f"all_reduce cannot sum the dtype {mine.dtype}")
         if op == "mean" and mine.dtype.kind in "biu":
             mine = mine.astype(np.float64)
-        name = "all_reduce" if op == "sum" else f"all_reduce({op})"
-        facts = f" ({mine.dtype.name}, {'x'.join(map(str, mine.shape)) or 'a number'})"
+        facts = f" ({op}, {mine.dtype.name}, {'x'.join(map(str, mine.shape)) or 'a number'})"
         steps = reduction(mine.reshape(-1), self.size, _REDUCERS[op])
-        total: _Array = self._run(name, steps, self._all, timeout, facts).reshape(mine.shape)
+        total: _Array = self._run("all_reduce", steps, self._all, timeout, facts).reshape(mine.shape)
         return total if op != "mean" else np.true_divide(total, self.size, dtype=total.dtype)
 
     def barrier(self, *, timeout: float | None = None) -> None:
@@ -197,12 +196,12 @@ class Team(Live):
 
     def send(self, rank: int, value: Any, *, timeout: float | None = None) -> None:
         """Send to one rank. Waits while that rank has many unreceived values. For errors see all_reduce()."""
-        self._run("send", _once({self._checked(rank, other=True): value}), (), timeout, kind=Kind.SENT)
+        self._run("send", _once({self._checked(rank, other=True): value}), (), timeout)
 
     def recv(self, rank: int, *, timeout: float | None = None) -> Any:
         """Return the next value that the given rank sent, in order. For errors see all_reduce()."""
         sources = [self._checked(rank, other=True)]
-        return self._run("recv", _once({}), sources, timeout, kind=Kind.SENT)[rank]
+        return self._run("recv", _once({}), sources, timeout)[rank]
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the team; with an error, fail the other ranks' calls with it. A second call does nothing.
@@ -226,13 +225,7 @@ class Team(Live):
     # --- the parts of calls ----------------------------------------------------------------------
 
     def _run(
-        self,
-        name: str,
-        steps: Steps,
-        sources: Collection[int],
-        timeout: float | None,
-        facts: str = "",
-        kind: Kind = Kind.VALUE,
+        self, name: str, steps: Steps, sources: Collection[int], timeout: float | None, facts: str = ""
     ) -> Any:
         """Make a call; return its result. facts: added to its name, and equal on all ranks."""
         seconds = checked_timeout(timeout)
@@ -242,10 +235,10 @@ class Team(Live):
         with self._alone():
             if self._broken is not None:
                 raise self._broken
-            counted = "calls" if kind == Kind.VALUE else name
+            kind, counted = (Kind.SENT, name) if name in {"send", "recv"} else (Kind.VALUE, "calls")
             self._numbers[counted] += 1
-            number, limit = self._numbers[counted], self._timeout if seconds is None else seconds
-            self._members.begin(number, f"{name} #{number}{facts}", limit)
+            call = f"{name} #{self._numbers[counted]}{facts}"
+            self._members.begin(self._numbers[counted], call, self._timeout if seconds is None else seconds)
             try:
                 while True:
                     got = self._members.exchange(packed, sources, kind)
@@ -296,10 +289,9 @@ def packed_each(values: Mapping[int, Any]) -> dict[int, bytes]:
 def unpacked(data: bytes) -> Any:
     """Return the value in untrusted bytes. An array has its own memory. Raises MalformedError."""
     try:
-        (value,) = read_value(data, 0)[0]
-    except (*FAULTS, TypeError) as error:
+        return read_value(data, 0)[0][0]
+    except (*FAULTS, KeyError, TypeError) as error:
         raise errors.MalformedError(f"a value of a team is malformed: {error}") from error
-    return value
 
 
 def _once(values: Mapping[int, Any]) -> Steps:

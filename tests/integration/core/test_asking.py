@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple
+from unittest.mock import AsyncMock, Mock
 
 import pytest
+from helpers.ports import free_port
 from helpers.topology import Pair
 from helpers.traffic import client_of, deliver
 
@@ -17,6 +20,7 @@ from tuplewire import Client, TaskMessage, asking
 from tuplewire.asking import Asker
 from tuplewire.connection.grpc_channel import OtherWorkers
 from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.task_states import TaskStates
 from tuplewire.errors import (
     AnswerError,
     ClosedError,
@@ -25,6 +29,7 @@ from tuplewire.errors import (
     NoConsumerError,
     RefusedMessagesError,
     SupersededError,
+    WrongTopologyError,
 )
 from tuplewire.settings.config import SessionSettings
 from tuplewire.spark.client_handle import ClientHandle, close_clients
@@ -139,7 +144,7 @@ def test_no_answer(ends: Ends, pair: Pair) -> None:
     """The error names the task, its worker, the unread messages and the age of the oldest one."""
     with (
         ends.answerer.recv([ends.task], timeout=_SECONDS),
-        pytest.raises(NoAnswerError, match="and from 1 of 1 others within") as raised,
+        pytest.raises(NoAnswerError, match="no answer to 2 of 2 requests within") as raised,
     ):
         ends.asker.ask_all([(ends.task, b"1"), (ends.task, b"2")], timeout=1.5)
     error = raised.value
@@ -254,3 +259,34 @@ def test_a_status_of_single_tasks(pair: Pair) -> None:
     workers = OtherWorkers(SessionSettings(), None)
     listed = messaging_loop().run(workers.status(pair.far.address, [task, task, 5000])).tasks
     assert [each.task for each in listed] == [task]
+
+
+def test_polls_of_a_worker_share_a_channel(pair: Pair) -> None:
+    """A subscription opens one channel to a worker for all its polls, and a new one after an error."""
+    workers, address = OtherWorkers(SessionSettings(), None), pair.far.address
+
+    async def poll_twice() -> None:
+        await workers.status(address, [1])
+        channel = workers._polled[address]
+        await workers.poll(address, "test", [pair.far_task()])
+        assert workers._polled == {address: channel}
+        with pytest.raises(WrongTopologyError):
+            await workers.poll(address, "another", [1])
+        assert workers._polled == {}
+
+    messaging_loop().run(poll_twice())
+
+
+def test_an_unreachable_worker_hides_no_other_state(pair: Pair) -> None:
+    """A poll returns the states of the tasks at all workers that answer, and the problem of the others."""
+    known, unknown, nobody = pair.far_task(), pair.near_task(), 5000
+    places = {(pair.far.address, "b"): [known], (f"127.0.0.1:{free_port()}", "gone"): [unknown]}
+    receiver = Mock(others=OtherWorkers(SessionSettings(), None), workers_of=AsyncMock(return_value=places))
+    states = TaskStates()
+    messaging_loop().run(states.poll(receiver, [known, unknown, nobody]))
+    assert str(states[known]) == "no consumer for 0 s, 0 unread at b"
+    assert (states[unknown].worker_id, states[unknown].queued_messages) == ("gone", None)
+    assert "no connection" in str(states[unknown])
+    assert states[unknown].gone_since == math.inf
+    assert (states[nobody].worker_id, str(states[nobody])) == ("", "no worker owns it")
+    receiver.forget_workers.assert_called_once()

@@ -196,7 +196,7 @@ def test_missing_members_are_named(pair: Pair) -> None:
     with pytest.raises(TeamTimeoutError) as told:
         Team(tasks, 0, address=pair.near.address, topology=TOPOLOGY, timeout=0.5)
     text = str(told.value)
-    assert "Team(): no message from ranks 1, 2 of 3 for 0.5 s" in text
+    assert "Team(): no message from 2 of 2 other ranks for 0.5 s: rank 1 " in text
     assert f"rank 2 (task {tasks[2]}): no message yet, no consumer for 0 s, 0 unread at " in text
     assert text.count(f"at {pair.far.worker_id}") == 2
 
