@@ -137,7 +137,7 @@ class Forming:
 
 
 @dataclass
-class Stream:
+class PieceStream:
     """The pieces to and from one rank, of calls or of send(). Numbers count pieces since the start."""
 
     sent: int = 0
@@ -159,7 +159,7 @@ class Matching:
     """
 
     def __init__(self) -> None:
-        self.streams: dict[tuple[int, int], Stream] = defaultdict(Stream)
+        self.streams: dict[tuple[int, int], PieceStream] = defaultdict(PieceStream)
         """The streams, by rank and kind (VALUE or SENT)."""
         self._number, self._call = 0, ""
 
