@@ -20,14 +20,14 @@ PIECE_BYTES = 512 * 1024
 WINDOW = 16
 """The maximum number of pieces of a stream that were sent, and that the other rank has not confirmed."""
 _ID_BYTES = 8
-_HEADER = struct.Struct("<QIHBBQQ")
+_HEADER = struct.Struct("<QIHBHQQ")
 
 Kind = IntEnum("Kind", "JOIN PREPARE START CONFIRM LEAVE ABORT VALUE SENT")
 """The purpose of a message. VALUE: a piece of a value in a call of all ranks; SENT: of a value of send()."""
 
 
 class Message(NamedTuple):
-    """A piece of a value, or a note to another member. As bytes: 32 bytes, the call, and the body."""
+    """A piece of a value, or a note to another member. As bytes: 33 bytes, the call, and the body."""
 
     team: int
     number: int

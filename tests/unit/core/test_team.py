@@ -164,16 +164,16 @@ def test_malformed_values_are_an_error(data: bytes) -> None:
 
 
 def test_messages_are_their_bytes() -> None:
-    """A message has 32 bytes, its call and its body."""
-    value = Message(2**64 - 1, 7, 3, Kind.VALUE, 2**40, 600_000, "all_gather #7", b"x" * 1000)
+    """A message has 33 bytes, its call and its body."""
+    value = Message(2**64 - 1, 7, 3, Kind.VALUE, 2**40, 600_000, "x" * 300, b"x" * 1000)
     packed = value.packed()
-    assert len(packed) == 32 + len("all_gather #7") + 1000
+    assert len(packed) == 33 + 300 + 1000
     assert unpack(packed) == value
 
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"x" * 31, b"\xff" * 40, Message(1, 1, 1, Kind.VALUE, call="\xff").packed()[:33]],
+    [b"", b"x" * 31, b"\xff" * 40, Message(1, 1, 1, Kind.VALUE, call="\xff").packed()[:34]],
     ids=["empty", "short", "no kind", "no text"],
 )
 def test_other_payloads_are_not_messages(payload: bytes) -> None:
