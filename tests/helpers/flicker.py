@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -39,16 +38,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(_RUN, range(metafunc.config.getoption("--runs")), indirect=True)
 
 
-class Flicker:
-    """The load of one pytest run, and the outcomes of its tests."""
+class Load:
+    """Processes that keep every core busy while the tests of one pytest run."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._processes: int = config.getoption("--load")
-        self._outcomes: dict[tuple[str, str], str] = {}
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Iterator[None]:
-        """Run busy processes while the tests run."""
+        """Run the processes while the tests run."""
         busy = [subprocess.Popen([sys.executable, "-c", _LOAD]) for _ in range(self._processes)]
         try:
             result = yield
@@ -59,22 +57,7 @@ class Flicker:
                 each.kill()
                 each.wait()
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record the worst outcome of a run: a failed teardown counts, too."""
-        name = f"{report.location[0]}::{report.location[2].partition('[')[0]}"
-        run = (name, report.nodeid)
-        if self._outcomes.get(run, "passed") == "passed":
-            self._outcomes[run] = report.outcome
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the number of passed, failed and skipped runs of each test."""
-        terminalreporter.section(f"runs beside {self._processes} busy processes")
-        counts = Counter((name, outcome) for (name, _), outcome in self._outcomes.items())
-        for name in dict.fromkeys(name for name, _ in self._outcomes):
-            told = (f"{counts[name, outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
-            terminalreporter.write_line(f"{', '.join(told)}: {name}")
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin."""
-    config.pluginmanager.register(Flicker(config), "flicker-counts")
+    config.pluginmanager.register(Load(config.getoption("--load")), "flicker-load")

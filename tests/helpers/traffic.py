@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -121,28 +120,18 @@ def senders(
     endpoints: Sequence[Endpoint], tasks: Sequence[int], sources: Sequence[int]
 ) -> Iterator[list[int]]:
     """Send numbered messages to each task, from one source at each worker, until the block ends."""
-    stop = threading.Event()
     sent = [0] * len(endpoints)
-    errors: list[BaseException] = []
+    threads = Threads()
 
     def send(index: int) -> None:
-        try:
-            with client_of(endpoints[index].address, source=sources[index]) as client:
-                while not stop.is_set():
-                    for task in tasks:
-                        client.send(numbered(task, range(sent[index], sent[index] + 20)), timeout=30)
-                    sent[index] += 20
-                    stop.wait(0.002)
-        except BaseException as error:
-            errors.append(error)
-            raise
+        with client_of(endpoints[index].address, source=sources[index]) as client:
+            while not threads.stop.wait(0.002):
+                for task in tasks:
+                    client.send(numbered(task, range(sent[index], sent[index] + 20)), timeout=30)
+                sent[index] += 20
 
-    threads = [threading.Thread(target=send, args=(index,), daemon=True) for index in range(len(endpoints))]
-    for thread in threads:
-        thread.start()
+    for index in range(len(endpoints)):
+        threads.start(send, index)
     yield sent
-    stop.set()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    assert not errors
+    threads.end()
+    assert not threads.errors
