@@ -1,13 +1,12 @@
 """A topology that other processes import: it counts the words of some lines, and emits counts on ticks.
 
-Some words cause faults: one raises an error, one kills its process, one has a count that cannot be
-serialized, and one blocks until a file exists.
+Some words cause faults: one raises an error, one has a count that cannot be serialized, and one blocks until
+a file exists. While another file exists, the bolt of slow_topology() is too slow: it sleeps for each word.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -28,9 +27,14 @@ from tuplewire_topology import (
 LINES = ["to be or not to be", "that is the question", "whether tis nobler in the mind to suffer"] * 300
 EXPECTED = Counter(word for line in LINES for word in line.split())
 POISON = "poison"
-DEADLY = "deadly"
 STRANGE = "strange"
 SLOW = "slow"
+SLOW_FILE = "mine.slow"
+"""The key of the path of the file that makes a bolt slow."""
+_WORD_SECONDS = 0.005
+"""The time per word while the file exists."""
+_LINE_SECONDS = 0.005
+"""The minimum time per line, which limits the load of the other components even on a busy machine."""
 
 
 class Lines(Spout):
@@ -60,21 +64,17 @@ class Lines(Spout):
 
 
 class Split(BasicBolt):
-    """Emits words. One word raises an error; another word kills the process, once."""
+    """Emits words. One word raises an error, and one waits for a file."""
 
     outputs = ("word",)
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
-        self.once = conf.get("mine.once")
         self.gate = conf.get("mine.gate")
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         for word in message["line"].split():
             if word == POISON:
                 raise ValueError("an unbearable word")
-            if word == DEADLY and self.once and not Path(self.once).exists():
-                Path(self.once).touch()
-                os.kill(os.getpid(), signal.SIGKILL)
             while word == SLOW and self.gate and not Path(self.gate).exists():
                 time.sleep(0.01)
             collector.emit([word])
@@ -109,3 +109,42 @@ def topology_of(lines: list[str]) -> Topology:
 def topology() -> Topology:
     """Return the topology with LINES, for programs that refer to it by name."""
     return topology_of(LINES)
+
+
+class EndlessLines(Spout):
+    """Emits lines without end."""
+
+    outputs = ("line",)
+    number = 0
+
+    def next_tuple(self) -> None:
+        time.sleep(_LINE_SECONDS)
+        self.number += 1
+        self.collector.emit([f"the line of number {self.number % 1000}"])
+
+
+class Store(BasicBolt):
+    """Ignores its input. While the file exists, it sleeps for each tuple if `may_be_slow` is set."""
+
+    def __init__(self, *, may_be_slow: bool = False) -> None:
+        self.may_be_slow = may_be_slow
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
+        self.file = Path(conf[SLOW_FILE]) if self.may_be_slow else None
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
+        if self.file is not None and self.file.exists():
+            time.sleep(_WORD_SECONDS)
+
+
+def slow_topology() -> Topology:
+    """Return a topology without end: lines are split and the words counted; lines are also stored.
+
+    Only the bolt "count" is slow while the file exists.
+    """
+    builder = TopologyBuilder()
+    builder.set_spout("lines", EndlessLines())
+    builder.set_bolt("split", Split(), 2).shuffle_grouping("lines")
+    builder.set_bolt("store", Store()).shuffle_grouping("lines")
+    builder.set_bolt("count", Store(may_be_slow=True), 2).fields_grouping("split", "word")
+    return builder.create_topology()

@@ -184,7 +184,7 @@ def test_spouts_are_switched_by_a_command(tmp_path: Path) -> None:
         "    return passing(Numbers(notes, None), Pass(notes))\n"
     )
     a, b = free_ports(2)
-    write_assignment(tmp_path, 1, {"a": (a, [1, 5]), "b": (b, [2, 3, 4])})
+    write_assignment(tmp_path, 1, {"a": (a, [1, 7]), "b": (b, [2, 3, 4, 5, 6])})
     program = f"--program={tmp_path}/endless.py:program"
     conf = {"topology.acker.executors": 1, "topology.max.spout.pending": 50}
     with (

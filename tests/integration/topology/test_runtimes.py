@@ -40,8 +40,8 @@ class InCluster(Running):
     def __init__(self, running: LocalTopology | DistributedTopology) -> None:
         self.running = running
 
-    def finish(self, bolt: str = "total") -> list[tuple[Any, int]]:
-        return typed(self.running.finish(SECONDS).tuples(bolt))
+    def finish(self) -> list[tuple[int, int]]:
+        return typed(self.running.finish(SECONDS).tuples("total"))
 
     def counts(self, component: str) -> Counter[str]:
         return counted(self.running.status().executors, component)
@@ -113,7 +113,8 @@ class Processes(Runtime):
 
     @contextmanager
     def run(self, topology: Topology, **conf: Any) -> Iterator[Running]:
-        settings = {**TWO, "supervisor.worker.restarts": 1, **conf}
+        soon = {"supervisor.worker.restarts": 1, "supervisor.worker.shutdown.sleep.secs": 2}
+        settings = {**TWO, **soon, **conf}
         with DistributedCluster() as cluster:
             yield InProcesses(cluster.submit("t", settings, topology, collect=list(topology.components)))
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from helpers import rolling_words, runtimes
+from helpers import runtimes
 from helpers.admin import samples
 from helpers.runtimes import SECONDS, KeepsLetters, Notes, Running, Runtime, RuntimeContract, counted, typed
 from pyspark import cloudpickle
@@ -22,9 +22,8 @@ from tuplewire_topology import Topology
 from tuplewire_topology.spark import SparkTopology, TopologyResult, submit_topology
 
 pytestmark = pytest.mark.spark
-# Spark's Python workers do not find these modules.
-for module in (runtimes, rolling_words):
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+# Spark's Python workers do not find this module.
+cloudpickle.register_pickle_by_value(runtimes)  # type: ignore[no-untyped-call]
 
 
 class OnSpark(Running):
@@ -39,8 +38,8 @@ class OnSpark(Running):
         """The result of the topology."""
         return self.running.result(SECONDS)
 
-    def finish(self, bolt: str = "total") -> list[tuple[Any, int]]:
-        return typed(self.result.frames[bolt].collect())
+    def finish(self) -> list[tuple[int, int]]:
+        return typed(self.result.frames["total"].collect())
 
     def counts(self, component: str) -> Counter[str]:
         return counted(self.result.executors, component)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import eventually, slow_words
+from helpers import eventually, words
 from helpers.viewer import page_data, web_viewer
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
@@ -22,7 +22,7 @@ from tuplewire_topology.spark import Rows, SparkTopology, run_topology, submit_t
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a wait may take SECONDS
 # Spark's Python workers do not find this module.
-cloudpickle.register_pickle_by_value(slow_words)  # type: ignore[no-untyped-call]
+cloudpickle.register_pickle_by_value(words)  # type: ignore[no-untyped-call]
 
 SECONDS = 180.0
 
@@ -31,12 +31,12 @@ SECONDS = 180.0
 def submitted(spark: SparkSession, slow: Path) -> Iterator[SparkTopology]:
     """Run the words in two PySpark tasks with workers that the run starts; stop the run cleanly."""
     conf = {
-        slow_words.FILE_KEY: str(slow),
+        words.SLOW_FILE: str(slow),
         "topology.workers": 2,
         "topology.acker.executors": 0,
         "topology.executor.receive.buffer.size": 64,
     }
-    running = submit_topology(spark, slow_words.topology(), conf=conf, outputs={}, name="words")
+    running = submit_topology(spark, words.slow_topology(), conf=conf, outputs={}, name="words")
     try:
         yield running
     finally:
@@ -81,7 +81,7 @@ def rows_of_spark() -> Topology:
     """Return a topology that ends automatically: it stores the rows of a DataFrame."""
     builder = TopologyBuilder()
     builder.set_spout("rows", Rows("id"))
-    builder.set_bolt("store", slow_words.Store()).shuffle_grouping("rows")
+    builder.set_bolt("store", words.Store()).shuffle_grouping("rows")
     return builder.create_topology()
 
 

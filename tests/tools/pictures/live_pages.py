@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from helpers import eventually
 from helpers.browser import Browser, browser
 from helpers.program import Threads
-from helpers.slow_words import FILE_KEY, topology
 from helpers.viewer import web_viewer
+from helpers.words import SLOW_FILE, slow_topology
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.errors import BufferFullError, FlushTimeoutError
@@ -42,14 +42,14 @@ def topology_with_a_slow_bolt(directory: Path) -> None:
     slow = directory / "slow"
     slow.touch()
     conf = {
-        FILE_KEY: str(slow),
+        SLOW_FILE: str(slow),
         "topology.workers": 2,
         "topology.acker.executors": 0,
         "topology.executor.receive.buffer.size": 64,
         "tuplewire.worker.receive_queue_messages": 64,
     }
     with DistributedCluster() as cluster, browser(directory / "profile") as tab:
-        running = cluster.submit("words", conf, topology())
+        running = cluster.submit("words", conf, slow_topology())
         with web_viewer(running.addresses[0]) as link:
             take(tab, link, "live-page-topology.png", "bolt count is slow")
         slow.unlink()
