@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.hosted import hosted
 from helpers.logged import logged
+from helpers.runtimes import COUNT, Notes, Numbers, Pass, check_order, passing
 
 from tuplewire import Client, TaskGroup
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_service.testing import eventually
-from tuplewire_topology import BasicBolt, BasicOutputCollector, Bolt, Spout, Topology, TopologyBuilder, Tuple
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Bolt, Topology, Tuple
 from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.coordination.coordinator import Termination
 from tuplewire_topology.running.executor_worker import ExecutorWorker
@@ -25,81 +26,26 @@ from tuplewire_topology.running.timer import SimulatedTimer
 from tuplewire_topology.serial.serializer import TupleSerializer
 
 SECONDS = 60.0
-COUNT = 3000
-HERE, THERE = (1, 3, 5), (2, 4, 6)
-"""The tasks of the two workers: half has tasks 1 and 2, numbers 3, sum 4, and the ackers 5 and 6."""
+HERE, THERE = (1, 2, 4, 7), (3, 5, 6, 8)
+"""The tasks of the two workers; 7 and 8 are the ackers."""
 
 LINKS = ("local", "grpc", "zmq", "clients")
 
 
-class Fates:
-    """The outcomes that a spout received and the numbers that a bolt saw; copies are this object."""
-
-    def __init__(self) -> None:
-        self.acked: list[int] = []
-        self.failed: list[int] = []
-        self.seen: Counter[int] = Counter()
-
-    def __deepcopy__(self, memo: object) -> Fates:
-        return self
+@pytest.fixture
+def notes(tmp_path: Path) -> Notes:
+    """Return the notes of the test."""
+    return Notes(tmp_path)
 
 
-class Numbers(Spout):
-    """Emits numbers, and emits a failed number again."""
-
-    outputs = ("number",)
-
-    def __init__(self, fates: Fates, count: int = COUNT) -> None:
-        self.fates = fates
-        self.todo = deque(range(count))
-
-    def next_tuple(self) -> None:
-        number = self.todo.popleft()
-        self.collector.emit([number], message_id=number)
-
-    @property
-    def exhausted(self) -> bool:
-        return not self.todo
-
-    def ack(self, message_id: Any) -> None:
-        self.fates.acked.append(message_id)
-
-    def fail(self, message_id: Any) -> None:
-        self.fates.failed.append(message_id)
-        self.todo.append(message_id)
+def topology_of(notes: Notes, bolt: Bolt | BasicBolt, count: int = COUNT, ackers: int = 2) -> Topology:
+    """Return a topology with numbers, a bolt that passes them on, and ackers."""
+    return with_ackers(passing(Numbers(notes, count), bolt), ackers)
 
 
-class Twice(BasicBolt):
-    """Emits each number two times."""
-
-    outputs = ("number",)
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        for _ in range(2):
-            collector.emit([message["number"]])
-
-
-class Look(BasicBolt):
-    """Records every number, and calls an optional function with it."""
-
-    def __init__(self, fates: Fates, then: Callable[[int], None] | None = None) -> None:
-        self.fates = fates
-        self.then = then
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
-        number = message["number"]
-        self.fates.seen[number] += 1
-        if self.then is not None:
-            self.then(number)
-
-
-def topology_of(fates: Fates, look: BasicBolt | Bolt, count: int = COUNT, ackers: int = 2) -> Topology:
-    """Return a topology: numbers, two tasks that emit each twice, a bolt for all of them, and ackers."""
-    builder = TopologyBuilder()
-    builder.set_spout("numbers", Numbers(fates, count))
-    builder.set_bolt("half", Twice(), 2).shuffle_grouping("numbers")
-    builder.set_bolt("sum", look).shuffle_grouping("half")
-    return with_ackers(builder.create_topology(), ackers)
+def acked(notes: Notes) -> list[int]:
+    """Return the acked numbers, sorted."""
+    return sorted(map(int, notes.read("acked")))
 
 
 @contextmanager
@@ -158,77 +104,69 @@ def ask_until_over(workers: Sequence[ExecutorWorker]) -> None:
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_a_spout_hears_what_becomes_of_its_tuples(link: str) -> None:
+def test_a_spout_hears_what_becomes_of_its_tuples(link: str, notes: Notes) -> None:
     """Both workers process every number, its spout is notified once, and then the topology finishes."""
-    fates = Fates()
-    with several(topology_of(fates, Look(fates)), link) as workers:
+    with several(topology_of(notes, Pass(notes)), link) as workers:
         ask_until_over(workers)
-        assert fates.seen == Counter(dict.fromkeys(range(COUNT), 2))
-        assert sorted(fates.acked) == list(range(COUNT))
-        assert not fates.failed
+        check_order(notes)
+        assert acked(notes) == list(range(COUNT))
+        assert not notes.read("failed")
         assert workers[0].spouts[0].pending == 0
-        assert [each.counts.errors for worker in workers for each in worker.statistics()] == [0] * 6
+        assert [each.counts.errors for worker in workers for each in worker.statistics()] == [0] * 8
 
 
-def test_max_spout_pending_between_processes() -> None:
+def test_max_spout_pending_between_processes(notes: Notes) -> None:
     """A spout's pending tuples stay within the limit, even if their acks come from another process."""
-    fates, held = Fates(), threading.Event()
+    held = threading.Event()
 
-    def hold(_: int) -> None:
-        held.wait(SECONDS)
+    class Hold(Pass):
+        def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+            held.wait(SECONDS)
+            super().execute(message, collector)
 
     conf = {"topology.max.spout.pending": 10}
-    with several(topology_of(fates, Look(fates, hold)), "grpc", conf) as workers:
+    with several(topology_of(notes, Hold(notes)), "grpc", conf) as workers:
         (spout,) = workers[0].spouts
-        eventually(lambda: fates.seen, SECONDS)
         eventually(lambda: spout.pending == 10, SECONDS)
         assert spout.tally.snapshot().emitted == 10
         held.set()
         ask_until_over(workers)
-    assert sorted(fates.acked) == list(range(COUNT))
+    assert acked(notes) == list(range(COUNT))
 
 
-def test_what_takes_too_long_has_failed() -> None:
+def test_what_takes_too_long_has_failed(notes: Notes) -> None:
     """A tuple that is not acked fails after the timeout, and later acks of it are ignored."""
-    fates, timer = Fates(), SimulatedTimer()
+    timer = SimulatedTimer()
     forgotten: list[tuple[Bolt, Tuple]] = []
 
     class Forget(Bolt):
+        outputs = ("number",)
+
         def execute(self, message: Tuple) -> None:
-            if fates.failed:
+            if notes.read("failed"):
                 self.collector.ack(message)
             else:
                 forgotten.append((self, message))
 
     conf = {"topology.message.timeout.secs": 30}
-    with several(topology_of(fates, Forget(), 10), "grpc", conf, timer=timer) as workers:
-        eventually(lambda: len(forgotten) == 20, SECONDS)
+    with several(topology_of(notes, Forget(), 10), "grpc", conf, timer=timer) as workers:
+        eventually(lambda: len(forgotten) == 10, SECONDS)
         (spout,) = workers[0].spouts
         eventually(lambda: spout.pending == 10, SECONDS)
         for seconds in (29, 1, 15):
             assert not any(worker.report().at_rest for worker in workers[:1])
             timer.advance(seconds)
             eventually(lambda: not spout._rotation_due, SECONDS)  # two due rotations count as one
-        eventually(lambda: len(fates.failed) == 10, SECONDS)
+        eventually(lambda: notes.count("failed") == 10, SECONDS)
         ask_until_over(workers)
-    assert sorted(fates.acked) == list(range(10))
+    assert acked(notes) == list(range(10))
 
 
-def test_nobody_follows_without_ackers() -> None:
-    """Without acker tasks, a tuple counts as processed when it is emitted, and the topology finishes."""
-    fates = Fates()
-    with several(topology_of(fates, Look(fates), ackers=0), "grpc") as workers:
-        ask_until_over(workers)
-        assert fates.seen == Counter(dict.fromkeys(range(COUNT), 2))
-        assert len(fates.acked) == COUNT
-
-
-def test_messages_without_destination_do_not_hold_up_the_end() -> None:
+def test_messages_without_destination_do_not_hold_up_the_end(notes: Notes) -> None:
     """Messages that the link drops count as taken, so that the topology finishes without their delivery."""
-    fates = Fates()
-    topology = topology_of(fates, Look(fates), ackers=0)
-    with worker_links("local", topology, ([3], [])) as (link, other):
-        worker = ExecutorWorker(topology, [3], topology_id="t", link=link)
+    topology = topology_of(notes, Pass(notes), ackers=0)
+    with worker_links("local", topology, ([1], [])) as (link, other):
+        worker = ExecutorWorker(topology, [1], topology_id="t", link=link)
         worker.start()
         worker.switch(active=True)
         ask_until_over([worker])
@@ -237,13 +175,12 @@ def test_messages_without_destination_do_not_hold_up_the_end() -> None:
         other.close(0.0)
 
 
-def test_foreign_message_ids_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_foreign_message_ids_are_refused(caplog: pytest.LogCaptureFixture, notes: Notes) -> None:
     """A tuple with a message id that no executor assigned is logged as malformed, and stops nothing."""
-    fates = Fates()
-    topology = topology_of(fates, Look(fates))
-    foreign = Tuple([1], topology.source(1, "default"), ((1, "mine"),))
+    topology = topology_of(notes, Pass(notes))
+    foreign = Tuple([1], topology.source(2, "default"), ((1, "mine"),))
     with several(topology, "grpc") as workers:
         payload = TupleSerializer(topology).serialize(foreign)
-        workers[1].transfer.receive(TaskGroup.of(4, [payload], 1), lambda: None)
+        workers[1].transfer.receive(TaskGroup.of(5, [payload], 2), lambda: None)
         assert len(logged(caplog, "tuple.malformed")) == 1
-        eventually(lambda: len(fates.acked) == COUNT, SECONDS)
+        eventually(lambda: notes.count("acked") == COUNT, SECONDS)

@@ -70,24 +70,10 @@ def test_the_mode_decides_where_workers_run(mode: str) -> None:
     assert len(processes) == (1 if mode == "local" else 2)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "zmq"])
-def test_tuples_are_followed_and_all_end_well(transport: str) -> None:
-    """A spout receives the acks of all its tuples across processes, and every process exits with 0."""
-    with running(**{"storm.messaging.transport": transport}) as topology:
-        assert counts_of(topology.finish(SECONDS)) == EXPECTED
-        (spout,) = (each for each in topology.status().executors if each.component == "lines")
-        assert (spout.counts.acked, spout.counts.failed, spout.pending) == (len(LINES), 0, 0)
-        acker_tasks = [each for each in topology.status().executors if each.component == "__acker"]
-        assert len(acker_tasks) == 2
-    assert topology.exit_codes == [0, 0]
-
-
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_an_error_comes_with_its_traceback(restarts: int) -> None:
-    """With and without restarts, a bolt's error is raised here, with its location in the user's code."""
-    conf = {"supervisor.worker.restarts": restarts}
+def test_an_error_comes_with_its_traceback() -> None:
+    """A bolt's error is raised here, with its location in the user's code."""
     with (
-        running(topology_of([*LINES, words.POISON]), **conf) as topology,
+        running(topology_of([*LINES, words.POISON])) as topology,
         pytest.raises(ProcessFailedError, match=r"'split': ValueError: an unbearable word") as raised,
     ):
         topology.finish(SECONDS)
@@ -119,22 +105,6 @@ def test_a_process_that_dies_fails_the_topology() -> None:
         os.kill(process_ids(topology)[1], signal.SIGKILL)
         with pytest.raises(LaunchError, match=r"words-worker-1 ended with code -9\nthe last lines of"):
             topology.wait(SECONDS)
-
-
-def test_a_process_that_fails_is_started_again(tmp_path: Path) -> None:
-    """With restarts, a killed process is started again on its port, and every line is processed."""
-    lines = [*LINES, words.DEADLY]
-    conf = {
-        "supervisor.worker.restarts": 2,
-        "topology.message.timeout.secs": 3,
-        "topology.max.spout.pending": 50,
-        "mine.once": str(tmp_path / "once"),
-    }
-    with running(topology_of(lines), **conf) as topology:
-        topology.wait(SECONDS)
-        assert topology.restarts == 1
-        (spout,) = (each for each in topology.status().executors if each.component == "lines")
-        assert (spout.counts.acked, spout.pending) == (len(lines), 0)
 
 
 @pytest.mark.parametrize(

@@ -147,23 +147,6 @@ def test_promtool_finds_nothing(sorted_numbers: CollectorRegistry) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, b"", b"")
 
 
-def test_series_do_not_grow() -> None:
-    """The number of series does not depend on the number of tuples."""
-    feeder = FeederSpout(["number"])
-    registry = CollectorRegistry()
-    with LocalCluster() as cluster:
-        running = cluster.submit("t", {"topology.workers": 2}, sorting(feeder))
-        registry.register(ProgramCollector(running.metrics))
-        names = []
-        for _ in range(2):
-            # One tuple of each column is timed, and negative numbers fail: they must not be first.
-            for number in range(99, -4, -1):
-                feeder.feed([number], message_id=number)
-            running.wait()
-            names.append(samples(registry).keys())
-        assert names[0] == names[1]
-
-
 def waiting(feeder: FeederSpout, go: threading.Event) -> Topology:
     """Return a spout "s" and a bolt "b" that waits for the event."""
 

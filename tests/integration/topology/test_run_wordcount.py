@@ -46,7 +46,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "mode", ["local", "processes", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])]
+    "mode",
+    [
+        "local",
+        "processes",
+        pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow, pytest.mark.long]),
+    ],
 )
 def test_every_mode_counts_the_same(
     mode: str, book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,22 +85,19 @@ def test_every_mode_counts_the_same(
 
 
 def test_one_worker_in_this_process(book: Path) -> None:
-    """A single local worker has no other worker to send to, and needs no transport."""
-    ended = run(f"--input={book}", "--mode=local", "--splitters=1", "--counters=3")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Equal to collections.Counter on the same lines: yes" in ended.stdout
-    assert "Ledger" not in ended.stdout
-
-
-def test_it_needs_no_spark(book: Path) -> None:
-    """Without the Spark mode, no module of Spark is loaded."""
+    """A single local worker needs no transport, and no module of Spark."""
+    words = ["run", "wordcount", "--mode=local", "--splitters=1", "--counters=3", f"--input={book}"]
     program = (
         "import sys\n"
         "from tuplewire_service.command.cli import main\n"
-        f"assert main(['run', 'wordcount', '--mode=local', '--input={book}']) == 0\n"
+        f"assert main({words}) == 0\n"
         "assert not {'pyspark', 'pyarrow', 'pandas'} & sys.modules.keys(), sorted(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=SECONDS)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert "Equal to collections.Counter on the same lines: yes" in ended.stdout
+    assert "Ledger" not in ended.stdout
 
 
 @pytest.mark.parametrize("mode", ["local", "processes"])

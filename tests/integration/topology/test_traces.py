@@ -161,14 +161,3 @@ def test_a_spouts_tuple_through_two_bolts(seen: Collector) -> None:
     between = [each for each in seen.spans if each.name.startswith(("forward", "queue"))]
     assert between
     assert {each.parent for each in between} <= emitted.keys() | split.keys()
-
-
-def test_a_collector_that_is_away_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs and workers exit in time and with 0 if the collector is unreachable."""
-    away = "http://127.0.0.1:1"
-    gone = Collector({"OTEL_EXPORTER_OTLP_ENDPOINT": away, "OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", away)
-    with pair_of_workers("--tracing") as pair:
-        task = pair.near_task()
-        gone.run("sender", SEND, pair.near.address, TOPOLOGY, task)
-        gone.run("consumer", RECEIVE, pair.near.address, TOPOLOGY, task, 1, -1)

@@ -44,17 +44,12 @@ def topology_of(rows: list[list[Any]], window: Window) -> Topology:
 COUNTED = [[number, 0.0] for number in range(10)]
 
 
-@pytest.mark.parametrize("cluster", [LocalCluster, DistributedCluster])
-def test_by_count(cluster: type[LocalCluster | DistributedCluster]) -> None:
+def test_by_count() -> None:
     """Windows of four over ten numbers: two full windows, and a last one when the topology ends."""
-    with cluster() as running:
-        name = "counted"
-        topology = topology_of(COUNTED, Window.count(4, 4))
-        if isinstance(running, DistributedCluster):
-            found = running.submit(name, {"topology.workers": 2}, topology, collect=["sums"])
-        else:
-            found = running.submit(name, {"topology.workers": 2}, topology)  # type: ignore[assignment]
-        sums = found.finish(SECONDS).tuples("sums")
+    topology = topology_of(COUNTED, Window.count(4, 4))
+    with DistributedCluster() as cluster:
+        running = cluster.submit("counted", {"topology.workers": 2}, topology, collect=["sums"])
+        sums = running.finish(SECONDS).tuples("sums")
     assert [values[0] for values in sums] == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7, 6 + 7 + 8 + 9]
 
 
