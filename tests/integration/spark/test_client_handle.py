@@ -131,17 +131,6 @@ def test_blocks_of_two_threads(workers: Pair) -> None:
     assert queued(workers.near, task) == 2
 
 
-def test_nothing_is_sent_outside_the_block(workers: Pair) -> None:
-    """The client of a finished block refuses all calls."""
-    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
-    with handle as client:
-        pass
-    with pytest.raises(ClosedError, match="block of this client has been left"):
-        client.send(numbered(0, range(1)))
-    with pytest.raises(ClosedError, match="block of this client has been left"):
-        client.recv([0])
-
-
 def test_missing_worker_and_wrong_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unreachable worker fails the block; a wrong setting fails the creation of the handle."""
     with (

@@ -134,7 +134,10 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
 
 
 def test_a_worker_under_another_id_is_not_ready_and_says_what_to_do(tmp_path: Path) -> None:
-    """Status and readiness name the assigned id; clients wait until the assignment has this worker's id."""
+    """Status and readiness name the assigned id; clients wait until the assignment has this worker's id.
+
+    If the assignment loses it, an open session waits until it is back, and then resumes.
+    """
     port = free_port()
     address = f"127.0.0.1:{port}"
     file = assignment_file(tmp_path, 1, {("w1", address): [0]})
@@ -155,19 +158,13 @@ def test_a_worker_under_another_id_is_not_ready_and_says_what_to_do(tmp_path: Pa
         client.flush(10)
         with client_of(worker.address) as consumer:
             assert numbers(collect(consumer.recv([0], timeout=10), 10)) == list(range(10))
-
-
-def test_a_worker_that_loses_its_name_takes_no_messages_until_it_has_it_again(tmp_path: Path) -> None:
-    """An open session waits while the worker is not in the assignment, and then resumes."""
-    with one_worker("w", directory=tmp_path, tasks=[0]) as worker, client_of(worker.address) as client:
-        deliver(client, numbered(0, range(10)))
-        assign(worker, 2, {("v", "127.0.0.1:1"): []})
-        eventually(lambda: metric(worker, NOT_READY) >= 1)
-        client.send(numbered(0, range(10, 20)))
         refused = metric(worker, NOT_READY)
+        assign(worker, 3, {("v", "127.0.0.1:1"): []})
         eventually(lambda: metric(worker, NOT_READY) > refused)
+        client.send(numbered(0, range(10, 20)))
+        eventually(lambda: metric(worker, NOT_READY) > refused + 1)
         assert ledger(worker).accepted == 10
-        assign(worker, 3, {("w", worker.address): [0]})
+        assign(worker, 4, {("vm:6700", worker.address): [0]})
         client.flush(10)
         assert client.ledger().acknowledged == 20
 

@@ -14,11 +14,10 @@ import pytest
 from helpers import eventually
 from helpers.moving_workers import ELSEWHERE, TASK, Workers
 from helpers.spark_calls import begin_attempt, end_attempt
-from helpers.topology import TOPOLOGY, collect, has_ended, ledger, messages_of, numbers, queued, status
+from helpers.topology import TOPOLOGY, collect, has_ended, messages_of, numbers, queued
 from helpers.traffic import client_of
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import StagedDataLostError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.writer import Part, TuplewireStreamWriter
@@ -209,39 +208,3 @@ def test_moves_back_to_back_under_a_sink(workers: Workers) -> None:
     got = take(workers.running["b"], 160)
     for first in range(0, 160, 20):
         assert [each for each in got if first <= each < first + 20] == list(range(first, first + 20))
-
-
-def test_a_former_run_publishes_nothing_more(workers: Workers) -> None:
-    """A late publication by a previous run fails after a new run has published the epoch."""
-    former, driver = Driver(workers), Driver(workers)
-    late = former.begin()
-    part = former.attempt(late, 0, range(10))
-    workers.put("b")
-    driver.epoch(0, range(10))
-    with pytest.raises(StagedDataLostError):
-        late.commit([part], 0)
-    assert take(workers.running["b"], 10) == list(range(10))
-
-
-def test_workers_are_replaced_under_a_running_sink(workers: Workers) -> None:
-    """During a rolling restart with staged epochs, nothing fails, and each row is delivered once."""
-    driver, sent = Driver(workers, "b"), 0
-    for epoch, (name, following) in enumerate([("a", "b"), ("b", "c"), ("c", "a")] * 2):
-        writer = driver.begin()
-        part = driver.attempt(writer, epoch, range(sent, sent + 20))
-        workers.put(following)
-        leaving = workers.running.pop(name)
-        with ControlClient(leaving.address) as control:
-            control.drain()
-            eventually(lambda control=control: "DRAINING" in str(control.status()), 20)  # type: ignore[misc]
-        more = driver.attempt(writer, epoch, range(sent + 20, sent + 40), partition=1)
-        assert [worker for _, worker in more.staged] == [name]
-        writer.commit([part, more], epoch)
-        assert take(workers.running[following], 40) == list(range(sent, sent + 40))
-        eventually(lambda leaving=leaving: has_ended(leaving), 60)  # type: ignore[misc]
-        workers.start(name)
-        workers.put(following)
-        driver._options["address"] = workers.running[following].address
-        sent += 40
-    assert all(ledger(each).balanced for each in workers.running.values())
-    assert all(status(each).moving_tasks == 0 for each in workers.running.values())

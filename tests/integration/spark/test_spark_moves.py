@@ -24,7 +24,7 @@ from tuplewire import TaskMessageBatch
 from tuplewire.spark.fetch import RangeReader
 from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
-from tuplewire.spark.reader import TuplewireBatchReader, TuplewireStreamReader
+from tuplewire.spark.reader import TuplewireStreamReader
 
 
 @pytest.fixture
@@ -138,21 +138,6 @@ def test_a_task_moves_between_micro_batches(workers: Workers) -> None:
         assert queued(workers.running["b"], TASK) == 0
 
 
-def test_two_programs_of_a_worker_keep_their_order(workers: Workers) -> None:
-    """The messages of two clients stay in order when their queue moves, and moves again half read."""
-    address = workers.running["a"].address
-    with client_of(address) as one, client_of(address) as other:
-        for first in range(0, 100, 20):
-            for client, offset in ((one, 0), (other, 10)):
-                deliver(client, numbered(TASK, range(first + offset, first + offset + 10)))
-    workers.put("b")
-    with query(workers) as running:
-        running.read(running.plan(50))
-        assert running.got == list(range(50))
-        workers.put("c")
-        running.read_all(100)
-
-
 def test_moves_of_which_the_asked_worker_has_not_heard(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,51 +210,6 @@ def test_a_task_moves_while_it_is_read(workers: Workers) -> None:
         running.read_all(count + 100)
 
 
-def test_a_task_comes_back_while_its_last_move_is_under_way(workers: Workers) -> None:
-    """A micro-batch that arrived over two routes is complete after its task moves back."""
-    with query(workers) as running:
-        send(workers, range(10), "a")
-        workers.put("b", told=["a"])
-        eventually(lambda: queued(workers.running["b"], TASK) == 10, 20)
-        send(workers, range(10, 20), "a")  # sent directly to the new owner, behind the other messages
-        workers.put("b")
-        eventually(lambda: queued(workers.running["b"], TASK) == 20, 20)
-        end = running.plan()
-        workers.put("a")
-        running.read(end)
-        assert running.got == list(range(20))
-
-
-def test_a_backlog_moves_though_the_new_owner_gives_less_credit(tmp_path: Path) -> None:
-    """All queued messages are handed off without a consumer, even if the new owner grants less credit."""
-    with ExitStack() as stack:
-        workers = Workers(tmp_path, stack, flags=["--receive-queue-messages=64"])
-        workers.put("a")
-        sent = 0
-        for sessions in range(3, 11):  # each new sender gets a smaller share; existing shares do not change
-            client = stack.enter_context(client_of(workers.running["a"].address))
-            deliver(client, numbered(TASK, range(sent, sent + 64 // sessions)))
-            sent += 64 // sessions
-        assert sent > 64
-        with query(workers, timeout="10") as running:
-            end = running.plan()
-            workers.put("b")
-            running.read(end)
-            assert sorted(running.got) == list(range(sent))
-            running.step()
-
-
-def test_a_batch_read_follows_its_tasks(workers: Workers) -> None:
-    """A planned DataFrame has the same rows after a move."""
-    send(workers, range(100), "a")
-    reader = TuplewireBatchReader(given(workers))
-    partitions = reader.partitions()
-    workers.put("b")
-    send(workers, range(100, 120), "a")
-    for _ in range(2):
-        assert sorted(payloads(reader, partitions)) == list(range(100))
-
-
 def test_workers_are_replaced_one_by_one(workers: Workers) -> None:
     """A query reads each message once during a rolling restart, also of the worker in its options."""
     with query(workers, "a") as running:
@@ -339,18 +279,6 @@ def test_messages_that_nobody_takes_over_are_named(workers: Workers) -> None:
         with pytest.raises(DataLossError, match=r"nobody could take its messages over: up to 40 messages"):
             running.plan()
         assert has_ended(endpoint)
-
-
-def test_moves_under_load(workers: Workers) -> None:
-    """Each message arrives once and in order while the task moves ten times under load."""
-    done = threading.Event()
-
-    def move() -> None:
-        for name in "bcabacbcab":
-            workers.put(name)
-            done.wait(0.2)
-
-    read_under_load(workers, 2000, move)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from tuplewire.errors import (
     ProtocolError,
     ResourceLimitError,
     SequenceGapError,
-    StagedDataLostError,
     StaleIncarnationError,
     UnknownTaskError,
     WrongTopologyError,
@@ -60,26 +58,6 @@ def take(worker: Endpoint, task: int, count: int) -> list[int]:
     """Consume `count` messages, and return their numbers."""
     with client_of(worker.address) as client, client.recv([task], timeout=20) as batches:
         return numbers(collect(batches, count))
-
-
-def test_only_the_chosen_attempts_are_sent(workers: Pair) -> None:
-    """Two attempts write the same partition concurrently; only the one that Spark chooses is published."""
-    task = workers.far_task()
-    writer = TuplewireStreamWriter(sink_options(options(workers)))
-    parts: list[Part] = []
-    begin_attempt(0, 10)
-    parts.append(writer.write(iter([rows(task, range(5))])))
-    begin_attempt(0, 11)
-    parts.append(writer.write(iter([rows(task, range(5))])))
-    begin_attempt(1, 12)
-    parts.append(writer.write(iter([rows(task, range(5, 9)), rows(task, range(9, 10))])))
-    staged = [StagedAttempt.FromString(each) for part in parts for each in part.staged.values()]
-    assert [(each.partition, each.messages) for each in staged] == [(0, 5), (0, 5), (1, 5)]
-    assert queued(workers.far, task) == 0
-    end_attempt()
-    writer.commit([parts[2], None, parts[0]], 0)
-    with client_of(workers.far.address) as client, client.recv([task], timeout=20) as batches:
-        assert numbers(collect(batches, 10)) == list(range(10))
 
 
 def test_newer_attempt_fences_the_older(workers: Pair) -> None:
@@ -167,33 +145,6 @@ def test_a_directory_of_spark_that_is_full_is_named(workers: Pair, monkeypatch: 
     computed = [rows(workers.near_task(), range(5))] * 2
     with pytest.raises(OSError, match=r"set spark\.local\.dir"):
         writer.write(iter(computed))
-
-
-def test_a_micro_batch_is_seen_once(workers: Pair) -> None:
-    """A restarted driver publishes its last micro-batch again, and only the missing messages are added."""
-    near, far = workers.near_task(), workers.far_task()
-    writer = TuplewireStreamWriter(sink_options(options(workers)))
-
-    def computed(epoch: int) -> Part:
-        begin_attempt(0, 50, epoch)
-        part = writer.write(iter([rows(near, range(5)), rows(far, range(5))]))
-        end_attempt()
-        return part
-
-    part = computed(7)
-    # The driver died when only one worker had its part.
-    at_near = {at: staged for at, staged in part.staged.items() if at[0] == workers.near.address}
-    writer.commit([replace(part, staged=at_near)], 7)
-    assert (queued(workers.near, near), queued(workers.far, far)) == (5, 0)
-    for _ in range(2):
-        writer.commit([again := computed(7)], 7)
-        assert (queued(workers.near, near), queued(workers.far, far)) == (5, 5)
-    writer.commit([again], 7)
-    writer.commit([computed(8)], 8)
-    assert (queued(workers.near, near), queued(workers.far, far)) == (10, 10)
-    take(workers.near, near, 10)
-    take(workers.far, far, 10)
-    eventually(lambda: metric(workers.near, STAGED) == metric(workers.far, STAGED) == 0, 20)
 
 
 @contextmanager
@@ -314,22 +265,6 @@ def test_a_directory_that_cannot_be_written_is_named() -> None:
         begin_attempt(0, 63)
         with pytest.raises(ResourceLimitError, match="set its staging-directory"):
             TuplewireStreamWriter(sink_options(opts)).write(iter([large(10)]))
-
-
-def test_what_a_worker_has_lost_is_computed_again(workers: Pair) -> None:
-    """A worker that does not have the staged rows reports an error, and nothing counts as published."""
-    task = workers.near_task()
-    writer = TuplewireStreamWriter(sink_options(options(workers)))
-    begin_attempt(0, 64, 9)
-    part = writer.write(iter([rows(task, range(5))]))
-    other = StagedAttempt(attempt="lost", messages=5, pieces=1).SerializeToString()
-    lost = replace(part, staged=dict.fromkeys(part.staged, other))
-    with pytest.raises(StagedDataLostError, match="Start the query"):
-        writer.commit([lost], 9)
-    with pytest.raises(StagedDataLostError, match="Start the query"):
-        writer.commit([part], 10)
-    writer.commit([part], 9)
-    assert queued(workers.near, task) == 5
 
 
 def test_a_failed_attempt_leaves_nothing(workers: Pair) -> None:

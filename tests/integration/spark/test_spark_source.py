@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ from helpers.topology import (
     Pair,
     acknowledged,
     assign,
-    collect,
     numbered,
     one_worker,
     pair_of_workers,
@@ -27,7 +25,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tuplewire import TaskMessageBatch
-from tuplewire.errors import BufferFullError, ConfigError, SupersededError, UnreachableError
+from tuplewire.errors import SupersededError, UnreachableError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
@@ -87,24 +85,6 @@ def test_committed_only_once_spark_is_done(workers: Pair) -> None:
         assert payloads(reader, reader.partitions(middle, end)) == list(range(60, 100))
         reader.commit(end)
         assert queued(workers.far, task) == 0
-
-
-def test_begins_behind_what_is_there(workers: Pair) -> None:
-    """With startingOffsets=latest for a task, a new query discards that task's queued messages."""
-    first, second = workers.far_task(), workers.near_task()
-    starts = json.dumps({str(second): "latest"})
-    tasks = f"{first},{second}"
-    with client_of(workers.near.address) as client:
-        for task in (first, second):
-            client.send(numbered(task, range(10)))
-        client.flush()
-        with stream_reader(workers.near, tasks, startingOffsets=starts) as reader:
-            start = reader.initialOffset()
-            deliver(client, numbered(second, range(10, 15)))
-            end = reader.latestOffset(start, ReadAllAvailable())
-            assert payloads(reader, reader.partitions(start, end)) == [*range(10), *range(10, 15)]
-            reader.commit(end)
-    assert (acknowledged(workers.far, first), acknowledged(workers.near, second)) == (10, 15)
 
 
 def test_few_messages_wait_for_more(workers: Pair) -> None:
@@ -209,85 +189,6 @@ def test_never_takes_a_task_from_a_program(workers: Pair) -> None:
             with pytest.raises(SupersededError, match="mine"):
                 payloads(reader, reader.partitions())
             batches.acknowledge()
-
-
-def test_backpressure_reaches_the_senders(workers: Pair) -> None:
-    """A sender waits while uncommitted messages fill the queue; a commit unblocks it without new messages."""
-    task = workers.near_task()
-    with (
-        client_of(workers.near.address, max_pending_messages=100) as client,
-        stream_reader(workers.near, str(task)) as reader,
-    ):
-        deliver(client, numbered(task, range(QUEUE)))
-        client.send(numbered(task, range(QUEUE, QUEUE + 100)))
-        with pytest.raises(BufferFullError):
-            client.send(numbered(task, range(QUEUE + 100, QUEUE + 200)), timeout=0.5)
-        start, end = planned(reader)
-        assert payloads(reader, reader.partitions(start, end)) == list(range(QUEUE))
-        with pytest.raises(BufferFullError):
-            client.send(numbered(task, range(QUEUE + 100, QUEUE + 200)), timeout=0.2)
-        assert reader.latestOffset(end, ReadAllAvailable())  # Spark does this again, without new messages
-        client.send(numbered(task, range(QUEUE + 100, QUEUE + 200)), timeout=20)
-        client.flush()
-        last = reader.latestOffset(end, ReadAllAvailable())
-        assert payloads(reader, reader.partitions(end, last)) == list(range(QUEUE, QUEUE + 200))
-        reader.commit(last)
-
-
-def test_two_queries_on_one_task_notice(workers: Pair) -> None:
-    """If another query acknowledged its messages, a query fails, or continues with failOnDataLoss=false."""
-    task = workers.near_task()
-    with (
-        client_of(workers.near.address) as client,
-        stream_reader(workers.near, str(task)) as one,
-        stream_reader(workers.near, str(task), failOnDataLoss="false") as other,
-    ):
-        deliver(client, numbered(task, range(10)))
-        start = one.initialOffset()
-        end = one.latestOffset(start, ReadAllAvailable())
-        partitions = one.partitions(start, end)
-        middle = {**end, "tasks": {str(task): {**end["tasks"][str(task)], "sequence": 6}}}
-        assert payloads(other, partitions) == list(range(10))
-        other.commit(middle)
-        with pytest.raises(DataLossError, match="another program consumes"):
-            one.latestOffset(start, ReadAllAvailable())
-        with pytest.raises(DataLossError, match=r"messages 1 to 6 of task .* are gone"):
-            payloads(one, partitions)
-        assert payloads(other, partitions) == list(range(6, 10))
-        assert other.latestOffset(start, ReadAllAvailable())["tasks"][str(task)]["sequence"] == 10
-        other.commit(end)
-
-
-def test_tasks_may_change(workers: Pair) -> None:
-    """A reader with changed tasks continues at the earlier offsets; a planned micro-batch is read unchanged.
-
-    A removed task with pending messages is an error until they are read, unless data loss is allowed.
-    """
-    stays, goes, comes = workers.near_task(), workers.far_task(), workers.far_task()
-    with client_of(workers.near.address) as client:
-        for task in (stays, goes, comes):
-            client.send(numbered(task, range(10)))
-        client.flush()
-    with stream_reader(workers.near, f"{stays},{goes}") as reader:
-        start = reader.initialOffset()
-        middle = reader.latestOffset(start, ReadMaxRows(12))
-    with stream_reader(workers.near, f"{stays},{comes}") as reader:
-        assert payloads(reader, reader.partitions(start, middle)) == [*range(6), *range(6)]
-        with pytest.raises(ConfigError, match=f"task {goes} holds 4"):
-            reader.latestOffset(middle, ReadAllAvailable())
-        assert acknowledged(workers.far, goes) == 6
-        with stream_reader(workers.near, f"{stays},{comes}", failOnDataLoss="false") as brave:
-            end = brave.latestOffset(middle, ReadAllAvailable())
-            assert payloads(brave, brave.partitions(middle, end)) == [*range(6, 10), *range(10)]
-    with client_of(workers.far.address) as client, client.recv([goes], timeout=20) as batches:
-        collect(batches, 4)
-    with stream_reader(workers.near, f"{stays},{comes}") as reader:
-        again = reader.latestOffset(middle, ReadAllAvailable())
-        assert again["tasks"] == end["tasks"]
-        assert payloads(reader, reader.partitions(middle, again)) == [*range(6, 10), *range(10)]
-        reader.commit(again)
-        assert [queued(workers.near, stays), queued(workers.far, comes)] == [0, 0]
-        assert reader.latestOffset(again, ReadAllAvailable()) == again
 
 
 def test_partition_of_nothing(workers: Pair) -> None:

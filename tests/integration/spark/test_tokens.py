@@ -1,4 +1,4 @@
-"""Tokens: required over TCP and the Unix socket, rotated while in use, and never exposed."""
+"""Tokens: required over TCP and the Unix socket, rotated while in use, used by Spark, and never exposed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from typing import NamedTuple
 import pytest
 from helpers import eventually
 from helpers.admin import get, scrape
-from helpers.secured import denied, secret_file
+from helpers.certificates import Authority
+from helpers.secured import denied, files_of, secret_file, tls_flags, variables_of
+from helpers.spark_calls import begin_attempt, end_attempt, payloads, rows
+from helpers.topology import collect, numbered
 from helpers.traffic import deliver
 from helpers.worker_process import run_command
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tuplewire import Client, Credentials, aio
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError, UnauthenticatedError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire.spark.client_handle import ClientHandle
-from tuplewire_service.testing.fault_proxy import FaultProxy
+from tuplewire.spark.client_handle import ClientHandle, close_clients
+from tuplewire.spark.options import sink_options, source_options
+from tuplewire.spark.reader import TuplewireStreamReader
+from tuplewire.spark.writer import TuplewireStreamWriter
 
 TOPOLOGY = "test"
 _SECONDS = 60.0
@@ -171,34 +177,6 @@ def test_a_removed_token_closes_its_streams_during_a_drain(tmp_path: Path) -> No
             next(rest)
 
 
-def test_session_waits_for_its_file(worker: Guarded, tmp_path: Path) -> None:
-    """A session retains its messages until the client's token file has the worker's new token."""
-    credentials = _credentials(tmp_path, OLD)
-    with (
-        FaultProxy(worker.endpoint.address) as proxy,
-        Client(proxy.address, topology=TOPOLOGY, credentials=credentials) as client,
-    ):
-        deliver(client, 1, b"before")
-        worker.tokens.write_text(f"etl {NEW}\n", encoding="utf-8")
-        before = denied(worker.endpoint, "wrong_token")
-        proxy.cut()
-        client.send(1, b"kept")
-        eventually(lambda: denied(worker.endpoint, "wrong_token") > before, _SECONDS)
-        Path(str(credentials.token_file)).write_text(NEW, encoding="utf-8")
-        client.flush(_SECONDS)
-        assert client.ledger().acknowledged == 2
-    worker.tokens.write_text(f"etl {OLD}\n", encoding="utf-8")
-    _sends(worker.endpoint.address, _credentials(tmp_path, OLD))
-
-
-def test_file_that_is_broken_keeps_the_tokens(worker: Guarded, tmp_path: Path) -> None:
-    """A token file without tokens changes nothing: no client is locked out or admitted."""
-    worker.tokens.write_text("", encoding="utf-8")
-    eventually(lambda: "files.unusable" in worker.log.read_text(encoding="utf-8"), _SECONDS)
-    _sends(worker.endpoint.address, _credentials(tmp_path, OLD))
-    worker.tokens.write_text(f"etl {OLD}\n", encoding="utf-8")
-
-
 def test_tokens_are_told_to_nobody(worker: Guarded, tmp_path: Path) -> None:
     """Tokens appear in no log, error, metric or status, and not in the output of --print-config."""
     told = []
@@ -242,3 +220,63 @@ def test_workers_show_a_token_to_each_other(tmp_path: Path) -> None:
             client.recv([2], timeout=_SECONDS) as batches,
         ):
             assert [message.message for message in next(batches)] == [b"over"]
+
+
+WORKER_NAME = "worker.example"
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Endpoint]]:
+    """Run two workers, with tasks 1 and 2, that require the certificate and token of this environment."""
+    authority = Authority()
+    files = authority.issue(WORKER_NAME).write(tmp_path / "worker")
+    token = secret_file(tmp_path / "token", "etl " + "0" * 20)
+    program = files_of(authority.issue("etl.example"), tmp_path / "program", WORKER_NAME, token_file=token)
+    for name, value in variables_of(program).items():
+        monkeypatch.setenv(name, value)
+    flags = [*tls_flags(files), f"--token-file={token}"]
+    with WorkerProcesses(2, TOPOLOGY, flags=flags, credentials=program, drain_seconds=1) as started:
+        started.assign({0: [1], 1: [2]})
+        yield started.endpoints
+    end_attempt()
+
+
+@pytest.mark.parametrize("by_options", [False, True])
+def test_environment_opens_every_surface(
+    workers: list[Endpoint],
+    monkeypatch: pytest.MonkeyPatch,
+    by_options: bool,  # noqa: FBT001
+) -> None:
+    """The environment's credentials work for a handle, a query's source and a query's sink, at both workers.
+
+    Options of the format work the same way if the environment has no credentials.
+    """
+    near = workers[0]
+    with ClientHandle(near.address, topology=TOPOLOGY) as client:
+        client.send(numbered(2, range(10)))
+    close_clients()
+    options = {"address": near.address, "topology": TOPOLOGY, "timeout": "20"}
+    variables = variables_of(Credentials.from_environment())
+    for name, value in variables.items() if by_options else ():
+        monkeypatch.delenv(name)
+        options[f"tuplewire.{name.removeprefix('TUPLEWIRE_').lower()}"] = value
+    reader = TuplewireStreamReader(source_options({**options, "tasks": "2"}))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert payloads(reader, reader.partitions(start, end)) == list(range(10))
+    reader.latestOffset(end, ReadAllAvailable())  # Spark calls this once the batch is in its commit log
+    reader.stop()
+
+    sinks = sink_options(options), sink_options({**options, "deliveryGuarantee": "atLeastOnce"})
+    begin_attempt(attempt=1)
+    for each in sinks:
+        writer = TuplewireStreamWriter(each)
+        writer.commit([writer.write(iter([rows(1, range(7, 8))]))], 0)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with (
+        ClientHandle(near.unix_address, topology=TOPOLOGY) as client,
+        client.recv([1], timeout=20) as batches,
+    ):
+        assert [payload for _, payload in collect(batches, 2)] == [b"7"] * 2
+    close_clients()
