@@ -77,6 +77,6 @@ def guarded(
         (folder / "permissions.toml").write_text(rules, encoding="utf-8")
         flags.append(f"--permissions-file={folder}/permissions.toml")
     with WorkerProcesses(
-        1, topology, flags=flags, directory=folder, drain_seconds=1, credentials=credentials[names[0]]
+        1, topology, flags=flags, directory=folder, drain_seconds=0.1, credentials=credentials[names[0]]
     ) as workers:
         yield workers, credentials

@@ -15,7 +15,7 @@ from helpers import eventually
 from helpers.admin import samples
 from helpers.secured import guarded
 from helpers.traffic import deliver
-from helpers.worker_process import COMMAND, environment_without_ours, run_command
+from helpers.worker_process import run_command
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
@@ -174,29 +174,6 @@ def test_the_command_tells_them(worker: Endpoint) -> None:
     assert mine["address"].startswith("unix:")
     assert mine["messages"] == 1
     assert told["resident_bytes"] > 1 << 20
-
-
-def test_a_status_can_be_watched(worker: Endpoint) -> None:
-    """`status --watch` prints repeatedly, with rates from the second time on, or one JSON object per line."""
-    for flags, again in (
-        ([], rb"13 +worker-0 +0 +0 +0 +0 +0 +no *\n"),
-        (["--json"], rb'\{"worker_id": "worker-0"'),
-    ):
-        with subprocess.Popen(
-            [*COMMAND, "status", "--address", worker.address, "--watch=0.1", *flags],
-            stdout=subprocess.PIPE,
-            env=environment_without_ours(),
-        ) as process:
-            assert process.stdout is not None
-            begun = 0
-            for line in process.stdout:
-                begun += line.startswith((b"worker  ", b'{"worker_id"'))
-                if begun > 1 and re.match(again, line):
-                    break
-            process.send_signal(signal.SIGINT)
-            process.stdout.read()
-            assert process.wait(30) == 130
-        assert begun > 1
 
 
 RULES = """

@@ -97,32 +97,6 @@ def test_once_prints_tables(cluster: Cluster) -> None:
     assert "\nworkers\n" not in text
 
 
-def test_a_worker_that_is_gone_is_told(cluster: Cluster) -> None:
-    """A stopped worker is reported next to the running ones; an unreachable first worker is an error."""
-    with WorkerProcesses(2, "default", drain_seconds=0.1) as workers:
-        workers.assign({0: [1], 1: [2]})
-        near, far = workers.endpoints
-        with ClusterPoller(near.address, ControlClient) as looks:
-            assert [each.worker for each in looks.poll()] == ["worker-0", "worker-1"]
-            with ControlClient(far.address) as control:
-                control.drain(0.1)
-            gone = eventually(
-                lambda: [
-                    each.worker
-                    for each in cluster_rows(looks.poll()).workers
-                    if each.state == "no answer" and each.problem
-                ],
-                60,
-                "one is gone",
-            )
-            assert gone == ["worker-1"]
-            assert [each.worker for each in cluster_rows(looks.poll()).tasks] == ["worker-0"]
-    nobody = run_command("top", "--address", near.address, "--once", "--timeout=2")
-    assert nobody.returncode == 1
-    assert near.address in nobody.stderr
-    assert cluster
-
-
 def test_dead_and_hung_workers_are_reported_within_a_poll() -> None:
     """The next poll names a killed worker; a poll does not wait longer than a second for one that hangs."""
     with WorkerProcesses(3, "default", drain_seconds=0.1) as workers:
@@ -147,10 +121,12 @@ def test_dead_and_hung_workers_are_reported_within_a_poll() -> None:
 
 
 def test_without_a_terminal_it_says_what_to_do() -> None:
-    """The live view requires a terminal, and the error names the alternatives."""
+    """The live view requires a terminal; the error names the alternatives, or the unreachable worker."""
     ended = run_command("top", "--address", "127.0.0.1:1")
     assert (ended.returncode, "--once, --json or --web" in ended.stderr) == (64, True)
     assert run_command("top", "--address", "127.0.0.1:1", "--once", "--interval=0").returncode == 64
+    nobody = run_command("top", "--address", "127.0.0.1:1", "--once", "--timeout=0.5")
+    assert (nobody.returncode, "127.0.0.1:1" in nobody.stderr) == (1, True)
 
 
 def test_a_terminal_gets_the_live_view(cluster: Cluster) -> None:
