@@ -46,7 +46,8 @@ def test_a_prompt_takes_it(page: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("pasted", PASTED, ids=lambda each: each.pages[0])
-def test_pasted(pasted: Pasted, tmp_path: Path) -> None:
+def test_pasted(pasted: Pasted, times: int, tmp_path: Path) -> None:
     """Every block of a page runs, one after another, also if a reader pastes the page again."""
-    check(pasted, paste(pasted.pages * 2, tmp_path, _SECONDS))
+    check(pasted, paste(pasted.pages * times, tmp_path, _SECONDS))
