@@ -162,7 +162,7 @@ class Stall(Pass):
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         if message["number"] == COUNT // 10:
-            time.sleep(2.0)  # like user code that waits for a database
+            time.sleep(1.0)  # like user code that waits for a database
         super().execute(message, collector)
 
 
@@ -283,7 +283,7 @@ class Contract:
 class RuntimeContract(Contract):
     """The contract of every runtime."""
 
-    @pytest.mark.parametrize("pause", [0.0, 0.05], ids=["busy", "pausing"])
+    @pytest.mark.parametrize("pause", [0.0, 0.03], ids=["busy", "pausing"])
     def test_it_is_over_when_all_is_processed(self, runtime: Runtime, notes: Notes, pause: float) -> None:
         """finish() waits for every tuple, also if a spout pauses.
 

@@ -163,14 +163,14 @@ def test_what_takes_too_long_has_failed(notes: Notes) -> None:
 
 
 def test_messages_without_destination_do_not_hold_up_the_end(notes: Notes) -> None:
-    """Messages that the link drops count as taken, so that the topology finishes without their delivery."""
+    """Messages to tasks without a worker count as lost and as taken, so that the topology finishes."""
     topology = topology_of(notes, Pass(notes), ackers=0)
     with worker_links("local", topology, ([1], [])) as (link, other):
         worker = ExecutorWorker(topology, [1], topology_id="t", link=link)
         worker.start()
         worker.switch(active=True)
         ask_until_over([worker])
-        assert worker.report().taken == COUNT
+        assert (worker.report().taken, link.lost()) == (COUNT, COUNT)
         worker.close()
         other.close(0.0)
 

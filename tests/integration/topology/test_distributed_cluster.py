@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from helpers import words
+from helpers.admin import get, samples
 from helpers.ports import free_ports
 from helpers.tools import missing
 from helpers.words import EXPECTED, LINES, topology_of
@@ -357,12 +358,22 @@ def test_a_notebooks_components(missing: list[str], printed: str) -> None:
 
 
 def test_a_stuck_executor_of_another_process_is_named(tmp_path: Path) -> None:
-    """The cluster's heartbeats name an executor that hangs in the user's code, until it continues."""
+    """Heartbeats, readiness and metrics name an executor that hangs in user code, until it continues."""
     gate = tmp_path / "gate"
     conf = {"mine.gate": str(gate), "worker.heartbeat.frequency.secs": 0.05, "nimbus.task.timeout.secs": 0.5}
     with running(topology_of([words.SLOW]), **conf) as topology:
+        probes = [url.replace("/metrics", "/readyz") for url in topology.metrics_urls]
         (stuck,) = eventually(lambda: [each for each in topology.heartbeats() if each.stuck], SECONDS)
         assert (stuck.component, stuck.activity) == ("split", "execute")
+        assert sorted(status for status, _ in map(get, probes)) == [200, 503]
+        assert "of 'split' has been in execute() for" in "".join(text for _, text in map(get, probes))
+        read = [sample for url in topology.metrics_urls for sample in samples(url).items()]
+        for name, least, most in (("executor_stuck", 1, 1), ("executor_call_seconds", 0.5, SECONDS)):
+            shown = sum(
+                value for each, value in read if each.startswith(f'tuplewire_{name}{{component="split"')
+            )
+            assert least <= shown <= most
         gate.touch()
         eventually(lambda: not any(each.stuck for each in topology.heartbeats()), SECONDS)
+        eventually(lambda: {status for status, _ in map(get, probes)} == {200}, SECONDS)
         assert counts_of(topology.finish(SECONDS)) == {words.SLOW: 1}

@@ -7,13 +7,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from helpers.admin import get
-from helpers.alone import alone
 from helpers.tools import require_tool
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tuplewire_service.metrics.admin_server import AdminServer
 from tuplewire_service.metrics.families import ProgramCollector
 from tuplewire_service.testing import eventually
 from tuplewire_topology import (
@@ -27,7 +24,6 @@ from tuplewire_topology import (
 )
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.clusters.cluster import LocalCluster
-from tuplewire_topology.coordination.executor_reports import metric_families
 
 SECONDS = 30.0
 
@@ -176,34 +172,3 @@ def test_a_full_queue_is_seen() -> None:
         go.set()
         running.wait()
         assert samples(registry)["receive_queue_fill_ratio b 1-1"] == 0
-
-
-def test_a_stuck_executor_is_seen_from_outside() -> None:
-    """Readiness and metrics name a stuck executor until it continues."""
-    go = threading.Event()
-    feeder = FeederSpout(["number"])
-    conf = {"worker.heartbeat.frequency.secs": 0.05, "nimbus.task.timeout.secs": 1}
-    worker = alone(waiting(feeder, go), conf=conf)
-    registry = CollectorRegistry()
-    registry.register(ProgramCollector(lambda: metric_families(worker.statistics(), worker.heartbeats.last)))
-    admin = AdminServer("127.0.0.1:0", registry, lambda: "", lambda: worker.heartbeats.not_ready)
-
-    def ready() -> tuple[int, str]:
-        return get(f"http://{admin.address}/readyz")
-
-    assert ready() == (503, "not ready: starting\n")
-    worker.start()
-    worker.switch(active=True)
-    assert ready()[0] == 200
-    assert samples(registry)["executor_stuck b 1-1"] == 0
-    feeder.feed([1])
-    eventually(lambda: ready()[0] == 503, SECONDS)
-    assert "task 1 of 'b' has been in execute() for" in ready()[1]
-    read = samples(registry)
-    assert (read["executor_stuck b 1-1"], read["executor_stuck s 2-2"]) == (1, 0)
-    assert read["executor_call_seconds b 1-1"] >= 1
-    go.set()
-    eventually(lambda: ready()[0] == 200, SECONDS)
-    assert samples(registry)["executor_stuck b 1-1"] == 0
-    worker.close()
-    admin.close()

@@ -201,7 +201,7 @@ def test_a_status_reads_no_gauge() -> None:
     builder.set_spout("s", feeder)
     builder.set_bolt("b", Gauged()).shuffle_grouping("s")
     topology = builder.create_topology()
-    worker = ExecutorWorker(topology)
+    worker = alone(topology)
     worker.start()
     try:
         component_statuses(topology, worker.executors)

@@ -30,6 +30,7 @@ from tuplewire_topology import Topology
 from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology
 from tuplewire_topology.clusters.local_topology import LocalTopology
+from tuplewire_topology.coordination import coordinator
 
 TWO = {"topology.workers": 2, "tuplewire.worker.receive_queue_messages": 64}
 
@@ -131,5 +132,7 @@ class TestProcesses(RuntimeContract, MovesTasks):
     """The contract for processes; test_program_worker.py tests the dead letters of a worker's program."""
 
     @pytest.fixture
-    def runtime(self) -> Runtime:
+    def runtime(self, monkeypatch: pytest.MonkeyPatch) -> Runtime:
+        # After a restart, the end is detected without counts; spouts wait for the acks of all their tuples.
+        monkeypatch.setattr(coordinator, "_QUIET_SECONDS", 0.2)
         return Processes()

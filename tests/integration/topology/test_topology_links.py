@@ -107,24 +107,10 @@ def test_foreign_and_malformed_messages(caplog: pytest.LogCaptureFixture) -> Non
         worker.close()
 
 
-def test_no_destination_is_counted() -> None:
-    """A message to a task that no worker owns is refused and counted, and blocks nothing."""
-    counts: Counter[str] = Counter()
-    topology = word_count(counts)
-    with hosted(topology, [2]) as (here,):
-        worker = ExecutorWorker(topology, [2], topology_id="t", link=here.link)
-        worker.start()
-        worker.switch(active=True)
-        assert wait_idle(worker, SECONDS)
-        eventually(lambda: here.link.lost() == len(LINES), SECONDS)
-        assert here.status().refused_messages == {"UNKNOWN_TASK": len(LINES)}
-        worker.close()
-
-
 def test_a_client_link_tells_what_was_refused() -> None:
     """Messages that the worker refuses raise an error in close()."""
     counts: Counter[str] = Counter()
-    with WorkerProcesses(1, "t") as processes:
+    with WorkerProcesses(1, "t", drain_seconds=0.1) as processes:
         processes.assign({0: [2]})
         client = Client(processes.endpoints[0].unix_address, topology="t")
         worker = ExecutorWorker(word_count(counts), [2], topology_id="t", link=Link(client))
@@ -138,7 +124,7 @@ def test_a_client_link_tells_what_was_refused() -> None:
 def test_a_lost_subscription_fails_the_worker() -> None:
     """If another client takes over the executors' task, their worker fails instead of waiting forever."""
     counts: Counter[str] = Counter()
-    with WorkerProcesses(1, "t") as processes:
+    with WorkerProcesses(1, "t", drain_seconds=0.1) as processes:
         processes.assign({0: [1]})
         address = processes.endpoints[0].unix_address
         topology = word_count(counts)
@@ -201,7 +187,7 @@ def test_mail_waits_for_an_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
         return recv(client, *arguments, **more)
 
     monkeypatch.setattr(Client, "recv", counted)
-    with WorkerProcesses(1, "mail") as local:
+    with WorkerProcesses(1, "mail", drain_seconds=0.1) as local:
         (worker,) = local.endpoints
         client = Client(worker.address, topology="mail", connect_seconds=0.2)
         with ControlChannel(client, "run", task, came.append, failures.append, waits=True) as post:
