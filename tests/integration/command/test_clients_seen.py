@@ -36,7 +36,7 @@ sys.stdin.read()
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Endpoint]:
     """Run a worker with 100 tasks."""
-    with WorkerProcesses(1, "default", drain_seconds=1) as workers:
+    with WorkerProcesses(1, "default", drain_seconds=0.1) as workers:
         workers.assign({0: range(100)})
         yield workers.endpoints[0]
 

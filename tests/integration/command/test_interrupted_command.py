@@ -17,7 +17,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from helpers.worker_process import Running, assignment_for
+from helpers.worker_process import Running, assignment_for, running
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire_service.testing import eventually
@@ -134,6 +134,15 @@ def test_while_a_call_is_made(silent: socket.socket) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Run a worker with the tasks 0 and 1 for all tests of this file."""
+    with running(tmp_path_factory.mktemp("w")) as started:
+        with ControlClient(started.address) as control:
+            control.update_assignment(assignment_for(started))
+        yield started
+
+
 @pytest.fixture
 def silent() -> Iterator[socket.socket]:
     """Yield a socket that listens and never answers."""
@@ -181,8 +190,6 @@ def test_while_nobody_answers(command: str, silent: socket.socket, tmp_path: Pat
 )
 def test_while_it_prints_again_and_again(words: str, head: str, row: str, worker: Running) -> None:
     """A command prints rates from the second time on, or a line of JSON; the last line is complete."""
-    with ControlClient(worker.address) as control:
-        control.update_assignment(assignment_for(worker))
     command, *flags = words.split()
     with subprocess.Popen(
         [sys.executable, "-m", "tuplewire", command, "--address", worker.address, *flags],
@@ -204,22 +211,23 @@ def test_while_it_prints_again_and_again(words: str, head: str, row: str, worker
 
 def test_while_it_reads_what_to_send(worker: Running) -> None:
     """Messages that were read before the interrupt are at the worker."""
-    with ControlClient(worker.address) as control:
-        control.update_assignment(assignment_for(worker))
-        with subprocess.Popen(
+    with (
+        ControlClient(worker.address) as control,
+        subprocess.Popen(
             [sys.executable, "-m", "tuplewire", "send", "1", f"--address={worker.address}"],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
-        ) as process:
-            assert process.stdin is not None
-            process.stdin.write(b"first\n")
-            process.stdin.flush()
-            eventually(lambda: control.status().ledger.accepted == 1, SECONDS)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(SECONDS) == 130
-            assert process.stderr is not None
-            said = process.stderr.read()
-            assert said == b"1 of 1 messages acknowledged\ntuplewire send: interrupted\n"
+        ) as process,
+    ):
+        assert process.stdin is not None
+        process.stdin.write(b"first\n")
+        process.stdin.flush()
+        eventually(lambda: control.status().ledger.accepted == 1, SECONDS)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 130
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert said == b"1 of 1 messages acknowledged\ntuplewire send: interrupted\n"
 
 
 @new_interpreter

@@ -56,7 +56,7 @@ def asked(link: str, path: str, method: str = "GET", **headers: str) -> Answer:
 def worker(blocked: Any) -> Iterator[Endpoint]:
     """Run a worker with a sender, and with a consumer that never acknowledges messages."""
     flags = ["--receive-queue-messages=100"]
-    with WorkerProcesses(1, "default", flags=flags, drain_seconds=1) as workers:
+    with WorkerProcesses(1, "default", flags=flags, drain_seconds=0.1) as workers:
         workers.assign({0: range(10)})
         at = workers.endpoints[0]
         with blocked(at.address, at.address, SLOW_TASK):

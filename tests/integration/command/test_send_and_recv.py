@@ -64,28 +64,16 @@ def test_a_count_leaves_the_others(worker: LocalWorkerProcess) -> None:
 
 
 def test_json_lines(worker: LocalWorkerProcess) -> None:
-    """A JSON line names its task, and contains text, or bytes as base64."""
-    lines = b'{"task": 3, "message": "text"}\n{"task": 4, "base64": "/w=="}\n{"message": "no task"}\n'
-    sent = command(worker, "send", "--format", "json", given=lines)
-    assert sent.returncode == 64
-    assert b"message 3 names no task: give TASK" in sent.stderr
-    took = command(worker, "recv", "3,4", "--format", "json", "--count", "2")
-    found = [json.loads(line) for line in took.stdout.splitlines()]
-    assert sorted(found, key=str) == sorted(
-        [{"task": 3, "message": "text"}, {"task": 4, "base64": "/w=="}], key=str
-    )
-
-
-def test_json_lines_carry_a_key_and_headers(worker: LocalWorkerProcess) -> None:
-    """`send` reads the lines that `recv` writes, text or not; keys and headers stay the same."""
+    """`send` reads the lines that `recv` writes, text or base64; keys and headers stay the same."""
     lines = [
         {"task": 9, "message": "text", "key": "k", "headers": [["a", "1"], ["a", "zoë"]]},
         {"task": 9, "base64": "/w==", "key": {"base64": "/w=="}, "headers": [["b", {"base64": "/g=="}]]},
         {"task": 9, "message": "", "key": ""},
         {"task": 9, "message": "neither"},
     ]
-    given = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
-    assert command(worker, "send", "--format", "json", given=given).returncode == 0
+    given = "".join(f"{json.dumps(line)}\n" for line in [*lines, {"message": "no task"}]).encode()
+    sent = command(worker, "send", "--format", "json", given=given)
+    assert (sent.returncode, b"message 5 names no task: give TASK" in sent.stderr) == (64, True)
     took = command(worker, "recv", "9", "--format", "json", "--count", "4")
     assert [json.loads(line) for line in took.stdout.splitlines()] == lines
     assert command(worker, "send", "--format", "json", given=took.stdout).returncode == 0

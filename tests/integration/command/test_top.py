@@ -35,7 +35,7 @@ class Cluster(NamedTuple):
 @pytest.fixture(scope="module")
 def cluster(blocked: Any) -> Iterator[Cluster]:
     """Run the cluster with a sender, and with a consumer that never acknowledges messages."""
-    flags = ["--receive-queue-messages=100", "--drain-seconds=1"]
+    flags = ["--receive-queue-messages=100", "--drain-seconds=0.1"]
     with WorkerProcesses(2, "default", flags=flags) as workers:
         workers.assign({0: range(10), 1: range(10, 20)})
         near, far = workers.endpoints
