@@ -150,7 +150,7 @@ def test_a_directory_of_spark_that_is_full_is_named(workers: Pair, monkeypatch: 
 @contextmanager
 def small(*flags: str) -> Iterator[tuple[Endpoint, dict[str, str]]]:
     """Run a worker with one task and small queues; yield it and the options of a sink."""
-    flags = ("--drain-seconds=1", "--receive-queue-bytes=1MiB", "--max-message-bytes=1MiB", *flags)
+    flags = ("--drain-seconds=0.1", "--receive-queue-bytes=1MiB", "--max-message-bytes=1MiB", *flags)
     with WorkerProcesses(1, TOPOLOGY, flags=flags) as local:
         local.assign({0: [SMALL_TASK]})
         (worker,) = local.endpoints
@@ -197,7 +197,7 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
 @pytest.mark.parametrize("guarantee", ["atLeastOnce", "exactlyOnce"])
 def test_rows_are_as_large_as_the_worker_allows(guarantee: str) -> None:
     """Rows may be as large as the worker allows, including the key; one byte more makes a bad row."""
-    flags = ("--max-message-bytes=3MiB", "--receive-queue-bytes=8MiB", "--drain-seconds=1")
+    flags = ("--max-message-bytes=3MiB", "--receive-queue-bytes=8MiB", "--drain-seconds=0.1")
     with WorkerProcesses(1, TOPOLOGY, flags=flags) as local:
         local.assign({0: [SMALL_TASK]})
         (worker,) = local.endpoints

@@ -48,7 +48,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     tokens = secret_file(folder / "token", f"etl {OLD}\n")
     flags = [f"--token-file={tokens}", "--log-level=debug"]
     with WorkerProcesses(
-        1, TOPOLOGY, flags=flags, directory=folder, drain_seconds=1, credentials=_credentials(folder, OLD)
+        1, TOPOLOGY, flags=flags, directory=folder, drain_seconds=0.1, credentials=_credentials(folder, OLD)
     ) as workers:
         workers.assign({0: [1]}, _SECONDS)
         yield Guarded(workers.endpoints[0], tokens, workers.log_of(0))
@@ -210,7 +210,7 @@ def test_workers_show_a_token_to_each_other(tmp_path: Path) -> None:
     tokens = secret_file(tmp_path / "token", OLD)
     credentials = Credentials(token_file=str(tokens))
     flags = [f"--token-file={tokens}"]
-    with WorkerProcesses(2, TOPOLOGY, flags=flags, drain_seconds=1, credentials=credentials) as workers:
+    with WorkerProcesses(2, TOPOLOGY, flags=flags, drain_seconds=0.1, credentials=credentials) as workers:
         workers.assign({0: [1], 1: [2]}, _SECONDS)
         near, far = workers.endpoints
         with Client(near.address, topology=TOPOLOGY, credentials=credentials) as client:
@@ -225,25 +225,23 @@ def test_workers_show_a_token_to_each_other(tmp_path: Path) -> None:
 WORKER_NAME = "worker.example"
 
 
-@pytest.fixture
-def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Endpoint]]:
-    """Run two workers, with tasks 1 and 2, that require the certificate and token of this environment."""
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Endpoint], Credentials]]:
+    """Run two workers with tasks 1 and 2; yield them, and the certificate and token that they require."""
+    folder = tmp_path_factory.mktemp("secured")
     authority = Authority()
-    files = authority.issue(WORKER_NAME).write(tmp_path / "worker")
-    token = secret_file(tmp_path / "token", "etl " + "0" * 20)
-    program = files_of(authority.issue("etl.example"), tmp_path / "program", WORKER_NAME, token_file=token)
-    for name, value in variables_of(program).items():
-        monkeypatch.setenv(name, value)
+    files = authority.issue(WORKER_NAME).write(folder / "worker")
+    token = secret_file(folder / "token", "etl " + "0" * 20)
+    program = files_of(authority.issue("etl.example"), folder / "program", WORKER_NAME, token_file=token)
     flags = [*tls_flags(files), f"--token-file={token}"]
-    with WorkerProcesses(2, TOPOLOGY, flags=flags, credentials=program, drain_seconds=1) as started:
+    with WorkerProcesses(2, TOPOLOGY, flags=flags, credentials=program, drain_seconds=0.1) as started:
         started.assign({0: [1], 1: [2]})
-        yield started.endpoints
-    end_attempt()
+        yield started.endpoints, program
 
 
 @pytest.mark.parametrize("by_options", [False, True])
 def test_environment_opens_every_surface(
-    workers: list[Endpoint],
+    secured: tuple[list[Endpoint], Credentials],
     monkeypatch: pytest.MonkeyPatch,
     by_options: bool,  # noqa: FBT001
 ) -> None:
@@ -251,12 +249,14 @@ def test_environment_opens_every_surface(
 
     Options of the format work the same way if the environment has no credentials.
     """
-    near = workers[0]
+    (near, _), program = secured
+    for name, value in variables_of(program).items():
+        monkeypatch.setenv(name, value)
     with ClientHandle(near.address, topology=TOPOLOGY) as client:
         client.send(numbered(2, range(10)))
     close_clients()
     options = {"address": near.address, "topology": TOPOLOGY, "timeout": "20"}
-    variables = variables_of(Credentials.from_environment())
+    variables = variables_of(program)
     for name, value in variables.items() if by_options else ():
         monkeypatch.delenv(name)
         options[f"tuplewire.{name.removeprefix('TUPLEWIRE_').lower()}"] = value
@@ -268,10 +268,12 @@ def test_environment_opens_every_surface(
     reader.stop()
 
     sinks = sink_options(options), sink_options({**options, "deliveryGuarantee": "atLeastOnce"})
-    begin_attempt(attempt=1)
+    epoch = int(by_options)  # each epoch is published once
+    begin_attempt(attempt=1, epoch=epoch)
     for each in sinks:
         writer = TuplewireStreamWriter(each)
-        writer.commit([writer.write(iter([rows(1, range(7, 8))]))], 0)
+        writer.commit([writer.write(iter([rows(1, range(7, 8))]))], epoch)
+    end_attempt()
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with (
