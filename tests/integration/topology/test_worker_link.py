@@ -147,6 +147,7 @@ def test_others_do_not_wait(waiting: tuple[Hosted, Taker, threading.Thread]) -> 
         here.link.send([TaskGroup.of(4, [b"fate"])])
     eventually(lambda: len(fates.came) == 100, SECONDS, "acknowledged although the spout has not read them")
     eventually(lambda: here.worker.servers.tasks_without_credit() == {1}, SECONDS)
+    fates.finish()
 
 
 def test_a_link_that_closes_ends_the_wait(waiting: tuple[Hosted, Taker, threading.Thread]) -> None:
