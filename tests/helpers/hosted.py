@@ -64,5 +64,6 @@ def hosted(
         for number in range(len(shares)):
             workers.append(host(f"w{number}", topology, transport, conf))
             stack.callback(workers[-1].close, 1.0)
+            stack.callback(workers[-1].link.abort)  # a drain would wait for its subscription
         assign(1, dict(zip(workers, shares, strict=True)))
         yield workers

@@ -268,6 +268,7 @@ def test_spouts_wait_for_connections(transport: str) -> None:
     taker.finish()
     worker.close(0.1)
     for each in (here, first, again):
+        each.link.abort()  # a drain would wait for its subscription
         each.close(0.1)
 
 
@@ -292,6 +293,7 @@ def test_connections_follow_outbound_tasks(transport: str) -> None:
     assert peers(last) == ["second"]
     taker.finish()
     for worker in (second, last):
+        worker.link.abort()
         worker.close(0.1)
 
 
