@@ -115,9 +115,10 @@ class _Call:
 
     def no_answer(self, seconds: float) -> errors.NoAnswerError:
         """Return the error for the first request without an answer."""
-        task, state = next((each, self.states[each]) for each in self.unanswered.values())
-        count = f"{len(self.unanswered)} of {len(self.unanswered) + len(self.answers)} requests"
-        text = f"no answer to {count} within {seconds:g} s; task {task}: {state}"
+        task, *others = self.unanswered.values()
+        state = self.states[task]
+        count = f" and from {len(others)} of {len(others) + len(self.answers)} others" if others else ""
+        text = f"no answer from task {task}{count} within {seconds:g} s: {state}"
         return errors.NoAnswerError(text, task, *state[:3])
 
 
