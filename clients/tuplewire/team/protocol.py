@@ -19,7 +19,6 @@ PIECE_BYTES = 512 * 1024
 """The maximum bytes of a value in one message."""
 WINDOW = 16
 """The maximum number of pieces of a stream that were sent, and that the other rank has not confirmed."""
-_ID_BYTES = 8
 _HEADER = struct.Struct("<QIHBHQQ")
 
 Kind = IntEnum("Kind", "JOIN PREPARE START CONFIRM LEAVE ABORT VALUE SENT")
@@ -106,7 +105,7 @@ class Forming:
         if self._rank == 0:
             return self._on_join(message.rank, message.team, body) if kind == Kind.JOIN else []
         if kind == Kind.PREPARE and not self.started:
-            ids = [body[at : at + _ID_BYTES] for at in range(0, len(body), _ID_BYTES)]
+            ids = [body[at : at + 8] for at in range(0, len(body), 8)]
             if len(ids) == self._size and ids[self._rank] == self._own_id:
                 self.ids, self.team = ids, team_of(body)
                 return [(0, self.join())]

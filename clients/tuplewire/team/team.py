@@ -127,8 +127,7 @@ class Team(Live):
         return self._members.stale
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open" if self._broken is None else f"broken: {self._broken}"
-        return f"<Team rank={self.rank} size={self.size} generation={self.generation:016x} {state}>"
+        return f"<Team rank={self.rank} size={self.size} generation={self.generation:x} {self._broken or 'open'}>"
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -301,15 +300,18 @@ def _once(values: Mapping[int, Any]) -> Steps:
 
 def reduction(flat: _Array, size: int, reducer: np.ufunc) -> Steps:
     """Return the steps of a reduction: of whole arrays, or of a part of the array at each rank."""
+    flat = flat.astype(flat.dtype.newbyteorder("<"), copy=False)
     if (size - 1) * flat.nbytes <= FLAT_BYTES:
-        return _reduced((yield dict.fromkeys(range(size), flat)), reducer)
-    part = _reduced((yield dict(enumerate(np.array_split(flat, size)))), reducer)
-    return np.concatenate([*(yield dict.fromkeys(range(size), part)).values()])
+        return _reduced((yield dict.fromkeys(range(size), flat.tobytes())), flat.dtype, reducer)
+    parts = {rank: part.tobytes() for rank, part in enumerate(np.array_split(flat, size))}
+    total = _reduced((yield parts), flat.dtype, reducer)
+    got = yield dict.fromkeys(range(size), total.tobytes())
+    return np.frombuffer(bytearray().join(got.values()), flat.dtype)
 
 
-def _reduced(arrays: Mapping[int, _Array], reducer: np.ufunc) -> _Array:
+def _reduced(arrays: Mapping[int, bytes], dtype: np.dtype[Any], reducer: np.ufunc) -> _Array:
     """Return ((x0 + x1) + x2) + ..., in a new array."""
-    total = arrays[0]
-    for rank in range(1, len(arrays)):
-        reducer(total, arrays[rank], out=total)
+    total, *others = (np.frombuffer(bytearray(each), dtype) for each in arrays.values())
+    for each in others:
+        reducer(total, each, out=total)
     return total

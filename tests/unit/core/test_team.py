@@ -94,6 +94,7 @@ def test_the_algorithm_depends_on_size_and_bytes(size: int, size_bytes: int, par
     """Small arrays are sent as a whole in one step, and large arrays in parts."""
     sent = next(reduction(np.zeros(size_bytes, "uint8"), size, np.add))
     assert len(sent[0]) == -(-size_bytes // parts)
+    assert len(sent) == size
 
 
 # --- values ----------------------------------------------------------------------------------------------
