@@ -23,6 +23,7 @@ from tuplewire.text.events import event_logger
 
 logger = event_logger(__name__)
 
+Data = bytes | memoryview
 _TICK_SECONDS = 0.1
 """The maximum wait for a message before times are checked."""
 _JOIN_SECONDS = 0.5
@@ -33,9 +34,6 @@ _LEAVE_SECONDS = 1.0
 """The maximum time that a leaving member waits until all others leave."""
 _ABORT_SECONDS = 3.0
 """The maximum time that a leaving member with an error waits for acknowledgements."""
-_MAX_TEXT = 2000
-_MOST_NAMED = 10
-"""The maximum number of ranks in the text of an error."""
 
 
 @dataclass
@@ -107,7 +105,7 @@ class Members:
         self._began = self._logged = time.monotonic()
         self._next_poll = self._began + _QUIET_SECONDS
 
-    def exchange(self, values: Mapping[int, bytes], sources: Collection[int], kind: Kind) -> dict[int, bytes]:
+    def exchange(self, values: Mapping[int, Data], sources: Collection[int], kind: Kind) -> dict[int, Data]:
         """Send values to ranks, and return the next values of the sources, in their order.
 
         This rank may be one of both. Raises TeamError.
@@ -128,7 +126,7 @@ class Members:
                 raise errors.TeamMismatchError(f"{self._call}: a rank has left the team: {self._facts(left)}")
             self._wait(waits)
 
-    def _pieces(self, value: bytes, kind: Kind) -> deque[Message]:
+    def _pieces(self, value: Data, kind: Kind) -> deque[Message]:
         about = self.forming.team, self._number, self._rank, kind, 0, len(value), self._call
         starts = range(0, max(1, len(value)), PIECE_BYTES)
         return deque(Message(*about, memoryview(value)[each : each + PIECE_BYTES]) for each in starts)
@@ -235,13 +233,14 @@ class Members:
             return math.inf
 
     def _facts(self, ranks: Sequence[int]) -> str:
-        return ". ".join(f"rank {r} {self._others[r].facts(self._states)}" for r in ranks[:_MOST_NAMED])
+        """Describe the first ten of these ranks."""
+        return ". ".join(f"rank {r} {self._others[r].facts(self._states)}" for r in ranks[:10])
 
     # --- the end ---------------------------------------------------------------------------------
 
     def close(self, error: BaseException | None) -> None:
-        """Send the end to the other members, and close the connections."""
-        text = "" if error is None else f"{type(error).__name__}: {error}"[:_MAX_TEXT]
+        """Send the end to the other members, with at most 2,000 characters; close the connections."""
+        text = "" if error is None else f"{type(error).__name__}: {error}"[:2000]
         kind, body = Kind.ABORT if text else Kind.LEAVE, text.encode(errors="replace")
         note = Message(self.forming.team, 0, self._rank, kind, body=body)
         now, self._closing = time.monotonic(), True

@@ -18,7 +18,7 @@ from tuplewire import errors
 from tuplewire.packing.packing import FAULTS, pack_values, read_value
 from tuplewire.settings.config import checked_timeout
 from tuplewire.subscription import Live
-from tuplewire.team.members import Members
+from tuplewire.team.members import Data, Members
 from tuplewire.team.protocol import Kind
 from tuplewire.values.task_ids import check_tasks
 
@@ -32,8 +32,8 @@ _Array = np.ndarray[Any, Any]
 FLAT_BYTES = 1024 * 1024
 """A rank sends its whole array to all others if this takes at most this number of bytes."""
 
-Steps = Generator[Mapping[int, Any], dict[int, Any], Any]
-"""A call: it yields values to send, by rank, gets the values of its sources, and returns the result."""
+Steps = Generator[Mapping[int, Data], dict[int, Data], Any]
+"""A call: it yields bytes to send, by rank, gets the bytes of its sources, and returns the result."""
 _REDUCERS: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "mean": np.add}
 
 
@@ -127,7 +127,8 @@ class Team(Live):
         return self._members.stale
 
     def __repr__(self) -> str:
-        return f"<Team rank={self.rank} size={self.size} generation={self.generation:x} {self._broken or 'open'}>"
+        state = self._broken or "open"
+        return f"<Team rank={self.rank} size={self.size} generation={self.generation:x} {state}>"
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -230,7 +231,7 @@ class Team(Live):
         seconds = checked_timeout(timeout)
         if self._pid != os.getpid():
             raise errors.ClosedError("the team belongs to the parent process; create one in this process")
-        packed = packed_each(next(steps))
+        outgoing = next(steps)
         with self._alone():
             if self._broken is not None:
                 raise self._broken
@@ -240,8 +241,7 @@ class Team(Live):
             self._members.begin(self._numbers[counted], call, self._timeout if seconds is None else seconds)
             try:
                 while True:
-                    got = self._members.exchange(packed, sources, kind)
-                    packed = packed_each(steps.send({rank: unpacked(each) for rank, each in got.items()}))
+                    outgoing = steps.send(self._members.exchange(outgoing, sources, kind))
             except StopIteration as end:
                 return end.value
             except BaseException as error:
@@ -295,23 +295,24 @@ def unpacked(data: bytes) -> Any:
 
 def _once(values: Mapping[int, Any]) -> Steps:
     """Return the step of a call with one step; the result is the values of the sources."""
-    return (yield values)
+    got = yield packed_each(values)
+    return {rank: unpacked(bytes(each)) for rank, each in got.items()}
 
 
 def reduction(flat: _Array, size: int, reducer: np.ufunc) -> Steps:
     """Return the steps of a reduction: of whole arrays, or of a part of the array at each rank."""
-    flat = flat.astype(flat.dtype.newbyteorder("<"), copy=False)
+    flat = np.ascontiguousarray(flat, flat.dtype.newbyteorder("<"))
     if (size - 1) * flat.nbytes <= FLAT_BYTES:
-        return _reduced((yield dict.fromkeys(range(size), flat.tobytes())), flat.dtype, reducer)
-    parts = {rank: part.tobytes() for rank, part in enumerate(np.array_split(flat, size))}
+        return _reduced((yield dict.fromkeys(range(size), flat.view(np.uint8).data)), flat.dtype, reducer)
+    parts = {rank: part.view(np.uint8).data for rank, part in enumerate(np.array_split(flat, size))}
     total = _reduced((yield parts), flat.dtype, reducer)
-    got = yield dict.fromkeys(range(size), total.tobytes())
+    got = yield dict.fromkeys(range(size), total.view(np.uint8).data)
     return np.frombuffer(bytearray().join(got.values()), flat.dtype)
 
 
-def _reduced(arrays: Mapping[int, bytes], dtype: np.dtype[Any], reducer: np.ufunc) -> _Array:
+def _reduced(arrays: Mapping[int, Data], dtype: np.dtype[Any], reducer: np.ufunc) -> _Array:
     """Return ((x0 + x1) + x2) + ..., in a new array."""
-    total, *others = (np.frombuffer(bytearray(each), dtype) for each in arrays.values())
-    for each in others:
-        reducer(total, each, out=total)
+    total = np.frombuffer(arrays[0], dtype).copy()
+    for rank in range(1, len(arrays)):
+        reducer(total, np.frombuffer(arrays[rank], dtype), out=total)
     return total

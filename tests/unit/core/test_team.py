@@ -30,13 +30,13 @@ def all_ranks(arrays: list[Any], reducer: Any) -> list[Any]:
     """Run a reduction on all ranks, and return the result of each."""
     size = len(arrays)
     calls = [reduction(each, size, reducer) for each in arrays]
-    steps: list[Any] = [packed_each(next(each)) for each in calls]
+    steps: list[Any] = [next(each) for each in calls]
     while True:
-        got = [{source: unpacked(steps[source][rank]) for source in range(size)} for rank in range(size)]
+        got = [{source: steps[source][rank] for source in range(size)} for rank in range(size)]
         results: list[Any] = []
         for rank, call in enumerate(calls):
             try:
-                steps[rank] = packed_each(call.send(got[rank]))
+                steps[rank] = call.send(got[rank])
             except StopIteration as end:
                 results.append(end.value)
         if results:
