@@ -150,11 +150,11 @@ bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of o
 
 .PHONY: bench-idle
 bench-idle: $(VENV)/.dev ## Measure workers that have nothing to do: start, memory, CPU, a new assignment
-	$(BIN)/python tests/tools/bench/resting.py $(ARGS)
+	$(BIN)/python tests/tools/bench/mesh.py idle $(ARGS)
 
 .PHONY: bench-cores
 bench-cores: $(VENV)/.dev ## Measure what a message costs with more workers: what more cores would bring
-	$(BIN)/python tests/tools/bench/cores.py $(ARGS)
+	$(BIN)/python tests/tools/bench/mesh.py cores $(ARGS)
 
 .PHONY: bench-compare
 bench-compare: $(VENV)/.dev ## Run the bench of two commits by turns: BASE=commit, ARGS='--only hop --pairs 5'

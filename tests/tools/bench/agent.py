@@ -5,84 +5,81 @@ Starting Python and gRPC takes longer than a trial, so the processes stay idle b
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 HERE = Path(__file__).parent
-ANSWER_SECONDS = 60.0
 KEEP_BUFFERS = {"MALLOC_TRIM_THRESHOLD_": "16777216", "MALLOC_MMAP_THRESHOLD_": "33554432"}
 """As docs/how-to/tune.md advises. Otherwise the memory that glibc retains depends on the order of frees."""
+_CPU_CLOCK = 2
 
 
 class BenchError(Exception):
     """The benchmark cannot continue: a process failed, or messages were lost, duplicated or out of order."""
 
 
-Verbs = Mapping[str, Callable[..., dict[str, Any]]]
+Verb = Callable[..., Mapping[str, Any] | None]
 
 
-def serve(verbs: Verbs) -> None:
+def serve(verbs: Mapping[str, Verb]) -> None:
     """Answer each request, a line of JSON, with one line, until standard input ends. Runs in the process."""
     for line in sys.stdin:
         request = json.loads(line)
-        answer = verbs[request.pop("verb")](**request)
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(verbs[request.pop("verb")](**request) or {}), flush=True)
+
+
+def cpu_seconds(process_id: int) -> float:
+    """Return the CPU time of a process so far, user and system; see clock_getcpuclockid(3)."""
+    return time.clock_gettime(~process_id << 3 | _CPU_CLOCK)
 
 
 class Agent:
-    """Another process that runs a role of a script in this folder. Used by the caller.
+    """Another process. Used by the caller.
 
     Args:
-        script: The name of the script.
-        role: The first argument of the script.
-        arguments: Further arguments of the script.
-        runner: The command that runs the script; by default this Python.
-        env: Additional environment variables.
+        role: A function of a module in this folder, which calls serve(); or a command in another language.
+        arguments: The arguments of the role; anything that JSON can contain.
     """
 
-    def __init__(
-        self,
-        script: str,
-        role: str,
-        *arguments: object,
-        runner: Sequence[str] = (sys.executable,),
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name = f"{role} ({script})"
-        self._process = subprocess.Popen(
-            [*runner, str(HERE / script), role, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**KEEP_BUFFERS, **os.environ, **(env or {})},
-        )
+    def __init__(self, role: Callable[..., None] | Sequence[str], *arguments: Any) -> None:
+        if callable(role):
+            self.name = f"{role.__module__}.{role.__name__}"
+            script = str(HERE / "agent.py")
+            role = [sys.executable, script, role.__module__, role.__name__, json.dumps(arguments)]
+        else:
+            self.name = " ".join(role[-3:])
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(role, stdin=pipe, stdout=pipe, env={**KEEP_BUFFERS, **os.environ})
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
 
     @property
     def pid(self) -> int:
         """The process's id."""
         return self._process.pid
 
-    def ask(self, verb: str, *, within: float = ANSWER_SECONDS, **arguments: Any) -> dict[str, Any]:
+    def ask(self, verb: str, *, within: float = 60.0, **arguments: Any) -> dict[str, Any]:
         """Send a request and return its answer; BenchError if the process exits or does not answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps({"verb": verb, **arguments}).encode() + b"\n")
-            self._process.stdin.flush()
+            self._requests.write(json.dumps({"verb": verb, **arguments}).encode() + b"\n")
+            self._requests.flush()
         except BrokenPipeError as error:
             raise BenchError(f"{self.name} exited, see its messages above") from error
-        if not select.select([self._process.stdout], [], [], within)[0]:
+        if not select.select([self._answers], [], [], within)[0]:
             raise BenchError(f"{self.name} has not answered {verb!r} for {within:.0f} s")
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         if not line:
             raise BenchError(f"{self.name} exited at {verb!r}, see its messages above")
-        answer = json.loads(line)
-        assert isinstance(answer, dict)
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
     def __enter__(self) -> Self:
@@ -90,12 +87,13 @@ class Agent:
 
     def __exit__(self, *_: object) -> None:
         """Close its standard input, so that it exits, and wait for it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(15)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        with self._process:
+            self._requests.close()
+            try:
+                self._process.wait(15)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+if __name__ == "__main__":
+    getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(*json.loads(sys.argv[3]))

@@ -13,15 +13,17 @@ import os
 import platform
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import pyspark
 from agent import HERE, Agent, BenchError
 from kafka_broker import broker
+from kafka_peer import spark_and_kafka
 from kafka_rows import LATENCY, ROWS, SIZES, Cell, Plan, lines, name_of
 from maven import NotHereError, libraries, outcome
-from report import Line, progress, table
-from spark_agent import tasks_of_workers
+from report import Line, in_turns, progress, table
+from spark_agent import ASSIGNMENT
 from workload import TOPOLOGY
 
 from tuplewire.processes.worker_processes import WorkerProcesses
@@ -42,16 +44,12 @@ _TRIAL_SECONDS = 600.0
 
 def _trial(spark: Agent, plan: Plan, cell: Cell, size: int) -> Any:
     amount = plan.amount(cell, size)
-    asked: dict[str, Any] = {"rows": amount, "size": size}
+    asked: dict[str, Any] = {"rows": amount, "size": size, **cell.options}
     if cell.peer:
         asked["peer"] = cell.peer
-    if cell.verb == "write":
-        asked["options"] = cell.options
     if cell.verb == LATENCY:
-        asked["count"] = asked.pop("rows")
-    answer = spark.ask(cell.verb, within=_TRIAL_SECONDS, **asked)
-    if cell.verb == LATENCY:
-        return answer["milliseconds"]
+        return spark.ask(LATENCY, within=_TRIAL_SECONDS, **asked)["milliseconds"]
+    answer = spark.ask("trial", within=_TRIAL_SECONDS, cell=cell.verb, **asked)
     if answer.get("received", amount) != amount:
         raise BenchError(f"{cell.title}, {cell.verb}: {amount} rows written, {answer['received']} arrived")
     return amount / answer[cell.clock]
@@ -59,17 +57,11 @@ def _trial(spark: Agent, plan: Plan, cell: Cell, size: int) -> Any:
 
 def _measure(spark: Agent, plan: Plan) -> list[Line]:
     found: list[Line] = []
-    cells = plan.cells()
     for size in plan.sizes:
-        rounds: list[dict[Cell, Any]] = []
-        for number in range(plan.rounds + 1):  # the first round warms up the JVM
-            rounds.append({})
-            turns = [cell for cell in cells if number or cell.verb != LATENCY]
-            for position, cell in enumerate(turns, 1):
-                which = f"{name_of(size)}, round {number} of {plan.rounds}, {position} of {len(turns)}"
-                progress(f"{which}: {cell.verb} {cell.peer}, {cell.title}")
-                rounds[-1][cell] = _trial(spark, plan, cell, size)
-        found += lines(plan, size, rounds[1:])
+        cells = {cell: partial(_trial, spark, plan, cell, size) for cell in plan.cells()}
+        warm = {cell: trial for cell, trial in cells.items() if cell.verb != LATENCY}
+        in_turns(f"{name_of(size)}, to warm up the JVM", 1, warm)
+        found += lines(plan, size, in_turns(name_of(size), plan.rounds, cells))
     return found
 
 
@@ -112,10 +104,10 @@ def _measured(plan: Plan) -> str:
     connector, jars = _connector()
     progress("starting a Kafka broker")
     with broker() as (kafka, version), WorkerProcesses(2, TOPOLOGY, flags=_ROOM) as workers:
-        workers.assign(tasks_of_workers())
+        workers.assign(ASSIGNMENT)
         progress("starting Spark")
         addresses = [each.address for each in workers.endpoints]
-        with Agent("kafka_agent.py", "spark", kafka, jars, *addresses) as spark:
+        with Agent(spark_and_kafka, addresses, jars, kafka) as spark:
             found = _measure(spark, plan)
     return (
         f"{table(found)}\n\n"

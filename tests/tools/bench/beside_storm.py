@@ -15,10 +15,11 @@ import sys
 import time
 
 from agent import HERE
-from links import HOP, SENDS, STORM, Link, Links
+from links import HOP, SENDS, STORM, Cell, Link, Links
 from maven import free_ports, java, libraries, outcome
-from report import Against, Cell, LatencyRow, Row, progress, table
-from run import measure_latency, measure_throughput
+from report import progress, table
+from rows import Row, latency_row, measure
+from run import LATENCY_ROUNDS, ROUNDS
 
 POM = HERE / "storm" / "pom.xml"
 _JVM = ("-Xmx768m", "-XX:+UseG1GC")
@@ -28,12 +29,8 @@ _LATENCY_SHARE = 0.2
 
 
 def _row(frame: int, target: float | None) -> Row:
-    return Row(
-        f"storm/{frame}",
-        f"one hop, lists of {frame}, each payload read",
-        Cell(HOP, frame, "touch"),
-        (Against(Cell(STORM, frame), target),),
-    )
+    title = f"one hop, lists of {frame}, each payload read"
+    return Row(f"storm/{frame}", title, Cell(HOP, frame, "touch"), {Cell(STORM, frame): target})
 
 
 ROWS = (
@@ -41,13 +38,13 @@ ROWS = (
         "storm/sends",
         "client.send(task, payload) in a loop, one worker, read one by one",
         Cell(SENDS, 1, "touch"),
-        (Against(Cell(STORM, 1)),),
+        {Cell(STORM, 1): None},
     ),
     _row(1, None),
     _row(1000, 1.5),
     _row(4000, 1.2),
 )
-LATENCY_ROW = LatencyRow("storm/latency", "one hop", HOP, ((STORM, {}),))
+LATENCY_ROW = latency_row("storm/latency", "one hop", HOP, {STORM: None})
 
 
 class StormLinks(Links):
@@ -64,14 +61,14 @@ class StormLinks(Links):
         if name != STORM:
             return super()._start(name)
         (port,) = free_ports(1)
-        script = f"{POM.parent.name}/Hop.java"
-        server = self._agent(script, "server", port, runner=self._runner)
+        script = str(POM.parent / "Hop.java")
+        server = self.agent([*self._runner, script, "server", str(port)])
         server.ask("begin", look="count")  # answered once it listens
-        client = self._agent(script, "client", port, runner=self._runner)
+        client = self.agent([*self._runner, script, "client", str(port)])
         link = Link(name, client, server)
         for frame in (1, 1000):
             progress(f"Storm's JVMs warm up: lists of {frame}")
-            link.trial(frame, _WARM_SECONDS)
+            link.trial(Cell(name, frame), _WARM_SECONDS)
         return link
 
 
@@ -88,16 +85,17 @@ def main() -> int:
 
 def _measured(only: str | None, seconds: float) -> str:
     """Return the table and the text below it."""
-    rows = [row for row in ROWS if only in {None, row.name}]
-    latency = only in {None, LATENCY_ROW.name}
-    share = _LATENCY_SHARE if latency and rows else float(latency)
+    names = [row.name for row in (*ROWS, LATENCY_ROW) if only in {None, row.name}]
+    latency = LATENCY_ROW.name in names
+    share = _LATENCY_SHARE if latency and len(names) > 1 else float(latency)
     started = time.monotonic()
+    lines = []
     with StormLinks() as links:
-        lines = measure_throughput(links, rows, seconds * (1 - share)) if rows else []
+        if share < 1:
+            lines += measure(ROUNDS, ROWS, links, names, seconds * (1 - share))
         if latency:
-            lines += measure_latency(links, [LATENCY_ROW], seconds * share)
-        for link in links.started():
-            link.still()
+            lines += measure(LATENCY_ROUNDS, [LATENCY_ROW], links, names, seconds * share)
+        links.still()
     return (
         f"{table(lines)}\n\n"
         f"Storm {links.version}, Python {platform.python_version()}, {os.cpu_count()} cores, load "

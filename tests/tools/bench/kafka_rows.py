@@ -95,11 +95,10 @@ def lines(plan: Plan, size: int, rounds: list[dict[Cell, Any]]) -> Iterable[Line
         title, ours, beside = ROWS[row]
         name, title = f"{row}/{size}", f"{title}, {name_of(size)}"
         for other, target in beside.items():
-            mine, others = ([each[cell] for each in rounds] for cell in (ours, other))
+            pairs = [(each[ours], each[other]) for each in rounds]
             if row != LATENCY:
-                yield compared(name, title, RATE, mine, other.title, others, target=target)
+                yield compared(name, title, RATE, pairs, other.title, target=target)
                 continue
             for percent, limit in PERCENTILES.items():
-                times = [[percentile(each, percent) for each in side] for side in (mine, others)]
-                named = f"{title}: p{percent}"
-                yield compared(name, named, "ms", times[0], other.title, times[1], target=limit)
+                times = [(percentile(mine, percent), percentile(others, percent)) for mine, others in pairs]
+                yield compared(name, f"{title}: p{percent}", "ms", times, other.title, target=limit)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
 
-from agent import Agent, BenchError
+import ours
+import peers
+from agent import Agent, BenchError, cpu_seconds
 from workload import (
     DESTINATION_TASK,
     IDLE_TASKS,
@@ -22,23 +23,72 @@ from workload import (
     STOPPED_TASK,
     TOPOLOGY,
     Look,
-    cpu_seconds,
 )
 
-from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
+from tuplewire.processes.worker_processes import WorkerProcesses
 
 HOP, CHAIN, BARE, UNBATCHED, ZMQ, ECHO = "hop", "chain", "bare", "unbatched", "zmq", "echo"
 HOP_ZMQ, HOP_LOCAL, CHAIN_ZMQ, WIDE = "hop-zmq", "hop-local", "chain-zmq", "wide"
 SENDS, SENDS_AIO, ZMQ_FRAMES, RELAY, DIRECT = "sends", "sends-aio", "zmq-frames", "relay", "direct"
 STORM = "storm"
 SPREAD, STOPPED, MANY, SINGLE = "spread", "stopped", "many", "single"
+ASK, BARE_ASK = "ask", "bare-ask"
 
-_TRANSPORTS = {HOP: "grpc", HOP_ZMQ: "zmq", HOP_LOCAL: "local"}
-_CHAINS = {CHAIN: "grpc", CHAIN_ZMQ: "zmq", WIDE: "grpc"}
-_RELAYS = {RELAY: 2, DIRECT: 0}
-"""Link of bare gRPC -> number of processes between its ends."""
+_Role = tuple[Any, ...]
+"""The function of a process, and its arguments."""
+
+
+class _Path(NamedTuple):
+    """A link over workers: the tasks of each, a sender at the first, a receiver at the last, and flags."""
+
+    tasks: Sequence[Sequence[int]]
+    sender: _Role
+    receiver: _Role
+    flags: Sequence[str] = ()
+
+
+_CHAIN_TASKS = [SOURCE_TASK], [DESTINATION_TASK, PACED_TASK]
+_WIDE_TASKS = [SOURCE_TASK, *IDLE_TASKS[::2]], [DESTINATION_TASK, PACED_TASK, *IDLE_TASKS[1::2]]
+_SPREAD = [SOURCE_TASK], [*SPREAD_TASKS, STOPPED_TASK]
+_STREAMS, _SPREAD_STREAMS = (ours.streams_consumer, [DESTINATION_TASK]), (ours.streams_consumer, SPREAD_TASKS)
+_LEAST_SECONDS = 0.5
 _HURRY = ("--drain-seconds=1",)
 """No consumer takes the remaining messages of a stopped task."""
+_PATHS = {
+    SENDS: _Path([[DESTINATION_TASK]], (ours.sends,), (ours.single_consumer,)),
+    SENDS_AIO: _Path([[DESTINATION_TASK]], (ours.sends_aio,), (ours.single_consumer,)),
+    MANY: _Path([[DESTINATION_TASK]], (ours.senders, SENDERS), _STREAMS),
+    SINGLE: _Path([[DESTINATION_TASK]], (ours.senders, 1), _STREAMS),
+    CHAIN: _Path(_CHAIN_TASKS, (ours.producer,), (ours.consumer,)),
+    CHAIN_ZMQ: _Path(_CHAIN_TASKS, (ours.producer,), (ours.consumer,), ["--transport=zmq"]),
+    WIDE: _Path(_WIDE_TASKS, (ours.producer,), (ours.consumer,)),
+    SPREAD: _Path(_SPREAD, (ours.spread_producer, False), _SPREAD_STREAMS, _HURRY),
+    STOPPED: _Path(_SPREAD, (ours.spread_producer, True), _SPREAD_STREAMS, _HURRY),
+    ASK: _Path(([SOURCE_TASK], [DESTINATION_TASK]), (ours.requester,), (ours.answerer,)),
+}
+
+
+class Cell(NamedTuple):
+    """A measurement of every round.
+
+    Attributes:
+        link: The name of the link.
+        frame: The messages per frame, of a link that sends as fast as it can.
+        look: The receiver's checks.
+        rate: Messages per second, of a link that sends at a fixed rate; 0 for none.
+        stop_seconds: The time that the receiving process is stopped in the middle, at a fixed rate.
+        requests: The number of requests, of a link that sends requests.
+    """
+
+    link: str
+    frame: int = 0
+    look: Look = "count"
+    rate: int = 0
+    stop_seconds: float = 0.0
+    requests: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.link}, frames of {self.frame}" if self.frame else self.link
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +97,23 @@ class Trial:
 
     messages: int
     seconds: float
-    """Time from the first send to the last received message."""
-    cpu_seconds: float
+    """Time from the first send, or from when it was due, to the last received message."""
+    cpu_seconds: float = 0.0
     """Processor time of all its processes, including workers."""
+    nanoseconds: Sequence[int] = field(default=(), repr=False)
+    """Each message's time since it was due, at a fixed rate."""
+    late: int = 0
+    """Number of messages sent late, at a fixed rate."""
 
     @property
     def rate(self) -> float:
         """Messages per second."""
         return self.messages / self.seconds
 
-
-@dataclass(frozen=True, slots=True)
-class Latencies:
-    """The result of one paced trial."""
-
-    nanoseconds: list[int]
-    """Each message's time since it was due."""
-    late: int
-    """Number of messages sent late."""
-    seconds: float = 0.0
-    """Time from when the first message was due until the last one arrived."""
-
     @property
-    def rate(self) -> float:
-        """Messages per second."""
-        return len(self.nanoseconds) / self.seconds
+    def cpu_microseconds(self) -> float:
+        """Processor time per message."""
+        return self.cpu_seconds / self.messages * 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +124,36 @@ class Link:
     sender: Agent
     receiver: Agent
     between: tuple[int, ...] = ()
-    """Process ids of the workers on the path."""
+    """Process ids of the workers, or relays, on the path."""
     address: str = ""
     """Address of the first worker, for monitoring."""
 
-    def trial(self, frame: int, seconds: float, look: Look = "count") -> Trial:
-        """Send frames for `seconds` seconds and wait for all; BenchError unless each message arrives once."""
-        return self._run(look, verb="load", frame=frame, seconds=seconds)
+    def trial(self, cell: Cell, seconds: float) -> Trial:
+        """Send for `seconds` seconds and wait for all; BenchError unless each message arrives once."""
+        if cell.requests:
+            nanoseconds = self.sender.ask("ask", requests=cell.requests)["ns"]
+            return Trial(cell.requests, sum(nanoseconds) / 1e9, nanoseconds=nanoseconds)
+        if cell.rate:
+            return self.paced(cell.rate, seconds, cell.stop_seconds)
+        return self._run(cell.look, frame=cell.frame, seconds=seconds)
 
     def check(self, frame: int, messages: int) -> None:
         """Send numbered messages; BenchError unless each arrives once and in order. Also warms up."""
-        self._run("order", verb="load", frame=frame, messages=messages)
+        self._run("order", frame=frame, messages=messages)
 
-    def paced(self, rate: int, seconds: float, stop_seconds: float = 0.0, **how: int) -> Latencies:
-        """Send at a fixed rate and return the times at the receiver, which may be stopped in the middle.
+    def paced(self, rate: int, seconds: float, stop_seconds: float = 0.0, **how: int) -> Trial:
+        """Send at a fixed rate; the receiver may be stopped in the middle.
 
         how: arguments for the producer of a chain.
         """
-        self._begin("latency")
+        # A trial with a stop is long enough to include the time after the stop.
+        seconds = max(seconds, _LEAST_SECONDS, 4 * stop_seconds)
+        self.still("latency")
         with self._stopped(seconds / 2, stop_seconds):
             sent = self.sender.ask("pace", rate=rate, seconds=seconds, **how)
         got = self._finish(sent)
-        return Latencies(got["latencies_ns"], sent["late"], (got["last_ns"] - sent["start_ns"]) / 1e9)
+        took = (got["last_ns"] - sent["start_ns"]) / 1e9
+        return Trial(sent["sent"], took, nanoseconds=got["latencies_ns"], late=sent["late"])
 
     @contextlib.contextmanager
     def _stopped(self, after: float, seconds: float) -> Iterator[None]:
@@ -118,40 +168,33 @@ class Link:
             for timer in timers:
                 timer.join()
 
-    def still(self) -> None:
-        """BenchError if messages have arrived since the last trial."""
-        self._begin("count")
-
-    def _begin(self, look: Look) -> None:
+    def still(self, look: Look = "count") -> None:
+        """Begin a trial; BenchError if messages have arrived since the last one."""
         if extra := self.receiver.ask("begin", look=look)["extra"]:
             raise BenchError(f"{self.name}: {extra} messages came that were not sent")
 
     def _finish(self, sent: Mapping[str, Any]) -> dict[str, Any]:
         got = self.receiver.ask("finish", expected=sent["sent"])
-        if got["received"] != sent["sent"]:
-            kind = "lost" if got["received"] < sent["sent"] else "doubled"
-            raise BenchError(
-                f"{self.name}: sent {sent['sent']}, received {got['received']}: "
-                f"{abs(sent['sent'] - got['received'])} messages {kind}"
-            )
+        if lost := sent["sent"] - got["received"]:
+            kind = "lost" if lost > 0 else "doubled"
+            raise BenchError(f"{self.name}: {sent['sent']} messages sent, {abs(lost)} of them {kind}")
         return got
 
     def _run(self, look: Look, **request: Any) -> Trial:
-        self._begin(look)
-        before = sum(map(cpu_seconds, self.between))
-        sent = self.sender.ask(**request)
+        self.still(look)
+        before = self._cpu_seconds()
+        sent = self.sender.ask("load", **request)
         got = self._finish(sent)
         settled = self.sender.ask("settle")
-        used = sum(map(cpu_seconds, self.between)) - before
+        used = self._cpu_seconds() - before
         if got["disorder"]:
             raise BenchError(f"{self.name}: {got['disorder']} of {sent['sent']} messages out of order")
         if settled["pending"] or settled.get("dropped") or not settled.get("balanced", True):
             raise BenchError(f"{self.name}: all has arrived, but the sender's books say {settled}")
-        return Trial(
-            sent["sent"],
-            (got["last_ns"] - sent["start_ns"]) / 1e9,
-            used + (got["cpu_ns"] + settled["cpu_ns"]) / 1e9,
-        )
+        return Trial(sent["sent"], (got["last_ns"] - sent["start_ns"]) / 1e9, used)
+
+    def _cpu_seconds(self) -> float:
+        return sum(map(cpu_seconds, {self.sender.pid, self.receiver.pid, *self.between}))
 
 
 class Links:
@@ -160,7 +203,7 @@ class Links:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._links: dict[str, Link] = {}
-        self._servers: dict[str, Agent] = {}
+        self._servers: dict[tuple[Any, ...], Agent] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -173,93 +216,57 @@ class Links:
             self._links[name] = self._start(name)
         return self._links[name]
 
-    def started(self) -> list[Link]:
-        """Return the links that are in use."""
-        return list(self._links.values())
+    def still(self) -> None:
+        """BenchError if a message has arrived after its trial."""
+        for link in self._links.values():
+            if link.name not in {ASK, BARE_ASK}:
+                link.still()
 
-    def _agent(
-        self, script: str, role: str, *arguments: object, runner: Sequence[str] = (sys.executable,)
-    ) -> Agent:
-        return self._stack.enter_context(Agent(script, role, *arguments, runner=runner))
+    def agent(self, role: Callable[..., None] | Sequence[str], *arguments: Any) -> Agent:
+        """Start a process."""
+        return self._stack.enter_context(Agent(role, *arguments))
 
-    def _server(self, role: str, *arguments: str) -> Agent:
-        """Return the peers' receiving process of this kind, which all links share."""
-        name = " ".join((role, *arguments))
-        if name not in self._servers:
-            self._servers[name] = self._agent("peers.py", role, *arguments)
-        return self._servers[name]
+    def _server(self, *role: Any) -> tuple[Agent, int]:
+        """Return a peer's receiving process, which all links share, and its port."""
+        if role not in self._servers:
+            self._servers[role] = self.agent(*role)
+        return self._servers[role], self._servers[role].ask("port")["port"]
 
     def _start(self, name: str) -> Link:
-        if name in _CHAINS:
-            return self._chain(name, _CHAINS[name])
-        if name in {SPREAD, STOPPED}:
-            return self._spread(name)
-        if name in {MANY, SINGLE}:
-            return self._senders(name)
-        if name in _TRANSPORTS:
-            return self._hop(name, _TRANSPORTS[name])
-        if name in {SENDS, SENDS_AIO}:
-            return self._sends(name)
-        if name in _RELAYS:
-            return self._relays(name, _RELAYS[name])
-        if name == ECHO:
-            both = self._agent("peers.py", "grpc-echo", self._server("grpc-server").ask("port")["port"])
+        if name in _PATHS:
+            return self._path(name, _PATHS[name])
+        if name == HOP_LOCAL:
+            both = self.agent(ours.hop_within, "local")
             return Link(name, both, both)
-        kind = "messages" if name in {UNBATCHED, ZMQ} else "frames"
-        if name in {BARE, UNBATCHED}:
-            server, role = self._server("grpc-server"), "grpc-client"
-        else:
-            server, role = self._server("zmq-pull", kind), "zmq-push"
-        return Link(name, self._agent("peers.py", role, server.ask("port")["port"], kind), server)
+        if name in {HOP, HOP_ZMQ}:
+            transport = "grpc" if name == HOP else "zmq"
+            server, port = self._server(ours.hop_server, transport)
+            return Link(name, self.agent(ours.hop_client, port, transport), server)
+        return self._peer(name)
 
-    def _relays(self, name: str, count: int) -> Link:
-        sink = self._server("grpc-server")
-        port = sink.ask("port")["port"]
-        relays = []
-        for _ in range(count):
-            relays.append(self._agent("peers.py", "grpc-relay", port))
-            port = relays[-1].ask("port")["port"]
-        sender = self._agent("peers.py", "grpc-pace", port)
-        return Link(name, sender, sink, tuple(relay.pid for relay in relays))
-
-    def _workers(self, *shares: Sequence[int], flags: Sequence[str] = ()) -> Sequence[Endpoint]:
-        """Start a worker for each share of tasks."""
-        processes = WorkerProcesses(count=len(shares), topology=TOPOLOGY, flags=flags)
+    def _path(self, name: str, path: _Path) -> Link:
+        processes = WorkerProcesses(len(path.tasks), TOPOLOGY, flags=path.flags)
         workers = self._stack.enter_context(processes)
-        workers.assign(dict(enumerate(shares)))
-        return workers.endpoints
+        workers.assign(dict(enumerate(path.tasks)))
+        near, far = workers.endpoints[0], workers.endpoints[-1]
+        receiver = self.agent(path.receiver[0], far.address, *path.receiver[1:])
+        sender = self.agent(path.sender[0], near.address, *path.sender[1:])
+        between = tuple(each.process_id for each in workers.endpoints)
+        return Link(name, sender, receiver, between, near.address)
 
-    def _sends(self, name: str) -> Link:
-        (worker,) = self._workers([DESTINATION_TASK])
-        consumer = self._agent("sends.py", "consumer", worker.address)
-        sender = self._agent("sends.py", name, worker.address)
-        return Link(name, sender, consumer, (worker.process_id,))
-
-    def _hop(self, name: str, transport: str) -> Link:
-        if transport == "local":
-            both = self._agent("ours.py", "hop-within", transport)
+    def _peer(self, name: str) -> Link:
+        if name in {ZMQ, ZMQ_FRAMES}:
+            server, port = self._server(peers.zmq_pull, name == ZMQ_FRAMES)
+            return Link(name, self.agent(peers.zmq_push, port, name == ZMQ_FRAMES), server)
+        server, port = self._server(peers.grpc_server)
+        if name in {BARE, UNBATCHED}:
+            return Link(name, self.agent(peers.grpc_client, port, name == BARE), server)
+        if name == ECHO:
+            both = self.agent(peers.grpc_echo, port)
             return Link(name, both, both)
-        server = self._agent("ours.py", "hop-server", transport)
-        port = server.ask("port")["port"]
-        return Link(name, self._agent("ours.py", "hop-client", port, transport), server)
-
-    def _chain(self, name: str, transport: str) -> Link:
-        idle = IDLE_TASKS if name == WIDE else ()
-        shares = [SOURCE_TASK, *idle[::2]], [DESTINATION_TASK, PACED_TASK, *idle[1::2]]
-        near, far = self._workers(*shares, flags=[f"--transport={transport}"])
-        consumer = self._agent("ours.py", "consumer", far.address)
-        producer = self._agent("ours.py", "producer", near.address)
-        return Link(name, producer, consumer, (near.process_id, far.process_id), near.address)
-
-    def _spread(self, name: str) -> Link:
-        near, far = self._workers([SOURCE_TASK], [*SPREAD_TASKS, STOPPED_TASK], flags=_HURRY)
-        consumer = self._agent("many.py", "streams-consumer", far.address, *SPREAD_TASKS)
-        stopped = "yes" if name == STOPPED else "no"
-        producer = self._agent("many.py", "spread-producer", near.address, stopped)
-        return Link(name, producer, consumer, (near.process_id, far.process_id))
-
-    def _senders(self, name: str) -> Link:
-        (worker,) = self._workers([DESTINATION_TASK])
-        consumer = self._agent("many.py", "streams-consumer", worker.address, DESTINATION_TASK)
-        sender = self._agent("many.py", "senders", worker.address, SENDERS if name == MANY else 1)
-        return Link(name, sender, consumer, (worker.process_id,))
+        relays = []
+        for _ in range(0 if name == DIRECT else 2):
+            relays.append(self.agent(peers.grpc_relay, port))
+            port = relays[-1].ask("port")["port"]
+        sender = self.agent(peers.grpc_requester if name == BARE_ASK else peers.grpc_pace, port)
+        return Link(name, sender, server, tuple(relay.pid for relay in relays))

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from agent import BenchError
-from links import CHAIN, WIDE, Latencies, Link, Links, Trial
-from report import LATENCY_RATE, PERCENTILES, RATE, Line, compared, percentile
+from links import CHAIN, WIDE, Cell, Link, Links, Trial
+from report import RATE, Line, compared, percentile, progress
+from rows import LATENCY_RATE, MAXIMUM, PERCENTILES
 from workload import IDLE_TASKS
 
 LOOKED = "looked"
@@ -71,17 +72,10 @@ class Side(NamedTuple):
     """The result of a round, with the page or without: at the maximum rate, and at a fixed rate."""
 
     trial: Trial
-    latencies: Latencies
+    paced: Trial
 
 
-class Pair(NamedTuple):
-    """One round."""
-
-    looked: Side
-    alone: Side
-
-
-def measure_looked(links: Links, seconds: float, progress: Callable[[str], None]) -> list[Line]:
+def measure_looked(links: Links, _: Sequence[str], seconds: float) -> list[Line]:
     """Measure with the page and without, in turns; `seconds` is the total time."""
     each = max(seconds / _ROUNDS / len(_LINKS) / 4, _LEAST_SECONDS)
     lines: list[Line] = []
@@ -94,45 +88,34 @@ def measure_looked(links: Links, seconds: float, progress: Callable[[str], None]
             alone = None if number % 2 == 0 else _side(link, each)
             with live_page(link.address):
                 looked = _side(link, each)
-            pairs.append(Pair(looked, alone or _side(link, each)))
+            pairs.append((looked, alone or _side(link, each)))
         lines += looked_lines(tasks, pairs)
     return lines
 
 
 def _side(link: Link, seconds: float) -> Side:
-    return Side(link.trial(_FRAME, seconds, "touch"), link.paced(LATENCY_RATE, seconds))
+    trial = link.trial(Cell(link.name, _FRAME, "touch"), seconds)
+    return Side(trial, link.paced(LATENCY_RATE, seconds))
 
 
-def looked_lines(tasks: str, pairs: Sequence[Pair]) -> Iterator[Line]:
-    """Compare the rounds: the rate, the processor time per message, and the latency."""
-    title, against = f"two workers with {tasks}, and a live page of them", "no page"
+def looked_lines(tasks: str, pairs: Sequence[tuple[Side, Side]]) -> Iterator[Line]:
+    """Compare the rounds, with the page and without: the rate, the CPU time per message, and the latency."""
 
     def line(
         what: str, unit: str, value: Callable[[Side], float], target: float | None, cpu: float | None = None
     ) -> Line:
-        return compared(
-            LOOKED,
-            f"{title}: {what}",
-            unit,
-            [value(each.looked) for each in pairs],
-            against,
-            [value(each.alone) for each in pairs],
-            target=target,
-            cpu_microseconds=cpu,
-        )
+        title = f"two workers with {tasks}, and a live page of them: {what}"
+        values = [(value(looked), value(alone)) for looked, alone in pairs]
+        return compared(LOOKED, title, unit, values, "no page", target=target, cpu_microseconds=cpu)
 
-    cpu = statistics.median(map(_cpu, (each.looked for each in pairs)))
+    cpu = statistics.median(looked.trial.cpu_microseconds for looked, _ in pairs)
     yield line("as much as goes", RATE, lambda side: side.trial.rate, _RATE_TARGET, cpu)
-    yield line("CPU of a message", "us", _cpu, None)
+    yield line("CPU of a message", "us", lambda side: side.trial.cpu_microseconds, None)
     for percent in PERCENTILES:
-        what = f"{LATENCY_RATE:,} messages/s of 1 KiB, p{percent}"
-        yield line(
-            what,
-            "ms",
-            lambda side, percent=percent: percentile(side.latencies.nanoseconds, percent) / 1e6,  # type: ignore[misc]
-            _TARGETS.get(percent),
-        )
-
-
-def _cpu(side: Side) -> float:
-    return side.trial.cpu_seconds / side.trial.messages * 1e6
+        if percent != MAXIMUM:
+            yield line(
+                f"{LATENCY_RATE:,} messages/s of 1 KiB, p{percent}",
+                "ms",
+                lambda side, percent=percent: percentile(side.paced.nanoseconds, percent) / 1e6,  # type: ignore[misc]
+                _TARGETS.get(percent),
+            )

@@ -2,34 +2,34 @@
 
 These programs are not transports: they have no sequence numbers, no resending and no tasks. They do the
 minimum that any program on the same library must do, so they are an upper bound for programs that do more.
+Each function is a role of a process; see agent.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 import zmq
 from agent import serve
-from workload import CHECK_EVERY, MESSAGE_BYTES, WAIT_SECONDS, Frames, Look, Meter, Pace, Usage, stamp
+from workload import CHECK_EVERY, MESSAGE_BYTES, WAIT_SECONDS, Look, Meter, asks, loads, paces, stamp
 
 from tuplewire.wire.messaging_pb2 import Ack, Frame, Group, SendRequest, SendResponse
 
 T = TypeVar("T")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
-OPTIONS = [
+_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.so_reuseport", 0),
 ]
-SERVICE = "tuplewire.bench.Peer"
+_SERVICE = "tuplewire.bench.Peer"
 
 
 class LoopThread:
@@ -44,150 +44,137 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
-# --- gRPC aio: server -------------------------------------------------------------------------
-
-
-async def listen(handlers: dict[str, Any]) -> tuple[grpc.aio.Server, int]:
-    """Serve handlers on a free port; return the server and the port."""
-    server = grpc.aio.server(options=OPTIONS)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    return server, port
+# --- gRPC aio: server and relay ---------------------------------------------------------------
 
 
 def _split(frame: bytes) -> list[bytes]:
     return [frame[start : start + MESSAGE_BYTES] for start in range(0, len(frame), MESSAGE_BYTES)]
 
 
-class GrpcServer:
-    """Counts frames and acknowledges each, cumulatively, on the response stream."""
+async def _listen(**handlers: Any) -> tuple[grpc.aio.Server, int]:
+    """Serve handlers on a free port; return the server and the port."""
+    server = grpc.aio.server(options=_OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port
 
-    def __init__(self) -> None:
-        self.meter = Meter()
 
-    async def frames(self, requests: AsyncIterator[bytes], _: _Context) -> AsyncIterator[bytes]:
-        """Receive frames of concatenated payloads."""
+def _channel(port: int) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS)
+
+
+def grpc_server() -> None:
+    """Receive from all other roles of gRPC, and return echoes."""
+    meter = Meter()
+
+    async def frames(requests: AsyncIterator[bytes], _: _Context) -> AsyncIterator[bytes]:
+        """Receive frames of concatenated payloads; acknowledge each, cumulatively."""
         sequence = 0
         async for frame in requests:
-            self.meter.add(len(frame) // MESSAGE_BYTES, len(frame), partial(_split, frame))
+            meter.add(len(frame) // MESSAGE_BYTES, len(frame), partial(_split, frame))
             sequence += 1
             yield sequence.to_bytes(8, "big")
 
-    async def messages(
-        self, requests: AsyncIterator[SendRequest], _: _Context
-    ) -> AsyncIterator[SendResponse]:
-        """Receive the project's own requests, of one message each."""
+    async def messages(requests: AsyncIterator[SendRequest], _: _Context) -> AsyncIterator[SendResponse]:
+        """Receive the project's own requests, of one message each; acknowledge each."""
         sequence = 0
         async for request in requests:
             for group in request.frame.groups:
                 data = group.data
-                self.meter.add(len(group.lengths), len(data), partial(_split, data))
+                meter.add(len(group.lengths), len(data), partial(_split, data))
             sequence += 1
             yield SendResponse(ack=Ack(sequence=sequence))
 
-    async def take(self, requests: AsyncIterator[bytes], _: _Context) -> bytes:
+    async def take(requests: AsyncIterator[bytes], _: _Context) -> bytes:
         """Receive single messages, and answer once at the end."""
         async for message in requests:
-            self.meter.add(1, len(message), partial(list, (message,)))
+            meter.add(1, len(message), partial(list, (message,)))
         return b""
 
-    @staticmethod
     async def echo(requests: AsyncIterator[bytes], _: _Context) -> AsyncIterator[bytes]:
-        """Return each request."""
         async for request in requests:
             yield request
 
-    async def start(self) -> int:
-        """Listen on a free port and return it."""
-        handlers = {
-            "Frames": grpc.stream_stream_rpc_method_handler(self.frames),
-            "Messages": grpc.stream_stream_rpc_method_handler(
-                self.messages, SendRequest.FromString, SendResponse.SerializeToString
+    async def answer(request: bytes, _: _Context) -> bytes:
+        return request
+
+    loop = LoopThread()
+    server, port = loop.run(
+        _listen(
+            Frames=grpc.stream_stream_rpc_method_handler(frames),
+            Messages=grpc.stream_stream_rpc_method_handler(
+                messages, SendRequest.FromString, SendResponse.SerializeToString
             ),
-            "Echo": grpc.stream_stream_rpc_method_handler(self.echo),
-            "Take": grpc.stream_unary_rpc_method_handler(self.take),
-        }
-        self._server, port = await listen(handlers)
-        return port
+            Take=grpc.stream_unary_rpc_method_handler(take),
+            Echo=grpc.stream_stream_rpc_method_handler(echo),
+            Ask=grpc.unary_unary_rpc_method_handler(answer),
+        )
+    )
+    serve({"port": lambda: {"port": port}, **meter.verbs})
+    loop.run(server.stop(None))
 
 
-def grpc_server() -> None:
-    """Role: the receiving end of both gRPC streams, and the echo."""
-    server = GrpcServer()
-    port = LoopThread().run(server.start())
-    serve({"port": lambda: {"port": port}, "begin": server.meter.begin, "finish": server.meter.finish})
-
-
-# --- gRPC aio: relay --------------------------------------------------------------------------
-
-
-def grpc_relay(port: str) -> None:
-    """Role: forwards the bytes of a stream to the process at `port`, and does nothing else."""
+def grpc_relay(port: int) -> None:
+    """Forward the bytes of a stream or a call to the process at `port`, and do nothing else."""
     loop = LoopThread()
 
     async def start() -> tuple[grpc.aio.Server, int]:
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
+        channel = _channel(port)
+        forward: Any = channel.unary_unary(f"/{_SERVICE}/Ask")
 
         async def take(requests: AsyncIterator[bytes], _: _Context) -> bytes:
             """Write the messages to the next process; close that stream when this one ends."""
-            call: Any = channel.stream_unary(f"/{SERVICE}/Take")()
+            call: Any = channel.stream_unary(f"/{_SERVICE}/Take")()
             async for message in requests:
                 await call.write(message)
             await call.done_writing()
-            answer: bytes = await call
-            return answer
+            return bytes(await call)
 
-        return await listen({"Take": grpc.stream_unary_rpc_method_handler(take)})
+        async def answer(request: bytes, _: _Context) -> bytes:
+            return bytes(await forward(request))
+
+        return await _listen(
+            Take=grpc.stream_unary_rpc_method_handler(take), Ask=grpc.unary_unary_rpc_method_handler(answer)
+        )
 
     server, listening = loop.run(start())
     serve({"port": lambda: {"port": listening}})
     loop.run(server.stop(None))
 
 
-# --- gRPC aio: client -------------------------------------------------------------------------
+# --- gRPC: clients ----------------------------------------------------------------------------
 
 
-def _one_message(payload: bytes) -> SendRequest:
-    return SendRequest(frame=Frame(sequence=1, groups=[Group(task=1, lengths=[len(payload)], data=payload)]))
+def _one_message(payload: bytes) -> bytes:
+    group = Group(task=1, lengths=[len(payload)], data=payload)
+    return SendRequest(frame=Frame(sequence=1, groups=[group])).SerializeToString()
 
 
-class GrpcClient:
+class _Stream:
     """One stream to the server, with a reader of its acknowledgements."""
 
     def __init__(self, port: int, *, framed: bool) -> None:
-        self._port = port
         self._framed = framed
-        self._usage = Usage()
         self._written = self._acknowledged = 0
         self._awaited: int | None = None
         self._settled = asyncio.Event()
-
-    async def open(self) -> None:
-        """Start the stream."""
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._port}", options=OPTIONS)
-        self._call: Any
-        if self._framed:
-            self._call = channel.stream_stream(f"/{SERVICE}/Frames")()
-        else:
-            self._call = channel.stream_stream(
-                f"/{SERVICE}/Messages", SendRequest.SerializeToString, SendResponse.FromString
-            )()
-        self._channel = channel
+        self._channel = _channel(port)
+        method: Any = self._channel.stream_stream(f"/{_SERVICE}/{'Frames' if framed else 'Messages'}")
+        self._call = method()
         self._reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         async for ack in self._call:
-            self._acknowledged = int.from_bytes(ack, "big") if self._framed else ack.ack.sequence
+            whole = int.from_bytes(ack, "big") if self._framed else SendResponse.FromString(ack).ack.sequence
+            self._acknowledged = whole
             if self._acknowledged == self._awaited:
                 self._settled.set()
 
-    async def load(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
-        """Send frames for `seconds` seconds, or at least `messages` messages, all numbered."""
-        self._usage.begin()
-        frames = Frames(frame, seconds, messages)
+    async def send_all(self, lists: Iterable[list[bytes]]) -> None:
+        """Send each list as a frame, or as single messages."""
         write = self._call.write
-        for payloads in frames:
+        for payloads in lists:
             if self._framed:
                 await write(b"".join(payloads))
                 self._written += 1
@@ -195,15 +182,14 @@ class GrpcClient:
                 for payload in payloads:
                     await write(_one_message(payload))
                 self._written += len(payloads)
-        return frames.told()
 
-    async def settle(self) -> dict[str, Any]:
+    async def settle(self) -> dict[str, int]:
         """Wait until all messages are acknowledged."""
         self._awaited = self._written
         if self._acknowledged < self._written:
             await asyncio.wait_for(self._settled.wait(), WAIT_SECONDS)
         self._settled.clear()
-        return {"pending": self._written - self._acknowledged, "cpu_ns": self._usage.nanoseconds()}
+        return {"pending": self._written - self._acknowledged}
 
     async def close(self) -> None:
         """Close the stream and the channel."""
@@ -212,55 +198,45 @@ class GrpcClient:
         await self._channel.close()
 
 
-def grpc_client(port: str, kind: str) -> None:
-    """Role: the sending end of one gRPC stream; kind: `frames` or `messages`."""
+def grpc_client(port: int, framed: bool) -> None:  # noqa: FBT001 - the role's argument
+    """Send frames, or single messages, over one stream."""
     loop = LoopThread()
-    client = GrpcClient(int(port), framed=kind == "frames")
-    loop.run(client.open())
-    serve({"load": lambda **how: loop.run(client.load(**how)), "settle": lambda: loop.run(client.settle())})
-    loop.run(client.close())
+
+    async def start() -> _Stream:
+        return _Stream(port, framed=framed)
+
+    stream = loop.run(start())
+    load = loads(lambda lists: loop.run(stream.send_all(lists)))
+    serve({"load": load, "settle": lambda: loop.run(stream.settle())})
+    loop.run(stream.close())
 
 
-def grpc_pace(port: str) -> None:
-    """Role: sends at a fixed rate, and reads no answers.
-
-    It uses the blocking stub, which had the lower latency of gRPC's two stubs: the stricter bound.
-    """
-    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
-    take: Any = channel.stream_unary(f"/{SERVICE}/Take")
-
-    def pace(rate: int, seconds: float) -> dict[str, Any]:
-        schedule = Pace(rate, seconds)
-        take(iter(schedule))
-        return schedule.told()
-
-    serve({"pace": pace})
-    channel.close()
+def _stub(port: int, kind: str, method: str) -> Any:
+    """Return a method of the blocking stub, which had the lower latency: the stricter bound."""
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS)
+    return getattr(channel, kind)(f"/{_SERVICE}/{method}")
 
 
-def grpc_echo(port: str) -> None:
-    """Role: both ends of a round trip at a fixed rate, also with the blocking stub."""
-    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
-    echo: Any = channel.stream_stream(f"/{SERVICE}/Echo")
-    latencies: list[int] = []
+def grpc_pace(port: int) -> None:
+    """Send at a fixed rate, and read no answers."""
+    serve({"pace": paces(_stub(port, "stream_unary", "Take"))})
 
-    def pace(rate: int, seconds: float) -> dict[str, Any]:
-        schedule = Pace(rate, seconds)
-        latencies[:] = [time.monotonic_ns() - stamp(answer) for answer in echo(iter(schedule))]
-        return schedule.told()
 
-    serve(
-        {
-            "begin": lambda look: {"extra": 0},  # noqa: ARG005 - it measures latency in any case
-            "pace": pace,
-            "finish": lambda expected: {  # noqa: ARG005
-                "received": len(latencies),
-                "latencies_ns": latencies,
-                "last_ns": time.monotonic_ns(),
-            },
-        }
-    )
-    channel.close()
+def grpc_echo(port: int) -> None:
+    """Be both ends of a round trip at a fixed rate."""
+    echo = _stub(port, "stream_stream", "Echo")
+    meter = Meter()
+
+    def send_all(payloads: Iterator[bytes]) -> None:
+        for answer in echo(payloads):
+            meter.add(1, len(answer), partial(list, (answer,)))
+
+    serve({**meter.verbs, "pace": paces(send_all)})
+
+
+def grpc_requester(port: int) -> None:
+    """Make unary calls in a loop."""
+    serve({"ask": asks(_stub(port, "unary_unary", "Ask"))})
 
 
 # --- pyzmq ------------------------------------------------------------------------------------
@@ -268,29 +244,32 @@ def grpc_echo(port: str) -> None:
 
 _END = b"end"
 """The end mark of a trial; it arrives last, since a PUSH socket with one peer preserves the order."""
-
-
 _FRAMES = 100
 """High-water mark of sockets with frames: the default of 1,000 frames of 400 KB is too large for a queue."""
 
 
-class ZmqPull:
+def _socket(kind: int, *, framed: bool) -> zmq.Socket[bytes]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    socket = context.socket(kind)
+    if framed:
+        socket.set_hwm(_FRAMES)
+    return socket
+
+
+class _Pull:
     """PULL in a separate thread: one message per call, or frames of concatenated payloads."""
 
     def __init__(self, *, framed: bool) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.PULL)
-        if framed:
-            self._socket.set_hwm(_FRAMES)
+        self._socket = _socket(zmq.PULL, framed=framed)
         self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self._usage = Usage()
+        self._receive = self._frames if framed else self._messages
         self._look: Look = "count"
         self._ended = threading.Event()
-        threading.Thread(target=self._serve, args=(framed,), daemon=True).start()
+        threading.Thread(target=self._serve, daemon=True).start()
 
-    def _serve(self, framed: bool) -> None:  # noqa: FBT001 - the thread's argument
+    def _serve(self) -> None:
         while True:
-            messages, disorder = self._frames() if framed else self._messages()
+            messages, disorder = self._receive()
             self._result = {"received": messages, "disorder": disorder, "last_ns": time.monotonic_ns()}
             self._ended.set()
 
@@ -322,61 +301,40 @@ class ZmqPull:
             messages += len(frame) // MESSAGE_BYTES
         return messages, disorder
 
-    def begin(self, look: Look) -> dict[str, Any]:
+    def begin(self, look: Look) -> dict[str, int]:
         """Start a trial."""
         self._look = look
         self._ended.clear()
-        self._usage.begin()
         return {"extra": 0}
 
-    def finish(self, expected: int) -> dict[str, Any]:
+    def finish(self, expected: int) -> dict[str, int]:
         """Wait for the end of the trial; the caller compares `expected`."""
         if not self._ended.wait(WAIT_SECONDS):
             raise TimeoutError(f"pyzmq: {expected} messages sent, but their end has not come")
-        return {**self._result, "cpu_ns": self._usage.nanoseconds()}
+        return self._result
 
 
-def zmq_pull(kind: str) -> None:
-    """Role: the receiving end of pyzmq; kind: `messages` or `frames`."""
-    pull = ZmqPull(framed=kind == "frames")
+def zmq_pull(framed: bool) -> None:  # noqa: FBT001 - the role's argument
+    """Receive messages or frames."""
+    pull = _Pull(framed=framed)
     serve({"port": lambda: {"port": pull.port}, "begin": pull.begin, "finish": pull.finish})
 
 
-def zmq_push(port: str, kind: str) -> None:
-    """Role: the sending end of pyzmq, one message per call or frames of concatenated payloads."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.PUSH)
-    if kind == "frames":
-        socket.set_hwm(_FRAMES)
+def zmq_push(port: int, framed: bool) -> None:  # noqa: FBT001 - the role's argument
+    """Send one message per call, or frames of concatenated payloads."""
+    socket = _socket(zmq.PUSH, framed=framed)
     socket.connect(f"tcp://127.0.0.1:{port}")
-    usage = Usage()
 
-    def load(frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
-        usage.begin()
+    def send_all(lists: Iterable[list[bytes]]) -> None:
         send = socket.send
-        frames = Frames(frame if kind == "frames" else max(frame, CHECK_EVERY), seconds, messages)
-        for payloads in frames:
-            if kind == "frames":
+        for payloads in lists:
+            if framed:
                 send(b"".join(payloads))
             else:
                 for payload in payloads:
                     send(payload)
         send(_END)
-        return frames.told()
 
-    serve({"load": load, "settle": lambda: {"pending": 0, "cpu_ns": usage.nanoseconds()}})
-    context.destroy()
-
-
-ROLES: dict[str, Callable[..., None]] = {
-    "grpc-server": grpc_server,
-    "grpc-client": grpc_client,
-    "grpc-relay": grpc_relay,
-    "grpc-pace": grpc_pace,
-    "grpc-echo": grpc_echo,
-    "zmq-pull": zmq_pull,
-    "zmq-push": zmq_push,
-}
-
-if __name__ == "__main__":
-    ROLES[sys.argv[1]](*sys.argv[2:])
+    load = loads(send_all, 1 if framed else CHECK_EVERY)
+    serve({"load": load, "settle": lambda: {"pending": 0}})
+    zmq.Context.instance().destroy()

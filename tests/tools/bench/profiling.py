@@ -11,7 +11,7 @@ from typing import Any
 
 from agent import HERE
 from links import Links
-from report import LATENCIES, LATENCY_RATE, ROWS
+from rows import LATENCIES, REQUESTS, ROWS
 
 _TOP = 25
 _MOST_SECONDS = 10.0
@@ -34,12 +34,9 @@ def profiled(name: str, seconds: float) -> str:
         )
         text = io.StringIO()
         with Links() as links:
-            for latency in LATENCIES:
-                if latency.name == name:
-                    links[latency.link].paced(LATENCY_RATE, seconds)
-            for row in ROWS:
+            for row in (*ROWS, *LATENCIES, *REQUESTS):
                 if row.name == name or row.name.startswith(f"{name}/"):
-                    trial = links[row.cell.link].trial(row.cell.frame, seconds, row.cell.look)
+                    trial = links[row.cell.link].trial(row.cell, seconds)
                     print(f"{row.name}: {trial.rate:,.0f} messages/s under the profiler", file=text)
         for file in sorted(Path(directory).glob("*.prof")):
             stats = pstats.Stats(str(file), stream=text)

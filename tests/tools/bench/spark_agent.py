@@ -1,14 +1,21 @@
-"""The process with Spark: DataFrames into tasks and back, the same without Tuplewire, and micro-batches."""
+"""The process with Spark: DataFrames into tasks and back, the same without Tuplewire, and with Kafka.
+
+Each trial has its own data, which is removed after the time is taken, so that the next trial starts empty.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from agent import BenchError, serve
@@ -29,13 +36,13 @@ TASKS = (1, 2)
 TARGET = 3
 WORKER_OF = {1: 0, 2: 1, 3: 1}
 """The index of each task's worker."""
+ASSIGNMENT = {index: [task for task, at in WORKER_OF.items() if at == index] for index in (0, 1)}
 WARM_BATCHES = 3
+WARM_MESSAGES = 5
 BATCH_SECONDS = 60.0
-
-
-def tasks_of_workers() -> dict[int, list[int]]:
-    """Return the assignment: the index of each worker and its tasks."""
-    return {index: [task for task, at in WORKER_OF.items() if at == index] for index in (0, 1)}
+INTERVAL_SECONDS = 0.6
+"""Interval between two messages through a query."""
+_END = b"end"
 
 
 class DropWriter(DataSourceArrowWriter):
@@ -61,141 +68,6 @@ class DropSource(DataSource):
         return DropWriter()
 
 
-class Frames:
-    """The measurements with DataFrames; each answer has the seconds of Spark's job."""
-
-    def __init__(self, spark: SparkSession, *addresses: str) -> None:
-        self._spark = spark
-        by_value: Any = cloudpickle.register_pickle_by_value
-        by_value(sys.modules[DropSource.__module__])  # Spark's own processes cannot import it
-        spark.dataSource.register(DropSource)
-        self._frames: dict[tuple[int, int], DataFrame] = {}
-        self._addresses = addresses
-        self._where = {"address": addresses[0], "topology": TOPOLOGY}
-
-    def frame(self, rows: int, size: int = MESSAGE_BYTES) -> DataFrame:
-        """Return a DataFrame that is already computed, in Spark's memory."""
-        if (rows, size) not in self._frames:
-            message = f"lpad(cast(id as string), {size}, '0') as message"
-            frame = self._spark.range(0, rows, 1, CORES).selectExpr(
-                "cast(id % 2 + 1 as int) as task", message
-            )
-            frame.persist().count()
-            self._frames[rows, size] = frame
-        return self._frames[rows, size]
-
-    def noop(self, rows: int, size: int = MESSAGE_BYTES) -> dict[str, Any]:
-        """Write a DataFrame to Spark's noop sink."""
-        frame = self.frame(rows, size)
-        return timed(lambda: noop(frame))
-
-    def drop(self, rows: int, size: int = MESSAGE_BYTES) -> dict[str, Any]:
-        """Write it to a sink in Python that drops it."""
-        frame = self.frame(rows, size)
-        return timed(lambda: frame.write.format("drop").mode("append").save())
-
-    def write(self, rows: int) -> dict[str, Any]:
-        """Write it into tasks."""
-        answer = timed(lambda: self._write(rows))
-        return {**answer, "received": self._take(rows)}
-
-    def there_and_back(self, rows: int) -> dict[str, Any]:
-        """Write it into tasks, and read it back."""
-
-        def both() -> None:
-            self._write(rows)
-            noop(self._read(self._spark.read, TASKS).load())
-
-        answer = timed(both)
-        return {**answer, "received": self._take(rows)}
-
-    def each_row(self, rows: int) -> dict[str, Any]:
-        """Send it row by row from foreachPartition, as a program without the format does."""
-        handle = ClientHandle(self._addresses[0], topology=TOPOLOGY)
-
-        def send(partition: Iterable[Any]) -> None:
-            with handle as client:
-                for row in partition:
-                    client.send(row.task, row.message.encode())
-
-        answer = timed(lambda: self.frame(rows).foreachPartition(send))
-        return {**answer, "received": self._take(rows)}
-
-    def check(self, rows: int) -> dict[str, Any]:
-        """Write numbered rows, read them back, and count the rows that are missing or duplicated."""
-        self._write(rows)
-        frame = (
-            self._read(self._spark.read, TASKS)
-            .load()
-            .selectExpr("cast(cast(message as string) as bigint) as n")
-        )
-        once = frame.where(f"n between 0 and {rows - 1}").groupBy("n").count().where("count = 1").count()
-        return {"wrong": rows - once + self._take(rows) - rows}
-
-    def _write(self, rows: int) -> None:
-        self.frame(rows).write.format("tuplewire").mode("append").options(**self._where).save()
-
-    def _read(self, reader: Any, tasks: Iterable[int], **more: str) -> Any:
-        return reader.format("tuplewire").options(**self._where, tasks=",".join(map(str, tasks)), **more)
-
-    def _take(self, rows: int) -> int:
-        """Receive the messages of TASKS, outside Spark, so that the next trial starts empty."""
-        return sum(self._take_task(task, rows // len(TASKS)) for task in TASKS)
-
-    def _take_task(self, task: int, expected: int) -> int:
-        got = 0
-        with (
-            Client(self._addresses[WORKER_OF[task]], topology=TOPOLOGY) as client,
-            client.recv([task], timeout=WAIT_SECONDS) as batches,
-        ):
-            while got < expected:
-                got += len(next(batches))
-            batches.acknowledge()
-        return got
-
-    def floor(self, batches: int) -> dict[str, Any]:
-        """Return the times of Spark's own micro-batches of one row."""
-        reader = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
-        return self._micro_batches(reader.load(), "noop", {}, batches)
-
-    def micro_batches(self, batches: int) -> dict[str, Any]:
-        """Return the times of micro-batches that read one message and write it to another task."""
-        count = batches + WARM_BATCHES
-        with Client(self._addresses[0], topology=TOPOLOGY) as client:
-            client.send(TaskMessageBatch.from_columns(TASKS[0], numbered(0, count)))
-            client.flush()
-        reader = self._read(self._spark.readStream, TASKS[:1], maxMessagesPerTrigger="1")
-        frame = reader.load().selectExpr(f"{TARGET} as task", "message")
-        answer = self._micro_batches(frame, "tuplewire", self._where, batches)
-        return {**answer, "received": self._take_task(TARGET, count)}
-
-    def _micro_batches(
-        self, frame: DataFrame, sink: str, options: dict[str, str], batches: int
-    ) -> dict[str, Any]:
-        """Run the micro-batches; return the milliseconds of each, by Spark's own clock."""
-        millis: dict[int, int] = {}
-        with tempfile.TemporaryDirectory(dir=memory()) as directory:
-            query = (
-                frame.writeStream.format(sink)
-                .options(**options)
-                .option("checkpointLocation", directory)
-                .trigger(processingTime="0 seconds")
-                .start()
-            )
-            try:
-                deadline = time.monotonic() + BATCH_SECONDS
-                while len(millis) < batches + WARM_BATCHES:
-                    if not query.isActive or time.monotonic() > deadline:
-                        raise BenchError(f"micro-batches to {sink}: {len(millis)} done, {query.exception()}")
-                    for progress in query.recentProgress:
-                        if progress["numInputRows"]:
-                            millis[progress["batchId"]] = progress["durationMs"]["triggerExecution"]
-                    time.sleep(0.1)
-            finally:
-                query.stop()
-        return {"millis": [millis[batch] for batch in sorted(millis)[WARM_BATCHES:]]}
-
-
 def timed(action: Callable[[], object]) -> dict[str, Any]:
     """Return the time of an action in seconds."""
     start = time.monotonic()
@@ -208,30 +80,285 @@ def noop(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def memory() -> str | None:
-    """Return a folder in memory, so that the speed of a disk has no effect."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a folder of our own within
+@contextmanager
+def query(frame: DataFrame, sink: str, options: Mapping[str, str], **trigger: Any) -> Iterator[Any]:
+    """Run a query until the end of the block, with its checkpoint in memory."""
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a folder of our own within
+    with tempfile.TemporaryDirectory(dir=memory) as directory:
+        writer = frame.writeStream.format(sink).options(**options, checkpointLocation=directory)
+        started = (writer.trigger(**trigger) if trigger else writer).start()
+        try:
+            yield started
+        finally:
+            started.stop()
 
 
-def main(*addresses: str) -> None:
-    """Answer requests."""
-    conf = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
-    os.environ.update(WarmSpark().environment)
-    with local_session("bench", cores=2 * CORES, conf=conf) as spark:
-        frames = Frames(spark, *addresses)
-        serve(
-            {
-                "check": frames.check,
-                "noop": frames.noop,
-                "drop": frames.drop,
-                "write": frames.write,
-                "there_and_back": frames.there_and_back,
-                "each_row": frames.each_row,
-                "floor": frames.floor,
-                "micro_batches": frames.micro_batches,
-            }
+class Wire(NamedTuple):
+    """The program at both ends of a query."""
+
+    send: Callable[[bytes], object]
+    """Sends one message to the query, immediately."""
+    take: Callable[[], Sequence[bytes]]
+    """Returns the output of the query, after a short wait."""
+
+
+class Peer(ABC):
+    """A system that Spark writes to and reads from."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Prepare the place of the next trial's data."""
+
+    @abstractmethod
+    def save(self, frame: DataFrame, options: Mapping[str, str]) -> None:
+        """Write a frame."""
+
+    @abstractmethod
+    def load(self, reader: Any, **options: str) -> DataFrame:
+        """Return the frame, or stream, of the trial's data. reader: Spark's."""
+
+    @abstractmethod
+    def take(self) -> int:
+        """Remove the trial's data; return the number of messages."""
+
+    @abstractmethod
+    def through(self) -> AbstractContextManager[Wire]:
+        """Run a query that converts messages to upper case, and a program at both of its ends."""
+
+    def write(self, frame: DataFrame, **options: str) -> dict[str, Any]:
+        """Write a frame."""
+        self.begin()
+        answer = timed(lambda: self.save(frame, options))
+        return {**answer, "received": self.take()}
+
+    def read(self, frame: DataFrame) -> dict[str, Any]:
+        """Read the messages of a frame."""
+        self.begin()
+        self.save(frame, {})
+        answer = timed(lambda: noop(self.load(self.spark.read)))
+        count = self.load(self.spark.read).count()
+        self.take()
+        return {**answer, "received": count}
+
+    def back(self, frame: DataFrame) -> dict[str, Any]:
+        """Write a frame, and read it back."""
+        self.begin()
+
+        def both() -> None:
+            self.save(frame, {})
+            noop(self.load(self.spark.read))
+
+        return {**timed(both), "received": self.take()}
+
+    def stream(self, frame: DataFrame) -> dict[str, Any]:
+        """Read the messages of a frame with a streaming query; the answer has its micro-batches' seconds."""
+        self.begin()
+        self.save(frame, {})
+        start = time.monotonic()
+        with query(self.load(self.spark.readStream), "noop", {}, availableNow=True) as running:
+            running.awaitTermination()
+            seconds = time.monotonic() - start
+            told = running.recentProgress
+        self.take()
+        return {
+            "seconds": seconds,
+            "batch_seconds": sum(each["durationMs"]["triggerExecution"] for each in told) / 1000,
+            "received": sum(each["numInputRows"] for each in told),
+        }
+
+
+class Tuplewire(Peer):
+    """Two workers with a task each, and a third task for the output of a query."""
+
+    def __init__(self, spark: SparkSession, addresses: Sequence[str]) -> None:
+        super().__init__(spark)
+        self.addresses = addresses
+        self.where = {"address": addresses[0], "topology": TOPOLOGY}
+
+    def begin(self) -> None:
+        """See Peer. The tasks are empty."""
+
+    def save(self, frame: DataFrame, options: Mapping[str, str]) -> None:
+        """See Peer. Without options at least once."""
+        frame.write.format("tuplewire").mode("append").options(**self.where, **options).save()
+
+    def load(self, reader: Any, **options: str) -> DataFrame:
+        """See Peer."""
+        given = {**self.where, "tasks": ",".join(map(str, TASKS)), **options}
+        frame: DataFrame = reader.format("tuplewire").options(**given).load()
+        return frame
+
+    def take(self) -> int:
+        """See Peer."""
+        return sum(map(self.drain, TASKS))
+
+    def drain(self, task: int) -> int:
+        """Receive all messages of a task, up to an end mark; return their number."""
+        with Client(self.addresses[WORKER_OF[task]], topology=TOPOLOGY) as client:
+            client.send(task, _END)
+            got = 0
+            with client.recv([task], timeout=WAIT_SECONDS) as batches:
+                for batch in batches:
+                    got += len(batch)
+                    if batch[-1].message == _END:
+                        batches.acknowledge()
+                        break
+        return got - 1
+
+    @contextmanager
+    def through(self) -> Iterator[Wire]:
+        """See Peer. From task 1 to task 3, with a client of each worker."""
+        messages = self.load(self.spark.readStream, tasks=str(TASKS[0]))
+        frame = messages.selectExpr(f"{TARGET} as task", "upper(cast(message as string)) as message")
+        near, far = (self.addresses[WORKER_OF[task]] for task in (TASKS[0], TARGET))
+        with (
+            Client(near, topology=TOPOLOGY) as sender,
+            Client(far, topology=TOPOLOGY) as receiver,
+            query(frame, "tuplewire", self.where),
+        ):
+            batches = receiver.recv([TARGET], timeout=WAIT_SECONDS)
+
+            def take() -> Sequence[bytes]:
+                batch = next(batches)
+                batches.acknowledge()
+                return batch.payloads
+
+            yield Wire(lambda payload: sender.send(TASKS[0], payload), take)
+        self.drain(TASKS[0])  # Spark acknowledges a micro-batch with the next one
+
+    def each_row(self, frame: DataFrame) -> dict[str, Any]:
+        """Send a frame row by row from foreachPartition, as a program without the format does."""
+        handle = ClientHandle(self.addresses[0], topology=TOPOLOGY)
+
+        def send(partition: Iterable[Any]) -> None:
+            with handle as client:
+                for row in partition:
+                    client.send(row.task, row.message.encode())
+
+        answer = timed(lambda: frame.foreachPartition(send))
+        return {**answer, "received": self.take()}
+
+    def check(self, frame: DataFrame) -> dict[str, int]:
+        """Write numbered rows, read them back, and count the rows that are missing or duplicated."""
+        rows = frame.count()
+        self.save(frame, {})
+        read = self.load(self.spark.read).selectExpr("cast(cast(message as string) as bigint) as n")
+        once = read.where(f"n between 0 and {rows - 1}").groupBy("n").count().where("count = 1").count()
+        return {"wrong": rows - once + abs(self.take() - rows)}
+
+    def micro_batches(self, batches: int) -> dict[str, Any]:
+        """Return the times of micro-batches that read one message and write it to another task."""
+        count = batches + WARM_BATCHES
+        with Client(self.addresses[0], topology=TOPOLOGY) as client:
+            client.send(TaskMessageBatch.from_columns(TASKS[0], numbered(0, count)))
+            client.flush()
+        messages = self.load(self.spark.readStream, tasks=str(TASKS[0]), maxMessagesPerTrigger="1")
+        millis = _micro_batches(
+            messages.selectExpr(f"{TARGET} as task", "message"), "tuplewire", self.where, batches
         )
+        if (got := self.drain(TARGET)) != count:
+            raise BenchError(f"{count} messages through micro-batches, {got} received")
+        return millis
 
 
-if __name__ == "__main__":
-    main(*sys.argv[2:])
+def _micro_batches(frame: DataFrame, sink: str, options: Mapping[str, str], batches: int) -> dict[str, Any]:
+    """Run micro-batches of one row; return the milliseconds of each, by Spark's own clock."""
+    millis: dict[int, int] = {}
+    deadline = time.monotonic() + BATCH_SECONDS
+    with query(frame, sink, options, processingTime="0 seconds") as running:
+        while len(millis) < batches + WARM_BATCHES:
+            if not running.isActive or time.monotonic() > deadline:
+                raise BenchError(f"micro-batches to {sink}: {len(millis)} done, {running.exception()}")
+            for progress in running.recentProgress:
+                if progress["numInputRows"]:
+                    millis[progress["batchId"]] = progress["durationMs"]["triggerExecution"]
+            time.sleep(0.1)
+    return {"millis": [millis[batch] for batch in sorted(millis)[WARM_BATCHES:]]}
+
+
+def _latencies(wire: Wire, count: int, size: int) -> list[float]:
+    """Send numbered messages through a query, one every 0.6 s; return their latencies in milliseconds.
+
+    The first few messages are not included. BenchError unless each message arrives exactly once.
+    """
+    sent: dict[int, float] = {}
+    came: list[tuple[int, float]] = []
+    total = count + WARM_MESSAGES
+    late = threading.Event()
+
+    def receive() -> None:
+        while len(came) < total and not late.is_set():
+            for payload in wire.take():
+                came.append((int(payload[1:9]), time.monotonic()))
+                if payload[:1] != b"M":
+                    raise BenchError(f"the query has sent {payload[:20]!r}")
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    start = time.monotonic()
+    for number in range(total):
+        time.sleep(max(0.0, start + number * INTERVAL_SECONDS - time.monotonic()))
+        sent[number] = time.monotonic()
+        wire.send(b"m%08d" % number + b"-" * (size - 9))
+    receiver.join(WAIT_SECONDS)
+    late.set()
+    if sorted(number for number, _ in came) != list(range(total)):
+        raise BenchError(f"{total} messages sent through a query, {len(came)} received, or others")
+    return [(moment - sent[number]) * 1000 for number, moment in sorted(came) if number >= WARM_MESSAGES]
+
+
+def spark(
+    addresses: Sequence[str],
+    conf: Mapping[str, str] = MappingProxyType({}),
+    kafka: Callable[[SparkSession], Peer] | None = None,
+) -> None:
+    """Answer requests, of either system by its name."""
+    os.environ.update(WarmSpark().environment)
+    conf = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR", **conf}
+    with local_session("bench", cores=2 * CORES, conf=conf) as session:
+        session.sparkContext.setLogLevel("ERROR")
+        by_value: Any = cloudpickle.register_pickle_by_value
+        by_value(sys.modules[DropSource.__module__])  # Spark's own processes cannot import it
+        session.dataSource.register(DropSource)
+        tuplewire = Tuplewire(session, addresses)
+        peers: dict[str, Peer] = {"tuplewire": tuplewire}
+        if kafka:
+            peers["kafka"] = kafka(session)
+        frames: dict[tuple[int, int], DataFrame] = {}
+
+        def frame(rows: int, size: int) -> DataFrame:
+            """Return a DataFrame that is already computed, in Spark's memory."""
+            if (rows, size) not in frames:
+                message = f"lpad(cast(id as string), {size}, '0') as message"
+                made = session.range(0, rows, 1, CORES).selectExpr("cast(id % 2 + 1 as int) as task", message)
+                made.persist().count()
+                frames[rows, size] = made
+            return frames[rows, size]
+
+        def trial(
+            cell: str, rows: int, size: int = MESSAGE_BYTES, peer: str = "tuplewire", **options: str
+        ) -> dict[str, Any]:
+            """Measure with a frame; the rows are in Spark's memory before the clock starts."""
+            given = frame(rows, size)
+            if cell == "noop":
+                return timed(lambda: noop(given))
+            if cell == "drop":
+                return timed(given.write.format("drop").mode("append").save)
+            answer: dict[str, Any] = getattr(peers[peer], cell)(given, **options)
+            return answer
+
+        def latency(peer: str, rows: int, size: int) -> dict[str, Any]:
+            """Send single messages through a query."""
+            with peers[peer].through() as wire:
+                return {"milliseconds": _latencies(wire, rows, size)}
+
+        def floor(batches: int) -> dict[str, Any]:
+            """Return the times of Spark's own micro-batches of one row."""
+            reader = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
+            return _micro_batches(reader.load(), "noop", {}, batches)
+
+        micro_batches = tuplewire.micro_batches
+        serve({"trial": trial, "latency": latency, "floor": floor, "micro_batches": micro_batches})

@@ -3,96 +3,70 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
-from agent import Agent, BenchError
-from report import RATE, Line, compared
-from spark_agent import tasks_of_workers
+from agent import BenchError
+from links import Links
+from report import RATE, Line, compared, in_turns, progress
+from spark_agent import ASSIGNMENT, spark
 from workload import TOPOLOGY
 
 from tuplewire.processes.worker_processes import WorkerProcesses
 
-WRITE, BACK, LATENCY = "spark/write", "spark/back", "spark/latency"
-SPARK_ROWS = (WRITE, BACK, LATENCY)
-
-ROUNDS = 3
-FRAME_ROWS = 400_000
-SLOW_ROWS = 100_000
-"""Row by row; with fewer rows, the job's own time of some tenths of a second would have more weight."""
-CHECKED_ROWS = 20_000
-BATCHES = 25
-FIRST_SECONDS = 300.0
-"""Spark starts, and its first job takes long."""
-
-_ROOM = ("--receive-queue-messages=1000000", "--receive-queue-bytes=268435456", "--drain-seconds=1")
-_TITLES = {
-    WRITE: f"{FRAME_ROWS:,} rows from a DataFrame to tasks",
-    BACK: f"{FRAME_ROWS:,} rows from a DataFrame to tasks and back",
-    LATENCY: "a micro-batch of one message, from task to task",
+LATENCY = "spark/latency"
+_FRAME_ROWS = 400_000
+_CELLS = {"noop": _FRAME_ROWS, "drop": _FRAME_ROWS, "write": _FRAME_ROWS, "back": _FRAME_ROWS}
+_CELLS["each_row"] = 100_000  # with fewer, the job's own time of some tenths of a second has more weight
+_FRAMES = {"spark/write": ("write", "to tasks"), "spark/back": ("back", "to tasks and back")}
+_AGAINST = {
+    "noop": "Spark's noop sink, same DataFrame",
+    "drop": "a sink in Python that drops it",
+    "each_row": "foreachPartition, row by row",
 }
+SPARK_ROWS = (*_FRAMES, LATENCY)
+ROUNDS = 3
+_CHECKED_ROWS = 20_000
+_BATCHES = 25
+_WITHIN = 300.0
+"""Spark starts, and its first job takes long."""
+_ROOM = ("--receive-queue-messages=1000000", "--receive-queue-bytes=268435456", "--drain-seconds=1")
 
 
-def measure_spark(names: Sequence[str], progress: Callable[[str], None]) -> list[Line]:
+def measure_spark(links: Links, names: Sequence[str], _: float) -> list[Line]:
     """Run the rows and their comparisons in turns; BenchError unless every row arrived once."""
     progress("starting Spark")
     with WorkerProcesses(2, TOPOLOGY, flags=_ROOM) as workers:
-        workers.assign(tasks_of_workers())
-        with Agent("spark_agent.py", "spark", *(each.address for each in workers.endpoints)) as spark:
-            wrong = spark.ask("check", within=FIRST_SECONDS, rows=CHECKED_ROWS)["wrong"]
-            if wrong:
-                raise BenchError(f"{wrong} of {CHECKED_ROWS} numbered rows did not come back once")
-            lines = []
-            if frames := [name for name in names if name != LATENCY]:
-                lines += _frame_lines(spark, frames, progress)
-            if LATENCY in names:
-                lines += _latency_lines(spark, progress)
-    return lines
+        workers.assign(ASSIGNMENT)
+        agent = links.agent(spark, [each.address for each in workers.endpoints])
+        wrong = agent.ask("trial", within=_WITHIN, cell="check", rows=_CHECKED_ROWS)["wrong"]
+        if wrong:
+            raise BenchError(f"{wrong} of {_CHECKED_ROWS} numbered rows did not come back once")
+        return list(_lines(partial(agent.ask, within=_WITHIN), names))
 
 
-def _frame_lines(spark: Agent, names: Sequence[str], progress: Callable[[str], None]) -> list[Line]:
-    verbs = {WRITE: "write", BACK: "there_and_back"}
-    cells = {
-        "noop": FRAME_ROWS,
-        "drop": FRAME_ROWS,
-        **{verbs[name]: FRAME_ROWS for name in names},
-        "each_row": SLOW_ROWS,
-    }
-    rounds: list[dict[str, float]] = []
-    for number in range(ROUNDS + 1):
-        rates = {}
-        for verb, rows in cells.items():
-            progress(f"spark, round {number} of {ROUNDS}: {verb}, {rows:,} rows")
-            answer = spark.ask(verb, within=FIRST_SECONDS, rows=rows)
-            if answer.get("received", rows) != rows:
-                raise BenchError(f"{verb}: {rows} rows written, {answer['received']} received")
-            rates[verb] = rows / answer["seconds"]
-        rounds.append(rates)
-    timed = rounds[1:]  # the first round warms up the JVM
-    titles = {
-        "noop": "Spark's noop sink, same DataFrame",
-        "drop": "a sink in Python that drops it",
-        "each_row": "foreachPartition, row by row",
-    }
-    return [
-        compared(
-            name,
-            _TITLES[name],
-            RATE,
-            [each[verbs[name]] for each in timed],
-            title,
-            [each[other] for each in timed],
-        )
-        for name in names
-        for other, title in titles.items()
-    ]
+def _lines(ask: Any, names: Sequence[str]) -> Iterator[Line]:
+    def rate(verb: str, rows: int) -> float:
+        answer = ask("trial", cell=verb, rows=rows)
+        if answer.get("received", rows) != rows:
+            raise BenchError(f"{verb}: {rows} rows written, {answer['received']} received")
+        return float(rows / answer["seconds"])
 
-
-def _latency_lines(spark: Agent, progress: Callable[[str], None]) -> list[Line]:
-    ours, floors = [], []
-    for number in range(1, ROUNDS + 1):
-        progress(f"spark, round {number} of {ROUNDS}: micro-batches")
-        ours.append(
-            statistics.median(spark.ask("micro_batches", within=FIRST_SECONDS, batches=BATCHES)["millis"])
-        )
-        floors.append(statistics.median(spark.ask("floor", within=FIRST_SECONDS, batches=BATCHES)["millis"]))
-    return [compared(LATENCY, _TITLES[LATENCY], "ms", ours, "Spark alone: rate to noop", floors)]
+    frames = {name: _FRAMES[name] for name in names if name in _FRAMES}
+    verbs = {*_AGAINST, *(verb for verb, _ in frames.values())} if frames else set()
+    cells = {verb: partial(rate, verb, rows) for verb, rows in _CELLS.items() if verb in verbs}
+    rounds = in_turns("spark", ROUNDS + 1, cells)[1:]  # the first round warms up the JVM
+    for name, (verb, where) in frames.items():
+        for other, title in _AGAINST.items():
+            pairs = [(each[verb], each[other]) for each in rounds]
+            yield compared(name, f"{_FRAME_ROWS:,} rows from a DataFrame {where}", RATE, pairs, title)
+    if LATENCY in names:
+        cells = {verb: partial(ask, verb, batches=_BATCHES) for verb in ("micro_batches", "floor")}
+        medians = [
+            {verb: statistics.median(answer["millis"]) for verb, answer in each.items()}
+            for each in in_turns("spark", ROUNDS, cells)
+        ]
+        pairs = [(each["micro_batches"], each["floor"]) for each in medians]
+        title = "a micro-batch of one message, from task to task"
+        yield compared(LATENCY, title, "ms", pairs, "Spark alone: rate to noop")

@@ -1,16 +1,16 @@
 """The processes of the rows of teams: a rank of a team, and a rank of bare gRPC.
 
-Each role makes `rounds` calls of `barrier` or `reduce`, and returns the nanoseconds of each call.
+Each function is a role of a process; it makes `rounds` calls of a kind, and returns the nanoseconds of each.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 import grpc
@@ -34,96 +34,75 @@ def timed(call: Callable[[], object], rounds: int) -> dict[str, Any]:
     return {"ns": times}
 
 
-class GrpcRank:
-    """A rank of bare gRPC: it sends its array to all others, in a unary call each, and sums in rank order."""
+def member(address: str, rank: int, size: int) -> None:
+    """Be a rank of a team, which it joins at the first request."""
+    teams: list[Team] = []
 
-    def __init__(self, rank: int, size: int) -> None:
-        self._rank, self._size, self._round = rank, size, 0
-        self._arrived: dict[int, dict[int, bytes]] = defaultdict(dict)
-        self._changed = threading.Condition()
-        method: Any = grpc.unary_unary_rpc_method_handler(self._put)
-        self._server = grpc.server(ThreadPoolExecutor(size), options=_OPTIONS)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("b", {"Put": method}),))
-        self._port = self._server.add_insecure_port("127.0.0.1:0")
-        self._server.start()
-        self._puts: list[Any] = []
+    def pingpong() -> None:
+        (team,) = teams
+        if rank == 0:
+            team.send(1, b"x" * 1024)
+            team.recv(1)
+        else:
+            team.recv(0)
+            team.send(0, b"x" * 1024)
 
-    def _put(self, request: bytes, _: grpc.ServicerContext) -> bytes:
-        with self._changed:
-            self._arrived[int.from_bytes(request[:4], "big")][request[4]] = request[5:]
-            self._changed.notify_all()
+    def reduce(size_bytes: int, rounds: int) -> dict[str, Any]:
+        mine = np.full(size_bytes // 8, rank + 1.0)
+        return timed(lambda: teams[0].all_reduce(mine), rounds)
+
+    serve(
+        {
+            "join": lambda: teams.append(Team(range(1, size + 1), rank, address=address, topology=TOPOLOGY)),
+            "barrier": lambda rounds: timed(teams[0].barrier, rounds),
+            "reduce": reduce,
+            "pingpong": lambda rounds: timed(pingpong, rounds),
+        }
+    )
+    teams[0].close()
+
+
+def bare(rank: int, size: int) -> None:
+    """Be a rank of bare gRPC: send the array to all others, in a unary call each, and sum in rank order."""
+    arrived: dict[int, dict[int, bytes]] = defaultdict(dict)
+    changed = threading.Condition()
+    puts: list[Any] = []
+    numbers = count(1)
+
+    def put(request: bytes, _: grpc.ServicerContext) -> bytes:
+        with changed:
+            arrived[int.from_bytes(request[:4], "big")][request[4]] = request[5:]
+            changed.notify_all()
         return b""
 
-    def port(self) -> dict[str, Any]:
-        """Return the port."""
-        return {"port": self._port}
-
-    def connect(self, ports: list[int]) -> dict[str, Any]:
-        """Connect to the other ranks."""
-        for port in (each for rank, each in enumerate(ports) if rank != self._rank):
+    def connect(ports: list[int]) -> None:
+        for port in (each for other, each in enumerate(ports) if other != rank):
             channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS)
             grpc.channel_ready_future(channel).result(_WAIT_SECONDS)
-            self._puts.append(channel.unary_unary("/b/Put"))
-        return {}
+            puts.append(channel.unary_unary("/b/Put"))
 
-    def reduce(self, size_bytes: int, rounds: int) -> dict[str, Any]:
-        """Sum arrays of this size over all ranks."""
-        mine = np.full(size_bytes // 8, self._rank + 1.0)
+    def reduce(size_bytes: int, rounds: int) -> dict[str, Any]:
+        mine = np.full(size_bytes // 8, rank + 1.0)
 
         def call() -> None:
-            self._round += 1
-            payload = self._round.to_bytes(4, "big") + bytes([self._rank]) + mine.tobytes()
-            calls = [put.future(payload) for put in self._puts]
-            others = self._arrived[self._round]
-            with self._changed:
-                assert self._changed.wait_for(lambda: len(others) == self._size - 1, _WAIT_SECONDS)
-            del self._arrived[self._round]
+            number = next(numbers)
+            payload = number.to_bytes(4, "big") + bytes([rank]) + mine.tobytes()
+            calls = [put.future(payload) for put in puts]
+            others = arrived[number]
+            with changed:
+                assert changed.wait_for(lambda: len(others) == size - 1, _WAIT_SECONDS)
+            del arrived[number]
             total = np.zeros_like(mine)
-            for rank in range(self._size):
-                total += mine if rank == self._rank else np.frombuffer(others[rank])
+            for each in range(size):
+                total += mine if each == rank else np.frombuffer(others[each])
             for each in calls:
                 each.result(_WAIT_SECONDS)
 
         return timed(call, rounds)
 
-
-def member(address: str, rank: str, size: str) -> None:
-    """Role: a rank of a team, which it joins at the first request."""
-    teams: dict[str, Team] = {}
-
-    def join() -> dict[str, Any]:
-        teams[""] = Team(range(1, int(size) + 1), int(rank), address=address, topology=TOPOLOGY)
-        return {}
-
-    def reduce(size_bytes: int, rounds: int) -> dict[str, Any]:
-        mine = np.full(size_bytes // 8, int(rank) + 1.0)
-        return timed(lambda: teams[""].all_reduce(mine), rounds)
-
-    def pingpong(rounds: int) -> dict[str, Any]:
-        def call() -> None:
-            if rank == "0":
-                teams[""].send(1, b"x" * 1024)
-                teams[""].recv(1)
-            else:
-                teams[""].recv(0)
-                teams[""].send(0, b"x" * 1024)
-
-        return timed(call, rounds)
-
-    def barrier(rounds: int) -> dict[str, Any]:
-        return timed(teams[""].barrier, rounds)
-
-    serve({"join": join, "barrier": barrier, "reduce": reduce, "pingpong": pingpong})
-    teams[""].close()
-
-
-def bare(rank: str, size: str) -> None:
-    """Role: a rank of bare gRPC."""
-    own = GrpcRank(int(rank), int(size))
-    serve({"port": own.port, "connect": own.connect, "reduce": own.reduce})
-
-
-ROLES: dict[str, Callable[..., None]] = {"member": member, "bare": bare}
-
-if __name__ == "__main__":
-    ROLES[sys.argv[1]](*sys.argv[2:])
+    server = grpc.server(ThreadPoolExecutor(size), options=_OPTIONS)
+    method: Any = grpc.unary_unary_rpc_method_handler(put)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("b", {"Put": method}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    serve({"port": lambda: {"port": port}, "connect": connect, "reduce": reduce})

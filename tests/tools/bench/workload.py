@@ -1,14 +1,13 @@
-"""The messages of a benchmark, and the counters of the receiving process."""
+"""The messages of a benchmark: the schedules of a sending process, and the counters of a receiving one."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
+
+from agent import BenchError, Verb
 
 TOPOLOGY = "bench"
 MESSAGE_BYTES = 100
@@ -45,92 +44,87 @@ def stamp(payload: bytes) -> int:
     return int.from_bytes(payload[:_STAMP_BYTES], "big")
 
 
-class Frames:
-    """A schedule of lists of `frame` payloads for `seconds` seconds, or at least `messages`, all numbered.
+def loads(send_all: Callable[[Iterable[list[bytes]]], object], least: int = 1, tasks: int = 1) -> Verb:
+    """Return the verb of a process that sends lists of `frame` payloads, or of `least` if that is more.
 
-    tasks: the number of tasks that get the lists in turn, each with its own numbers.
+    It sends for `seconds` seconds, or at least `messages` messages, which are all numbered.
+
+    Args:
+        send_all: Sends each list; the clock is read after some lists.
+        least: The minimum length of a list.
+        tasks: The number of tasks that get the lists in turn, each with its own numbers.
     """
 
-    def __init__(self, frame: int, seconds: float = 0.0, messages: int | None = None, tasks: int = 1) -> None:
-        self._frame = frame
-        self._nanoseconds = int(seconds * 1e9)
-        self._messages = messages
-        self._tasks = tasks
-        self._start_ns = self._sent = 0
+    def load(frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, int]:
+        frame = max(frame, least)
+        sent = start_ns = 0
 
-    def __iter__(self) -> Iterator[list[bytes]]:
-        """Yield each list; the clock is read after some lists."""
-        frame, messages = self._frame, self._messages
-        payloads = numbered(0, frame)
-        burst = max(1, CHECK_EVERY // frame)
-        self._start_ns = time.monotonic_ns()
-        end = self._start_ns + self._nanoseconds
-        while self._sent < messages if messages is not None else time.monotonic_ns() < end:
-            for _ in range(burst):
-                if messages is not None:
-                    payloads = numbered(self._sent // frame // self._tasks * frame, frame)
-                yield payloads
-                self._sent += frame
+        def lists() -> Iterator[list[bytes]]:
+            nonlocal sent, start_ns
+            payloads = numbered(0, frame)
+            burst = max(1, CHECK_EVERY // frame)
+            start_ns = time.monotonic_ns()
+            end = start_ns + int(seconds * 1e9)
+            while sent < messages if messages is not None else time.monotonic_ns() < end:
+                for _ in range(burst):
+                    if messages is not None:
+                        payloads = numbered(sent // frame // tasks * frame, frame)
+                    yield payloads
+                    sent += frame
 
-    def told(self) -> dict[str, int]:
-        """Return the answer of a sender that has finished."""
-        return {"sent": self._sent, "start_ns": self._start_ns}
+        send_all(lists())
+        return {"sent": sent, "start_ns": start_ns}
+
+    return load
 
 
-class Pace:
-    """A schedule of payloads at a fixed rate, each stamped with the time at which it is due.
+def paces(send_all: Callable[..., object]) -> Verb:
+    """Return the verb of a process that sends at a fixed rate; each payload is stamped with its due time.
 
     An open loop: a sender that is late sends all due messages immediately, and its delay counts as latency.
-    The clock is CLOCK_MONOTONIC, which all processes of a machine share.
+    The clock is CLOCK_MONOTONIC, which all processes of a machine share. `late` counts the payloads that were
+    not sent within LATE_NANOSECONDS of their due time.
+
+    send_all: sends each payload; it gets further arguments of the request.
     """
 
-    def __init__(self, rate: int, seconds: float, size: int = PACED_BYTES) -> None:
-        self._rate = rate
-        self._count = int(rate * seconds)
-        self._size = size
-        self.start_ns = 0
-        """The time when the first payload is due."""
-        self.sent = 0
-        self.late = 0
-        """Number of payloads that were not sent within LATE_NANOSECONDS of their due time."""
+    def pace(rate: int, seconds: float, size: int = PACED_BYTES, **how: int) -> dict[str, int]:
+        sent = late = start = 0
 
-    def __iter__(self) -> Iterator[bytes]:
-        filler = bytes(self._size - _STAMP_BYTES)
-        self.start_ns = start = time.monotonic_ns() + 10_000_000
-        for number in range(self._count):
-            due = start + number * 1_000_000_000 // self._rate
-            early = due - time.monotonic_ns()
-            if early > 0:
-                time.sleep(early / 1e9)
-            elif early < -LATE_NANOSECONDS:
-                self.late += 1
-            self.sent += 1
-            yield due.to_bytes(_STAMP_BYTES, "big") + filler
+        def payloads() -> Iterator[bytes]:
+            nonlocal sent, late, start
+            start = time.monotonic_ns() + 10_000_000
+            filler = bytes(size - _STAMP_BYTES)
+            for number in range(int(rate * seconds)):
+                due = start + number * 1_000_000_000 // rate
+                early = due - time.monotonic_ns()
+                if early > 0:
+                    time.sleep(early / 1e9)
+                elif early < -LATE_NANOSECONDS:
+                    late += 1
+                sent += 1
+                yield due.to_bytes(_STAMP_BYTES, "big") + filler
 
-    def told(self) -> dict[str, int]:
-        """Return the answer of a sender that has finished."""
-        return {"sent": self.sent, "late": self.late, "start_ns": self.start_ns}
+        send_all(payloads(), **how)
+        return {"sent": sent, "late": late, "start_ns": start}
+
+    return pace
 
 
-def cpu_seconds(process_id: int) -> float:
-    """Return the CPU time of a process."""
-    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def asks(ask: Callable[[bytes], bytes]) -> Verb:
+    """Return the verb that sends requests one at a time; BenchError for the answer to another request."""
 
+    def load(requests: int) -> dict[str, Any]:
+        nanoseconds = []
+        for payload in numbered(0, requests, PACED_BYTES):
+            began = time.perf_counter_ns()
+            answer = ask(payload)
+            nanoseconds.append(time.perf_counter_ns() - began)
+            if answer != payload:
+                raise BenchError(f"request {len(nanoseconds) - 1} got the answer to another one")
+        return {"ns": nanoseconds}
 
-@dataclass(slots=True)
-class Usage:
-    """Processor time of this process between two moments, in nanoseconds."""
-
-    start_ns: int = 0
-
-    def begin(self) -> None:
-        """Start counting."""
-        self.start_ns = time.process_time_ns()
-
-    def nanoseconds(self) -> int:
-        """Return the time used since begin(), all threads, user and system."""
-        return time.process_time_ns() - self.start_ns
+    return load
 
 
 class Meter:
@@ -142,11 +136,15 @@ class Meter:
 
     def __init__(self) -> None:
         self._done = threading.Event()
-        self._usage = Usage()
         self._messages = self._answered = 0
         self.begin("count")
 
-    def begin(self, look: Look) -> dict[str, Any]:
+    @property
+    def verbs(self) -> Mapping[str, Verb]:
+        """The verbs of a process that receives."""
+        return {"begin": self.begin, "finish": self.finish}
+
+    def begin(self, look: Look) -> dict[str, int]:
         """Start a trial; the answer contains the number of extra messages since the end of the last trial."""
         extra = self._messages - self._answered
         self._look: Look = look
@@ -156,7 +154,6 @@ class Meter:
         self._disorder = self._last_ns = 0
         self._latencies_ns: list[int] = []
         self._done.clear()
-        self._usage.begin()
         return {"extra": extra}
 
     def add(
@@ -166,7 +163,9 @@ class Meter:
         if self._look == "touch":
             self._touched += sum(map(len, payloads()))
         elif self._look == "order":
-            self._check_order(payloads(), stream)
+            first = self._next.get(stream, 0)
+            self._disorder += sum(stamp(each) != number for number, each in enumerate(payloads(), first))
+            self._next[stream] = first + messages
         elif self._look == "latency":
             now = time.monotonic_ns()
             self._latencies_ns += [now - stamp(payload) for payload in payloads()]
@@ -175,11 +174,6 @@ class Meter:
         self._last_ns = time.monotonic_ns()
         if self._expected is not None and self._messages >= self._expected:
             self._done.set()
-
-    def _check_order(self, payloads: Sequence[bytes], stream: int) -> None:
-        first = self._next.get(stream, 0)
-        self._disorder += sum(stamp(payload) != number for number, payload in enumerate(payloads, first))
-        self._next[stream] = first + len(payloads)
 
     def finish(self, expected: int) -> dict[str, Any]:
         """Wait until the expected number of messages has arrived, at most WAIT_SECONDS."""
@@ -194,5 +188,4 @@ class Meter:
             "last_ns": self._last_ns,
             "disorder": self._disorder,
             "latencies_ns": self._latencies_ns,
-            "cpu_ns": self._usage.nanoseconds(),
         }

@@ -6,24 +6,27 @@ from pathlib import Path
 
 import kafka_rows
 import pytest
-from links import CHAIN, ECHO, RELAY, SENDS, ZMQ, Latencies, Trial
-from looked import Pair, Side, looked_lines
+from links import CHAIN, ECHO, RELAY, SENDS, UNBATCHED, ZMQ, Cell, Trial
+from looked import Side, looked_lines
 from maven import NotHereError, java, libraries
-from report import RATE, Against, Cell, LatencyRow, Row, compared, latency_lines, table, throughput_lines
+from report import RATE, compared, table
+from rows import Row, latency_row, row_lines
 
-OURS, PEER = Cell(SENDS, 1), Cell(ZMQ, 1)
-ROW = Row("sends", "one by one", OURS, (Against(PEER, 0.5), Against(PEER)))
+OURS, PEER, OTHER = Cell(SENDS, 1), Cell(ZMQ, 1), Cell(UNBATCHED, 1)
+ROW = Row("sends", "one by one", OURS, {PEER: 0.5, OTHER: None})
 
 
-def _trial(rate: int, cpu_seconds: float = 1.0) -> Trial:
-    return Trial(rate, 1.0, cpu_seconds)
+def _round(ours: int, other: int) -> dict[Cell, Trial]:
+    return {OURS: Trial(ours, 1.0, 1.0), PEER: Trial(other, 1.0), OTHER: Trial(other, 1.0)}
+
+
+def _paced(nanoseconds: int, late: int = 0) -> Trial:
+    return Trial(1000, 1.0, 0.0, [number * nanoseconds for number in range(1, 1001)], late)
 
 
 def test_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
     """The ratio is the median of the ratios per round, so a slow round affects both sides."""
-    rounds = [{OURS: _trial(100), PEER: _trial(200)}, {OURS: _trial(10), PEER: _trial(10)}]
-    rounds.append({OURS: _trial(90), PEER: _trial(150)})
-    judged, shown = throughput_lines([ROW], rounds)
+    judged, shown = row_lines(ROW, [_round(100, 200), _round(10, 10), _round(90, 150)])
     assert (judged.value, judged.against_value, judged.ratio) == (90, 150, 0.6)
     assert (judged.lowest, judged.highest) == (0.5, 1.0)
     assert (judged.target, judged.verdict) == (">= 0.5", "met")
@@ -38,17 +41,17 @@ def test_a_rate_has_to_reach_its_target_and_a_time_to_stay_within(
     unit: str, target: float, verdict: str
 ) -> None:
     """The verdict uses the printed ratio."""
-    assert compared("row", "title", unit, [2.0], "peer", [1.001], target=target).verdict == verdict
+    assert compared("row", "title", unit, [(2.0, 1.001)], "peer", target=target).verdict == verdict
 
 
 def test_each_percentile_stands_beside_each_peer() -> None:
     """Percentiles are compared within each round; the slowest message is from all rounds."""
-    row = LatencyRow("latency", "the path", CHAIN, ((RELAY, {50: 1.3}), (ECHO, {})))
-    slow = Latencies([number * 2_000_000 for number in range(1, 1001)], 3)
-    fast = Latencies([number * 1_000_000 for number in range(1, 1001)], 0)
-    faster = Latencies([number * 500_000 for number in range(1, 1001)], 0)
-    one, other = {CHAIN: slow, RELAY: fast, ECHO: fast}, {CHAIN: fast, RELAY: faster, ECHO: faster}
-    lines = latency_lines(row, [one, other, one])
+    row = latency_row("latency", "the path", CHAIN, {RELAY: {50: 1.3}, ECHO: None})
+    slow, fast, faster = _paced(2_000_000, 3), _paced(1_000_000), _paced(500_000)
+    cells = [row.cell, *row.against]
+    one = dict(zip(cells, (slow, fast, fast), strict=True))
+    other = dict(zip(cells, (fast, faster, faster), strict=True))
+    lines = list(row_lines(row, [one, other, one]))
     assert [line.title.split(": ")[1] for line in lines[::2]] == [
         "p50 (6 sent late)",
         "p99 (6 sent late)",
@@ -62,19 +65,18 @@ def test_each_percentile_stands_beside_each_peer() -> None:
 
 def test_table_names_a_row_once() -> None:
     """A second peer's line omits the row's own figures."""
-    rounds = [{OURS: _trial(100_000), PEER: _trial(200_000)}]
-    first, second = table(throughput_lines([ROW], rounds)).splitlines()[1:]
+    first, second = table(list(row_lines(ROW, [_round(100_000, 200_000)]))).splitlines()[1:]
     assert first.startswith("one by one  100,000/s       10.00  pyzmq, one a call  200,000/s   0.50")
-    assert second.split() == ["pyzmq,", "one", "a", "call", "200,000/s", "0.50", "(0.50", "-", "0.50)"]
+    assert second.split() == ["gRPC,", "one", "a", "frame", "200,000/s", "0.50", "(0.50", "-", "0.50)"]
 
 
 def test_the_live_page_is_compared_round_by_round() -> None:
     """Rate, CPU time and latency with the page open are compared with the same round without it."""
 
     def side(rate: int, milliseconds: int) -> Side:
-        return Side(_trial(rate), Latencies([milliseconds * 1_000_000] * 100, 0))
+        return Side(Trial(rate, 1.0, 1.0), Trial(100, 1.0, 0.0, [milliseconds * 1_000_000] * 100))
 
-    lines = list(looked_lines("few tasks", [Pair(side(95, 3), side(100, 2)), Pair(side(9, 1), side(10, 1))]))
+    lines = list(looked_lines("few tasks", [(side(95, 3), side(100, 2)), (side(9, 1), side(10, 1))]))
     assert [(line.unit, line.ratio, line.verdict) for line in lines] == [
         (RATE, 0.93, "missed"),
         ("us", 1.08, ""),

@@ -24,7 +24,7 @@ def _start(*_: FrameType | str | Any) -> None:
 
 def _save() -> None:
     worker = [argument for argument in sys.orig_argv if argument.startswith("--worker-id=")]
-    role = "-".join(Path(argument).name for argument in worker or sys.orig_argv[1:3])
+    role = "-".join(Path(argument).name for argument in worker or sys.orig_argv[1:4])
     for number, (thread, profile) in enumerate(_profiles):
         profile.create_stats()
         if not profile.stats:  # a thread without Python code, such as gRPC's poller

@@ -141,7 +141,7 @@ public class Hop {
                 }
                 connection.send(List.of(new TaskMessage(TASK, payload(due, PACED_BYTES))).iterator());
             }
-            return String.format("{\"sent\": %d, \"late\": %d}", count, late);
+            return String.format("{\"sent\": %d, \"late\": %d, \"start_ns\": %d}", count, late, start);
         }
 
         String settle(Map<String, String> request) {
