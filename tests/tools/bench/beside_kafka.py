@@ -13,17 +13,19 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import pyspark
-from agent import HERE, Agent, BenchError
+from agent import HERE, Agent
 from kafka_broker import broker
 from kafka_peer import spark_and_kafka
-from kafka_rows import LATENCY, ROWS, SIZES, Cell, Plan, lines, name_of
+from kafka_rows import LATENCY, ROWS, SIZES, amount, sized
 from maven import NotHereError, libraries, outcome
 from report import Line, in_turns, progress, table
+from rows import row_lines
 from spark_agent import ASSIGNMENT
+from spark_rows import spark_cells
 from workload import TOPOLOGY
 
 from tuplewire.processes.worker_processes import WorkerProcesses
@@ -39,30 +41,20 @@ _JARS = (
 )
 """The parts of the connector that Spark does not include."""
 _ROOM = ("--receive-queue-messages=2000000", "--receive-queue-bytes=1073741824", "--drain-seconds=1")
-_TRIAL_SECONDS = 600.0
 
 
-def _trial(spark: Agent, plan: Plan, cell: Cell, size: int) -> Any:
-    amount = plan.amount(cell, size)
-    asked: dict[str, Any] = {"rows": amount, "size": size, **cell.options}
-    if cell.peer:
-        asked["peer"] = cell.peer
-    if cell.verb == LATENCY:
-        return spark.ask(LATENCY, within=_TRIAL_SECONDS, **asked)["milliseconds"]
-    answer = spark.ask("trial", within=_TRIAL_SECONDS, cell=cell.verb, **asked)
-    if answer.get("received", amount) != amount:
-        raise BenchError(f"{cell.title}, {cell.verb}: {amount} rows written, {answer['received']} arrived")
-    return amount / answer[cell.clock]
-
-
-def _measure(spark: Agent, plan: Plan) -> list[Line]:
-    found: list[Line] = []
-    for size in plan.sizes:
-        cells = {cell: partial(_trial, spark, plan, cell, size) for cell in plan.cells()}
+def _measure(spark: Agent, given: argparse.Namespace) -> Iterator[Line]:
+    rows = [row for row in ROWS if row.name in given.only]
+    for size in given.size:
+        cells = {
+            cell: partial(cell.trial, spark, amount(cell, size, quick=given.quick), size)
+            for cell in spark_cells(rows)
+        }
         warm = {cell: trial for cell, trial in cells.items() if cell.verb != LATENCY}
-        in_turns(f"{name_of(size)}, to warm up the JVM", 1, warm)
-        found += lines(plan, size, in_turns(name_of(size), plan.rounds, cells))
-    return found
+        in_turns(f"{size} bytes, to warm up the JVM", 1, warm)
+        rounds = in_turns(f"{size} bytes", given.rounds, cells)
+        for row in rows:
+            yield from row_lines(sized(row, size), rounds)
 
 
 def _connector() -> tuple[str, str]:
@@ -79,26 +71,23 @@ def _connector() -> tuple[str, str]:
     raise NotHereError("\n".join(reasons))
 
 
-def _arguments() -> Plan:
+def main() -> int:
+    """Run the measurements of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    names = [row.name for row in ROWS]
     parser.add_argument("--rounds", type=int, help="counted rounds (default: 3, with --quick 1)")
-    parser.add_argument("--only", action="append", choices=ROWS, help="these rows alone; may be repeated")
+    parser.add_argument("--only", action="append", choices=names, help="these rows alone; may be repeated")
     parser.add_argument("--size", action="append", type=int, choices=SIZES, help="these sizes alone")
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows: does it work at all?")
     given = parser.parse_args()
-    rounds = given.rounds or (1 if given.quick else 3)
-    return Plan(tuple(given.only or ROWS), tuple(given.size or SIZES), rounds, given.quick)
+    given.rounds = given.rounds or (1 if given.quick else 3)
+    given.only, given.size = given.only or names, given.size or list(SIZES)
+    return outcome("bench-kafka", lambda: _measured(given))
 
 
-def main() -> int:
-    """Run the measurements of the command line."""
-    plan = _arguments()
-    return outcome("bench-kafka", lambda: _measured(plan))
-
-
-def _measured(plan: Plan) -> str:
+def _measured(given: argparse.Namespace) -> str:
     """Return the table and the text below it."""
     started = time.monotonic()
     connector, jars = _connector()
@@ -108,12 +97,12 @@ def _measured(plan: Plan) -> str:
         progress("starting Spark")
         addresses = [each.address for each in workers.endpoints]
         with Agent(spark_and_kafka, addresses, jars, kafka) as spark:
-            found = _measure(spark, plan)
+            found = list(_measure(spark, given))
     return (
         f"{table(found)}\n\n"
         f"Spark {pyspark.__version__}, connector {connector}, Kafka {version}, Python "
         f"{platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f} over the last 5 "
-        f"minutes, medians of {plan.rounds} rounds, {time.monotonic() - started:.0f} s in all.\nCompare the "
+        f"minutes, medians of {given.rounds} rounds, {time.monotonic() - started:.0f} s in all.\nCompare the "
         "ratios; the rates belong to this machine and moment. Every row came once."
     )
 

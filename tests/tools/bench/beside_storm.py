@@ -28,7 +28,7 @@ _WARM_SECONDS = 3.0
 _LATENCY_SHARE = 0.2
 
 
-def _row(frame: int, target: float | None) -> Row:
+def _row(frame: int, target: float | None) -> Row[Cell]:
     title = f"one hop, lists of {frame}, each payload read"
     return Row(f"storm/{frame}", title, Cell(HOP, frame, "touch"), {Cell(STORM, frame): target})
 

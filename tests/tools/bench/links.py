@@ -68,6 +68,25 @@ _PATHS = {
 }
 
 
+_TITLES = {
+    HOP: "transport grpc",
+    CHAIN: "gRPC between them, uncut",
+    BARE: "bare gRPC, same frames",
+    UNBATCHED: "gRPC, one a frame",
+    ZMQ: "pyzmq, one a call",
+    ZMQ_FRAMES: "pyzmq, same frames",
+    RELAY: "bare gRPC relays, three hops",
+    DIRECT: "bare gRPC, one hop",
+    ECHO: "bare gRPC, there and back",
+    SENDS: "the blocking client",
+    STORM: "Storm's Netty transport",
+    SPREAD: "the same, none stopped",
+    SINGLE: "one sender",
+    BARE_ASK: "bare gRPC, a call through two relays",
+}
+"""The links that rows are compared with."""
+
+
 class Cell(NamedTuple):
     """A measurement of every round.
 
@@ -87,6 +106,11 @@ class Cell(NamedTuple):
     stop_seconds: float = 0.0
     requests: int = 0
 
+    @property
+    def title(self) -> str:
+        """The title as a comparison."""
+        return _TITLES[self.link]
+
     def __str__(self) -> str:
         return f"{self.link}, frames of {self.frame}" if self.frame else self.link
 
@@ -102,7 +126,7 @@ class Trial:
     """Processor time of all its processes, including workers."""
     nanoseconds: Sequence[int] = field(default=(), repr=False)
     """Each message's time since it was due, at a fixed rate."""
-    late: int = 0
+    late: int | None = None
     """Number of messages sent late, at a fixed rate."""
 
     @property

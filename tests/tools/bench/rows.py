@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 from links import (
     ASK,
@@ -25,7 +26,6 @@ from links import (
     SINGLE,
     SPREAD,
     STOPPED,
-    STORM,
     UNBATCHED,
     ZMQ,
     ZMQ_FRAMES,
@@ -43,18 +43,20 @@ PERCENTILES = (50, 99, 99.9, MAXIMUM)
 _CHECKED_MESSAGES = 20_000
 _WARM_SECONDS = 0.5
 
+C = TypeVar("C", bound=Hashable)
+"""A measurement of every round, with a `title`."""
 Targets = float | Mapping[float, float] | None
 """The target ratio of a rate, or the maximum ratios of times by percentile; None: no target."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Row(Generic[C]):
     """One line, or several, of the table: a cell, compared with others, each with its targets."""
 
     name: str
     title: str
-    cell: Cell
-    against: Mapping[Cell, Targets]
+    cell: C
+    against: Mapping[C, Targets]
     percentiles: Sequence[float] = ()
     """The percentiles of times to print; none: the rate."""
 
@@ -70,17 +72,17 @@ def _framed(frame: int, look: Look, bare: float | None, zmq: float) -> dict[Cell
     return found if frame == 1 else {**found, Cell(ZMQ_FRAMES, frame, look): None}
 
 
-def _hop(frame: int) -> Row:
+def _hop(frame: int) -> Row[Cell]:
     against = _framed(frame, "count", 0.9, 3.5)
     return Row(f"hop/{frame}", f"one hop, frames of {frame}", Cell(HOP, frame), against)
 
 
-def _other_hop(link: str, frame: int) -> Row:
+def _other_hop(link: str, frame: int) -> Row[Cell]:
     title = f"one hop, transport {link.removeprefix('hop-')}, frames of {frame}"
     return Row(f"{link}/{frame}", title, Cell(link, frame), {Cell(HOP, frame): None, _ZMQ: None})
 
 
-def _chain(frame: int, look: Look) -> Row:
+def _chain(frame: int, look: Look) -> Row[Cell]:
     suffix, read = ("", "each payload read") if look == "touch" else ("/unread", "payloads not read")
     title = f"four processes, frames of {frame}, {read}"
     return Row(f"chain/{frame}{suffix}", title, Cell(CHAIN, frame, look), _framed(frame, look, None, 2.0))
@@ -126,7 +128,7 @@ ROWS = (
 
 def latency_row(
     name: str, title: str, link: str, against: Mapping[str, Targets], stop_seconds: float = 0.0
-) -> Row:
+) -> Row[Cell]:
     """Return a row about the latency of single messages."""
     ours, *others = (
         Cell(each, look="latency", rate=LATENCY_RATE, stop_seconds=stop_seconds) for each in (link, *against)
@@ -151,26 +153,9 @@ REQUESTS = (
     ),
 )
 
-_TITLES = {
-    HOP: "transport grpc",
-    CHAIN: "gRPC between them, uncut",
-    BARE: "bare gRPC, same frames",
-    UNBATCHED: "gRPC, one a frame",
-    ZMQ: "pyzmq, one a call",
-    ZMQ_FRAMES: "pyzmq, same frames",
-    RELAY: "bare gRPC relays, three hops",
-    DIRECT: "bare gRPC, one hop",
-    ECHO: "bare gRPC, there and back",
-    SENDS: "the blocking client",
-    STORM: "Storm's Netty transport",
-    SPREAD: "the same, none stopped",
-    SINGLE: "one sender",
-    BARE_ASK: "bare gRPC, a call through two relays",
-}
-
 
 def measure(
-    rounds: int, rows: Sequence[Row], links: Links, names: Sequence[str], seconds: float
+    rounds: int, rows: Sequence[Row[Cell]], links: Links, names: Sequence[str], seconds: float
 ) -> list[Line]:
     """Run every cell of the named rows once per round; `seconds` is the total time."""
     rows = [row for row in rows if row.name in names]
@@ -187,39 +172,42 @@ def measure(
     return [line for row in rows for line in row_lines(row, found)]
 
 
-def row_lines(row: Row, rounds: Sequence[Mapping[Cell, Trial]]) -> Iterator[Line]:
+def row_lines(row: Row[Any], rounds: Sequence[Mapping[Any, Trial]]) -> Iterator[Line]:
     """Compare a row's rate, or its percentiles, with its peers."""
     ours = [each[row.cell] for each in rounds]
-    for other, targets in row.against.items() if not row.percentiles else ():
-        assert not isinstance(targets, Mapping)
-        pairs = [(mine.rate, each[other].rate) for mine, each in zip(ours, rounds, strict=True)]
-        cpu = statistics.median(trial.cpu_microseconds for trial in ours)
-        title = _TITLES[other.link]
-        yield compared(row.name, row.title, RATE, pairs, title, target=targets, cpu_microseconds=cpu)
-    for percent in row.percentiles:
-        shown = "the slowest of all rounds" if percent == MAXIMUM else f"p{percent}"
+    cpu = statistics.median(trial.cpu_microseconds for trial in ours) or None
+    for percent in row.percentiles or (None,):
         for other, targets in row.against.items():
             theirs = [each[other] for each in rounds]
-            times, late = zip(*(_milliseconds(trials, percent) for trials in (ours, theirs)), strict=True)
+            target = targets.get(percent) if isinstance(targets, Mapping) and percent else targets
+            assert not isinstance(target, Mapping)
+            if percent is None:
+                pairs = [(mine.rate, their.rate) for mine, their in zip(ours, theirs, strict=True)]
+                yield compared(
+                    row.name, row.title, RATE, pairs, other.title, target=target, cpu_microseconds=cpu
+                )
+                continue
+            times = zip(milliseconds(ours, percent), milliseconds(theirs, percent), strict=True)
+            shown = "the slowest of all rounds" if percent == MAXIMUM else f"p{percent}"
             yield compared(
                 row.name,
-                f"{row.title}: {shown}" + (f" ({late[0]} sent late)" if row.cell.rate else ""),
+                f"{row.title}: {shown}{_late(ours, 'sent late')}",
                 "ms",
-                list(zip(*times, strict=True)),
-                _TITLES[other.link] + (f" ({late[1]} late)" if row.cell.rate else ""),
-                target=targets.get(percent) if isinstance(targets, Mapping) else None,
+                list(times),
+                f"{other.title}{_late(theirs, 'late')}",
+                target=target,
             )
 
 
-def _milliseconds(trials: Sequence[Trial], percent: float) -> tuple[list[float], int]:
-    """Return a percentile of each round, or the maximum of all, and the number of messages sent late."""
-    times = milliseconds(trials, percent)
-    return [max(times)] if percent == MAXIMUM else times, sum(trial.late for trial in trials)
+def _late(trials: Sequence[Trial], how: str) -> str:
+    late = [trial.late for trial in trials if trial.late is not None]
+    return f" ({sum(late)} {how})" if late else ""
 
 
 def milliseconds(trials: Sequence[Trial], percent: float) -> list[float]:
-    """Return a percentile of the times of each trial."""
-    return [percentile(trial.nanoseconds, percent) / 1e6 for trial in trials]
+    """Return a percentile of the times of each trial; for MAXIMUM, only the highest of all."""
+    times = [percentile(trial.nanoseconds, percent) / 1e6 for trial in trials]
+    return [max(times)] if percent == MAXIMUM else times
 
 
 # --- offered load: from idle to saturation, single messages compared with fixed batches ------------------

@@ -22,7 +22,8 @@ from report import Line, progress, table
 from rows import LATENCIES, OFFERED, REQUESTS, ROWS, measure, measure_offered
 from scrape import SCRAPE, measure_scrape
 from spark_rows import ROUNDS as SPARK_ROUNDS
-from spark_rows import SPARK_ROWS, measure_spark
+from spark_rows import ROWS as SPARK_ROWS
+from spark_rows import measure_spark
 from team_rows import TEAM_ROWS, measure_team
 from workload import MESSAGE_BYTES
 
@@ -38,7 +39,7 @@ GROUPS: Sequence[tuple[Sequence[str], int, Measure]] = (
     (TEAM_ROWS, 0, measure_team),
     ([row.name for row in REQUESTS], 0, partial(measure, ROUNDS, REQUESTS)),
     ([SCRAPE], 0, measure_scrape),
-    (SPARK_ROWS, 0, measure_spark),
+    ([row.name for row in SPARK_ROWS], 0, measure_spark),
 )
 """Rows, with their share of the time, and the function that measures them. Each group has its own links."""
 NAMES = [name for names, _, _ in GROUPS for name in names]

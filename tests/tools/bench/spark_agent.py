@@ -18,13 +18,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from agent import BenchError, serve
+from agent import BenchError, Verb, serve
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 from warm_spark import WarmSpark
-from workload import MESSAGE_BYTES, TOPOLOGY, WAIT_SECONDS, numbered
+from workload import TOPOLOGY, WAIT_SECONDS, numbered
 
 from tuplewire.client import Client
 from tuplewire.spark import ClientHandle
@@ -242,12 +242,12 @@ class Tuplewire(Peer):
         return {**answer, "received": self.take()}
 
     def check(self, frame: DataFrame) -> dict[str, int]:
-        """Write numbered rows, read them back, and count the rows that are missing or duplicated."""
+        """Write numbered rows, and count the rows that come back once; -1 if others come, too."""
         rows = frame.count()
         self.save(frame, {})
         read = self.load(self.spark.read).selectExpr("cast(cast(message as string) as bigint) as n")
         once = read.where(f"n between 0 and {rows - 1}").groupBy("n").count().where("count = 1").count()
-        return {"wrong": rows - once + abs(self.take() - rows)}
+        return {"received": once if self.take() == rows else -1}
 
     def micro_batches(self, batches: int) -> dict[str, Any]:
         """Return the times of micro-batches that read one message and write it to another task."""
@@ -256,16 +256,15 @@ class Tuplewire(Peer):
             client.send(TaskMessageBatch.from_columns(TASKS[0], numbered(0, count)))
             client.flush()
         messages = self.load(self.spark.readStream, tasks=str(TASKS[0]), maxMessagesPerTrigger="1")
-        millis = _micro_batches(
-            messages.selectExpr(f"{TARGET} as task", "message"), "tuplewire", self.where, batches
-        )
+        frame = messages.selectExpr(f"{TARGET} as task", "message")
+        answer = _micro_batches(frame, "tuplewire", self.where, batches)
         if (got := self.drain(TARGET)) != count:
             raise BenchError(f"{count} messages through micro-batches, {got} received")
-        return millis
+        return answer
 
 
 def _micro_batches(frame: DataFrame, sink: str, options: Mapping[str, str], batches: int) -> dict[str, Any]:
-    """Run micro-batches of one row; return the milliseconds of each, by Spark's own clock."""
+    """Run micro-batches of one row; return the time of each, by Spark's own clock."""
     millis: dict[int, int] = {}
     deadline = time.monotonic() + BATCH_SECONDS
     with query(frame, sink, options, processingTime="0 seconds") as running:
@@ -276,11 +275,11 @@ def _micro_batches(frame: DataFrame, sink: str, options: Mapping[str, str], batc
                 if progress["numInputRows"]:
                     millis[progress["batchId"]] = progress["durationMs"]["triggerExecution"]
             time.sleep(0.1)
-    return {"millis": [millis[batch] for batch in sorted(millis)[WARM_BATCHES:]]}
+    return {"ns": [millis[batch] * 1e6 for batch in sorted(millis)[WARM_BATCHES:]]}
 
 
 def _latencies(wire: Wire, count: int, size: int) -> list[float]:
-    """Send numbered messages through a query, one every 0.6 s; return their latencies in milliseconds.
+    """Send numbered messages through a query, one every 0.6 s; return their latencies in nanoseconds.
 
     The first few messages are not included. BenchError unless each message arrives exactly once.
     """
@@ -307,7 +306,7 @@ def _latencies(wire: Wire, count: int, size: int) -> list[float]:
     late.set()
     if sorted(number for number, _ in came) != list(range(total)):
         raise BenchError(f"{total} messages sent through a query, {len(came)} received, or others")
-    return [(moment - sent[number]) * 1000 for number, moment in sorted(came) if number >= WARM_MESSAGES]
+    return [(moment - sent[number]) * 1e9 for number, moment in sorted(came) if number >= WARM_MESSAGES]
 
 
 def spark(
@@ -338,27 +337,32 @@ def spark(
                 frames[rows, size] = made
             return frames[rows, size]
 
-        def trial(
-            cell: str, rows: int, size: int = MESSAGE_BYTES, peer: str = "tuplewire", **options: str
-        ) -> dict[str, Any]:
-            """Measure with a frame; the rows are in Spark's memory before the clock starts."""
-            given = frame(rows, size)
-            if cell == "noop":
-                return timed(lambda: noop(given))
-            if cell == "drop":
-                return timed(given.write.format("drop").mode("append").save)
-            answer: dict[str, Any] = getattr(peers[peer], cell)(given, **options)
-            return answer
+        def measured(verb: str) -> Verb:
+            """Return the verb that calls a peer's method with a frame, in Spark's memory before the clock."""
+
+            def measure(peer: str, rows: int, size: int, **options: str) -> dict[str, Any]:
+                answer: dict[str, Any] = getattr(peers[peer], verb)(frame(rows, size), **options)
+                return answer
+
+            return measure
 
         def latency(peer: str, rows: int, size: int) -> dict[str, Any]:
-            """Send single messages through a query."""
             with peers[peer].through() as wire:
-                return {"milliseconds": _latencies(wire, rows, size)}
+                return {"ns": _latencies(wire, rows, size)}
 
-        def floor(batches: int) -> dict[str, Any]:
-            """Return the times of Spark's own micro-batches of one row."""
+        def floor(rows: int, **_: Any) -> dict[str, Any]:
             reader = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
-            return _micro_batches(reader.load(), "noop", {}, batches)
+            return _micro_batches(reader.load(), "noop", {}, rows)
 
-        micro_batches = tuplewire.micro_batches
-        serve({"trial": trial, "latency": latency, "floor": floor, "micro_batches": micro_batches})
+        serve(
+            {
+                **{verb: measured(verb) for verb in ("check", "write", "back", "each_row", "read", "stream")},
+                "noop": lambda rows, size, **_: timed(lambda: noop(frame(rows, size))),
+                "drop": lambda rows, size, **_: timed(
+                    frame(rows, size).write.format("drop").mode("append").save
+                ),
+                "latency": latency,
+                "floor": floor,
+                "micro_batches": lambda rows, **_: tuplewire.micro_batches(rows),
+            }
+        )

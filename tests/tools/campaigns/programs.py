@@ -33,6 +33,8 @@ class Program:
         entered: Returns the context in which the process is started.
     """
 
+    _process: subprocess.Popen[bytes]
+
     def __init__(
         self,
         module: str,
@@ -42,20 +44,25 @@ class Program:
         entered: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.name = name
-        self._entered = entered
-        self._lives = 0
         self._module = module
         self._config = config
         self._directory = directory
+        self._entered = entered
+        self._lives: list[Path] = []
         self._must_end = False
-        self._process = self._start()
+        self.start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._lives += 1
-        life = f"{self.name}.{self._lives}"
-        config = {**self._config, "name": life, "journal": str(self._directory / f"{life}.jsonl")}
-        with (self._directory / f"{life}.log").open("wb") as log, self._entered():
-            return subprocess.Popen(
+    def next_config(self) -> dict[str, Any]:
+        """Return the configuration of the next start."""
+        life = f"{self.name}.{len(self._lives) + 1}"
+        self._lives.append(self._directory / f"{life}.jsonl")
+        return {**self._config, "name": life, "journal": str(self._lives[-1])}
+
+    def start(self) -> None:
+        """Start the process, or start it again."""
+        config = self.next_config()
+        with (self._directory / f"{config['name']}.log").open("wb") as log, self._entered():
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", self._module, json.dumps(config)],
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -64,6 +71,7 @@ class Program:
                 # Ctrl-C is for the run; this process then exits with its standard input.
                 start_new_session=True,
             )
+        self._must_end = False
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""
@@ -74,11 +82,6 @@ class Program:
         self._must_end = True
         self._process.kill()
         self.end(_KILLED_SECONDS)
-
-    def start(self) -> None:
-        """Start the process again."""
-        self._process = self._start()
-        self._must_end = False
 
     def begin_end(self) -> None:
         """Let the process finish, and do not wait."""
@@ -102,5 +105,4 @@ class Program:
 
     def journals(self) -> list[Path]:
         """Return the journals of all starts; a process that was killed during startup has no journal."""
-        files = [self._directory / f"{self.name}.{life}.jsonl" for life in range(1, self._lives + 1)]
-        return [file for file in files if file.exists()]
+        return [file for file in self._lives if file.exists()]

@@ -11,6 +11,7 @@ from looked import Side, looked_lines
 from maven import NotHereError, java, libraries
 from report import RATE, compared, table
 from rows import Row, latency_row, row_lines
+from spark_rows import spark_cells
 
 OURS, PEER, OTHER = Cell(SENDS, 1), Cell(ZMQ, 1), Cell(UNBATCHED, 1)
 ROW = Row("sends", "one by one", OURS, {PEER: 0.5, OTHER: None})
@@ -89,28 +90,28 @@ def test_the_live_page_is_compared_round_by_round() -> None:
 
 # --- compared with Kafka and Storm --------------------------------------------------------------------------
 
-KAFKA = kafka_rows.Plan(tuple(kafka_rows.ROWS), tuple(kafka_rows.SIZES), 2, quick=False)
-
 
 def test_each_cell_is_measured_once_a_round() -> None:
     """A write is compared with several peers, but measured once in each round."""
-    cells = KAFKA.cells()
+    cells = spark_cells(kafka_rows.ROWS)
     assert len(cells) == len(set(cells)) == 18
     assert [cell.peer for cell in cells if cell.verb == kafka_rows.LATENCY] == ["tuplewire", "kafka"]
 
 
 def test_lines_are_of_every_row_with_its_targets() -> None:
     """Rates are compared per round, and query latencies by percentile."""
-    rounds = []
-    for slow in (1, 2):
-        rates = {cell: (300 if cell.peer == "tuplewire" else 100) // slow for cell in KAFKA.cells()}
-        times = {
-            cell: [float(number * slow) for number in range(100)]
-            for cell in KAFKA.cells()
-            if cell.verb == kafka_rows.LATENCY
+    rounds = [
+        {
+            cell: Trial(
+                300 if cell.peer == "tuplewire" else 100,
+                slow,
+                nanoseconds=[number * slow * 1_000_000 for number in range(100)],
+            )
+            for cell in spark_cells(kafka_rows.ROWS)
         }
-        rounds.append({**rates, **times})
-    found = list(kafka_rows.lines(KAFKA, 10_000, rounds))
+        for slow in (1, 2)
+    ]
+    found = [line for row in kafka_rows.ROWS for line in row_lines(kafka_rows.sized(row, 10_000), rounds)]
     judged = {line.row: (line.ratio, line.target, line.verdict) for line in found if line.target}
     assert judged == {
         "write/10000": (3.0, ">= 2.0", "met"),
@@ -122,18 +123,16 @@ def test_lines_are_of_every_row_with_its_targets() -> None:
         "batches/10000": (3.0, ">= 1.2", "met"),
         "latency/10000": (1.0, "<= 0.4", "missed"),
     }
-    assert [line.title for line in found[-2:]] == [
-        "one message through a query, 10 KB: p50",
-        "one message through a query, 10 KB: p90",
+    assert [(line.title, line.value) for line in found[-2:]] == [
+        ("one message through a query, 10 KB: p50", 75.0),
+        ("one message through a query, 10 KB: p90", 135.0),
     ]
-    assert [line.value for line in found[-2:]] == [75.0, 135.0]
 
 
 def test_quick_is_a_tenth_of_the_rows() -> None:
     """A quick run measures a tenth of the rows."""
-    quick = kafka_rows.Plan(("write",), (100,), 1, quick=True)
-    assert quick.amount(quick.cells()[0], 100) == kafka_rows.SIZES[100] // 10
-    assert [kafka_rows.name_of(size) for size in kafka_rows.SIZES] == ["10 B", "100 B", "10 KB"]
+    cell = kafka_rows.ROWS[0].cell
+    assert kafka_rows.amount(cell, 100, quick=True) == kafka_rows.SIZES[100] // 10
 
 
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

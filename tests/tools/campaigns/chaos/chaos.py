@@ -24,9 +24,7 @@ from tuplewire_service.testing.fault_proxy import Direction, FaultProxy
 LATENCY_SECONDS = 0.01
 """Latency of each connection: some data is always in flight, so that a fault affects it."""
 _EXIT_SECONDS = 10.0
-
-Life = Program | Within
-"""A sender or receiver across all its restarts: a process, or an object of this process."""
+_ENDS = "campaigns.chaos.ends"
 
 
 def proxy(stack: ExitStack, target: str, listen: str = "127.0.0.1:0") -> FaultProxy:
@@ -76,7 +74,7 @@ class Chaos(Campaign):
         self.transport = transport
         self.every = every
         self.rate = rate
-        self.programs: dict[str, Life] = {}
+        self.programs: dict[str, Program] = {}
         self.proxies: Mapping[str, FaultProxy] = {}
         self.ledgers: dict[str, LedgerSnapshot] = {}
 
@@ -97,9 +95,9 @@ class Chaos(Campaign):
         """Start a sender or receiver of campaigns.chaos.ends."""
         given = {"role": role, "seed": self.seed, "rate": self.rate, "transport": self.transport, **config}
         if self.transport == "local":
-            self.programs[name] = Within(name, self.directory, given)
+            self.programs[name] = Within(_ENDS, name, given, self.directory)
             return
-        started = Program("campaigns.chaos.ends", name, given, self.directory, host.entered)
+        started = Program(_ENDS, name, given, self.directory, host.entered)
         stack.callback(started.kill)
         self.programs[name] = started
 
@@ -141,7 +139,7 @@ class Chaos(Campaign):
         proxy.resume()
         proxy.delay(LATENCY_SECONDS)
 
-    def suspend(self, process: Life | RestartableWorker, seconds: float) -> None:
+    def suspend(self, process: Program | RestartableWorker, seconds: float) -> None:
         """Stop a process temporarily."""
         process.signal(signal.SIGSTOP)
         self.stop.wait(seconds)

@@ -15,18 +15,18 @@ import random
 import signal
 import sys
 import threading
-import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 from campaigns.chaos.payload import messages, runs
 from campaigns.journal import Journal
+from campaigns.programs import Program
+from helpers.program import Threads
 from helpers.topology import TOPOLOGY
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch
@@ -43,6 +43,7 @@ from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.subscription import Subscription
 from tuplewire_service.messaging.base import IConnectionCallback, IContext, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire_service.testing import eventually
 
 SOURCES_APART = 1000
 """Each run of a sender on a transport has another source: its first source, plus this per restart."""
@@ -74,23 +75,14 @@ class End(ABC):
     def __init__(self, config: dict[str, Any]) -> None:
         self.name: str = config["name"]
         self._journal = Journal(Path(config["journal"]))
-        self._over = threading.Event()
+        self._threads = Threads()
+        self._over = self._threads.stop
         self._going = threading.Event()
         self._going.set()
-        self._threads: list[threading.Thread] = []
 
-    def _start(self, *loops: Callable[[], None]) -> None:
-        self._threads = [threading.Thread(target=each, name=self.name) for each in loops]
-        for thread in self._threads:
-            thread.start()
-
-    def pause(self) -> None:
-        """Pause temporarily; for objects within this process, which cannot be stopped by a signal."""
-        self._going.clear()
-
-    def go_on(self) -> None:
-        """Continue."""
-        self._going.set()
+    def signal(self, number: signal.Signals) -> None:
+        """Pause, or continue; for objects within this process, which cannot be stopped by a signal."""
+        (self._going.clear if number is signal.SIGSTOP else self._going.set)()
 
     def kill(self) -> None:
         """Abort immediately; for objects within this process, which cannot be killed."""
@@ -103,8 +95,7 @@ class End(ABC):
     def _stop(self) -> None:
         self._over.set()
         self._going.set()
-        for thread in self._threads:
-            thread.join()
+        self._threads.end()
 
     def _record(self, group: TaskGroup, subscription: str) -> None:
         """Write received messages to the journal, before they are acknowledged."""
@@ -132,7 +123,8 @@ class Consumer(End):
             (worker, Client(address, topology=TOPOLOGY)) for worker, address in config["workers"].items()
         ]
         self._subscriptions = count(1)
-        self._start(*(partial(self._consume, task) for task in config["tasks"]))
+        for task in config["tasks"]:
+            self._threads.start(self._consume, task)
 
     def _consume(self, task: int) -> None:
         for attempt in count(task):
@@ -176,7 +168,7 @@ class Receiver(End, IConnectionCallback):
         temporary = port_file.with_suffix(".new")
         temporary.write_text(str(self._server.port))
         temporary.replace(port_file)
-        self._start(self._run)
+        self._threads.start(self._run)
 
     def recv(self, batch: ReceivedBatch) -> None:
         """Record the messages."""
@@ -224,14 +216,18 @@ class _Sends(Protocol):
 class Sending(End):
     """Sends batches of numbered messages to random tasks, and records all of them in the journal."""
 
-    def _announce(self, config: dict[str, Any], source: int, mode: AckMode) -> None:
+    def _begin(
+        self, config: dict[str, Any], source: int, mode: AckMode, clients: Mapping[int, _Sends]
+    ) -> None:
+        """Announce the source, and send. clients: the client of each task."""
         self._source = source
         self._chance = random.Random(f"{config['seed']} {self.name}")
         self._rate: float = config["rate"]
         self._journal.write("source", source=source, mode=mode, worker=config["worker"])
+        self._threads.start(self._send_all, clients)
 
     def _send_all(self, clients: Mapping[int, _Sends]) -> None:
-        """Send until the run stops. clients: the client of each task."""
+        """Send until the run stops."""
         source, chance = self._source, self._chance
         sent: Counter[int] = Counter()
         while not self._over.is_set():
@@ -252,12 +248,25 @@ class Sending(End):
                 return True
         return False
 
-    def _settled(self, ledger: LedgerSnapshot) -> int:
-        """Write the final ledger; return the exit status."""
+    @abstractmethod
+    def _ledger(self) -> LedgerSnapshot:
+        """Return the balance of all its messages."""
+
+    @abstractmethod
+    def _close(self) -> int:
+        """Close its connections; return the exit status."""
+
+    def finish(self) -> int:
+        """See End. Return 1 if a message is pending after a minute, or was rejected by a worker."""
+        self._stop()
+        with contextlib.suppress(AssertionError):
+            eventually(lambda: not self._ledger().pending, _END_SECONDS)
+        ledger = self._ledger()
         self._journal.write("settled", source=self._source, ledger=dataclasses.asdict(ledger))
+        self._journal.close()
         if ledger.pending:
             print(f"not everything was settled: {ledger}", file=sys.stderr)
-        return int(bool(ledger.pending))
+        return bool(ledger.pending) | self._close()
 
 
 class Producer(Sending):
@@ -266,22 +275,20 @@ class Producer(Sending):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
         source, mode = config["source"], AckMode(config["mode"])
-        self._client = Client(
-            config["workers"][config["worker"]], topology=TOPOLOGY, source=source, ack_mode=mode
-        )
-        self._announce(config, source, mode)
-        self._start(partial(self._send_all, dict.fromkeys(config["tasks"], self._client)))
+        address = config["workers"][config["worker"]]
+        self._client = Client(address, topology=TOPOLOGY, source=source, ack_mode=mode)
+        self._begin(config, source, mode, dict.fromkeys(config["tasks"], self._client))
 
-    def finish(self) -> int:
-        """See End. Return 1 if a message is pending after a minute, or was rejected."""
-        self._stop()
+    def _ledger(self) -> LedgerSnapshot:
+        return self._client.ledger()
+
+    def _close(self) -> int:
         status = 0
         try:
-            self._client.flush(_END_SECONDS)
+            self._client.flush(0.0)
         except (FlushTimeoutError, RefusedMessagesError) as error:
             print(error, file=sys.stderr)
             status = 1
-        status |= self._settled(self._client.ledger())
         with contextlib.suppress(FlushTimeoutError):
             self._client.close(1.0)
         return status
@@ -299,8 +306,8 @@ class Sender(Sending):
         self._clients = [client for client, _ in clients]
         # Receivers record messages before they acknowledge them, so no message may be missing in either mode.
         source = config["source"] + SOURCES_APART * int(self.name.rpartition(".")[2])
-        self._announce(config, source, AckMode.PROCESSED)
-        self._start(partial(self._send_all, {task: client for client, tasks in clients for task in tasks}))
+        by_task = {task: client for client, tasks in clients for task in tasks}
+        self._begin(config, source, AckMode.PROCESSED, by_task)
 
     def kill(self) -> None:
         """See End."""
@@ -309,28 +316,12 @@ class Sender(Sending):
             client.abort()
         self._journal.close()
 
-    def finish(self) -> int:
-        """See End. Return 1 if a message is pending after a minute."""
-        self._stop()
-        deadline = time.monotonic() + _END_SECONDS
-        while self._ledger().pending and time.monotonic() < deadline:
-            time.sleep(_RELEASE_SECONDS)
-        status = self._settled(self._ledger())
-        self._journal.close()
-        self._context.term()
-        return status
-
     def _ledger(self) -> LedgerSnapshot:
-        ledgers = [client.statistics().ledger for client in self._clients]
-        dropped: Counter[str] = Counter()
-        for ledger in ledgers:
-            dropped.update(ledger.dropped)
-        return LedgerSnapshot(
-            sum(ledger.accepted for ledger in ledgers),
-            sum(ledger.acknowledged for ledger in ledgers),
-            dict(dropped),
-            sum(ledger.pending for ledger in ledgers),
-        )
+        return sum((client.statistics().ledger for client in self._clients), LedgerSnapshot())
+
+    def _close(self) -> int:
+        self._context.term()
+        return 0
 
 
 ENDS: dict[str, Callable[[dict[str, Any]], End]] = {
@@ -341,44 +332,35 @@ ENDS: dict[str, Callable[[dict[str, Any]], End]] = {
 }
 
 
-class Within:
-    """A sender or receiver within this process, with the methods of campaigns.programs.Program."""
+class Within(Program):
+    """A sender or receiver within this process, in place of a process."""
 
-    ended = False
-
-    def __init__(self, name: str, directory: Path, config: dict[str, Any]) -> None:
-        self._name = name
-        self._directory = directory
-        self._config = config
-        self._journals: list[Path] = []
-        self.start()
+    _end: End
 
     def start(self) -> None:
-        """Start it, or start it again."""
-        life = f"{self._name}.{len(self._journals) + 1}"
-        self._journals.append(self._directory / f"{life}.jsonl")
-        config = {**self._config, "name": life, "journal": str(self._journals[-1])}
-        self._end = ENDS[self._config["role"]](config)
+        """See Program."""
+        self._end = ENDS[self._config["role"]](self.next_config())
 
     def signal(self, number: signal.Signals) -> None:
-        """Stop it, or let it continue."""
-        (self._end.pause if number is signal.SIGSTOP else self._end.go_on)()
+        """See Program."""
+        self._end.signal(number)
 
     def kill(self) -> None:
-        """Abort it."""
+        """See Program."""
         self._end.kill()
 
     def begin_end(self) -> None:
         """Do nothing: end() closes it."""
 
     def end(self, timeout: float) -> int:
-        """Close it cleanly; return its exit status."""
+        """See Program."""
         del timeout  # finish() has its own timeout
         return self._end.finish()
 
-    def journals(self) -> list[Path]:
-        """Return the journals of all starts."""
-        return self._journals
+    @property
+    def ended(self) -> bool:
+        """Always False."""
+        return False
 
 
 def main() -> int:
