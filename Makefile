@@ -162,7 +162,7 @@ bench-compare: $(VENV)/.dev ## Run the bench of two commits by turns: BASE=commi
 
 .PHONY: bench-short
 bench-short: $(VENV)/.dev ## Glance at three rows of the bench beside ten commits before, in a minute
-	$(BIN)/python tests/tools/bench/compare.py --short $(BASE) $(ARGS)
+	$(BIN)/python tests/tools/bench/compare.py --pairs=1 --seconds=4 --only=sends --only=hop/1000 --only=chain/1000 $(BASE) $(ARGS)
 
 .PHONY: bench-kafka
 bench-kafka: $(VENV)/.dev ## Measure Spark with Tuplewire beside Spark with Kafka (needs Maven); ARGS=--quick
@@ -172,7 +172,7 @@ bench-kafka: $(VENV)/.dev ## Measure Spark with Tuplewire beside Spark with Kafk
 bench-storm: $(VENV)/.dev ## Measure one hop beside Storm's Netty transport (needs Maven and a JDK)
 	$(BIN)/python tests/tools/bench/beside_storm.py $(ARGS)
 
-CAMPAIGN := PYTHONPATH=tests:tests/tools $(BIN)/python -m campaigns
+CAMPAIGN := PYTHONPATH=tests:tests/tools:tests/tools/bench $(BIN)/python -m campaigns
 
 .PHONY: chaos
 chaos: $(VENV)/.dev ## Try random faults on real processes; SEED=7 MINUTES=2 TRANSPORT=zmq, ARGS=--help

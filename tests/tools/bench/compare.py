@@ -4,7 +4,7 @@ Both use the packages of this interpreter; each has its own code and its own ben
 than the base. No timing affects the exit status: 1 means that a bench did not run.
 
 Example: python tests/tools/bench/compare.py c8f4254 --only hop --pairs 5
-With --short, as in CI: a quick run of three rows, compared with the commit ten before this one.
+Without a base, as in CI: compared with the commit ten before this one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ ROOT = Path(__file__).parents[3]
 GROUPS = ("sends", "hop", "hop-zmq", "hop-local", "chain", "chain-zmq", "stopped", "senders", "latency")
 NO_SUCH_ROW = 2
 """Exit status of a bench without the requested row, as is possible for an old commit."""
-SHORT = ("sends", "hop/1000", "chain/1000")
-SHORT_SECONDS = 4.0
 BEFORE = 10
-"""The distance of a short run's base, in commits: the effect of a single commit is below the noise."""
+"""The distance of the default base, in commits: the effect of a single commit is below the noise."""
 _TREES = ("clients", "service", "topology", "demos")
 
 Key = tuple[str, str]
@@ -119,14 +117,11 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=10.0, help="of each run, less its start (default: 10)"
     )
-    parser.add_argument("--short", action="store_true", help=f"one pair of {', '.join(SHORT)}, in a minute")
     given = parser.parse_args()
-    groups = given.only or (SHORT if given.short else GROUPS)
-    pairs, seconds = (1, SHORT_SECONDS) if given.short else (given.pairs, given.seconds)
     base = given.base or _commit_before()
     print(f"beside {base[:12]}; above 1 is faster than there, or takes less processor time", flush=True)
     with _checked_out(base) as tree:
-        for line in compare(tree, groups, pairs, seconds):
+        for line in compare(tree, given.only or GROUPS, given.pairs, given.seconds):
             print(line, flush=True)
     return 0
 

@@ -51,7 +51,8 @@ _CHAIN_TASKS = [SOURCE_TASK], [DESTINATION_TASK, PACED_TASK]
 _WIDE_TASKS = [SOURCE_TASK, *IDLE_TASKS[::2]], [DESTINATION_TASK, PACED_TASK, *IDLE_TASKS[1::2]]
 _SPREAD = [SOURCE_TASK], [*SPREAD_TASKS, STOPPED_TASK]
 _STREAMS, _SPREAD_STREAMS = (ours.streams_consumer, [DESTINATION_TASK]), (ours.streams_consumer, SPREAD_TASKS)
-_LEAST_SECONDS = 0.5
+LEAST_SECONDS = 0.5
+"""The minimum length of a trial at a fixed rate."""
 _HURRY = ("--drain-seconds=1",)
 """No consumer takes the remaining messages of a stopped task."""
 _PATHS = {
@@ -158,6 +159,8 @@ class Link:
             nanoseconds = self.sender.ask("ask", requests=cell.requests)["ns"]
             return Trial(cell.requests, sum(nanoseconds) / 1e9, nanoseconds=nanoseconds)
         if cell.rate:
+            # A trial with a stop is long enough to include the time after the stop.
+            seconds = max(seconds, LEAST_SECONDS, 4 * cell.stop_seconds)
             return self.paced(cell.rate, seconds, cell.stop_seconds)
         return self._run(cell.look, frame=cell.frame, seconds=seconds)
 
@@ -170,8 +173,6 @@ class Link:
 
         how: arguments for the producer of a chain.
         """
-        # A trial with a stop is long enough to include the time after the stop.
-        seconds = max(seconds, _LEAST_SECONDS, 4 * stop_seconds)
         self.still("latency")
         with self._stopped(seconds / 2, stop_seconds):
             sent = self.sender.ask("pace", rate=rate, seconds=seconds, **how)

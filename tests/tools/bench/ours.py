@@ -11,8 +11,9 @@ import dataclasses
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
+from types import MappingProxyType
 from typing import Any
 
 from agent import BenchError, Verb, serve
@@ -145,9 +146,9 @@ def hop_within(transport: str) -> None:
 # --- programs that send -----------------------------------------------------------------------
 
 
-def producer(address: str) -> None:
+def producer(address: str, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Send lists through the local worker, or single messages when they are due."""
-    with Client(address, topology=TOPOLOGY, source=SOURCE_TASK) as client:
+    with Client(address, topology=TOPOLOGY, source=SOURCE_TASK, **settings) as client:
 
         def pace(payloads: Iterator[bytes], gather: int = 1) -> None:
             """Send each message when it is due, or `gather` messages together when the last one is due."""

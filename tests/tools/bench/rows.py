@@ -19,6 +19,7 @@ from links import (
     HOP,
     HOP_LOCAL,
     HOP_ZMQ,
+    LEAST_SECONDS,
     MANY,
     RELAY,
     SENDS,
@@ -225,7 +226,7 @@ _P50_TARGET, _RATE_TARGET = 1.3, 0.95
 def measure_offered(links: Links, _: Sequence[str], seconds: float) -> list[Line]:
     """Offer each load in each way, in turns; `seconds` is the total time."""
     choices = (1, *_GATHERED)
-    each = seconds / _OFFERED_ROUNDS / len(_RATES) / len(choices)
+    each = max(seconds / _OFFERED_ROUNDS / len(_RATES) / len(choices), LEAST_SECONDS)
     lines: list[Line] = []
     for rate in _RATES:
         paced = partial(links[CHAIN].paced, rate, each, size=MESSAGE_BYTES)

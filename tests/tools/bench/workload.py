@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 from agent import BenchError, Verb
 
-TOPOLOGY = "bench"
+TOPOLOGY = "test"
 MESSAGE_BYTES = 100
 PACED_BYTES = 1024
 LATE_NANOSECONDS = 1_000_000
 CHECK_EVERY = 256
 """A sender reads the clock after this number of messages, or after each frame if frames are larger."""
 SOURCE_TASK = 1
-DESTINATION_TASK = 2
-PACED_TASK = 3
+DESTINATION_TASK = 504
+PACED_TASK = 505
 SPREAD_TASKS = tuple(range(100, 131))
 STOPPED_TASK = 131
 """The last of 32 tasks at one worker; it has no consumer."""

@@ -12,8 +12,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from campaigns.campaign import Campaign
 from campaigns.chaos import transports, workers
@@ -23,33 +24,34 @@ from campaigns.journal import Journal
 from campaigns.soak import month, rolling
 from campaigns.soak.account import Extent
 
+_HELP = {
+    "transport": "local, grpc or zmq",
+    "minutes": "length of the run",
+    "every": "seconds between faults",
+    "rate": "messages per second of each sender",
+    "days": "days, 2 or more",
+    "restarts": "number of restarts",
+    "drain_seconds": "the workers' limit for a drain",
+}
+Build = Callable[[argparse.Namespace, Path], Campaign]
 
-def _chaos(
-    kind: type[workers.WorkerChaos | transports.TransportChaos],
-    arguments: argparse.Namespace,
-    directory: Path,
-) -> Campaign:
-    return kind(
-        arguments.seed,
-        arguments.minutes * 60,
+
+def _chaos(kind: type[workers.WorkerChaos | transports.TransportChaos]) -> Build:
+    return lambda given, directory: kind(
+        given.seed,
+        given.minutes * 60,
         directory=directory,
-        transport=arguments.transport,
-        every=arguments.every,
-        rate=arguments.rate,
+        transport=given.transport,
+        every=given.every,
+        rate=given.rate,
     )
 
 
-def _month(arguments: argparse.Namespace, directory: Path) -> Campaign:
+def _month(given: argparse.Namespace, directory: Path) -> Campaign:
     extent = Extent(
-        arguments.days,
-        generations=7,
-        programs=96,
-        households=2,
-        pairs=12,
-        most_memory=1.1,
-        resume_seconds=15.0,
+        given.days, generations=7, programs=96, households=2, pairs=12, most_memory=1.1, resume_seconds=15.0
     )
-    return month.Month(arguments.seed, extent, directory=directory)
+    return month.Month(given.seed, extent, directory=directory)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,59 +59,49 @@ def _parser() -> argparse.ArgumentParser:
     kinds = parser.add_subparsers(required=True)
 
     def add(
-        name: str,
-        target: str,
-        about: str | None,
-        build: Callable[[argparse.Namespace, Path], Campaign],
-        seed: int | None = None,
+        name: str, target: str, module: ModuleType, build: Build, seed: int | None = None, **defaults: Any
     ) -> argparse.ArgumentParser:
         each = kinds.add_parser(
             name,
             prog=f"make {target}",
-            description=about,
+            description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             epilog="The same seed gives the same plan. The effect of an action also depends on timing.",
         )
         each.set_defaults(build=build, again=f"make {target}", replay=None)
-        default = "another one each time" if seed is None else seed
-        each.add_argument("--seed", type=int, default=seed, help=f"seed of the plan (default: {default})")
+        told = "another one each time" if seed is None else seed
+        each.add_argument("--seed", type=int, default=seed, help=f"seed of the plan (default: {told})")
         each.add_argument("--plan", action="store_true", help="print the plan, and start nothing")
+        for option, default in defaults.items():
+            flag, about = f"--{option.replace('_', '-')}", f"{_HELP[option]} (default: {default})"
+            each.add_argument(flag, type=type(default), default=default, help=about)
         return each
 
-    of_workers, of_transports = (
-        partial(_chaos, kind) for kind in (workers.WorkerChaos, transports.TransportChaos)
+    faults: dict[str, Any] = {"minutes": 1.0, "every": 1.0, "rate": 2000.0}
+    add("chaos", "chaos", workers, _chaos(workers.WorkerChaos), transport="grpc", **faults)
+    add(
+        "transport",
+        "chaos-transport",
+        transports,
+        _chaos(transports.TransportChaos),
+        transport="zmq",
+        **faults,
     )
-    for each, transport in (
-        (add("chaos", "chaos", workers.__doc__, of_workers), "grpc"),
-        (add("transport", "chaos-transport", transports.__doc__, of_transports), "zmq"),
-    ):
-        each.add_argument("--transport", default=transport, help=f"local, grpc or zmq (default: {transport})")
-        each.add_argument("--minutes", type=float, default=1.0, help="length of the run (default: 1)")
-        each.add_argument("--every", type=float, default=1.0, help="seconds between faults (default: 1)")
-        each.add_argument(
-            "--rate", type=float, default=2000.0, help="messages per second of each sender (default: 2000)"
-        )
-    each = add(
+    add(
         "fuzz",
         "fuzz",
-        fuzz.__doc__,
+        fuzz,
         lambda given, at: fuzz.Fuzz(given.seed, given.minutes * 60, directory=at),
-    )
-    each.add_argument("--minutes", type=float, default=3.0, help="length of the run (default: 3)")
-    each.add_argument(
-        "--replay", metavar="LEVEL/THREAD/NUMBER", help="repeat one conversation of the seed only"
-    )
-    each = add("month", "soak", month.__doc__, _month, seed=7)
-    each.add_argument("--days", type=int, default=30, metavar="N", help="days, 2 or more (default: 30)")
-    each = add(
+        minutes=3.0,
+    ).add_argument("--replay", metavar="LEVEL/THREAD/NUMBER", help="repeat one conversation of the seed only")
+    add("month", "soak", month, _month, seed=7, days=30)
+    add(
         "rolling",
         "soak PART=rolling",
-        rolling.__doc__,
+        rolling,
         lambda given, at: rolling.RollingRestarts(given.restarts, given.drain_seconds, directory=at),
-    )
-    each.add_argument("--restarts", type=int, default=100, metavar="N", help="restarts (default: 100)")
-    each.add_argument(
-        "--drain-seconds", type=float, default=10.0, metavar="S", help="the workers' limit (default: 10)"
+        restarts=100,
+        drain_seconds=10.0,
     )
     return parser
 

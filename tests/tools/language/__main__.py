@@ -16,8 +16,8 @@ import argparse
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from language.prose import comments, docstrings, proto_comments, sentences, texts
@@ -38,20 +38,8 @@ _SUBJECT = re.compile(r"[a-z][a-z0-9-]*: [A-Z][^ ]* .*[^.]$")
 _MOST_SUBJECT = 60
 
 
-@dataclass
-class Counts:
-    """The findings in one part."""
-
-    words: int = 0
-    clauses: int = 0
-    wh: int = 0
-
-    def add(self, more: Counts) -> None:
-        """Add the findings in a file."""
-        self.words += more.words
-        self.clauses += more.clauses
-        self.wh += more.wh
-
+KINDS = ("words", "clauses", "wh")
+"""The kinds of findings."""
 
 _LINES = (HERE / "words.txt").read_text(encoding="utf-8").splitlines()
 WORDS: dict[str, str] = dict(line.split(" -> ") for line in _LINES)
@@ -81,26 +69,26 @@ def prose_of(path: Path) -> Iterator[str]:
         yield source
 
 
-def findings(text: str) -> Iterator[tuple[str, Counts]]:
+def findings(text: str) -> Iterator[tuple[str, Counter[str]]]:
     """Yield each finding in a passage, and its counts."""
     for sentence in sentences(text):
         for match in _PATTERN.finditer(sentence):
             word = " ".join(match[0].lower().split())
-            yield f"{match[0]!r} -> {WORDS[word]}: {sentence}", Counts(words=1)
+            yield f"{match[0]!r} -> {WORDS[word]}: {sentence}", Counter(words=1)
         if _CLAUSE.match(sentence) and not sentence.endswith("?"):
-            yield f"a clause as subject: {sentence}", Counts(clauses=1)
+            yield f"a clause as subject: {sentence}", Counter(clauses=1)
         if wh := len(_WH.findall(sentence)):
-            yield f"{wh} of what, who, those: {sentence}", Counts(wh=wh)
+            yield f"{wh} of what, who, those: {sentence}", Counter(wh=wh)
 
 
-def counted(part: str, listed: str | None = None) -> Counts:
+def counted(part: str, listed: str | None = None) -> Counter[str]:
     """Count the findings of a part; print the findings below the folder `listed`."""
-    counts = Counts()
+    counts: Counter[str] = Counter()
     for path in files(part):
         name = path.relative_to(ROOT).as_posix()
         for text in prose_of(path):
             for finding, count in findings(text):
-                counts.add(count)
+                counts.update(count)
                 if listed is not None and name.startswith(listed):
                     print(f"{name}: {finding}")
     return counts
@@ -130,21 +118,23 @@ def main() -> int:
         return bool(problem)
     found = {part: counted(part, arguments.list) for part in PARTS}
     limits = (line.split() for line in LIMITS.read_text(encoding="utf-8").splitlines())
-    known = {part: Counts(*map(int, counts)) for part, *counts in limits}
+    known = {part: dict(zip(KINDS, map(int, counts), strict=True)) for part, *counts in limits}
     if arguments.lower:
-        lowered = {part: Counts(*map(min, astuple(known[part]), astuple(found[part]))) for part in PARTS}
-        rows = (f"{part} {each.words} {each.clauses} {each.wh}\n" for part, each in lowered.items())
+        known = {
+            part: {kind: min(each[kind], found[part][kind]) for kind in KINDS} for part, each in known.items()
+        }
+        rows = (f"{part} {' '.join(map(str, each.values()))}\n" for part, each in known.items())
         LIMITS.write_text("".join(rows), encoding="utf-8")
-    beyond = False
-    for part in PARTS:
-        for kind, count in vars(found[part]).items():
-            limit = getattr(known[part], kind)
-            if count > limit:
-                beyond = True
-                print(f"{part}: {count} findings of the kind {kind!r}, at most {limit}", file=sys.stderr)
+    beyond = [
+        f"{part}: {found[part][kind]} findings of the kind {kind!r}, at most {limit}"
+        for part, each in known.items()
+        for kind, limit in each.items()
+        if found[part][kind] > limit
+    ]
     if beyond:
+        print(*beyond, sep="\n", file=sys.stderr)
         print("list them: PYTHONPATH=tests/tools python -m language --list FOLDER", file=sys.stderr)
-    return beyond
+    return bool(beyond)
 
 
 if __name__ == "__main__":

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from language import __main__ as checker
-from language.__main__ import Counts, counted, findings, subject_problem
+from language.__main__ import counted, findings, subject_problem
 
 
-def total(text: str) -> Counts:
+def total(text: str) -> Counter[str]:
     """Return the counts of a passage."""
-    counts = Counts()
-    for _, each in findings(text):
-        counts.add(each)
-    return counts
+    return sum((each for _, each in findings(text)), Counter())
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("The worker forwards the message.", Counts()),
-        ("Nobody has it; they go  on.", Counts(words=2)),
-        ("`nobody` is a name, and so is [this](nobody.md).", Counts()),
-        ("What was dropped is counted.", Counts(clauses=1, wh=1)),
-        ("What was dropped?", Counts(wh=1)),
-        ("A consumer whose worker has failed reconnects to those that remain.", Counts(wh=2)),
+        ("The worker forwards the message.", Counter()),
+        ("Nobody has it; they go  on.", Counter(words=2)),
+        ("`nobody` is a name, and so is [this](nobody.md).", Counter()),
+        ("What was dropped is counted.", Counter(clauses=1, wh=1)),
+        ("What was dropped?", Counter(wh=1)),
+        ("A consumer whose worker has failed reconnects to those that remain.", Counter(wh=2)),
     ],
 )
-def test_findings(text: str, expected: Counts) -> None:
+def test_findings(text: str, expected: Counter[str]) -> None:
     """Listed words, clauses as subjects, and wh-words are counted."""
     assert total(text) == expected
 
@@ -43,7 +41,7 @@ def test_a_file_of_each_kind_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "clients" / "a_pb2.py").write_text(code)
     (tmp_path / "proto" / "a.proto").write_text("// Nobody.\nmessage nobody {}  // nobody\n")
     monkeypatch.setattr(checker, "ROOT", tmp_path)
-    assert [counted(part).words for part in ("pages", "clients", "proto")] == [1, 3, 2]
+    assert [counted(part)["words"] for part in ("pages", "clients", "proto")] == [1, 3, 2]
 
 
 @pytest.mark.parametrize(

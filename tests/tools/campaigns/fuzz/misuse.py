@@ -10,10 +10,8 @@ from campaigns.fuzz.conversation import Conversation
 from campaigns.fuzz.garbage import CONTROL, IDS
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from helpers.hostile import RECV, SEND
-from helpers.topology import TOPOLOGY
+from helpers.hostile import RECV, SEND, hello, subscribe
 
-from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import control_pb2
 from tuplewire.wire import messaging_pb2 as pb
 
@@ -52,15 +50,12 @@ def misuse(rng: random.Random) -> Conversation:
 
 
 def _hello(rng: random.Random, sender_id: str = "") -> pb.SendRequest:
-    return pb.SendRequest(
-        hello=pb.Hello(
-            protocol_version=PROTOCOL_VERSION,
-            topology=TOPOLOGY,
-            sender_id=sender_id or f"fuzz-{rng.randrange(IDS)}",
-            incarnation=2**64 - 1 if rng.random() < 0.02 else rng.choice([1, 1, 1, 2]),
-            ack_mode=rng.choice([pb.ACK_MODE_QUEUED, pb.ACK_MODE_PROCESSED]),
-        )
+    written = hello(
+        sender_id=sender_id or f"fuzz-{rng.randrange(IDS)}",
+        incarnation=2**64 - 1 if rng.random() < 0.02 else rng.choice([1, 1, 1, 2]),
+        ack_mode=rng.choice([pb.ACK_MODE_QUEUED, pb.ACK_MODE_PROCESSED]),
     )
+    return pb.SendRequest.FromString(written)
 
 
 def _frame(rng: random.Random, sequence: int) -> pb.SendRequest:
@@ -99,14 +94,10 @@ def _cursor(rng: random.Random, task: int) -> pb.TaskCursor:
 
 def _receiving(rng: random.Random) -> list[Message]:
     tasks = rng.sample(TASKS, rng.randrange(1, 4))
-    subscribe = pb.Subscribe(
-        protocol_version=PROTOCOL_VERSION,
-        topology=TOPOLOGY,
-        consumer_id=f"fuzz-{rng.randrange(IDS)}",
-        incarnation=rng.choice([1, 1, 2]),
-        tasks=[_cursor(rng, task) for task in tasks],
-    )
-    requests: list[Message] = [pb.RecvRequest(subscribe=subscribe)]
+    cursors = [_cursor(rng, task) for task in tasks]
+    consumer_id = f"fuzz-{rng.randrange(IDS)}"
+    written = subscribe(tasks=cursors, consumer_id=consumer_id, incarnation=rng.choice([1, 1, 2]))
+    requests: list[Message] = [pb.RecvRequest.FromString(written)]
     requests += [
         pb.RecvRequest(progress=pb.Progress(tasks=[_cursor(rng, task) for task in tasks]))
         for _ in range(rng.randrange(4))
@@ -217,32 +208,26 @@ def _huge(rng: random.Random) -> Conversation:
     many = rng.randrange(1, _MANY)
     sender_id = f"fuzz-huge-{rng.randrange(_HUGE_IDS)}"
     task = rng.choice([1, 99, 2**31 - 1])
-    huge: list[Callable[[], Message]] = [
-        lambda: pb.SendRequest(frame=pb.Frame(sequence=1, groups=[pb.Group(task=task, lengths=[0])] * many)),
-        lambda: pb.SendRequest(
-            frame=pb.Frame(
-                sequence=1, groups=[pb.Group(task=1000 + each, lengths=[0]) for each in range(many)]
-            )
-        ),
-        lambda: pb.SendRequest(frame=pb.Frame(sequence=1, groups=[pb.Group(task=task, lengths=[0] * many)])),
-        lambda: pb.SendRequest(
-            frame=pb.Frame(
-                sequence=1, groups=[pb.Group(task=task, lengths=[100 * many], data=bytes(100 * many))]
-            )
-        ),
-        lambda: pb.SendRequest(watch_releases=pb.WatchReleases(tasks=range(many))),
+    group = pb.Group
+    groups: list[Callable[[], list[pb.Group]]] = [
+        lambda: [group(task=task, lengths=[0])] * many,
+        lambda: [group(task=1000 + each, lengths=[0]) for each in range(many)],
+        lambda: [group(task=task, lengths=[0] * many)],
+        lambda: [group(task=task, lengths=[100 * many], data=bytes(100 * many))],
     ]
+    kind = rng.randrange(len(groups) + 1)
+    if kind == len(groups):
+        huge = pb.SendRequest(watch_releases=pb.WatchReleases(tasks=range(many)))
+    else:
+        huge = pb.SendRequest(frame=pb.Frame(sequence=1, groups=groups[kind]()))
     if rng.random() < 0.8:
         return Conversation(
             SEND,
-            (_hello(rng, sender_id).SerializeToString(), rng.choice(huge)().SerializeToString()),
+            (_hello(rng, sender_id).SerializeToString(), huge.SerializeToString()),
             broken_off=rng.random() < 0.2,
         )
     cursors = [pb.TaskCursor(task=1000 + each) for each in range(many)]
-    subscribe = pb.Subscribe(
-        protocol_version=PROTOCOL_VERSION, topology=TOPOLOGY, consumer_id="fuzz-huge", tasks=cursors
-    )
-    return Conversation(RECV, (pb.RecvRequest(subscribe=subscribe).SerializeToString(),))
+    return Conversation(RECV, (subscribe(tasks=cursors, consumer_id="fuzz-huge", incarnation=0),))
 
 
 def _controlling(rng: random.Random) -> Conversation:

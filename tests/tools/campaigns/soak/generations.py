@@ -13,8 +13,6 @@ STEADY_TASKS = (501, 502)
 """The permanent tasks of the workers near and far."""
 ROAMING_TASK = 503
 """A permanent task that moves."""
-MEASURED_TASK = 504
-"""The task for measurements, at the worker far and at its counterpart without load."""
 
 Owners = dict[int, str]
 """Task -> its worker."""

@@ -19,10 +19,10 @@ from campaigns.campaign import Action, Campaign
 from campaigns.cluster import Cluster
 from campaigns.fuzz.attackers import FOREIGN, WIRE, Attacker, attackers
 from campaigns.soak.account import Account, Extent, Night
-from campaigns.soak.canary import canary, medians
+from campaigns.soak.canary import MEASURED_TASKS, Canary, medians
 from campaigns.soak.certificates import Certificates
 from campaigns.soak.follower import follower
-from campaigns.soak.generations import MEASURED_TASK, ROAMING_TASK, STEADY_TASKS, Generation, moved, without
+from campaigns.soak.generations import ROAMING_TASK, STEADY_TASKS, Generation, moved, without
 from campaigns.soak.lives import Household, Scenery, draw_household
 from campaigns.soak.owed import Owed, live
 from campaigns.soak.vitals import Vitals, vitals_of
@@ -38,7 +38,7 @@ NEAR, FAR, OTHER = "near", "far", "other"
 """Two workers that run during the whole month, and one that is restarted."""
 _PEACE_NEAR, _PEACE_FAR = "near-in-peace", "far-in-peace"
 """Workers without any faults, for comparison with the first two."""
-_FIXED = {STEADY_TASKS[0]: NEAR, STEADY_TASKS[1]: FAR, MEASURED_TASK: FAR}
+_FIXED = {STEADY_TASKS[0]: NEAR, STEADY_TASKS[1]: FAR, **dict.fromkeys(MEASURED_TASKS, FAR)}
 """The workers of tasks that never move."""
 _CERTIFICATES, _PEERS_COME = "certificates exchanged", "peers come"
 _RESTARTED, _PEERS_GONE = "workers restarted", "peers gone"
@@ -103,10 +103,10 @@ class Month(Campaign):
         self._attackers = start(Program(attackers, self.seed, crew, None))
         if self._extent.pairs:
             peace = self._start_workers(stack, _PEACE_NEAR, _PEACE_FAR)
-            peace.assign({MEASURED_TASK: _PEACE_FAR})
+            peace.assign(dict.fromkeys(MEASURED_TASKS, _PEACE_FAR))
             peace.wait_ready()
             in_peace = [endpoint.address for endpoint in peace.endpoints.values()]
-            self._canary = start(Program(canary, addresses, (in_peace[0], in_peace[1])))
+            self._canary = Canary(stack, addresses, (in_peace[0], in_peace[1]))
 
     def _start_workers(self, stack: ExitStack, *names: str) -> Cluster:
         flags = [*self._certificates.flags, f"--resume-seconds={self._extent.resume_seconds}"]
@@ -255,7 +255,7 @@ class Month(Campaign):
         night = len(self.account.nights)
         measured = self._extent.pairs * (_LONGER if night in {0, self._extent.days - 1} else 1)
         self._steady.producer.ask("rest")
-        pairs = [self._canary.ask("pair") for _ in range(measured)]
+        pairs = [self._canary.pair() for _ in range(measured)]
         self._steady.producer.ask("go")
         programs = {
             "producer": self._steady.producer,
