@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from agent import HERE, BenchError
 from maven import free_ports, java, libraries
+
+from tuplewire.processes.child import Child, Command
+from tuplewire_service.testing import eventually
 
 POM = HERE / "kafka" / "broker.xml"
 PARTITIONS = 2
@@ -44,7 +45,7 @@ log4j.appender.out.layout.ConversionPattern=%d %p %m (%c)%n
 def broker() -> Iterator[tuple[str, str]]:
     """Run a broker during the block; yield its address and its version.
 
-    NotHereError if its libraries are not available, BenchError if it does not start.
+    NotHereError if its libraries are not available; another error if it does not start.
     """
     place = libraries(POM)
     (server,) = place.glob("kafka_2.13-*.jar")
@@ -59,25 +60,17 @@ def broker() -> Iterator[tuple[str, str]]:
         logging.write_text(_LOGGING, encoding="utf-8")
         command = [java(), *_HEAP, f"-Dlog4j.configuration={logging.as_uri()}", "-classpath", f"{place}/*"]
         formatting = [*command, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings)]
-        with said.open("wb") as output:
-            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-            if code := subprocess.run(formatting, check=False, **streams).returncode:
-                raise BenchError(f"{' '.join(formatting)} ended with {code}")
-            process = subprocess.Popen([*command, "kafka.Kafka", str(settings)], **streams)
+        if code := Child(Command(name="format", words=formatting, log=said)).wait():
+            raise BenchError(f"{' '.join(formatting)} ended with {code}")
+        child = Child(Command(name="broker", words=[*command, "kafka.Kafka", str(settings)], log=said))
         try:
-            deadline = time.monotonic() + _START_SECONDS
-            while not _listens(port):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise BenchError(f"the broker did not start: {said.read_text(encoding='utf-8')[-2000:]}")
-                time.sleep(0.2)
+            eventually(lambda: _listens(port) or child.poll() is not None, _START_SECONDS, child.last_words())
+            if child.poll() is not None:
+                raise BenchError(f"the broker did not start; {child.last_words()}")
             yield f"127.0.0.1:{port}", server.stem.rpartition("-")[2]
         finally:
-            process.terminate()
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            child.terminate()
+            child.end(time.monotonic() + _STOP_SECONDS)
 
 
 def _listens(port: int) -> bool:

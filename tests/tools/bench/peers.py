@@ -175,13 +175,9 @@ class _Stream:
         """Send each list as a frame, or as single messages."""
         write = self._call.write
         for payloads in lists:
-            if self._framed:
-                await write(b"".join(payloads))
+            for request in (b"".join(payloads),) if self._framed else map(_one_message, payloads):
+                await write(request)
                 self._written += 1
-            else:
-                for payload in payloads:
-                    await write(_one_message(payload))
-                self._written += len(payloads)
 
     async def settle(self) -> dict[str, int]:
         """Wait until all messages are acknowledged."""
@@ -256,68 +252,61 @@ def _socket(kind: int, *, framed: bool) -> zmq.Socket[bytes]:
     return socket
 
 
-class _Pull:
-    """PULL in a separate thread: one message per call, or frames of concatenated payloads."""
+def zmq_pull(framed: bool) -> None:  # noqa: FBT001 - the role's argument
+    """Receive one message per call, or frames of concatenated payloads, in a separate thread."""
+    socket = _socket(zmq.PULL, framed=framed)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    recv = socket.recv
+    look: Look = "count"
+    ended = threading.Event()
+    result: dict[str, int] = {}
 
-    def __init__(self, *, framed: bool) -> None:
-        self._socket = _socket(zmq.PULL, framed=framed)
-        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self._receive = self._frames if framed else self._messages
-        self._look: Look = "count"
-        self._ended = threading.Event()
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            messages, disorder = self._receive()
-            self._result = {"received": messages, "disorder": disorder, "last_ns": time.monotonic_ns()}
-            self._ended.set()
-
-    def _messages(self) -> tuple[int, int]:
+    def messages() -> tuple[int, int]:
         """Receive and check one message per call until the trial ends; return the number, and disorder."""
-        recv = self._socket.recv
-        messages = size_bytes = disorder = 0
+        count = size_bytes = disorder = 0
         message = recv()
-        if self._look == "order":
+        if look == "order":
             while message != _END:
-                disorder += stamp(message) != messages
-                messages += 1
+                disorder += stamp(message) != count
+                count += 1
                 message = recv()
         while (length := len(message)) == MESSAGE_BYTES:
-            messages += 1
+            count += 1
             size_bytes += length
             message = recv()
-        return messages, disorder
+        return count, disorder
 
-    def _frames(self) -> tuple[int, int]:
+    def frames() -> tuple[int, int]:
         """Receive frames; their payloads become objects only if the trial reads them."""
-        recv = self._socket.recv
-        messages = size_bytes = disorder = 0
+        count = size_bytes = disorder = 0
         while (frame := recv()) != _END:
-            if self._look == "order":
-                disorder += sum(stamp(each) != number for number, each in enumerate(_split(frame), messages))
-            elif self._look == "touch":
+            if look == "order":
+                disorder += sum(stamp(each) != number for number, each in enumerate(_split(frame), count))
+            elif look == "touch":
                 size_bytes += sum(map(len, _split(frame)))
-            messages += len(frame) // MESSAGE_BYTES
-        return messages, disorder
+            count += len(frame) // MESSAGE_BYTES
+        return count, disorder
 
-    def begin(self, look: Look) -> dict[str, int]:
-        """Start a trial."""
-        self._look = look
-        self._ended.clear()
+    def receive() -> None:
+        while True:
+            count, disorder = frames() if framed else messages()
+            result.update(received=count, disorder=disorder, last_ns=time.monotonic_ns())
+            ended.set()
+
+    def begin(**trial: Look) -> dict[str, int]:
+        nonlocal look
+        look = trial["look"]
+        ended.clear()
         return {"extra": 0}
 
-    def finish(self, expected: int) -> dict[str, int]:
+    def finish(expected: int) -> dict[str, int]:
         """Wait for the end of the trial; the caller compares `expected`."""
-        if not self._ended.wait(WAIT_SECONDS):
+        if not ended.wait(WAIT_SECONDS):
             raise TimeoutError(f"pyzmq: {expected} messages sent, but their end has not come")
-        return self._result
+        return result
 
-
-def zmq_pull(framed: bool) -> None:  # noqa: FBT001 - the role's argument
-    """Receive messages or frames."""
-    pull = _Pull(framed=framed)
-    serve({"port": lambda: {"port": pull.port}, "begin": pull.begin, "finish": pull.finish})
+    threading.Thread(target=receive, daemon=True).start()
+    serve({"port": lambda: {"port": port}, "begin": begin, "finish": finish})
 
 
 def zmq_push(port: int, framed: bool) -> None:  # noqa: FBT001 - the role's argument
@@ -328,11 +317,8 @@ def zmq_push(port: int, framed: bool) -> None:  # noqa: FBT001 - the role's argu
     def send_all(lists: Iterable[list[bytes]]) -> None:
         send = socket.send
         for payloads in lists:
-            if framed:
-                send(b"".join(payloads))
-            else:
-                for payload in payloads:
-                    send(payload)
+            for request in (b"".join(payloads),) if framed else payloads:
+                send(request)
         send(_END)
 
     load = loads(send_all, 1 if framed else CHECK_EVERY)

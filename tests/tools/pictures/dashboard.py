@@ -66,9 +66,10 @@ class Load:
 
     def __enter__(self) -> None:
         for number in range(3):
-            self._threads.start(self._read, number)
+            tasks = [task for task in range(10 * number, 10 * number + 10) if task != SLOW_TASK]
+            self._threads.start(self._read, number, f"store-{number}", tasks)
             self._threads.start(self._send, number)
-        self._threads.start(self._read_slowly)
+        self._threads.start(self._read, 1, "audit", [SLOW_TASK], SLOW)
         self._threads.start(self._come_and_go)
 
     def __exit__(self, *_: object) -> None:
@@ -82,21 +83,12 @@ class Load:
     def _address(self, number: int) -> str:
         return self._workers[number].endpoint.address
 
-    def _read(self, number: int) -> None:
-        tasks = [task for task in range(10 * number, 10 * number + 10) if task != SLOW_TASK]
-        with client_of(self._address(number), client_id=f"store-{number}") as client:
+    def _read(self, number: int, client_id: str, tasks: list[int], slow: range = range(0)) -> None:
+        with client_of(self._address(number), client_id=client_id) as client:
             while not self._ended.is_set():
                 with contextlib.suppress(TimeoutError, TuplewireError), client.recv(tasks, timeout=1) as got:
                     for _ in got:
-                        if self._ended.is_set():
-                            return
-
-    def _read_slowly(self) -> None:
-        with client_of(self._address(1), client_id="audit") as client:
-            while not self._ended.is_set():
-                with contextlib.suppress(TimeoutError), client.recv([SLOW_TASK], timeout=1) as got:
-                    for _ in got:
-                        while int(self.seconds) in SLOW and not self._ended.wait(0.1):
+                        while int(self.seconds) in slow and not self._ended.wait(0.1):
                             pass
                         if self._ended.is_set():
                             return
@@ -177,17 +169,14 @@ def scene(directory: Path) -> Iterator[tuple[Prometheus, list[RestartableWorker]
 
 def answers(prometheus: Prometheus, panel: dict[str, Any], began: float, ended: float) -> list[Any]:
     """Return the answers of Prometheus to the queries of a panel."""
+    variables = {"$__rate_interval": RATE_INTERVAL, "$__range": f"{int(ended - began)}s", "$worker": ".*"}
+    now = panel["type"] != "timeseries"
     found = []
     for target in panel.get("targets", ()):
-        expression = (
-            target["expr"]
-            .replace("$__rate_interval", RATE_INTERVAL)
-            .replace("$__range", f"{int(ended - began)}s")
-            .replace("$worker", ".*")
-        )
-        found.append(
-            prometheus.range(expression, began, ended, STEP_SECONDS, now=panel["type"] != "timeseries")
-        )
+        expression: str = target["expr"]
+        for name, value in variables.items():
+            expression = expression.replace(name, value)
+        found.append(prometheus.range(expression, began, ended, STEP_SECONDS, now=now))
     return found
 
 

@@ -24,8 +24,7 @@ _SETTINGS = {"ack_mode": AckMode.PROCESSED, "max_pending_messages": 10_000}
 """Enough in flight to keep the line busy: the rate is that of the whole line, without a growing queue."""
 _FRAME = 200
 _SECONDS = 0.1
-_SINGLE_RATE = 500
-"""Low enough that each message is alone on the line."""
+_TRIPS = 20
 
 Way = tuple[str, str]
 """The addresses of the worker that accepts the messages, and of the worker that owns their tasks."""
@@ -79,6 +78,8 @@ class Canary:
             )
             for name, (entry, owner) in (("month", month), ("peace", peace))
         ]
+        for link in self._links:
+            link.check(_FRAME, _FRAME)  # so that both ends are connected from the first night on
         self._turns = 0
 
     def pair(self) -> Pair:
@@ -91,5 +92,6 @@ class Canary:
 
 def _measured(link: Link) -> Measured:
     rate = link.trial(Cell(link.name, _FRAME), _SECONDS).rate
-    trips = link.paced(_SINGLE_RATE, _SECONDS, size=MESSAGE_BYTES).nanoseconds
+    # Each trial has one message, which is alone on the line.
+    trips = [link.paced(1, 1.0, size=MESSAGE_BYTES).nanoseconds[0] for _ in range(_TRIPS)]
     return Measured(rate, statistics.median(trips) / 1e9)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -52,8 +51,6 @@ _WAIT_SECONDS = 60.0
 _REST_SECONDS = 40.0
 _LONGER = 4
 """Factor for the number of measurements in the first and the last night."""
-_COLUMNS = "  night   time  worker    MiB  files  threads  series  sessions"
-_MEASURED = "    messages/s  a trip, ms  of peace: rate  speed"
 
 
 class Month(Campaign):
@@ -139,14 +136,16 @@ class Month(Campaign):
     def report(self) -> Iterator[str]:
         """See Campaign."""
         account = self.account
-        yield f"lived in {_clock(self.seconds_so_far)}, SEED={self.seed}:"
-        for counts in (self.done, account.lived, account.programs):
-            yield from _rows(counts)
-        yield "refused, by answer:"
-        yield from _rows(account.attacks.counts)
-        yield _COLUMNS + (_MEASURED if self._extent.pairs else "")
+        yield f"lived in {_clock(self.seconds_so_far)}, SEED={self.seed}"
+        for what, counts in (
+            ("done", self.done),
+            ("lived", account.lived),
+            ("programs", account.programs),
+            ("refused, by answer", account.attacks.counts),
+        ):
+            yield f"{what}: {', '.join(f'{number:,} {each}' for each, number in counts.items())}"
         for number, night in enumerate(account.nights, 1):
-            yield from _lines_of(number, night)
+            yield from _lines_of(f"night {number}, {_clock(night.seconds)}", night)
         first, last = account.nights[0].memory, account.nights[-1].memory
         yield from (
             f"{name}: {first[name] / MIB:.1f} MiB, at last {last[name] / MIB:.1f} MiB" for name in first
@@ -298,20 +297,18 @@ class Month(Campaign):
         return {stream: count for stream, count in received.items() if stream[1] == ROAMING_TASK}
 
 
-def _lines_of(number: int, night: Night) -> Iterator[str]:
-    measured = ""
+def _lines_of(title: str, night: Night) -> Iterator[str]:
+    for name, vitals in night.vitals.items():
+        yield (
+            f"{title}, {name}: {vitals.rss / MIB:.1f} MiB, {vitals.files} files, {vitals.threads} threads, "
+            f"{vitals.series.total()} series, {vitals.connected} sessions"
+        )
     if night.pairs:
         found = medians(night.pairs)
-        measured = f"{found.messages_per_second:14,.0f}{1e3 * found.trip_seconds:12.2f}"
-        measured += f"{found.rate:16.3f}{found.speed:7.3f}"
-    for name, vitals in night.vitals.items():
-        shown = f"{number:7}{_clock(night.seconds):>7}  {name:<6}{vitals.rss / MIB:7.1f}{vitals.files:7}"
-        yield f"{shown}{vitals.threads:9}{vitals.series.total():8}{vitals.connected:10}{measured}"
-        measured = ""
-
-
-def _rows(counts: Counter[str]) -> Iterator[str]:
-    yield from (f"  {number:>12,}  {what}" for what, number in counts.items())
+        yield (
+            f"{title}: {found.messages_per_second:,.0f} messages/s, {1e3 * found.trip_seconds:.2f} ms a "
+            f"trip; of peace: rate {found.rate:.3f}, speed {found.speed:.3f}"
+        )
 
 
 def _clock(seconds: float) -> str:
