@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from agent import BenchError
 from links import CHAIN, WIDE, Cell, Link, Links, Trial
 from report import RATE, Line, compared, percentile, progress
 from rows import LATENCY_RATE, MAXIMUM, PERCENTILES
@@ -39,33 +38,30 @@ def live_page(address: str) -> Iterator[None]:
     The first request has finished when the block starts.
     """
     command = [sys.executable, "-m", "tuplewire_service", "top", "--web", "--port=0", "--address", address]
-    ended, opened = threading.Event(), threading.Event()
-
-    def read(viewer: subprocess.Popen[str]) -> None:
+    ended = threading.Event()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer, ThreadPoolExecutor() as pool:
         try:
             assert viewer.stdout is not None
             link = urlsplit(viewer.stdout.readline().split()[1])
             token = {"Authorization": f"Bearer {link.fragment.removeprefix('token=')}"}
             request = urllib.request.Request(f"http://{link.netloc}/live.json", headers=token)
-            pace = 0.0
-            while not ended.wait(pace):
-                with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - our own address
-                    pace = json.load(answer)["pace"]
-                opened.set()
-        except (OSError, ValueError, IndexError) as error:
-            raise BenchError(f"the live page was not answered: {error}") from error
-        finally:
-            opened.set()
-            viewer.terminate()
 
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer, ThreadPoolExecutor() as pool:
-        reading = pool.submit(read, viewer)
-        opened.wait()
-        try:
+            def read() -> float:
+                with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - our own address
+                    pace: float = json.load(answer)["pace"]
+                    return pace
+
+            def read_on(pace: float) -> None:
+                while not ended.wait(pace):
+                    pace = read()
+
+            reading = pool.submit(read_on, read())
             yield
-        finally:
             ended.set()
             reading.result()
+        finally:
+            ended.set()
+            viewer.terminate()
 
 
 class Side(NamedTuple):

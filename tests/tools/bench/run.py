@@ -24,7 +24,7 @@ from scrape import SCRAPE, measure_scrape
 from spark_rows import ROUNDS as SPARK_ROUNDS
 from spark_rows import ROWS as SPARK_ROWS
 from spark_rows import measure_spark
-from team_rows import TEAM_ROWS, measure_team
+from teams import TEAM_ROWS, measure_team
 from workload import MESSAGE_BYTES
 
 ROUNDS = 5

@@ -89,11 +89,9 @@ class Chaos(Campaign):
 
     # --- programs ------------------------------------------------------------------------------------
 
-    def launch(
-        self, stack: ExitStack, role: str, name: str, config: Mapping[str, Any], host: Host = THIS_HOST
-    ) -> None:
+    def launch(self, stack: ExitStack, name: str, config: Mapping[str, Any], host: Host = THIS_HOST) -> None:
         """Start a sender or receiver of campaigns.chaos.ends."""
-        given = {"role": role, "seed": self.seed, "rate": self.rate, "transport": self.transport, **config}
+        given = {"seed": self.seed, "rate": self.rate, "transport": self.transport, **config}
         if self.transport == "local":
             self.programs[name] = Within(_ENDS, name, given, self.directory)
             return

@@ -24,31 +24,29 @@ class ProgramPlan:
     """
 
     name: str
-    role: str
     workers: tuple[str, ...]
     config: Mapping[str, Any]
     proxied: bool = True
     control: bool = False
 
 
-def _producer(
-    name: str, source: int, mode: AckMode, worker: str, *, proxied: bool = True, control: bool = False
-) -> ProgramPlan:
-    config = {"source": source, "mode": mode, "worker": worker, "tasks": TASKS}
-    return ProgramPlan(name, "producer", (worker,), config, proxied, control)
+def _producer(source: int, mode: AckMode, worker: str, **ways: bool) -> ProgramPlan:
+    config = {"role": "producer", "source": source, "mode": mode, "worker": worker, "tasks": TASKS}
+    return ProgramPlan(f"producer-{source - 1}", (worker,), config, **ways)
+
+
+def _consumer(number: int, **ways: bool) -> ProgramPlan:
+    config = {"role": "consumer", "tasks": TASKS[2 * number : 2 * number + 2]}
+    return ProgramPlan(f"consumer-{number}", WORKERS, config, **ways)
 
 
 PRODUCERS = (
-    _producer("producer-0", 1, AckMode.QUEUED, "worker-0", control=True),
-    _producer("producer-1", 2, AckMode.PROCESSED, "worker-1"),
-    _producer("producer-2", 3, AckMode.QUEUED, "worker-2", proxied=False),
-    _producer("producer-3", 4, AckMode.PROCESSED, "worker-0", control=True),
+    _producer(1, AckMode.QUEUED, "worker-0", control=True),
+    _producer(2, AckMode.PROCESSED, "worker-1"),
+    _producer(3, AckMode.QUEUED, "worker-2", proxied=False),
+    _producer(4, AckMode.PROCESSED, "worker-0", control=True),
 )
-CONSUMERS = (
-    ProgramPlan("consumer-0", "consumer", WORKERS, {"tasks": TASKS[:2]}),
-    ProgramPlan("consumer-1", "consumer", WORKERS, {"tasks": TASKS[2:4]}, control=True),
-    ProgramPlan("consumer-2", "consumer", WORKERS, {"tasks": TASKS[4:]}, proxied=False),
-)
+CONSUMERS = (_consumer(0), _consumer(1, control=True), _consumer(2, proxied=False))
 
 
 def way(near: str, far: str) -> str:

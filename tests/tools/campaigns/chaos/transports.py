@@ -51,7 +51,7 @@ class TransportChaos(Chaos):
         """The journals of senders that were killed."""
         ports = {name: self.directory / f"{name}.port" for name in RECEIVERS}
         for name, file in ports.items():
-            self.launch(stack, "receiver", name, {"port_file": str(file)})
+            self.launch(stack, name, {"role": "receiver", "port_file": str(file)})
         for name, file in ports.items():
             eventually(file.exists, _START_SECONDS, f"{name} is bound")
         reached = {
@@ -67,8 +67,8 @@ class TransportChaos(Chaos):
                 [int(reached[sender, receiver].rpartition(":")[2]), tasks]
                 for receiver, tasks in RECEIVERS.items()
             ]
-            config = {"source": source, "mode": mode, "worker": "", "receivers": receivers}
-            self.launch(stack, "sender", sender, config)
+            config = {"role": "sender", "source": source, "mode": mode, "worker": ""}
+            self.launch(stack, sender, {**config, "receivers": receivers})
 
     def act(self, action: Action) -> None:
         """See Campaign."""

@@ -92,7 +92,7 @@ class WorkerChaos(Chaos):
         for each in (*CONSUMERS, *PRODUCERS):
             reached = {worker: address(each.name, worker) for worker in each.workers}
             host = self.hosts.get(each.name, THIS_HOST)
-            self.launch(stack, each.role, each.name, {**each.config, "workers": reached}, host)
+            self.launch(stack, each.name, {**each.config, "workers": reached}, host)
 
     def act(self, action: Action) -> None:
         """See Campaign."""
