@@ -15,7 +15,7 @@ import sys
 import time
 
 from agent import HERE
-from links import HOP, SENDS, STORM, Cell, Link, Links
+from links import Cell, Link, LinkName, Links
 from maven import free_ports, java, libraries, outcome
 from report import progress, table
 from rows import Row, latency_row, measure
@@ -30,21 +30,21 @@ _LATENCY_SHARE = 0.2
 
 def _row(frame: int, target: float | None) -> Row[Cell]:
     title = f"one hop, lists of {frame}, each payload read"
-    return Row(f"storm/{frame}", title, Cell(HOP, frame, "touch"), {Cell(STORM, frame): target})
+    return Row(f"storm/{frame}", title, Cell("hop", frame, "touch"), {Cell("storm", frame): target})
 
 
 ROWS = (
     Row(
         "storm/sends",
         "client.send(task, payload) in a loop, one worker, read one by one",
-        Cell(SENDS, 1, "touch"),
-        {Cell(STORM, 1): None},
+        Cell("sends", 1, "touch"),
+        {Cell("storm", 1): None},
     ),
     _row(1, None),
     _row(1000, 1.5),
     _row(4000, 1.2),
 )
-LATENCY_ROW = latency_row("storm/latency", "one hop", HOP, {STORM: None})
+LATENCY_ROW = latency_row("storm/latency", "one hop", "hop", {"storm": None})
 
 
 class StormLinks(Links):
@@ -57,8 +57,8 @@ class StormLinks(Links):
         self.version = library.stem.rpartition("-")[2]
         self._runner = (java(), *_JVM, "-Dlog4j2.level=ERROR", "-classpath", f"{place}/*")
 
-    def _start(self, name: str) -> Link:
-        if name != STORM:
+    def _start(self, name: LinkName) -> Link:
+        if name != "storm":
             return super()._start(name)
         (port,) = free_ports(1)
         script = str(POM.parent / "Hop.java")

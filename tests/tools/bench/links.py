@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import ours
 import peers
@@ -27,13 +27,12 @@ from workload import (
 
 from tuplewire.processes.worker_processes import WorkerProcesses
 
-HOP, CHAIN, BARE, UNBATCHED, ZMQ, ECHO = "hop", "chain", "bare", "unbatched", "zmq", "echo"
-HOP_ZMQ, HOP_LOCAL, CHAIN_ZMQ, WIDE = "hop-zmq", "hop-local", "chain-zmq", "wide"
-SENDS, SENDS_AIO, ZMQ_FRAMES, RELAY, DIRECT = "sends", "sends-aio", "zmq-frames", "relay", "direct"
-STORM = "storm"
-SPREAD, STOPPED, MANY, SINGLE = "spread", "stopped", "many", "single"
-ASK, BARE_ASK = "ask", "bare-ask"
-
+LinkName = Literal[
+    "hop", "chain", "bare", "unbatched", "zmq", "echo", "hop-zmq", "hop-local", "chain-zmq", "wide", "sends",
+    "sends-aio", "zmq-frames", "relay", "direct", "storm", "spread", "stopped", "many", "single", "ask",
+    "bare-ask",
+]  # fmt: skip
+"""A link that messages can take."""
 _Role = tuple[Any, ...]
 """The function of a process, and its arguments."""
 
@@ -55,35 +54,35 @@ LEAST_SECONDS = 0.5
 """The minimum length of a trial at a fixed rate."""
 _HURRY = ("--drain-seconds=1",)
 """No consumer takes the remaining messages of a stopped task."""
-_PATHS = {
-    SENDS: _Path([[DESTINATION_TASK]], (ours.sends,), (ours.single_consumer,)),
-    SENDS_AIO: _Path([[DESTINATION_TASK]], (ours.sends_aio,), (ours.single_consumer,)),
-    MANY: _Path([[DESTINATION_TASK]], (ours.senders, SENDERS), _STREAMS),
-    SINGLE: _Path([[DESTINATION_TASK]], (ours.senders, 1), _STREAMS),
-    CHAIN: _Path(_CHAIN_TASKS, (ours.producer,), (ours.consumer,)),
-    CHAIN_ZMQ: _Path(_CHAIN_TASKS, (ours.producer,), (ours.consumer,), ["--transport=zmq"]),
-    WIDE: _Path(_WIDE_TASKS, (ours.producer,), (ours.consumer,)),
-    SPREAD: _Path(_SPREAD, (ours.spread_producer, False), _SPREAD_STREAMS, _HURRY),
-    STOPPED: _Path(_SPREAD, (ours.spread_producer, True), _SPREAD_STREAMS, _HURRY),
-    ASK: _Path(([SOURCE_TASK], [DESTINATION_TASK]), (ours.requester,), (ours.answerer,)),
+_PATHS: dict[LinkName, _Path] = {
+    "sends": _Path([[DESTINATION_TASK]], (ours.sends,), (ours.single_consumer,)),
+    "sends-aio": _Path([[DESTINATION_TASK]], (ours.sends_aio,), (ours.single_consumer,)),
+    "many": _Path([[DESTINATION_TASK]], (ours.senders, SENDERS), _STREAMS),
+    "single": _Path([[DESTINATION_TASK]], (ours.senders, 1), _STREAMS),
+    "chain": _Path(_CHAIN_TASKS, (ours.producer,), (ours.consumer,)),
+    "chain-zmq": _Path(_CHAIN_TASKS, (ours.producer,), (ours.consumer,), ["--transport=zmq"]),
+    "wide": _Path(_WIDE_TASKS, (ours.producer,), (ours.consumer,)),
+    "spread": _Path(_SPREAD, (ours.spread_producer, False), _SPREAD_STREAMS, _HURRY),
+    "stopped": _Path(_SPREAD, (ours.spread_producer, True), _SPREAD_STREAMS, _HURRY),
+    "ask": _Path(([SOURCE_TASK], [DESTINATION_TASK]), (ours.requester,), (ours.answerer,)),
 }
 
 
-_TITLES = {
-    HOP: "transport grpc",
-    CHAIN: "gRPC between them, uncut",
-    BARE: "bare gRPC, same frames",
-    UNBATCHED: "gRPC, one a frame",
-    ZMQ: "pyzmq, one a call",
-    ZMQ_FRAMES: "pyzmq, same frames",
-    RELAY: "bare gRPC relays, three hops",
-    DIRECT: "bare gRPC, one hop",
-    ECHO: "bare gRPC, there and back",
-    SENDS: "the blocking client",
-    STORM: "Storm's Netty transport",
-    SPREAD: "the same, none stopped",
-    SINGLE: "one sender",
-    BARE_ASK: "bare gRPC, a call through two relays",
+_TITLES: dict[LinkName, str] = {
+    "hop": "transport grpc",
+    "chain": "gRPC between them, uncut",
+    "bare": "bare gRPC, same frames",
+    "unbatched": "gRPC, one a frame",
+    "zmq": "pyzmq, one a call",
+    "zmq-frames": "pyzmq, same frames",
+    "relay": "bare gRPC relays, three hops",
+    "direct": "bare gRPC, one hop",
+    "echo": "bare gRPC, there and back",
+    "sends": "the blocking client",
+    "storm": "Storm's Netty transport",
+    "spread": "the same, none stopped",
+    "single": "one sender",
+    "bare-ask": "bare gRPC, a call through two relays",
 }
 """The links that rows are compared with."""
 
@@ -100,7 +99,7 @@ class Cell(NamedTuple):
         requests: The number of requests, of a link that sends requests.
     """
 
-    link: str
+    link: LinkName
     frame: int = 0
     look: Look = "count"
     rate: int = 0
@@ -236,7 +235,7 @@ class Links:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def __getitem__(self, name: str) -> Link:
+    def __getitem__(self, name: LinkName) -> Link:
         if name not in self._links:
             self._links[name] = self._start(name)
         return self._links[name]
@@ -244,7 +243,7 @@ class Links:
     def still(self) -> None:
         """BenchError if a message has arrived after its trial."""
         for link in self._links.values():
-            if link.name not in {ASK, BARE_ASK}:
+            if link.name not in {"ask", "bare-ask"}:
                 link.still()
 
     def agent(self, role: Callable[..., None] | Sequence[str], *arguments: Any) -> Agent:
@@ -257,19 +256,19 @@ class Links:
             self._servers[role] = self.agent(*role)
         return self._servers[role], self._servers[role].ask("port")["port"]
 
-    def _start(self, name: str) -> Link:
+    def _start(self, name: LinkName) -> Link:
         if name in _PATHS:
             return self._path(name, _PATHS[name])
-        if name == HOP_LOCAL:
+        if name == "hop-local":
             both = self.agent(ours.hop_within, "local")
             return Link(name, both, both)
-        if name in {HOP, HOP_ZMQ}:
-            transport = "grpc" if name == HOP else "zmq"
+        if name in {"hop", "hop-zmq"}:
+            transport = "grpc" if name == "hop" else "zmq"
             server, port = self._server(ours.hop_server, transport)
             return Link(name, self.agent(ours.hop_client, port, transport), server)
         return self._peer(name)
 
-    def _path(self, name: str, path: _Path) -> Link:
+    def _path(self, name: LinkName, path: _Path) -> Link:
         processes = WorkerProcesses(len(path.tasks), TOPOLOGY, flags=path.flags)
         workers = self._stack.enter_context(processes)
         workers.assign(dict(enumerate(path.tasks)))
@@ -279,19 +278,19 @@ class Links:
         between = tuple(each.process_id for each in workers.endpoints)
         return Link(name, sender, receiver, between, near.address)
 
-    def _peer(self, name: str) -> Link:
-        if name in {ZMQ, ZMQ_FRAMES}:
-            server, port = self._server(peers.zmq_pull, name == ZMQ_FRAMES)
-            return Link(name, self.agent(peers.zmq_push, port, name == ZMQ_FRAMES), server)
+    def _peer(self, name: LinkName) -> Link:
+        if name in {"zmq", "zmq-frames"}:
+            server, port = self._server(peers.zmq_pull, name == "zmq-frames")
+            return Link(name, self.agent(peers.zmq_push, port, name == "zmq-frames"), server)
         server, port = self._server(peers.grpc_server)
-        if name in {BARE, UNBATCHED}:
-            return Link(name, self.agent(peers.grpc_client, port, name == BARE), server)
-        if name == ECHO:
+        if name in {"bare", "unbatched"}:
+            return Link(name, self.agent(peers.grpc_client, port, name == "bare"), server)
+        if name == "echo":
             both = self.agent(peers.grpc_echo, port)
             return Link(name, both, both)
         relays = []
-        for _ in range(0 if name == DIRECT else 2):
+        for _ in range(0 if name == "direct" else 2):
             relays.append(self.agent(peers.grpc_relay, port))
             port = relays[-1].ask("port")["port"]
-        sender = self.agent(peers.grpc_requester if name == BARE_ASK else peers.grpc_pace, port)
+        sender = self.agent(peers.grpc_requester if name == "bare-ask" else peers.grpc_pace, port)
         return Link(name, sender, server, tuple(relay.pid for relay in relays))

@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from links import CHAIN, WIDE, Cell, Link, Links, Trial
+from links import Cell, Link, LinkName, Links, Trial
 from report import RATE, Line, compared, percentile, progress
 from rows import LATENCY_RATE, MAXIMUM, PERCENTILES
 from workload import IDLE_TASKS
 
 LOOKED = "looked"
 
-_LINKS = {CHAIN: "three tasks", WIDE: f"{len(IDLE_TASKS):,} tasks"}
+_LINKS: dict[LinkName, str] = {"chain": "three tasks", "wide": f"{len(IDLE_TASKS):,} tasks"}
 _ROUNDS = 5
 _FRAME = 1000
 _CHECKED_MESSAGES = 20_000
@@ -90,7 +90,7 @@ def measure_looked(links: Links, _: Sequence[str], seconds: float) -> list[Line]
 
 
 def _side(link: Link, seconds: float) -> Side:
-    trial = link.trial(Cell(link.name, _FRAME, "touch"), seconds)
+    trial = link.trial(Cell("chain", _FRAME, "touch"), seconds)
     return Side(trial, link.paced(LATENCY_RATE, seconds))
 
 

@@ -8,32 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from links import (
-    ASK,
-    BARE,
-    BARE_ASK,
-    CHAIN,
-    CHAIN_ZMQ,
-    DIRECT,
-    ECHO,
-    HOP,
-    HOP_LOCAL,
-    HOP_ZMQ,
-    LEAST_SECONDS,
-    MANY,
-    RELAY,
-    SENDS,
-    SENDS_AIO,
-    SINGLE,
-    SPREAD,
-    STOPPED,
-    UNBATCHED,
-    ZMQ,
-    ZMQ_FRAMES,
-    Cell,
-    Links,
-    Trial,
-)
+from links import LEAST_SECONDS, Cell, LinkName, Links, Trial
 from report import RATE, Line, compared, in_turns, percentile, progress
 from workload import MESSAGE_BYTES, SENDERS, SPREAD_TASKS, Look
 
@@ -62,33 +37,34 @@ class Row(Generic[C]):
     """The percentiles of times to print; none: the rate."""
 
 
-_ZMQ, _UNBATCHED = Cell(ZMQ, 1), Cell(UNBATCHED, 1)
-_SINGLE_SENDS = Cell(SENDS, 1, "touch")
+_ZMQ, _UNBATCHED = Cell("zmq", 1), Cell("unbatched", 1)
+_SINGLE_SENDS = Cell("sends", 1, "touch")
 
 
 def _framed(frame: int, look: Look, bare: float | None, zmq: float) -> dict[Cell, Targets]:
     """Return bare gRPC and pyzmq, also with the same frames if a frame has more than one message."""
-    found: dict[Cell, Targets] = {Cell(BARE, frame): bare, _UNBATCHED: None}
+    found: dict[Cell, Targets] = {Cell("bare", frame): bare, _UNBATCHED: None}
     found[_ZMQ] = zmq if frame >= 1000 else None
-    return found if frame == 1 else {**found, Cell(ZMQ_FRAMES, frame, look): None}
+    return found if frame == 1 else {**found, Cell("zmq-frames", frame, look): None}
 
 
 def _hop(frame: int) -> Row[Cell]:
     against = _framed(frame, "count", 0.9, 3.5)
-    return Row(f"hop/{frame}", f"one hop, frames of {frame}", Cell(HOP, frame), against)
+    return Row(f"hop/{frame}", f"one hop, frames of {frame}", Cell("hop", frame), against)
 
 
-def _other_hop(link: str, frame: int) -> Row[Cell]:
+def _other_hop(link: LinkName, frame: int) -> Row[Cell]:
     title = f"one hop, transport {link.removeprefix('hop-')}, frames of {frame}"
-    return Row(f"{link}/{frame}", title, Cell(link, frame), {Cell(HOP, frame): None, _ZMQ: None})
+    return Row(f"{link}/{frame}", title, Cell(link, frame), {Cell("hop", frame): None, _ZMQ: None})
 
 
 def _chain(frame: int, look: Look) -> Row[Cell]:
     suffix, read = ("", "each payload read") if look == "touch" else ("/unread", "payloads not read")
     title = f"four processes, frames of {frame}, {read}"
-    return Row(f"chain/{frame}{suffix}", title, Cell(CHAIN, frame, look), _framed(frame, look, None, 2.0))
+    return Row(f"chain/{frame}{suffix}", title, Cell("chain", frame, look), _framed(frame, look, None, 2.0))
 
 
+_OTHER_HOPS: tuple[LinkName, ...] = ("hop-zmq", "hop-local")
 ROWS = (
     Row(
         "sends",
@@ -99,36 +75,36 @@ ROWS = (
     Row(
         "sends/aio",
         "the same, awaited on an event loop",
-        Cell(SENDS_AIO, 1, "touch"),
+        Cell("sends-aio", 1, "touch"),
         {_SINGLE_SENDS: 0.7, _ZMQ: None},
     ),
     *(_hop(frame) for frame in (1, 100, 1000, 4000)),
-    *(_other_hop(link, frame) for link in (HOP_ZMQ, HOP_LOCAL) for frame in (1, 1000)),
+    *(_other_hop(link, frame) for link in _OTHER_HOPS for frame in (1, 1000)),
     *(_chain(frame, "touch") for frame in (1, 100, 1000)),
     _chain(1000, "count"),
     Row(
         "chain-zmq/1000",
         "four processes, ZeroMQ between the workers, frames of 1000",
-        Cell(CHAIN_ZMQ, 1000, "touch"),
-        {Cell(CHAIN, 1000, "touch"): None, _ZMQ: None},
+        Cell("chain-zmq", 1000, "touch"),
+        {Cell("chain", 1000, "touch"): None, _ZMQ: None},
     ),
     Row(
         "stopped",
         f"four processes, {len(SPREAD_TASKS)} tasks beside a stopped one, frames of 1000",
-        Cell(STOPPED, 1000),
-        {Cell(SPREAD, 1000): 0.9},
+        Cell("stopped", 1000),
+        {Cell("spread", 1000): 0.9},
     ),
     Row(
         "senders",
         f"{SENDERS:,} senders connected to one worker, frames of 100",
-        Cell(MANY, 100),
-        {Cell(SINGLE, 100): None},
+        Cell("many", 100),
+        {Cell("single", 100): None},
     ),
 )
 
 
 def latency_row(
-    name: str, title: str, link: str, against: Mapping[str, Targets], stop_seconds: float = 0.0
+    name: str, title: str, link: LinkName, against: Mapping[LinkName, Targets], stop_seconds: float = 0.0
 ) -> Row[Cell]:
     """Return a row about the latency of single messages."""
     ours, *others = (
@@ -140,16 +116,16 @@ def latency_row(
 
 _RELAYED: Targets = {50: 1.3, 99: 1.5}
 LATENCIES = (
-    latency_row("latency", "four processes", CHAIN, {RELAY: _RELAYED, ECHO: None}),
-    latency_row("latency/hop", "one hop", HOP, {DIRECT: _RELAYED}),
-    latency_row("latency/stopped", "the receiver stops for 1 s", CHAIN, {RELAY: None}, stop_seconds=1.0),
+    latency_row("latency", "four processes", "chain", {"relay": _RELAYED, "echo": None}),
+    latency_row("latency/hop", "one hop", "hop", {"direct": _RELAYED}),
+    latency_row("latency/stopped", "the receiver stops for 1 s", "chain", {"relay": None}, stop_seconds=1.0),
 )
 REQUESTS = (
     Row(
         "ask",
         "a request of 1 KiB and its answer through two workers",
-        Cell(ASK, requests=500),
-        {Cell(BARE_ASK, requests=500): {50: 2.5}},
+        Cell("ask", requests=500),
+        {Cell("bare-ask", requests=500): {50: 2.5}},
         (50, 99),
     ),
 )
@@ -229,7 +205,7 @@ def measure_offered(links: Links, _: Sequence[str], seconds: float) -> list[Line
     each = max(seconds / _OFFERED_ROUNDS / len(_RATES) / len(choices), LEAST_SECONDS)
     lines: list[Line] = []
     for rate in _RATES:
-        paced = partial(links[CHAIN].paced, rate, each, size=MESSAGE_BYTES)
+        paced = partial(links["chain"].paced, rate, each, size=MESSAGE_BYTES)
         cells: dict[int, Callable[[], Trial]] = {gather: partial(paced, gather=gather) for gather in choices}
         lines += _offered_lines(rate, in_turns(f"{rate:,} messages/s offered", _OFFERED_ROUNDS, cells))
     return lines

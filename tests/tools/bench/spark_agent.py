@@ -266,8 +266,8 @@ class Tuplewire(Peer):
 def _micro_batches(frame: DataFrame, sink: str, options: Mapping[str, str], batches: int) -> dict[str, Any]:
     """Run micro-batches of one row; return the time of each, by Spark's own clock."""
     millis: dict[int, int] = {}
-    deadline = time.monotonic() + BATCH_SECONDS
     with query(frame, sink, options, processingTime="0 seconds") as running:
+        deadline = time.monotonic() + BATCH_SECONDS
         while len(millis) < batches + WARM_BATCHES:
             if not running.isActive or time.monotonic() > deadline:
                 raise BenchError(f"micro-batches to {sink}: {len(millis)} done, {running.exception()}")

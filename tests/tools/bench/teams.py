@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import grpc
 import numpy as np
 from agent import Agent, serve
-from links import CHAIN, Links
+from links import Links
 from report import Line, compared, in_turns
 from rows import LATENCY_RATE, milliseconds
 from workload import TOPOLOGY, WAIT_SECONDS
@@ -88,7 +88,7 @@ def _lines(links: Links, rows: dict[str, _Row], size: int) -> Iterator[Line]:
         others.ask("connect", ports=[each["port"] for each in others.ask("port")])
 
         def one_way() -> float:
-            return milliseconds([links[CHAIN].paced(LATENCY_RATE, 1.0)], 50)[0]
+            return milliseconds([links["chain"].paced(LATENCY_RATE, 1.0)], 50)[0]
 
         for name, row in rows.items():
             if row.ranks != size:

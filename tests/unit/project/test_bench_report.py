@@ -6,14 +6,14 @@ from pathlib import Path
 
 import kafka_rows
 import pytest
-from links import CHAIN, ECHO, RELAY, SENDS, UNBATCHED, ZMQ, Cell, Trial
+from links import Cell, Trial
 from looked import Side, looked_lines
 from maven import NotHereError, java, libraries
 from report import RATE, compared, table
 from rows import Row, latency_row, row_lines
 from spark_rows import spark_cells
 
-OURS, PEER, OTHER = Cell(SENDS, 1), Cell(ZMQ, 1), Cell(UNBATCHED, 1)
+OURS, PEER, OTHER = Cell("sends", 1), Cell("zmq", 1), Cell("unbatched", 1)
 ROW = Row("sends", "one by one", OURS, {PEER: 0.5, OTHER: None})
 
 
@@ -47,7 +47,7 @@ def test_a_rate_has_to_reach_its_target_and_a_time_to_stay_within(
 
 def test_each_percentile_stands_beside_each_peer() -> None:
     """Percentiles are compared within each round; the slowest message is from all rounds."""
-    row = latency_row("latency", "the path", CHAIN, {RELAY: {50: 1.3}, ECHO: None})
+    row = latency_row("latency", "the path", "chain", {"relay": {50: 1.3}, "echo": None})
     slow, fast, faster = _paced(2_000_000, 3), _paced(1_000_000), _paced(500_000)
     cells = [row.cell, *row.against]
     one = dict(zip(cells, (slow, fast, fast), strict=True))
