@@ -6,10 +6,9 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
@@ -29,60 +28,33 @@ class Client:
     """The command of a client's programs.
 
     Attributes:
-        run: The words before the name of the script.
-        script: A pattern for the name of the script, filled in with `send` or `recv`.
+        run: The words before the name of the program.
+        program: A pattern for the name of the program, filled in with `send` or `recv`.
         environment: The environment variables of the programs.
     """
 
     run: list[str]
-    script: str
-    environment: dict[str, str]
+    program: str = "{}"
+    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
 def client(name: str) -> Client:
     """Return the client for a library; call helpers.tools.missing() if the library is not installed.
 
     Args:
-        name: `buf` (curl), `node` (@grpc/grpc-js), `go` (grpc-go), `java` (grpc-java), `rust` (tonic),
-            `grpclib`, or `stubs`: the stubs of this package, without programs.
+        name: `node` (@grpc/grpc-js), `go` (grpc-go), `java` (grpc-java) or `rust` (tonic).
     """
-    if name == "stubs":
-        return Client([sys.executable, "-m"], "", dict(os.environ))
-    if name == "buf":
-        buf = Path(require_tool("buf", "make install"))
-        path = os.pathsep.join((str(buf.parent), os.environ["PATH"]))
-        return Client([sys.executable, "-m"], "deploy.foreign.buf.{}", _python(path=path))
     if name == "node":
         node = require_tool("node", "the Debian package nodejs")
         if not (NODE_MODULES / "@grpc" / "grpc-js").is_dir():
             missing(f"{NODE_MODULES} has no @grpc/grpc-js; make deploy-tools installs it")
         return Client([node], f"{FOREIGN}/node/{{}}.js", {**os.environ, "NODE_PATH": str(NODE_MODULES)})
     if name == "go":
-        return Client([built_with_go()], "{}", dict(os.environ))
+        return Client([built_with_go()])
     if name == "java":
         java = require_tool("java", "the Debian package default-jdk-headless")
-        return Client([java, "-cp", built_with_maven(), "Client"], "{}", dict(os.environ))
-    if name == "rust":
-        return Client([built_with_cargo()], "{}", dict(os.environ))
-    python = str(GRPCLIB_VENV / "bin" / "python")
-    beside = str(ROOT / "clients")  # next to grpclib, as in an environment with Tuplewire installed
-    return Client([python, "-m"], "deploy.foreign.grpclib.{}", _python(beside, generated_for_grpclib()))
-
-
-def _python(*directories: str, path: str | None = None) -> dict[str, str]:
-    roots = os.pathsep.join((str(ROOT / "tests"), *directories))
-    return {**os.environ, "PYTHONPATH": roots, **({} if path is None else {"PATH": path})}
-
-
-@cache
-def generated_for_grpclib() -> str:
-    """Generate code from proto/ with grpclib's plug-in; return the directory to import it from."""
-    if not (GRPCLIB_VENV / "bin" / "protoc-gen-grpclib_python").exists():
-        missing(f"{GRPCLIB_VENV} is not there; make deploy-tools makes it")
-    directory = ROOT / "build" / "grpclib-wire"
-    directory.mkdir(parents=True, exist_ok=True)
-    generate(GRPCLIB_VENV / "bin", f"--python_out={directory}", f"--grpclib_python_out={directory}")
-    return str(directory)
+        return Client([java, "-cp", built_with_maven(), "Client"])
+    return Client([built_with_cargo()])
 
 
 def protoc() -> Path:
@@ -208,7 +180,7 @@ class Running:
         self._process = subprocess.Popen(
             [
                 *client.run,
-                client.script.format(role),
+                client.program.format(role),
                 *(word for key, value in words.items() for word in (f"--{key}", value)),
                 *flags,
             ],

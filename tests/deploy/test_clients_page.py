@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from deploy.foreign_clients import client
+from deploy.foreign_clients import GRPCLIB_VENV, client, generate
 from helpers import eventually
-from helpers.tools import ROOT
+from helpers.tools import ROOT, missing, require_tool
 from helpers.topology import ledger
 
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
@@ -30,18 +33,35 @@ def worker() -> Iterator[Endpoint]:
         yield workers.endpoints[0]
 
 
+def interpreter(name: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs a conversation, and its environment variables."""
+    if name == "buf":
+        buf = Path(require_tool("buf", "make install"))
+        return ["bash", "-c"], {"PATH": f"{buf.parent}{os.pathsep}{os.environ['PATH']}"}
+    if name == "node":
+        node = client(name)
+        return [*node.run, "-e"], node.environment
+    if name == "stubs":
+        return [sys.executable, "-c"], {}
+    if not (GRPCLIB_VENV / "bin" / "protoc-gen-grpclib_python").exists():
+        missing(f"{GRPCLIB_VENV} is not there; make deploy-tools makes it")
+    generate(GRPCLIB_VENV / "bin", f"--python_out={folder}", f"--grpclib_python_out={folder}")
+    # Tuplewire is next to grpclib, as in an environment with both.
+    return [f"{GRPCLIB_VENV}/bin/python", "-c"], {"PYTHONPATH": f"{ROOT}/clients{os.pathsep}{folder}"}
+
+
 @pytest.mark.parametrize(("block", "name"), list(zip(BLOCKS, CLIENTS, strict=True)), ids=CLIENTS)
-def test_the_conversations_of_the_page_work(worker: Endpoint, block: tuple[str, str], name: str) -> None:
+def test_the_conversations_of_the_page_work(
+    worker: Endpoint, block: tuple[str, str], name: str, tmp_path: Path
+) -> None:
     """Each conversation sends two messages, receives them and acknowledges them."""
-    library = client(name)
+    command, variables = interpreter(name, tmp_path)
     port = worker.address.rpartition(":")[2]
-    language, program = block[0], block[1].replace("6700", port)
-    interpreter = {"bash": ["bash", "-c"], "js": [library.run[0], "-e"], "python": [library.run[0], "-c"]}
     before = ledger(worker)
     run = subprocess.run(
-        [*interpreter[language], program],
+        [*command, block[1].replace("6700", port)],
         cwd=ROOT,
-        env=library.environment,
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from deploy.foreign_clients import Running, built_with_go, client
+from deploy.foreign_clients import Running, client
 from helpers import eventually
 from helpers.admin import samples
 from helpers.certificates import Authority
@@ -36,8 +36,8 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
-CLIENTS = ("buf", "node", "go", "java", "rust", "grpclib")
-RESUMING = ("node", "go", "grpclib")
+CLIENTS = ("node", "go", "java", "rust")
+RESUMING = ("node", "go")
 QUEUE = 200
 MESSAGES = 1000
 """Number per task: several times the queue size, so that every sender must wait for credit."""
@@ -319,27 +319,6 @@ def test_a_client_without_a_certificate_does_not_get_in(secured: Secured, name: 
     ) as sender:
         eventually(lambda: sender.ended or sender.errors(), _WAIT_SECONDS, "a refusal")
     assert seen_by_status(secured.pair.near) == before
-
-
-def test_buf_makes_the_same_code_for_go(tmp_path: Path) -> None:
-    """The code that `buf generate` writes differs from protoc's only in comments."""
-    made = Path(built_with_go()).parents[1]
-    plugins = [
-        {"local": str(made / "bin" / name), "out": str(tmp_path), "opt": "paths=source_relative"}
-        for name in ("protoc-gen-go", "protoc-gen-go-grpc")
-    ]
-    template = json.dumps({"version": "v2", "plugins": plugins})
-    buf = require_tool("buf", "make install")
-    subprocess.run([buf, "generate", "--template", template], cwd=ROOT / "proto", check=True, timeout=60)
-
-    def code(folder: Path) -> dict[str, list[str]]:
-        return {
-            path.name: [line for line in path.read_text("utf-8").splitlines() if not line.startswith("//")]
-            for path in (folder / "tuplewire" / "v1").glob("*.go")
-        }
-
-    assert len(code(tmp_path)) == 5  # messages of three files, services of two
-    assert code(tmp_path) == code(made)
 
 
 @pytest.mark.parametrize("name", RESUMING)
