@@ -64,11 +64,11 @@ def protoc() -> Path:
     return FOREIGN / "protoc"
 
 
-def generate(plugins: Path, *flags: str, by: Path | None = None) -> None:
-    """Run protoc on every file of proto/, with the plug-ins of a directory. by: another protoc."""
+def generate(plugins: Path, *flags: str) -> None:
+    """Run protoc on every file of proto/, with the plug-ins of a directory."""
     proto = ROOT / "proto"
     subprocess.run(
-        [by or protoc(), f"-I{proto}", *flags, *sorted(proto.rglob("*.proto"))],
+        [protoc(), f"-I{proto}", *flags, *sorted(proto.rglob("*.proto"))],
         cwd=ROOT,
         env={**os.environ, "PATH": f"{plugins}{os.pathsep}{os.environ['PATH']}"},
         check=True,

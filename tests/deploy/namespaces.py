@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from deploy.delayed_link import DelayedLink
 from helpers.fork_server import no_fork_server
 from helpers.restartable import Host
 from helpers.tools import missing, require_tool
@@ -63,13 +62,11 @@ class Hosts:
 
     Args:
         names: The names of the hosts.
-        delayed: Delay of each packet to or from a host, in seconds. Default: 0.
     """
 
-    def __init__(self, names: Sequence[str], delayed: Mapping[str, float] | None = None) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self._hub = f"{_PREFIX}-{os.getpid()}"
         self._numbers = {name: number for number, name in enumerate(names, 1)}
-        self._delayed = delayed or {}
         self._up = ExitStack()
 
     def __enter__(self) -> Self:
@@ -89,7 +86,7 @@ class Hosts:
                 missing(f"network namespaces are not allowed here ({error}); run as root of a machine")
             for name in self._numbers:
                 self._namespace(up, self._inside(name))
-                self._connect(up, name)
+                self._connect(name)
             self._up = up.pop_all()
         return self
 
@@ -125,20 +122,9 @@ class Hosts:
         up.callback(_run, "ip", "netns", "delete", namespace)
         cls._in(namespace, "link set lo up")
 
-    def _connect(self, up: ExitStack, name: str) -> None:
+    def _connect(self, name: str) -> None:
         hub, inside, port = self._hub, self._inside(name), self._port(name)
-        if delay := self._delayed.get(name):
-            link = DelayedLink(delay)
-            up.callback(link.close)
-            try:
-                for namespace, interface in ((hub, port), (inside, "uplink")):
-                    with entered(namespace):
-                        link.attach(interface)
-            except OSError as error:
-                missing(f"TAP devices are not allowed here ({error}); run as root of a machine")
-            link.start()
-        else:
-            self._in(hub, f"link add {port} type veth peer name uplink netns {inside}")
+        self._in(hub, f"link add {port} type veth peer name uplink netns {inside}")
         self._in(hub, f"link set {port} master bridge", f"link set {port} up")
         self._in(inside, f"address add {self.address(name)}/24 dev uplink", "link set uplink up")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -101,11 +100,11 @@ class OnHosts(WorkerChaos):
 
 
 @contextmanager
-def hosts_apart(directory: Path, delayed: Mapping[str, float] | None = None) -> Iterator[Apart]:
+def hosts_apart(directory: Path) -> Iterator[Apart]:
     """Run the topology during the block; then check that all messages arrived once, in order, and balance."""
     chaos = OnHosts(1, 0.0, directory=directory, transport="grpc", rate=RATE)
     with ExitStack() as stack:
-        hosts = stack.enter_context(Hosts([*WORKERS, "producers", "consumers"], delayed))
+        hosts = stack.enter_context(Hosts([*WORKERS, "producers", "consumers"]))
         places = {**{name: name for name in WORKERS}, **_PROGRAMS}
         chaos.hosts = {name: hosts[place] for name, place in places.items()}
         stack.enter_context(chaos.opened())
@@ -181,35 +180,3 @@ def test_a_slow_link_holds_up_only_what_goes_over_it(tmp_path: Path) -> None:
             beside = apart.peer(NEAR, OTHER).ledger.pending
         print(f"500 messages each way beside it in {took:.1f} s; {behind} pending on it, {beside} beside it")
         assert beside < behind
-
-
-def test_a_host_far_away_is_served_all_the_same(tmp_path: Path) -> None:
-    """With 25 ms of latency in each direction, messages flow between all workers; no connection is lost."""
-    with hosts_apart(tmp_path, {FAR: 0.025}) as apart:
-        assert round_trip(apart.hosts, NEAR, FAR) >= 0.05
-        assert round_trip(apart.hosts, NEAR, OTHER) < 0.05
-        before = apart.reconnects()
-        for _ in range(3):
-            apart.flow(*WAYS)
-        assert apart.reconnects() == before
-
-
-def round_trip(hosts: Hosts, near: str, far: str) -> float:
-    """Return the time to open a TCP connection between two hosts, in seconds."""
-    with hosts[far].entered():
-        listening = socket.create_server((hosts.address(far), 0))
-    with listening, hosts[near].entered():
-        socket.create_connection(listening.getsockname(), _WAIT_SECONDS).close()  # resolves the MAC addresses
-        start = time.monotonic()
-        socket.create_connection(listening.getsockname(), _WAIT_SECONDS).close()
-        return time.monotonic() - start
-
-
-def test_a_rolling_restart_of_all_hosts_loses_nothing(tmp_path: Path) -> None:
-    """Each worker in turn drains under load, exits with an empty ledger, and resumes its sessions."""
-    with hosts_apart(tmp_path) as apart:
-        for name in WORKERS:
-            apart.cluster.restart(name)
-            assert apart.cluster.faults == []
-            apart.control(name).wait_ready(_WAIT_SECONDS)
-            apart.flow(*WAYS)
