@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from helpers.tools import ROOT, missing, require_tool
+from helpers.topology import TOPOLOGY
 
 FOREIGN = ROOT / "tests" / "deploy" / "foreign"
 NODE_MODULES = ROOT / "build" / "npm" / "node_modules"
@@ -152,22 +153,21 @@ class Running:
         client: The client with the program.
         role: `send` or `recv`.
         address: The address of the worker.
-        topology: The topology of the worker.
         tasks: The tasks to send to or receive from.
         messages: Number of messages to or from each task.
         flags: Further flags, for a TLS connection.
+        topology: The topology of the worker.
     """
 
     def __init__(
         self,
         client: Client,
         role: str,
-        *,
         address: str,
-        topology: str,
         tasks: Iterable[int],
         messages: int,
         flags: Iterable[str] = (),
+        topology: str = TOPOLOGY,
     ) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the program
         words = {

@@ -70,12 +70,7 @@ class Hosts:
         self._up = ExitStack()
 
     def __enter__(self) -> Self:
-        for tool, package in (
-            ("ip", "iproute2"),
-            ("tc", "iproute2"),
-            ("ss", "iproute2"),
-            ("nft", "nftables"),
-        ):
+        for tool, package in (("ip", "iproute2"), ("ss", "iproute2"), ("nft", "nftables")):
             require_tool(tool, f"the Debian package {package}")
         with ExitStack() as up:
             try:
@@ -170,14 +165,3 @@ class Hosts:
             yield
         finally:
             _run(*inside, "delete", "table", "ip", _TABLE)
-
-    @contextmanager
-    def limited(self, name: str, kilobits: int) -> Iterator[None]:
-        """Limit a host's link to `kilobits` kbit/s in each direction."""
-        ends = ((self._hub, self._port(name)), (self._inside(name), "uplink"))
-        limit = f"root tbf rate {kilobits}kbit burst 16kb latency 400ms"
-        with ExitStack() as limits:
-            for namespace, interface in ends:
-                _run("tc", "-n", namespace, "qdisc", "add", "dev", interface, *limit.split())
-                limits.callback(_run, "tc", "-n", namespace, "qdisc", "delete", "dev", interface, "root")
-            yield

@@ -287,14 +287,6 @@ def test_wrong_usage(run: Run, words: tuple[str, ...], problem: str) -> None:
     assert "see --help" in done.stderr
 
 
-def test_help(run: Run) -> None:
-    """It lists each argument and each exit code."""
-    done = run("--help")
-    assert done.returncode == 0
-    for word in ("--yes", "--kind", "--image", "--only", "--keep", "--print", "69"):
-        assert word in done.stdout
-
-
 @pytest.mark.slow
 def test_the_job_outlives_a_roll_of_both_workers(tmp_path: Path) -> None:
     """Both workers are drained and restarted under load; all sent messages are received once, in order."""

@@ -158,38 +158,18 @@ def test_what_is_sent_is_received_and_every_count_agrees(
     near, far = pair.near_task(), pair.far_task()
     before = {end: seen_by_metrics(end) for end in (pair.near, pair.far)}
     with ExitStack() as programs:
-        sender = programs.enter_context(
-            Running(
-                library,
-                "send",
-                address=address_of(pair.near, way),
-                topology=TOPOLOGY,
-                tasks=[near, far],
-                messages=MESSAGES,
-                flags=flags,
-            )
-        )
+        sending = Running(library, "send", address_of(pair.near, way), [near, far], MESSAGES, flags)
+        sender = programs.enter_context(sending)
         for endpoint, task in ((pair.near, near), (pair.far, far)):
             eventually(partial(_full, endpoint, task), _WAIT_SECONDS, "a full queue")
-        receivers = [
-            (
-                task,
-                programs.enter_context(
-                    Running(
-                        library,
-                        "recv",
-                        address=address_of(endpoint, way),
-                        topology=TOPOLOGY,
-                        tasks=[task],
-                        messages=MESSAGES,
-                        flags=flags,
-                    )
-                ),
+        receivers = {
+            task: programs.enter_context(
+                Running(library, "recv", address_of(endpoint, way), [task], MESSAGES, flags)
             )
             for endpoint, task in ((pair.near, near), (pair.far, far))
-        ]
+        }
         sent(2 * MESSAGES, sender.report())
-        for task, receiver in receivers:
+        for task, receiver in receivers.items():
             received(task, MESSAGES, receiver.report())
     for endpoint, from_client, accepted in ((pair.near, 2 * MESSAGES, 2 * MESSAGES), (pair.far, 0, MESSAGES)):
         expected = dict(before[endpoint])
@@ -211,12 +191,8 @@ def test_a_session_goes_on_after_its_connection_is_cut(pair: Pair, name: str) ->
         for proxy in (sending, receiving):
             proxy.delay(0.01)  # keeps frames in flight
         with (
-            Running(
-                library, "send", address=sending.address, topology=TOPOLOGY, tasks=[task], messages=MESSAGES
-            ) as sender,
-            Running(
-                library, "recv", address=receiving.address, topology=TOPOLOGY, tasks=[task], messages=MESSAGES
-            ) as receiver,
+            Running(library, "send", sending.address, [task], MESSAGES) as sender,
+            Running(library, "recv", receiving.address, [task], MESSAGES) as receiver,
         ):
             for number in range(1, 4):
                 goal = number * MESSAGES // 4
@@ -246,16 +222,9 @@ def test_a_session_starts_over_with_a_worker_that_was_restarted(tmp_path: Path, 
         assignment_file(tmp_path, 1, {worker.endpoint: [1]})
         worker.wait_ready()
         address = worker.endpoint.address
-        with (
-            FaultProxy(address) as slow,
-            Running(
-                library, "send", address=address, topology=TOPOLOGY, tasks=[1], messages=5 * MESSAGES
-            ) as sender,
-        ):
+        with FaultProxy(address) as slow, Running(library, "send", address, [1], 5 * MESSAGES) as sender:
             slow.delay(0.01)
-            with Running(
-                library, "recv", address=slow.address, topology=TOPOLOGY, tasks=[1], messages=5 * MESSAGES
-            ) as receiver:
+            with Running(library, "recv", slow.address, [1], 5 * MESSAGES) as receiver:
                 eventually(partial(_consumed, worker.endpoint, 1, MESSAGES), _WAIT_SECONDS, "a good start")
                 restart = worker.restart()
                 balance, account = sender.report(), receiver.report()
@@ -275,9 +244,7 @@ def test_a_session_starts_over_with_a_worker_that_was_restarted(tmp_path: Path, 
 def test_messages_to_an_unknown_task_come_back_refused(pair: Pair, name: str) -> None:
     """The client and the worker count the same rejected messages."""
     before = seen_by_metrics(pair.near)
-    with Running(
-        client(name), "send", address=pair.near.address, topology=TOPOLOGY, tasks=[9999], messages=10
-    ) as sender:
+    with Running(client(name), "send", pair.near.address, [9999], 10) as sender:
         report = sender.report()
     assert (report["accepted"], report["acknowledged"], report["refused"]) == (10, 0, 10)
     after = seen_by_metrics(pair.near)
@@ -308,15 +275,8 @@ def test_a_client_without_a_certificate_does_not_get_in(secured: Secured, name: 
     """A certificate signed by another authority is rejected; no message is counted."""
     stranger = Authority().issue("program.example").write(tmp_path)
     before = seen_by_status(secured.pair.near)
-    with Running(
-        client(name),
-        "send",
-        address=secured.pair.near.address,
-        topology=TOPOLOGY,
-        tasks=[1],
-        messages=1,
-        flags=secured.flags(stranger),
-    ) as sender:
+    address = secured.pair.near.address
+    with Running(client(name), "send", address, [1], 1, secured.flags(stranger)) as sender:
         eventually(lambda: sender.ended or sender.errors(), _WAIT_SECONDS, "a refusal")
     assert seen_by_status(secured.pair.near) == before
 
@@ -324,7 +284,5 @@ def test_a_client_without_a_certificate_does_not_get_in(secured: Secured, name: 
 @pytest.mark.parametrize("name", RESUMING)
 def test_a_refused_session_ends(pair: Pair, name: str) -> None:
     """A client exits with the worker's error if a retry cannot succeed."""
-    with Running(
-        client(name), "send", address=pair.near.address, topology="another", tasks=[1], messages=1
-    ) as sender:
+    with Running(client(name), "send", pair.near.address, [1], 1, topology="another") as sender:
         assert "this worker serves topology 'test'" in sender.failure()

@@ -325,17 +325,6 @@ def test_programs_have_a_certificate_of_their_own(profile: str) -> None:
     assert all(mounted(spark, path) for path in environment.values())
 
 
-def test_certificates_are_all_that_sets_the_files_apart() -> None:
-    """All worker.toml files are the same, except for the settings of TLS, tokens and permissions."""
-    plain = tomllib.loads(config_file("dev"))
-    del plain["allow_plaintext"], plain["log_level"]
-    for profile in SECURE:
-        secure = tomllib.loads(config_file(profile))
-        assert {name: secure.pop(name) for name in plain} == plain
-        secure.pop("log_level", None)  # only dev and mtls log everything
-        assert all(name.startswith(("tls_", "token_", "permissions_")) for name in secure), secure
-
-
 @pytest.mark.parametrize("profile", SECURE)
 def test_executors_may_not_control(profile: str, tmp_path: Path) -> None:
     """The real loader accepts the permissions: executors send and receive; drivers also control.
@@ -370,11 +359,3 @@ def test_the_page_names_what_is_there() -> None:
     named = set(re.findall(r"(?<![\w./-])deploy/[\w./-]+", page))
     assert "deploy/helm/tuplewire" in named
     assert {path for path in named if not (ROOT / path).exists()} == set()
-
-
-@every_profile
-def test_one_image(profile: str) -> None:
-    """The workers outside Spark and next to executors run the same image."""
-    images = {container(pod)["image"] for pod in pods(profile).values()}
-    assert len(images) == 1
-    assert (images == {"registry.example.com/tuplewire:0.1.0"}) == (profile in {"prod", "default"})

@@ -194,38 +194,23 @@ def test_promtool_finds_nothing(load: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("alert", "workers"),
+    ("alert", "labels", "found"),
     [
-        ("TuplewireBackpressured", {"worker-0"}),
-        ("TuplewireNoConsumer", {"worker-0", "worker-1"}),
-        ("TuplewireNotReady", {"secured"}),
-        ("TuplewireCertificateExpires", {"secured"}),
+        ("TuplewireBackpressured", ["worker"], {("worker-0",)}),
+        ("TuplewireNoConsumer", ["worker"], {("worker-0",), ("worker-1",)}),
+        ("TuplewireNotReady", ["worker"], {("secured",)}),
+        ("TuplewireCertificateExpires", ["worker"], {("secured",)}),
+        # One worker has a newer assignment than the others of its topology.
+        ("TuplewireAssignmentsDiffer", ["topology"], {(TOPOLOGY,)}),
+        # Both tasks without a consumer, local and remote, at the sending program's worker.
+        ("TuplewireTaskBlocking", ["worker", "task"], {("worker-0", str(task)) for task in STUCK}),
     ],
 )
-def test_alerts_fire(load: Scene, alert: str, workers: set[str]) -> None:
+def test_alerts_fire(load: Scene, alert: str, labels: list[str], found: set[tuple[str, ...]]) -> None:
     """Each alert fires for exactly the workers with a problem: see the scene and its load."""
     load.prometheus.until(
         f'ALERTS{{alertname="{alert}", alertstate="firing"}}',
-        lambda samples: {labels["worker"] for labels, _ in samples} == workers,
-    )
-
-
-def test_workers_with_different_assignments_are_told_of(load: Scene) -> None:
-    """The alert names the topology in which one worker has a newer assignment than the others."""
-    load.prometheus.until(
-        'ALERTS{alertname="TuplewireAssignmentsDiffer", alertstate="firing"}',
-        lambda samples: [labels["topology"] for labels, _ in samples] == [TOPOLOGY],
-    )
-
-
-def test_tasks_that_hold_others_up_are_named(load: Scene) -> None:
-    """The alert names both tasks without a consumer, local and remote, at the sending program's worker."""
-    load.prometheus.until(
-        'ALERTS{alertname="TuplewireTaskBlocking", alertstate="firing"}',
-        lambda samples: (
-            {(labels["worker"], labels["task"]) for labels, _ in samples}
-            == {("worker-0", str(task)) for task in STUCK}
-        ),
+        lambda samples: {tuple(each[label] for label in labels) for each, _ in samples} == found,
     )
 
 

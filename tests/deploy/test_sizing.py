@@ -12,7 +12,7 @@ from helpers import eventually
 from helpers.manifests import PROFILES, cluster, container, pods, the
 from helpers.memory import rss
 from helpers.pod_checks import quantity
-from helpers.sizing import MIB, PER_MESSAGE_BYTES, memory_bytes, task_bytes
+from helpers.sizing import MIB, memory_bytes, task_bytes
 from helpers.tools import ROOT
 from helpers.topology import ledger
 
@@ -125,25 +125,3 @@ def _is_full(worker: Endpoint) -> None:
         return seen[-8:] == seen[-1:] * 8
 
     eventually(still, 60, "nothing more is taken")
-
-
-@pytest.mark.slow
-def test_small_messages_take_what_the_page_says() -> None:
-    """Messages of one byte, in groups of one, from twenty senders: within 20 % of the documented size."""
-    with WorkerProcesses(1, "default", drain_seconds=0.5) as workers, ExitStack() as senders:
-        workers.assign({0: range(2)})
-        worker = workers.endpoints[0]
-        clients = [senders.enter_context(Client(worker.unix_address)) for _ in range(20)]
-        before = _send_singles(worker, clients, 0, 50)
-        after = _send_singles(worker, clients, 1, 2000)
-        assert after - before < 1.2 * (PER_MESSAGE_BYTES + 1) * 2000 * len(clients)
-
-
-def _send_singles(worker: Endpoint, clients: list[Client], task: int, rounds: int) -> int:
-    """Send one message per client in each round; return the worker's memory afterwards."""
-    for _ in range(rounds):
-        for client in clients:
-            client.send(task, b"x")
-        for client in clients:
-            client.flush(30)
-    return rss(worker.process_id)

@@ -10,35 +10,34 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyspark
 import pytest
 import yaml
 from helpers import eventually
+from helpers.drivers import as_program
 from helpers.kubernetes_api import KubernetesApi, kubernetes_api
-from helpers.manifests import PROFILES, Manifest, cluster, container, executor, selects, the, variables
+from helpers.manifests import Manifest, cluster, container, executor, selects, the, variables
 from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
 from helpers.pod_here import SPARK, PodHere, pod_here
 from helpers.schemas import VERSIONS, validate
 from helpers.topology import collect
 
-from tuplewire import Client
+from tuplewire import Client, TaskMessageBatch
 from tuplewire.identity.credentials import Credentials
-from tuplewire.spark import kubernetes
-from tuplewire_demos.local_session import find_java, wrapped_home
+from tuplewire.spark import kubernetes, membership
+from tuplewire_demos.local_session import find_java, local_session, wrapped_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-PROGRAM = Path(__file__).with_name("spark_pod_driver.py")
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 SUBMITTED = "mtls"
-"""The profile of the submitted program."""
+"""The profile of the submitted program, with certificates."""
 DRIVER = "spark-kubernetes-driver"
 IMAGE = "apache/spark:4.3.0"
 POD_SECONDS = 200.0
-JOB = Path(__file__).with_name("spark_job_driver.py")
 MESSAGES = 100
 _SECONDS = 120.0
 
@@ -73,9 +72,9 @@ def _check(pod: Manifest, program: str) -> None:
 # --- an executor ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=PROFILES)
+@pytest.fixture(scope="module", params=["dev", SUBMITTED])
 def profile(request: pytest.FixtureRequest) -> str:
-    """Return the name of each profile in turn."""
+    """Return a profile's name: one without certificates, and one with."""
     name: str = request.param
     return name
 
@@ -90,10 +89,9 @@ def pod(profile: str, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
             "spark.scheduler.minRegisteredResourcesRatio": "0",
             "spark.decommission.enabled": "true",
         }
+        command, environment = as_program(__file__, json.dumps(settings))
         driver = subprocess.Popen(
-            [sys.executable, PROGRAM, json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            env={**os.environ, "KUBECONFIG": os.devnull},
+            command, stdin=subprocess.PIPE, env={**environment, "KUBECONFIG": os.devnull}
         )
         try:
             eventually(lambda: api.of_kind("Pod") or driver.poll() is not None, POD_SECONDS, "a pod")
@@ -264,10 +262,9 @@ def test_executors_send_through_the_worker_beside_them(tmp_path: Path) -> None:
     port_file = tmp_path / "port"
     with kubernetes_api() as api:
         settings = {**_settings(api, template), "spark.executor.memory": "512m"}
+        command, environment = as_program(__file__, json.dumps(settings), port_file)
         driver = subprocess.Popen(
-            [sys.executable, JOB, json.dumps(settings), port_file],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "KUBECONFIG": os.devnull, "PYTHONPATH": os.pathsep.join(sys.path)},
+            command, stdout=subprocess.PIPE, env={**environment, "KUBECONFIG": os.devnull}
         )
         try:
             eventually(lambda: api.of_kind("Pod") or driver.poll() is not None, _SECONDS, "a pod")
@@ -300,3 +297,31 @@ def _write_whole(path: Path, text: str) -> None:
     aside = path.with_suffix(".new")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)
+
+
+# --- the drivers ------------------------------------------------------------------------------------------
+
+
+def send(numbers: Iterable[int]) -> Iterable[tuple[str, int]]:
+    """Send each number to task 1; yield the address of the worker and the number of acknowledged messages."""
+    with Client(source=7) as client:
+        client.send(TaskMessageBatch.from_columns(1, [str(number).encode() for number in numbers]))
+        client.flush(60)
+        yield os.environ["TUPLEWIRE_ADDRESS"], client.ledger().acknowledged
+
+
+def main(text: str, port_file: str = "") -> None:
+    """Request an executor. Wait for the end of standard input, or send: a file has the worker's port."""
+    with local_session("tuplewire", conf=json.loads(text)) as spark:
+        if not port_file:
+            sys.stdin.read()
+            return
+        eventually(Path(port_file).exists, _SECONDS, "the worker's port")
+        with membership(spark, [1], port=int(Path(port_file).read_text()), at_least=1) as workers:
+            workers.wait(1, _SECONDS)
+            seen = spark.sparkContext.parallelize(range(MESSAGES), 2).mapPartitions(send).collect()
+            print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -22,16 +22,3 @@ def test_shellcheck_has_nothing_to_say(script: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_the_builder_names_a_wrong_argument() -> None:
-    """An unknown argument ends build-image.sh immediately, and the error refers to --help."""
-    done = subprocess.run(
-        [ROOT / "deploy" / "build-image.sh", "--bsae"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr == "build-image.sh: unknown argument --bsae; see --help\n"

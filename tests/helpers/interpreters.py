@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 import sysconfig
 import venv
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-
-from helpers.tools import missing
 
 
 def make_interpreter(home: Path, *, without: Sequence[str] = ()) -> Path:
@@ -41,22 +36,6 @@ def make_movable_interpreter(home: Path, packages: Sequence[str]) -> Path:
             assert spec.origin is not None
             shutil.copy(spec.origin, site_packages(python))
     return python
-
-
-def other_python() -> str:
-    """Return an interpreter of another minor version. Without one, the test is skipped loudly.
-
-    It is searched for on the PATH, and in pyenv's folder.
-    """
-    places = [Path(each) for each in os.environ["PATH"].split(os.pathsep)]
-    places += sorted(Path.home().glob(".pyenv/versions/*/bin"))
-    minors = [minor for minor in (11, 12, 13, 14) if minor != sys.version_info.minor]
-    for python in (place / f"python3.{minor}" for minor in minors for place in places):
-        if python.exists():
-            shown = subprocess.run([python, "--version"], capture_output=True, text=True, check=False)
-            if shown.stdout.startswith("Python 3."):
-                return str(python)
-    return missing("a Python of another minor version is missing; pyenv install 3.12 has it")
 
 
 def site_packages(python: Path) -> Path:

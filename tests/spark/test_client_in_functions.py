@@ -11,13 +11,12 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from helpers.interpreters import other_python
 from helpers.topology import collect
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from tuplewire import Client, TaskMessage, TaskMessageBatch
+from tuplewire import Client, TaskMessageBatch
 from tuplewire.spark import ClientHandle
 from tuplewire.spark.client_handle import close_clients
 
@@ -84,17 +83,6 @@ def test_one_connection_per_process_across_jobs(
     assert len({(row.process, row.client) for row in seen}) == len({row.process for row in seen}) < len(seen)
 
 
-def test_foreach_partition(spark: SparkSession, address: str, handle: ClientHandle) -> None:
-    """A client sends in foreachPartition, in the Python worker of an RDD."""
-
-    def send(rows: Iterable[Any]) -> None:
-        with handle as client:
-            client.send(TaskMessage(TASK, b"%d" % row.id) for row in rows)
-
-    numbers_frame(spark, 50).foreachPartition(send)
-    assert taken(address, 50) == list(range(50))
-
-
 def test_apply_in_pandas(spark: SparkSession, address: str, handle: ClientHandle) -> None:
     """A client sends in applyInPandas, group by group."""
 
@@ -107,26 +95,6 @@ def test_apply_in_pandas(spark: SparkSession, address: str, handle: ClientHandle
     groups = frame.groupBy((frame.id % 5).alias("remainder"))
     assert groups.applyInPandas(send, "id bigint").count() == 5
     assert taken(address, 50) == list(range(50))
-
-
-def test_foreach_batch(spark: SparkSession, address: str, handle: ClientHandle, tmp_path: Path) -> None:
-    """A client sends in foreachBatch, in the driver."""
-
-    def send(frame: DataFrame, _batch: int) -> None:
-        with handle as client:
-            client.send(TaskMessageBatch.from_columns(TASK, [b"%d" % row.id for row in frame.collect()]))
-
-    numbers_frame(spark, 20).write.parquet(str(tmp_path / "numbers"))
-    query = (
-        spark.readStream.schema("id bigint")
-        .parquet(str(tmp_path / "numbers"))
-        .writeStream.foreachBatch(send)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(110)
-    assert taken(address, 20) == list(range(20))
 
 
 def test_sending_after_the_block_fails_the_task(spark: SparkSession, handle: ClientHandle) -> None:
@@ -142,22 +110,6 @@ def test_sending_after_the_block_fails_the_task(spark: SparkSession, handle: Cli
 
     with pytest.raises(PySparkException, match="the `with` block of this client has been left"):
         numbers_frame(spark, 10).mapInArrow(send, "id bigint").collect()
-
-
-def test_another_interpreter(spark: SparkSession, handle: ClientHandle) -> None:
-    """For an executor with another Python version, Spark's own error is raised first."""
-
-    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with handle:
-            yield from batches
-
-    context, python = spark.sparkContext, spark.sparkContext.pythonExec
-    context.pythonExec = other_python()
-    try:
-        with pytest.raises(PySparkException, match="PYTHON_VERSION_MISMATCH"):
-            numbers_frame(spark, 10).mapInArrow(send, "id bigint").collect()
-    finally:
-        context.pythonExec = python
 
 
 # --- missing flushes --------------------------------------------------------------------------
@@ -180,16 +132,6 @@ def forget_in_arrow(frame: DataFrame, handle: ClientHandle) -> None:
             yield batch
 
     frame.mapInArrow(send, "id bigint").count()
-
-
-def forget_in_partitions(frame: DataFrame, handle: ClientHandle) -> None:
-    """Omit the flush in mapPartitions."""
-
-    def send(rows: Iterable[Any]) -> Iterator[int]:
-        forget(handle, [b"x"])
-        return iter([len(list(rows))])
-
-    frame.rdd.mapPartitions(send).collect()
 
 
 def forget_in_foreach_partition(frame: DataFrame, handle: ClientHandle) -> None:
@@ -226,14 +168,7 @@ def forget_in_a_generator(frame: DataFrame, handle: ClientHandle) -> None:
 
 
 @pytest.mark.parametrize(
-    "forgetful",
-    [
-        forget_in_arrow,
-        forget_in_partitions,
-        forget_in_foreach_partition,
-        forget_in_pandas,
-        forget_in_a_generator,
-    ],
+    "forgetful", [forget_in_arrow, forget_in_foreach_partition, forget_in_pandas, forget_in_a_generator]
 )
 def test_the_task_that_forgets_fails(
     spark: SparkSession, handle: ClientHandle, forgetful: Callable[[DataFrame, Any], None]

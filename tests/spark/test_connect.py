@@ -1,26 +1,80 @@
-"""Source, sink, client and topologies over Spark Connect, which has no SparkContext."""
+"""Source, sink, client and topologies over Spark Connect, which has no SparkContext.
+
+A process has either a regular session or a Spark Connect session, so a separate process is the client.
+"""
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from helpers.drivers import report, run_driver
 from helpers.tools import missing
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+from tuplewire import TaskMessageBatch, Team
+from tuplewire.errors import ClosedError, ConfigError
 from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire.spark import ClientHandle, membership, register
+from tuplewire_demos.local_session import local_session
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
+from tuplewire_topology.running.statistics import ProcessFailedError
+from tuplewire_topology.spark import Rows, TopologyProgress, run_topology, submit_topology
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
-CLIENT = Path(__file__).with_name("connect_client.py")
-PROGRAM = Path(__file__).with_name("connect_program.py")
 CLIENT_SECONDS = 200.0
+SECONDS = 100.0
+COUNT = 1000
+TWO = {"topology.workers": 2, "topology.max.spout.pending": 100}
+
+
+class Numbers(Spout):
+    """Emits numbers indefinitely."""
+
+    outputs = ("number",)
+    next = 0
+
+    def next_tuple(self) -> None:
+        self.collector.emit([self.next], message_id=self.next)
+        self.next += 1
+
+
+class Pass(BasicBolt):
+    """Emits each number unchanged, and raises an error at one number."""
+
+    outputs = ("number",)
+
+    def __init__(self, raises_at: int = -1) -> None:
+        self.raises_at = raises_at
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message["number"] == self.raises_at:
+            raise LookupError("no such number")
+        collector.emit([message["number"]])
+
+
+def topology(spout: Spout, bolt: BasicBolt, n_spouts: int = 1) -> Topology:
+    """Return a topology of numbers and two tasks of a bolt."""
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", spout, n_spouts)
+    builder.set_bolt("pass", bolt, 2).shuffle_grouping("numbers")
+    return builder.create_topology()
+
+
+def refused(action: Callable[[], object]) -> str:
+    """Return the error text of a refused action."""
+    try:
+        action()
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +95,15 @@ def test_source_sink_and_client(remote: str, launch: Any, tmp_path: Path) -> Non
     """A client without a JVM writes, sends in functions, streams and reads; everything runs on the server."""
     with launch("spark", {0: [1, 2, 6], 1: [3, 4, 5, 7]}) as running:
         address = running.endpoints[0].address
-        client = [sys.executable, str(CLIENT), remote, address, str(tmp_path)]
-        run = subprocess.run(client, check=True, timeout=CLIENT_SECONDS, stdout=subprocess.PIPE, text=True)
-    assert run.stdout.split() == ["1000", "1000", "100", "100"]
+        found = run_driver(__file__, remote, "rows", address, tmp_path, seconds=CLIENT_SECONDS)
+    assert found == {"rows": 1000, "different rows": 1000, "pairs": [100, 100]}
 
 
 def test_topologies(remote: str) -> None:
     """Rows, failures with tracebacks, stop and cancel work; unsupported calls raise errors with advice."""
     with WorkerProcesses(2, "connect", flags=["--drain-seconds=1"]) as local:
-        program = [sys.executable, str(PROGRAM), remote, *(each.unix_address for each in local.endpoints)]
-        ran = subprocess.run(program, capture_output=True, text=True, check=False, timeout=CLIENT_SECONDS)
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    found = json.loads(ran.stdout.splitlines()[-1])
+        addresses = (each.unix_address for each in local.endpoints)
+        found = run_driver(__file__, remote, "topologies", *addresses, seconds=CLIENT_SECONDS)
     assert found["rows"] == list(range(1000))
     summary, traceback = found["failure"]
     assert "of 'pass': LookupError: no such number" in summary
@@ -65,3 +116,108 @@ def test_topologies(remote: str) -> None:
     for what in ("progress", "listen", "out of reach"):
         assert "reaches no worker" in found[what]
         assert "workers=[...]" in found[what]
+
+
+def of_rows(spark: SparkSession, address: str, directory: str) -> None:
+    """Send rows to tasks 1 and 2, half of them in mapInArrow, and stream them to 3 and 4, and then to 5.
+
+    Report the number of rows in task 5, and the rows that each of two tasks counts in a team.
+    """
+    register(spark)
+    where = {"address": address, "topology": "spark"}
+    handle = ClientHandle(address, topology="spark")
+
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with handle as client:
+            for batch in batches:
+                client.send(TaskMessageBatch.from_arrow(batch.column("task"), batch.column("message")))
+                yield batch.select(["task"])
+
+    def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with Team.of_stage([6, 7], address=address, topology="spark") as team:
+            total = team.all_reduce(sum(batch.num_rows for batch in batches))
+        yield pa.RecordBatch.from_pydict({"rows": [int(total)]})
+
+    def send_batch(frame: DataFrame, _: int) -> None:
+        messages = frame.select("message").toArrow()["message"].to_pylist()
+        with handle as client:
+            client.send(TaskMessageBatch.from_columns([5] * len(messages), messages))
+
+    rows = spark.range(1000).selectExpr("cast(id % 2 + 1 as int) as task", "cast(id as string) as message")
+    rows.where("message < '500'").write.format("tuplewire").mode("append").options(**where).save()
+    rows.where("message >= '500'").mapInArrow(send, "task int").count()
+    checkpoints = Path(directory)
+    arrived = spark.readStream.format("tuplewire").options(**where, tasks="1,2").load()
+    (
+        arrived.selectExpr("task + 2 as task", "message")
+        .writeStream.format("tuplewire")
+        .options(**where)
+        .option("checkpointLocation", str(checkpoints / "sink"))
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination()
+    )
+    passed = spark.readStream.format("tuplewire").options(**where, tasks="3,4").load()
+    (
+        passed.writeStream.foreachBatch(send_batch)
+        .option("checkpointLocation", str(checkpoints / "foreachBatch"))
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination()
+    )
+    frame = spark.read.format("tuplewire").options(**where, tasks="5").load()
+    report("rows", frame.count())
+    report("different rows", frame.select("message").distinct().count())
+    pairs = spark.range(0, 100, 1, 2).mapInArrow(add, "rows long", barrier=True).collect()
+    report("pairs", [each.rows for each in pairs])
+
+
+def of_topologies(spark: SparkSession, *workers: str) -> None:
+    """Run, stop and cancel topologies, and report the errors of unsupported calls."""
+    numbers = spark.range(COUNT).withColumnRenamed("id", "number")
+    endless = topology(Numbers(), Pass())
+    report("slots", refused(lambda: submit_topology(spark, endless, conf={"topology.workers": 7})))
+    report("membership", refused(lambda: membership(spark, range(4))))
+    report("session", refused(local_session("another").__enter__))
+
+    outputs = {"pass": "number long"}
+    of_rows = topology(Rows("number"), Pass(), 2)
+    result = run_topology(spark, of_rows, conf=TWO, rows=numbers, outputs=outputs, workers=workers)
+    report("rows", sorted(row["number"] for row in result.frame.collect()))
+
+    try:
+        run_topology(spark, topology(Numbers(), Pass(77)), conf=TWO, workers=workers)
+    except ProcessFailedError as error:
+        report("failure", [str(error), *error.__notes__])
+
+    for how in ("stop", "cancel"):
+        running = submit_topology(spark, endless, conf=TWO, workers=workers)
+        executes = threading.Event()
+
+        def look(progress: TopologyProgress, executes: threading.Event = executes) -> None:
+            if progress.executed:
+                executes.set()
+
+        running.listen(look)
+        assert executes.wait(SECONDS)
+        getattr(running, how)()
+        try:
+            report(how, running.result(SECONDS).frame.count())
+        except ClosedError as error:
+            report(how, str(error))
+
+    out_of_reach = submit_topology(spark, endless, conf=TWO)
+    report("progress", refused(out_of_reach.progress))
+    report("listen", refused(lambda: out_of_reach.listen(print)))
+    report("out of reach", refused(out_of_reach.stop))
+    while not out_of_reach.wait(0.5):
+        out_of_reach.cancel()  # has no effect before the server has the job
+
+
+if __name__ == "__main__":
+    session = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+    if sys.argv[2] == "rows":
+        of_rows(session, *sys.argv[3:])
+    else:
+        of_topologies(session, *sys.argv[3:])
+    session.stop()

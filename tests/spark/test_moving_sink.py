@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from helpers import eventually
+from helpers.following import FollowingConsumer
 from helpers.moving_workers import TASK, Workers
-from helpers.topology import TOPOLOGY, messages_of
-from helpers.traffic import client_of
+from helpers.topology import TOPOLOGY
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-
-from tuplewire.errors import RefusedError, UnreachableError
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(400)]
 
 SECONDS = 100
 ROWS = 40
 """Rows of each micro-batch."""
-
-
-class Consumer:
-    """Consumes the messages of the task at its current owner."""
-
-    def __init__(self, workers: Workers) -> None:
-        self.got: list[int] = []
-        self._workers = workers
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._main)
-        self._thread.start()
-
-    def _main(self) -> None:
-        while not self._done.is_set():
-            try:
-                with client_of(self._workers.running[self._workers.owner].address) as client:
-                    for batch in client.recv([TASK], timeout=1):
-                        self.got += [int(payload) for _, payload in messages_of(batch)]
-            except (RefusedError, UnreachableError, TimeoutError, KeyError):
-                continue  # the task has moved, or no message arrived
-
-    def stop(self) -> None:
-        """Stop consuming, once no message has arrived for a while."""
-        self._done.set()
-        self._thread.join()
 
 
 def start(spark: SparkSession, workers: Workers, checkpoint: Path) -> StreamingQuery:
@@ -69,7 +41,7 @@ def test_moves_drains_and_restarts_under_a_sink(spark: SparkSession, tmp_path: P
     with ExitStack() as stack:
         workers = Workers(tmp_path, stack, drain_seconds=30)
         workers.put("a")
-        consumer = Consumer(workers)
+        consumer = FollowingConsumer(TASK, lambda: workers.running[workers.owner].address)
         stack.callback(consumer.stop)
         checkpoint = tmp_path / "checkpoint"
         query = start(spark, workers, checkpoint)

@@ -5,19 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.drivers import INTERPRETED
 from helpers.pasted import PASTED_ON_SPARK, PASTED_ONCE, Pasted, check, paste
 
-from tuplewire_demos.local_session import find_java, wrapped_home
+from tuplewire_demos.local_session import FAST_START, find_java, wrapped_home
 
 _SECONDS = 540.0
 
 
 def environment(directory: Path) -> dict[str, str]:
     """Return the environment that a page's Spark needs here."""
+    conf = {
+        # Spark gives its Python 15 s to respond, which may not be enough on a busy machine.
+        "spark.python.authenticate.socketTimeout": "120s",
+        "spark.ui.enabled": "false",
+        **INTERPRETED,
+    }
+    flags = " ".join(f"--conf {name}={value}" for name, value in conf.items())
     return {
         "JAVA_HOME": str(wrapped_home(find_java(), directory)),
-        # Spark gives its Python 15 s to respond, which may not be enough on a busy machine.
-        "PYSPARK_SUBMIT_ARGS": "--conf spark.python.authenticate.socketTimeout=120s pyspark-shell",
+        "PYSPARK_SUBMIT_ARGS": f"{flags} --driver-java-options '{FAST_START}' pyspark-shell",
     }
 
 

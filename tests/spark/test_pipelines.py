@@ -240,11 +240,3 @@ def test_command_refuses(arguments: list[str], code: int, message: str) -> None:
     assert message in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
     assert not ran.stdout
-
-
-def test_command_explains_itself() -> None:
-    """The help of each pipeline has its options and an example."""
-    for pipeline in ("flights", "kmeans", "wordcount"):
-        ran = run_command("run", pipeline, "--help")
-        assert ran.returncode == 0
-        assert f"example: tuplewire run {pipeline}" in ran.stdout

@@ -1,9 +1,11 @@
-"""A streaming query is started again from its checkpoint after its driver was killed."""
+"""A streaming query is started again from its checkpoint after its driver was killed.
+
+The driver streams tasks 1 to 4 to tasks 5 to 8, a hundred messages at a time, until it is killed.
+"""
 
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -14,24 +16,46 @@ from typing import Any
 
 import pytest
 from helpers import eventually
+from helpers.drivers import as_program
 from helpers.topology import collect, numbered
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
+from tuplewire_demos.local_session import local_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-DRIVER = Path(__file__).with_name("streaming_driver.py")
 COUNT = 1000
 TASKS = {0: [1, 2, 7, 8], 1: [3, 4, 5, 6]}
 DRIVER_SECONDS = 180
 
 
+def start(spark: SparkSession, address: str, directory: Path, **trigger: Any) -> StreamingQuery:
+    """Start the query, from its checkpoint if there is one."""
+    return (
+        spark.readStream.format("tuplewire")
+        .option("address", address)
+        .option("topology", "spark")
+        .option("tasks", "1-4")
+        .option("maxMessagesPerTrigger", "100")
+        .load()
+        .selectExpr("task + 4 as task", "concat_ws(' ', source, sequence, message) as message")
+        .writeStream.format("tuplewire")
+        .option("address", address)
+        .option("topology", "spark")
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(**trigger)
+        .start()
+    )
+
+
 @contextmanager
 def driver(address: str, directory: Path) -> Iterator[None]:
     """Run a driver; kill it and its JVM at the end of the block."""
-    process = subprocess.Popen([sys.executable, str(DRIVER), address, str(directory)], start_new_session=True)
+    command, environment = as_program(__file__, address, directory)
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         yield
     finally:
@@ -70,7 +94,7 @@ def test_killed_driver_leaves_no_trace(spark: SparkSession, launch: Any, tmp_pat
         with driver(address, tmp_path):
             eventually(has_published, DRIVER_SECONDS, "a micro-batch is published and not committed")
         assert len(committed(tmp_path)) < COUNT // 100, "the driver had nothing left to do"
-        query = runpy.run_path(str(DRIVER))["start"](spark, address, str(tmp_path), availableNow=True)
+        query = start(spark, address, tmp_path, availableNow=True)
         assert query.awaitTermination(DRIVER_SECONDS)
         for worker, tasks in zip(running.endpoints, TASKS.values(), strict=True):
             for task in tasks[2:]:
@@ -80,3 +104,13 @@ def test_killed_driver_leaves_no_trace(spark: SparkSession, launch: Any, tmp_pat
                 assert [payload.decode() for _, payload in got] == [
                     f"9 {number + 1} {number}" for number in range(COUNT // 4)
                 ]
+
+
+def main(address: str, directory: str) -> None:
+    """Run the query."""
+    with local_session("driver", cores=2) as spark:
+        start(spark, address, Path(directory), processingTime="0 seconds").awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

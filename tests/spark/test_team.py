@@ -75,21 +75,6 @@ def test_a_stage_runs_again(spark: SparkSession, addresses: list[str], tmp_path:
     ]
 
 
-def test_without_a_shuffle_the_job_fails(spark: SparkSession, addresses: list[str], tmp_path: Path) -> None:
-    """Spark runs a barrier stage again only if a shuffle follows it."""
-    frame = spark.range(0, 400, 1, 4).mapInPandas(
-        summing(addresses, str(tmp_path / "failed")), SCHEMA, barrier=True
-    )
-    with pytest.raises(FAILURES, match="barrier ResultStage"):
-        frame.collect()
-
-
-def test_too_few_slots(spark: SparkSession, addresses: list[str]) -> None:
-    """Spark fails a stage that has more tasks than the cluster has slots, before any member waits."""
-    with pytest.raises(FAILURES, match="more slots than"):
-        spark.range(0, 400, 1, 10).mapInPandas(summing(addresses), SCHEMA, barrier=True).collect()
-
-
 def test_too_few_tasks(spark: SparkSession, addresses: list[str]) -> None:
     """A stage with more tasks than mailboxes is an error."""
 

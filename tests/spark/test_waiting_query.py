@@ -1,4 +1,9 @@
-"""Micro-batches larger than the tasks' queues, with consumers that are slow or absent for long."""
+"""Micro-batches larger than the tasks' queues, with consumers that are slow or absent for long.
+
+The driver streams numbered rows of 1 KB until its standard input ends, with a query for each guarantee.
+Then it stops both queries, which must still be active, starts them again from their checkpoints, and lets
+them finish.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +11,35 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import eventually
+from helpers.drivers import as_program
 from helpers.row_counter import RowCounter
 from helpers.topology import metric
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tuplewire.processes.worker_processes import WorkerProcesses
+from tuplewire_demos.local_session import local_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
-DRIVER = Path(__file__).with_name("waiting_driver.py")
 TASKS = {0: [1], 1: [2]}
+GUARANTEES = {"exactlyOnce": TASKS, "atLeastOnce": {0: [3], 1: [4]}}
+"""The tasks of each query."""
+QUEUE = 2000
+TIMEOUT = "10"
 ROW_BYTES = 1000
 BACKLOG = 60_000
 MOST_ROWS = 2_000_000
 DRIVER_SECONDS = 400
 WARNINGS = {"exactlyOnce": 2, "atLeastOnce": 3}
-"""The driver warns ten seconds and a minute after it starts to wait. Two tasks warn immediately and after a
-minute: a third warning shows that one of them has warned again.
+"""With exactlyOnce, a commit and then the next epoch warn. With atLeastOnce, two tasks warn immediately and
+after a minute: a third warning shows that one of them has warned again.
 """
 
 
@@ -61,43 +75,84 @@ def test_a_backlog_over_the_queues_goes_through(spark: SparkSession, launch: Any
 
 
 @pytest.mark.timeout(1300)
-@pytest.mark.parametrize("guarantee", ["exactlyOnce", "atLeastOnce"])
-def test_a_stalled_consumer_makes_the_query_wait(guarantee: str, launch: Any, tmp_path: Path) -> None:
-    """If consumers stall for longer than any timeout, the query warns each minute, and then continues.
+def test_stalled_consumers_make_queries_wait(tmp_path: Path) -> None:
+    """If consumers stall for longer than any timeout, a query warns each minute, and then continues.
 
     The query is still active when the consumers return, and every row has arrived at the end.
     """
-    log, commits = tmp_path / "log", tmp_path / "checkpoint" / "commits"
-    seen = RowCounter(MOST_ROWS, ROW_BYTES)
+    log = tmp_path / "log"
+    seen = {guarantee: RowCounter(MOST_ROWS, ROW_BYTES) for guarantee in GUARANTEES}
 
-    def warnings() -> int:
-        return log.read_text(encoding="utf-8", errors="replace").count("sink.waiting ")
+    def warnings(guarantee: str) -> int:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        of_sinks = [" epoch=" in line for line in lines if "sink.waiting " in line]
+        return of_sinks.count(guarantee == "exactlyOnce")
 
-    def done() -> int:
-        return len(list(commits.glob("[0-9]*")))
+    def done(guarantee: str) -> int:
+        return len(list((tmp_path / guarantee / "commits").glob("[0-9]*")))
 
-    with launch("spark", TASKS) as running, log.open("wb") as errors:
+    flags = ["--drain-seconds=1", f"--receive-queue-messages={QUEUE}"]
+    with WorkerProcesses(2, "spark", flags=flags) as running, log.open("wb") as errors:
+        running.assign({0: [1, 3], 1: [2, 4]})
+        command, environment = as_program(__file__, running.endpoints[0].address, tmp_path)
         driver = subprocess.Popen(
-            [sys.executable, str(DRIVER), running.endpoints[0].address, str(tmp_path), guarantee],
-            stdin=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,
+            command, env=environment, stdin=subprocess.PIPE, stderr=errors, start_new_session=True
         )
         try:
-            eventually(lambda: warnings() >= WARNINGS[guarantee], DRIVER_SECONDS, "it warns, and again")
-            before = done()
-            if guarantee == "exactlyOnce":
-                assert min(published_without_room(running)) > 0
-            with seen.reading(running.endpoints, TASKS):
-                eventually(lambda: done() >= before + 2, DRIVER_SECONDS, "the query goes on")
+            for each, count in WARNINGS.items():
+                eventually(lambda: warnings(each) >= count, DRIVER_SECONDS, "it warns, and again")  # noqa: B023
+            before = {each: done(each) for each in GUARANTEES}
+            assert min(published_without_room(running)) > 0
+            with ExitStack() as reading:
+                for each, tasks in GUARANTEES.items():
+                    reading.enter_context(seen[each].reading(running.endpoints, tasks))
+                for each, commits in before.items():
+                    eventually(lambda: done(each) >= commits + 2, DRIVER_SECONDS, "the query goes on")  # noqa: B023
                 driver.communicate(timeout=DRIVER_SECONDS)
         finally:
             if driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)
                 driver.communicate()
     assert driver.returncode == 0, log.read_text(encoding="utf-8", errors="replace")
-    rows = bytes(seen.times.rstrip(b"\0"))
-    assert len(rows) > seen.count // 2
-    assert 0 not in rows, f"row {rows.index(0)} is missing"
-    if guarantee == "exactlyOnce":
-        assert max(rows) == 1, f"row {rows.index(max(rows))} has come {max(rows)} times"
+    for each in GUARANTEES:
+        rows = bytes(seen[each].times.rstrip(b"\0"))
+        assert len(rows) > seen[each].count // 2
+        assert 0 not in rows, f"row {rows.index(0)} is missing"
+        if each == "exactlyOnce":
+            assert max(rows) == 1, f"row {rows.index(max(rows))} has come {max(rows)} times"
+
+
+def start(spark: SparkSession, address: str, place: Path, guarantee: str, **trigger: Any) -> StreamingQuery:
+    """Start a query of two Spark tasks, from its checkpoint if there is one."""
+    ((first,), _) = GUARANTEES[guarantee].values()
+    return (
+        spark.readStream.format("rate")
+        .options(rowsPerSecond=1000, numPartitions=2)
+        .load()
+        .selectExpr(
+            f"cast(value % 2 + {first} as int) as task",
+            "concat(lpad(value, 12, '0'), repeat(' ', 988)) as message",
+        )
+        .writeStream.format("tuplewire")
+        .options(topology="spark", timeout=TIMEOUT, address=address, deliveryGuarantee=guarantee)
+        .option("checkpointLocation", str(place / guarantee))
+        .trigger(**trigger)
+        .start()
+    )
+
+
+def main(address: str, directory: str) -> None:
+    """Run the queries."""
+    place = Path(directory)
+    with local_session("waiting", cores=4) as spark:
+        queries = [start(spark, address, place, each, processingTime="0 seconds") for each in GUARANTEES]
+        sys.stdin.read()
+        for query in queries:
+            assert query.isActive, query.exception()
+            query.stop()
+        for each in GUARANTEES:
+            start(spark, address, place, each, availableNow=True).awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

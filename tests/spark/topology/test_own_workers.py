@@ -91,8 +91,6 @@ def foreign_calls(channel: grpc.Channel, token: tuple[tuple[str, str], ...]) -> 
     hello = messaging_pb2.Hello(protocol_version=1, topology="guarded", sender_id="x", incarnation=1)
     common: dict[str, Any] = {"metadata": token, "timeout": 20}
     return {
-        "Drain": lambda: control.Drain(control_pb2.DrainRequest(), **common),
-        "GetStatus": lambda: control.GetStatus(control_pb2.GetStatusRequest(), **common),
         "UpdateAssignment": lambda: control.UpdateAssignment(
             control_pb2.UpdateAssignmentRequest(assignment=assignment, force=True), **common
         ),

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,8 +22,6 @@ from pyspark.sql import SparkSession
 
 from tuplewire.errors import ClosedError, ConfigError, TopologyError
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire_demos.file_spout import SKIPPED
-from tuplewire_demos.words import COUNTS, wordcount_topology
 from tuplewire_topology import BasicBolt, BasicOutputCollector, FailedError, TopologyContext, Tuple
 from tuplewire_topology.running.statistics import ProcessFailedError
 from tuplewire_topology.spark import (
@@ -121,28 +118,18 @@ class FailToPrepare(Double):
         raise ConnectionError(f"no database for task {context.task}")
 
 
-class Die(Double):
-    """Kills its process the first time that it receives one number."""
+class DieAndRefuse(Double):
+    """Kills its process the first time that it receives one number; raises an error at every tenth number."""
 
     def __init__(self, at: int, notes: Path) -> None:
         self.at = at
         self.notes = notes
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        if message["number"] == self.at:
-            try:
-                (self.notes / "died").touch(exist_ok=False)
-            except FileExistsError:
-                pass
-            else:
-                os.kill(os.getpid(), signal.SIGKILL)
-        super().execute(message, collector)
-
-
-class DieAndRefuse(Die):
-    """Also raises an error at every tenth number."""
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        died = self.notes / "died"
+        if message["number"] == self.at and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         if message["number"] % 10 == 0:
             raise ValueError(message["number"])
         super().execute(message, collector)
@@ -168,23 +155,6 @@ class Tally(BasicBolt):
 def pairs(count: int) -> list[tuple[int, int]]:
     """Return the expected pairs for `count` numbers."""
     return [(number, 2 * number) for number in range(count)]
-
-
-def test_words_are_counted(run: Run, tmp_path: Path) -> None:
-    """A topology in three PySpark tasks over two workers counts the same as collections.Counter."""
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"".join(b"w%d and the %d\n" % (n % 50, n) for n in range(COUNT)) + b"\xff\n")
-    result = run(
-        wordcount_topology(path, n_spouts=2),
-        conf={"topology.workers": 3, "topology.max.spout.pending": 500},
-        outputs={COUNTS: "word string, n bigint", SKIPPED: None},
-    )
-    counted = {row["word"]: row["n"] for row in result.frames[COUNTS].collect()}
-    assert counted == Counter(path.read_bytes().decode(errors="replace").split()) - Counter(["\ufffd"])
-    (skipped,) = result.frames[SKIPPED].collect()
-    assert skipped["problem"] == "is not UTF-8"
-    acked = sum(each.counts.acked for each in result.executors if each.component == "lines")
-    assert acked == COUNT
 
 
 def test_rows_of_a_frame(spark: SparkSession, run: Run) -> None:
@@ -281,12 +251,15 @@ def test_dead_letters_are_rows_of_the_result(spark: SparkSession, run: Run) -> N
 
 def test_dead_letters_are_those_of_one_generation(run: Run, tmp_path: Path) -> None:
     """If a Python process is killed, the topology starts again, and each dead letter appears once."""
+    generations = set()
     result = run(
         doubling(Numbers(COUNT), DieAndRefuse(COUNT // 2 + 1, tmp_path)),
         conf={**SMALL, "topology.error.policy": "dead_letter"},
         outputs=SCHEMA,
+        progress=lambda progress: generations.add(progress.generation),
     )
     assert (tmp_path / "died").exists()
+    assert len(generations - {None}) == 2
     assert sorted(map(tuple, result.frame.collect())) == [pair for pair in pairs(COUNT) if pair[0] % 10]
     letters = sorted(json.loads(row["tuple"])["number"] for row in result.dead_letters.collect())
     assert letters == list(range(0, COUNT, 10))
@@ -344,17 +317,6 @@ def test_failures_are_named(
     made = FailInTurn(tmp_path) if bolt is FailInTurn else bolt()
     with pytest.raises(ProcessFailedError, match=message):
         run(doubling(spout, made), **more)
-
-
-def test_lost_process(submit: Submit, tmp_path: Path) -> None:
-    """If a Python process is killed, the topology starts again, and the result is the same."""
-    generations = set()
-    running = submit(doubling(Numbers(COUNT), Die(COUNT // 2, tmp_path)), conf=SMALL, outputs=SCHEMA)
-    running.listen(lambda progress: generations.add(progress.generation))
-    result = running.result(SECONDS)
-    assert (tmp_path / "died").exists()
-    assert sorted(map(tuple, result.frame.collect())) == pairs(COUNT)
-    assert len(generations - {None}) == 2
 
 
 def test_stop(submit: Submit, tmp_path: Path) -> None:

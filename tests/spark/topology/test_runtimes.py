@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from helpers import runtimes
 from helpers.admin import samples
-from helpers.runtimes import SECONDS, KeepsLetters, Notes, Running, Runtime, RuntimeContract, counted, typed
+from helpers.runtimes import SECONDS, Notes, Running, Runtime, RuntimeContract, counted, typed
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
@@ -58,10 +57,6 @@ class OnSpark(Running):
         self.running.stop()
         self.running.result(SECONDS)
 
-    def dead_letters(self) -> list[tuple[int, int, str]]:
-        rows = self.result.dead_letters.collect()
-        return [(json.loads(row["tuple"])["number"], row["tries"], row["reason"]) for row in rows]
-
     def kill(self, task: int, notes: Notes) -> None:
         os.kill(int(notes.read(f"process-{task}")[-1]), signal.SIGKILL)
 
@@ -97,5 +92,5 @@ def runtime(spark: SparkSession) -> Iterator[Runtime]:
         yield Spark(spark, local)
 
 
-class TestSpark(RuntimeContract, KeepsLetters):
+class TestSpark(RuntimeContract):
     """The contract, for Spark."""

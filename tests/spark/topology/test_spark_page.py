@@ -15,7 +15,6 @@ from helpers.viewer import page_data, web_viewer
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire_topology import Topology, TopologyBuilder
 from tuplewire_topology.spark import Rows, SparkTopology, run_topology, submit_topology
@@ -97,21 +96,3 @@ def test_a_run_says_how_to_watch_it(
     watch = r"topology rows: watch it with TUPLEWIRE_TOKEN_FILE=/\S+ tuplewire top --web --address \S+\n"
     assert re.search(watch, said), said
     assert re.search("[0-9a-f]{64}", said) is None  # as long as a token
-
-
-def test_a_run_beside_named_workers_says_so(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    """The watch command of a run with named workers has the address of the driver's worker."""
-    with WorkerProcesses(1, "rows", flags=["--drain-seconds=1"]) as local:
-        (address,) = (each.unix_address for each in local.endpoints)
-        run_topology(
-            spark,
-            rows_of_spark(),
-            conf={"topology.workers": 1},
-            rows=spark.range(10),
-            outputs={},
-            workers=[address],
-            name="rows",
-        )
-    assert (
-        f"topology rows: watch it with tuplewire top --web --address {address}\n" in capsys.readouterr().err
-    )
