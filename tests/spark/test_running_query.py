@@ -138,34 +138,6 @@ def test_a_worker_is_away_for_a_while(spark: SparkSession, worker: RestartableWo
     assert seen.numbers == list(range(300))
 
 
-@pytest.mark.long
-def test_two_queries_on_one_task(spark: SparkSession, worker: RestartableWorker, tmp_path: Path) -> None:
-    """One of two queries on a task fails with an explanation; the other reads each message once."""
-    both = [Seen(), Seen()]
-    with client_of(worker.endpoint.address) as client:
-        queries = [
-            start(spark, worker, tmp_path / f"checkpoint-{number}", seen) for number, seen in enumerate(both)
-        ]
-        sent = 0
-
-        def one_has_failed() -> bool:
-            nonlocal sent
-            client.send(numbered(TASK, range(sent, sent + 10)))
-            client.flush(SECONDS)
-            sent += 10
-            return not all(query.isActive for query in queries)
-
-        eventually(one_has_failed, SECONDS, "one has noticed the other")
-        failed, other = sorted(range(2), key=lambda number: queries[number].isActive)
-        with pytest.raises(PySparkException, match=r"(?si)DataLossError.*a task has one consumer"):
-            queries[failed].awaitTermination(SECONDS)
-        client.send(numbered(TASK, range(sent, sent + 10)))
-        both[other].wait_for(sent + 10)
-        assert queries[other].isActive
-        queries[other].stop()
-    assert both[other].numbers == list(range(sent + 10))
-
-
 def test_a_slow_query_holds_its_senders_up(
     spark: SparkSession, worker: RestartableWorker, tmp_path: Path
 ) -> None:
