@@ -84,12 +84,12 @@ class Collector:
         """Wait until the received spans fulfil the condition."""
         eventually(condition, _WAIT_SECONDS, f"{what}; came: {sorted({each.name for each in self.spans})}")
 
-    def run(self, name: str, text: str, *arguments: object) -> None:
+    def run(self, name: str, text: str, *arguments: object, seconds: float = _RUN_SECONDS) -> None:
         """Run a program that creates spans until it exits. name: of the service; text: in Python."""
         environment = os.environ | self.variables | {"TUPLEWIRE_TRACING": "true", "OTEL_SERVICE_NAME": name}
         command = [sys.executable, "-c", text, *map(str, arguments)]
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_RUN_SECONDS, check=False
+            command, env=environment, capture_output=True, text=True, timeout=seconds, check=False
         )
         assert done.returncode == 0, done.stderr
 

@@ -19,6 +19,7 @@ from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark.executors import Executors, SparkExecutor
 from tuplewire_demos.local_session import local_session
 
+_TESTS = Path(__file__).parents[1]
 TOPOLOGY = "spark"
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Most plans run once in a test: compiling them takes longer than running them."""
@@ -26,8 +27,8 @@ INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.facto
 
 def as_program(file: str, *arguments: object) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs a test file as a program, and its environment variables."""
-    tests = str(Path(__file__).parents[1])
-    return [sys.executable, file, *map(str, arguments)], {**os.environ, "PYTHONPATH": tests}
+    path = os.pathsep.join(f"{_TESTS}{folder}" for folder in ("", "/tools", "/tools/bench"))
+    return [sys.executable, file, *map(str, arguments)], {**os.environ, "PYTHONPATH": path}
 
 
 def run_driver(file: str, *arguments: object, seconds: float, folder: Path | None = None) -> dict[str, Any]:

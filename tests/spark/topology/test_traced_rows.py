@@ -6,7 +6,8 @@ import pytest
 from helpers.collector import RECEIVE, SEND, collector
 from helpers.topology import TOPOLOGY, pair_of_workers
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
+SECONDS = 250.0
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(2 * SECONDS)]
 
 _DRIVER = """
 import sys, tempfile
@@ -20,7 +21,7 @@ address, topology, came, on, streamed, fresh = sys.argv[1:]
 at = {"address": address, "topology": topology}
 source = {**at, "tasks": came, "includeHeaders": "true"}
 with (
-    local_session("traced", cores=4) as spark,
+    local_session("traced", cores=4, conf={"spark.sql.codegen.wholeStage": "false"}) as spark,
     WorkerProcesses(2, "words", flags=["--tracing"]) as workers,
     tempfile.TemporaryDirectory() as place,
 ):
@@ -58,7 +59,7 @@ def test_traces_go_through_spark(monkeypatch: pytest.MonkeyPatch) -> None:
             address = pair.near.address
             came, on, streamed, fresh = (pair.near_task() for _ in range(4))
             seen.run("sender", SEND, address, TOPOLOGY, came)
-            seen.run("spark", _DRIVER, address, TOPOLOGY, came, on, streamed, fresh)
+            seen.run("spark", _DRIVER, address, TOPOLOGY, came, on, streamed, fresh, seconds=SECONDS)
             for task, count in ((on, 1), (streamed, 1), (fresh, 20)):
                 seen.run("consumer", RECEIVE, address, TOPOLOGY, task, count, -1)
             wanted = {f"receive {came}", "send partition 0"}
