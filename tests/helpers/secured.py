@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,14 +65,14 @@ def token_files(folder: Path, *names: str) -> tuple[Path, dict[str, Credentials]
 
 @contextmanager
 def guarded(
-    folder: Path, rules: str, *names: str, topology: str = "test"
+    folder: Path, rules: str, *names: str, topology: str = "test", more_flags: Sequence[str] = ()
 ) -> Iterator[tuple[WorkerProcesses, dict[str, Credentials]]]:
     """Run one worker that requires tokens, with the rules, if there are any, in permissions.toml.
 
-    names: each has a token; the worker itself uses the first one.
+    names: each has a token, "NAME-00000000000000000000"; the worker itself uses the first one.
     """
     tokens, credentials = token_files(folder, *names)
-    flags = [f"--token-file={tokens}"]
+    flags = [f"--token-file={tokens}", *more_flags]
     if rules:
         (folder / "permissions.toml").write_text(rules, encoding="utf-8")
         flags.append(f"--permissions-file={folder}/permissions.toml")

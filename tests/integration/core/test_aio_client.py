@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakSet
 
 import pytest
-from helpers.topology import TOPOLOGY, Message, Pair, gather, messages_of, numbered, numbers
+from helpers.topology import TOPOLOGY, Message, Pair, messages_of, numbered, numbers
 from helpers.traffic import deliver
 
 from tuplewire import Client as BlockingClient
@@ -63,22 +63,6 @@ async def test_messages_end_by_count_quiet_and_time(pair: Pair) -> None:
             assert await seen(subscription, quiet=0.5) == [b"7", b"8", b"9"]
         async with client.recv([task]) as subscription:
             assert await seen(subscription, seconds=0.3) == []
-
-
-async def test_many_clients_in_one_loop(pair: Pair) -> None:
-    """Twenty clients on one loop send at the same time; the order of each client holds over two hops."""
-    task = pair.far_task()
-
-    async def send(source: int) -> None:
-        async with client_of(pair.near.address, source=source) as client:
-            for number in range(50):
-                await client.send(task, b"%d" % number)
-
-    async with client_of(pair.far.address) as consumer, asyncio.TaskGroup() as senders:
-        for source in range(20):
-            senders.create_task(send(source))
-        got = await gather(consumer.recv([task], timeout=10), 1000)
-    assert all(numbers(got, source) == list(range(50)) for source in range(20))
 
 
 async def test_cancelled_recv_loses_nothing(pair: Pair) -> None:

@@ -253,14 +253,6 @@ def test_the_client_of_a_spark_function(ends: Ends, pair: Pair) -> None:
     close_clients()
 
 
-def test_a_status_of_single_tasks(pair: Pair) -> None:
-    """A worker lists only the requested tasks."""
-    task = pair.far_task()
-    workers = OtherWorkers(SessionSettings(), None)
-    listed = messaging_loop().run(workers.status(pair.far.address, [task, task, 5000])).tasks
-    assert [each.task for each in listed] == [task]
-
-
 def test_polls_of_a_worker_share_a_channel(pair: Pair) -> None:
     """A subscription opens one channel to a worker for all its polls, and a new one after an error."""
     workers, address = OtherWorkers(SessionSettings(), None), pair.far.address

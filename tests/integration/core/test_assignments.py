@@ -122,14 +122,6 @@ def test_a_program_that_routes_by_an_old_assignment_is_told_the_owner(tmp_path: 
         assert (ledger(a).accepted, ledger(b).accepted) == (1, 0)
 
 
-def test_a_welcome_says_the_version_in_force(tmp_path: Path) -> None:
-    """A new client receives the version of the worker's assignment."""
-    with one_worker("w", directory=tmp_path) as worker:
-        assign(worker, 7, {("w", worker.address): [0]})
-        (response, *_) = talk(worker, SEND, [hello()]).responses
-        assert pb.SendResponse.FromString(response).welcome.assignment_version == 7
-
-
 def test_a_worker_that_connects_learns_that_it_lags(tmp_path: Path) -> None:
     """A worker shows the newer assignment version of a connected worker until it has that version itself."""
     with one_worker("a", directory=tmp_path) as a, one_worker("b", directory=tmp_path) as b:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
+import math
 import re
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
-import grpc
 import pytest
 from helpers.errors import comes_to_say
+from helpers.logged import logged
+from helpers.stub_server import answering
 from helpers.topology import (
     TOPOLOGY,
     Pair,
     acknowledged,
-    collect,
     gather,
     messages_of,
     metric,
@@ -82,18 +83,23 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 async def test_send_takes_every_form(make: Make, pair: Pair) -> None:
-    """A task id with a payload, TaskMessages and a batch all arrive; an empty list is allowed."""
+    """Messages in every form arrive, with key and headers; an empty list is allowed."""
     task = pair.near_task()
+    headed = TaskMessage(task, b"0", key=b"k", headers=[("trace", b"1"), ("trace", b"")])
     async with make(pair.near.address, source=5) as client:
-        await client.send(task, b"0")
+        await client.send(task, b"0", key=b"k", headers=headed.headers)
+        assert client.try_send(task, b"0", key=b"k", headers=headed.headers)
         await client.send(TaskMessage(task, b"%d" % number) for number in (1, 2))
         await client.send(TaskMessageBatch.from_columns([task] * 2, [b"3", b"4"]))
         assert client.try_send(task, b"5")
         await client.send([])
         await client.flush(10)
-        assert client.ledger().acknowledged == queued(pair.near, task) == 6
-        got = await gather(client.recv([task], timeout=10), 6)
-        assert [payload for _, payload in got] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+        assert client.ledger().acknowledged == queued(pair.near, task) == 7
+        found: list[TaskMessage] = []
+        async with client.recv([task], timeout=10) as subscription:
+            while len(found) < 7:
+                found += await anext(subscription)
+        assert found == [headed, headed, *(TaskMessage(task, b"%d" % number) for number in range(1, 6))]
 
 
 async def test_unknown_task_is_refused_by_name_and_counted(make: Make, pair: Pair) -> None:
@@ -184,14 +190,6 @@ async def test_overflow_fail_raises_at_once(make: Make, nobody: str) -> None:
     await client.close(0)
 
 
-async def test_context_manager_flushes(make: Make, pair: Pair) -> None:
-    """After the block, all messages have arrived."""
-    task = pair.near_task()
-    async with make(pair.near.address) as client:
-        await client.send(numbered(task, range(1000)))
-    assert queued(pair.near, task) == 1000
-
-
 async def test_close_is_idempotent_and_final(make: Make, pair: Pair) -> None:
     """A second close() has no effect; send() and recv() then raise ClosedError; the ledger stays readable."""
     client = make(pair.near.address)
@@ -265,16 +263,6 @@ async def test_newer_subscriber_takes_the_task_over(make: Make, pair: Pair) -> N
                 await gather(first, 1000)  # messages that had arrived may come first
 
 
-def test_empty_and_large_payloads_arrive_unchanged(pair: Pair) -> None:
-    """Empty payloads, zero bytes and a payload of the maximum size are unchanged after two hops."""
-    task = pair.far_task()
-    payloads = [b"", b"\0" * 10, os.urandom(1 << 20), b"", b"end"]
-    with client_of(pair.near.address, source=7) as sender, client_of(pair.far.address) as consumer:
-        sender.send(TaskMessageBatch.from_columns([task] * 5, payloads))
-        got = collect(consumer.recv([task], timeout=20), 5)
-    assert got == [(7, payload) for payload in payloads]
-
-
 def test_address_and_topology_come_from_the_environment(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """TUPLEWIRE_ADDRESS and TUPLEWIRE_TOPOLOGY are the defaults of the arguments."""
     monkeypatch.setenv("TUPLEWIRE_ADDRESS", pair.near.unix_address)
@@ -297,19 +285,87 @@ def test_server_that_is_no_worker_is_named_at_flush() -> None:
         for _ in requests:
             yield b"\xff\xff this is not ours"
 
-    handler: Any = grpc.stream_stream_rpc_method_handler(answer)
-    methods = {"Send": handler, "Recv": handler}
-    with ThreadPoolExecutor(4) as pool:
-        server = grpc.server(pool)
-        handlers = grpc.method_handlers_generic_handler("tuplewire.v1.Messaging", methods)
-        server.add_generic_rpc_handlers((handlers,))
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        client = client_of(f"127.0.0.1:{port}")
+    with answering(answer) as address:
+        client = client_of(address)
         client.send(0, b"x")
         words = "does not answer as a Tuplewire worker"
         comes_to_say(lambda: client.flush(0.5), FlushTimeoutError, words)
         comes_to_say(lambda: next(client.recv([0], timeout=1)), UnreachableError, words)
         client.close(0)
-        server.stop(None).wait()
     assert client.ledger().balanced
+
+
+# --- unreachable workers, and waits ----------------------------------------------------------------------
+
+
+@pytest.fixture(params=["send", "recv"])
+def trying(request: pytest.FixtureRequest, nobody: str) -> Client:
+    """Return a client that tries to reach an address without a worker until the test ends."""
+    client = client_of(nobody)
+    request.addfinalizer(functools.partial(client.close, 0))
+    if request.param == "send":
+        client.send(1, b"x")
+    else:
+        request.addfinalizer(client.recv([1]).close)  # noqa: PT021
+    return client
+
+
+def test_the_log_says_that_nobody_is_there(trying: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """A warning is logged once, with the address and the reason in its text."""
+    eventually(lambda: logged(caplog, "worker.unreachable"), 10)
+    (told,) = [each for each in caplog.records if "worker.unreachable" in each.message]
+    assert f"worker.unreachable peer={trying.address} reason=" in told.message
+    assert "Connection refused" in told.message
+    assert told.levelname == "WARNING"
+
+
+def test_a_client_that_closes_has_lost_nothing(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """The log reports a closed connection, not a lost one."""
+    task = pair.near_task()
+    with caplog.at_level("INFO", "tuplewire"), client_of(pair.near.address) as client:
+        client.send(task, b"x")
+    assert logged(caplog, "connection.ready")
+    assert logged(caplog, "connection.closed")
+    assert not logged(caplog, "connection.lost")
+    assert not logged(caplog, "worker.unreachable")
+    with client_of(pair.near.address) as client:
+        assert next(client.recv(task)).payloads == [b"x"]
+
+
+def test_an_error_is_seen_as_it_is(nobody: str) -> None:
+    """A block that ends with an error waits briefly for acknowledgements and adds no error of its own."""
+    client = client_of(nobody, flush_seconds=0.1)
+
+    def fail() -> None:
+        with client:
+            client.send(1, b"x")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert client.ledger().dropped["closed"] == 1
+
+
+def test_a_quiet_subscription_waits(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """A subscription that the worker has accepted waits for messages longer than connect_seconds."""
+    task = pair.near_task()
+    caplog.set_level("INFO", "tuplewire")
+    with client_of(pair.near.address, connect_seconds=0.3) as client, client.recv(task) as batches:
+        eventually(lambda: logged(caplog, "subscription.ready"), 20)
+        got: list[bytes] = []
+        reading = threading.Thread(target=lambda: got.extend(next(batches).payloads))
+        began = time.monotonic()
+        reading.start()
+        eventually(lambda: time.monotonic() - began > 0.7, 10)
+        assert reading.is_alive()
+        client.send(task, b"at last")
+        reading.join(20)
+        assert got == [b"at last"]
+
+
+def test_waits_may_last_for_ever(pair: Pair) -> None:
+    """math.inf removes the time limit, as a setting and as the timeout of one subscription."""
+    task = pair.near_task()
+    with client_of(pair.near.address, flush_seconds=math.inf, connect_seconds=math.inf) as client:
+        deliver(client, task, b"x")
+        assert next(client.recv(task, timeout=math.inf)).payloads == [b"x"]

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import copy
 import json
-import multiprocessing
 import os
 import pickle
 import re
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.spawned import send_and_receive
+from helpers.scripts import output_of
 from helpers.topology import TOPOLOGY, Pair, collect, numbered, numbers
 from helpers.traffic import client_of, deliver
 from pyspark import cloudpickle
 
 from tuplewire import Client, aio
-from tuplewire.errors import ClosedError, StaleIncarnationError
+from tuplewire.errors import StaleIncarnationError
 from tuplewire.spark.client_handle import ClientHandle, close_clients
 from tuplewire_service.testing import eventually
 
@@ -63,36 +61,10 @@ def test_a_default_id_is_readable_and_unique(
     assert all(re.fullmatch(f"{begin}[0-9a-f]{{8}}", each) for each in ids), ids
 
 
-def test_client_works_in_a_spawned_process(pair: Pair) -> None:
-    """A spawned process can create its own client, send and receive."""
-    task = pair.near_task()
-    with client_of(pair.near.address) as client:
-        deliver(client, task, b"0")
-        process = multiprocessing.get_context("spawn").Process(
-            target=send_and_receive, args=(pair.near.address, task)
-        )
-        process.start()
-        process.join(60)
-        assert process.exitcode == 0
-        process.close()
-
-
-def _run_script(script: str, **arguments: object) -> dict[str, object]:
+def _run_script(script: str, support: int | None, **arguments: object) -> dict[str, object]:
     """Run a script in a separate process with its arguments as a dictionary; the script prints JSON."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("GRPC_ENABLE_FORK")}
-    support = arguments.pop("fork_support", None)
-    if support is not None:
-        environment["GRPC_ENABLE_FORK_SUPPORT"] = str(support)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, json.dumps(arguments)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    variables = {} if support is None else {"GRPC_ENABLE_FORK_SUPPORT": str(support)}
+    return dict(json.loads(output_of(script, json.dumps(arguments), **variables).splitlines()[-1]))
 
 
 _FORK = """
@@ -147,7 +119,7 @@ print(json.dumps({
 def test_fork_with_open_streams(pair: Pair, support: int | None) -> None:
     """The parent loses no messages when it forks while another thread sends; each child can send, too."""
     tasks = [pair.near_task(), pair.near_task()]
-    found = _run_script(_FORK, address=pair.near.address, tasks=tasks, fork_support=support)
+    found = _run_script(_FORK, support, address=pair.near.address, tasks=tasks)
     assert found == {
         "codes": [0, 0, 0],
         "in_order": True,
@@ -281,16 +253,8 @@ print(json.dumps({"code": code}))
 )
 def test_fork(pair: Pair, script: str, expected: dict[str, object]) -> None:
     """Parent and child work after a fork during a close or a connect, after a refusal, or with a server."""
-    found = _run_script(script, address=pair.near.address, task=pair.near_task(), fork_support=0)
+    found = _run_script(script, 0, address=pair.near.address, task=pair.near_task())
     assert found == expected
-
-
-def test_unused_client_closes() -> None:
-    """A client that never sends does not need a worker."""
-    with client_of("127.0.0.1:1") as client:
-        assert client.ledger().accepted == 0
-    with pytest.raises(ClosedError):
-        client.send(0, b"x")
 
 
 def test_threads_waiting_for_room_all_get_it(pair: Pair) -> None:

@@ -55,30 +55,6 @@ def test_an_older_subscriber_is_always_told(pair: Pair) -> None:
                     eventually(lambda first=first: _superseded(first), 10)  # type: ignore[misc]
 
 
-def test_older_subscriber_does_not_come_back(pair: Pair) -> None:
-    """An older subscriber that reconnects gets SupersededError, and does not take the task back."""
-    task = pair.near_task()
-    with (
-        FaultProxy(pair.near.address) as proxy,
-        client_of(proxy.address) as older,
-        client_of(pair.near.address) as newer,
-    ):
-        first = older.recv([task], timeout=20)
-        newer.send(numbered(task, range(10)))
-        assert numbers(collect(first, 10)) == list(range(10))
-        eventually(lambda: acknowledged(pair.near, task) == 10)
-        proxy.black_hole()
-        with newer.recv([task], timeout=20) as second:
-            newer.send(numbered(task, range(10, 20)))
-            assert numbers(collect(second, 10)) == list(range(10, 20))
-            proxy.cut()
-            proxy.resume()
-            with pytest.raises(SupersededError, match=f"has taken task {task} over"):
-                next(first)
-            newer.send(numbered(task, range(20, 30)))
-            assert numbers(collect(second, 10)) == list(range(20, 30))
-
-
 def _superseded(subscription: Subscription) -> bool:
     """Return True if the next batch raises SupersededError; messages that had arrived may come first."""
     try:
@@ -86,19 +62,6 @@ def _superseded(subscription: Subscription) -> bool:
     except SupersededError:
         return True
     return False
-
-
-def test_closing_leaves_the_rest_to_the_next_subscriber(pair: Pair) -> None:
-    """The next subscription gets the messages that a closed one had not acknowledged, and no others."""
-    task = pair.near_task()
-    with client_of(pair.near.address) as client:
-        client.send(numbered(task, range(5)))
-        with client.recv([task], timeout=10) as first:
-            collect(first, 5)
-            client.send(numbered(task, range(5, 9)))
-            next(first)
-        with client.recv([task], timeout=10) as second:
-            assert numbers(collect(second, 4)) == [5, 6, 7, 8]
 
 
 def test_closing_tells_what_is_acknowledged_over_another_stream(pair: Pair) -> None:

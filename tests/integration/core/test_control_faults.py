@@ -7,16 +7,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from helpers.control_faults import ControlFaults, Fate
-from helpers.topology import TOPOLOGY, assign, collect, ledger, numbered, numbers, one_worker, ready, settled
+from helpers.topology import assign, collect, numbered, numbers, one_worker, ready, settled
 from helpers.traffic import Feeder, Reader, client_of, deliver, reaches
 
 from tuplewire.errors import FlushTimeoutError, RefusedMessagesError
 from tuplewire.processes.worker_processes import Endpoint
-from tuplewire.settings.config import PROTOCOL_VERSION, AckMode
-from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.settings.config import AckMode
 from tuplewire_service.testing import eventually
 
 MESSAGES = 1500
@@ -97,33 +95,6 @@ def test_refusals_that_come_twice_are_raised_once(worker: Endpoint) -> None:
                 sender.flush(10)
             deliver(sender, numbered(next(_tasks), [0]))
         assert faults.count(Fate.DOUBLED)
-
-
-def test_doubled_acknowledgements_come_twice(worker: Endpoint) -> None:
-    """Acknowledgements are duplicated on the wire; frames and handshakes are not."""
-    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, topology=TOPOLOGY, sender_id="doubled", incarnation=1)
-    group = pb.Group(task=next(_tasks), lengths=[1], data=b"x")
-    requests = [
-        pb.SendRequest(hello=hello),
-        pb.SendRequest(frame=pb.Frame(sequence=1, groups=[group])),
-        pb.SendRequest(goodbye=pb.Goodbye()),
-    ]
-    before = ledger(worker).accepted
-    with (
-        ControlFaults(worker.address, lose=0, double=1) as faults,
-        grpc.insecure_channel(faults.address) as channel,
-    ):
-        faults.begin()
-        stub: Any = channel.stream_stream("/tuplewire.v1.Messaging/Send")
-        answers = [
-            pb.SendResponse.FromString(each)
-            for each in stub(iter([each.SerializeToString() for each in requests]), timeout=10)
-        ]
-    kinds = [answer.WhichOneof("kind") for answer in answers]
-    assert kinds.count("welcome") == 1
-    acknowledgements = [answer.ack.sequence for answer in answers if answer.WhichOneof("kind") == "ack"]
-    assert acknowledgements == [1, 1]
-    assert ledger(worker).accepted == before + 1
 
 
 def test_between_workers(tmp_path: Path) -> None:

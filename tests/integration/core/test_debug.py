@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 from helpers import eventually
-from helpers.secured import denied, secret_file
+from helpers.secured import denied, guarded
 from helpers.traffic import deliver
 from helpers.worker_process import Running, run_command, running
 
-from tuplewire import Client, Credentials
+from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import PermissionDeniedError, ProtocolError, WrongTopologyError
-from tuplewire.processes.worker_processes import WorkerProcesses
 
 SECONDS = 60.0
 FILES = [
@@ -33,6 +32,18 @@ FILES = [
     "status.json",
     "versions.json",
 ]
+
+
+RULES = """
+[[client]]
+tokens = ["operator"]
+control = ["assign", "debug"]
+
+[[client]]
+tokens = ["etl"]
+send = "*"
+control = ["drain"]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -71,20 +82,9 @@ def test_a_bundle_has_it_all(worker: Running, tmp_path: Path) -> None:
 
 def test_a_bundle_has_no_secret(tmp_path: Path) -> None:
     """A bundle contains no token; a client without the permission gets no bundle and writes no file."""
-    names = ("operator", "etl")
-    lines = {name: f"{name} {name}-{'s3cret' * 5}" for name in names}
-    tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
-    rules = tmp_path / "permissions.toml"
-    rules.write_text(
-        '[[client]]\ntokens = ["operator"]\ncontrol = ["assign", "debug"]\n\n'
-        '[[client]]\ntokens = ["etl"]\nsend = "*"\ncontrol = ["drain"]\n',
-        encoding="utf-8",
-    )
-    operator, etl = (
-        Credentials(token_file=str(secret_file(tmp_path / name, line))) for name, line in lines.items()
-    )
-    flags = [f"--token-file={tokens}", f"--permissions-file={rules}", "--log-level=debug"]
-    with WorkerProcesses(1, "test", flags=flags, directory=tmp_path, credentials=operator) as workers:
+    flags = ["--log-level=debug"]
+    with guarded(tmp_path, RULES, "operator", "etl", more_flags=flags) as (workers, credentials):
+        operator, etl = credentials.values()
         workers.assign({0: range(5)}, SECONDS)
         (worker,) = workers.endpoints
         with ControlClient(worker.address, credentials=etl) as control:
@@ -96,7 +96,8 @@ def test_a_bundle_has_no_secret(tmp_path: Path) -> None:
         with ControlClient(worker.address, credentials=operator) as control:
             files = control.debug()
         assert "token_file" in files["settings.toml"].decode()
-        assert all(b"s3cret" not in content for content in files.values())
+        secrets = [f"{name}-{'0' * 20}".encode() for name in credentials]
+        assert not any(secret in content for secret in secrets for content in files.values())
         file = tmp_path / "none.zip"
         ran = run_command(
             "debug", "--address", worker.address, "-o", str(file), f"--token-file={tmp_path / 'etl'}"

@@ -40,28 +40,6 @@ def begin_drain(worker: Endpoint) -> None:
     eventually(lambda: status(worker).state == 3, 20, "draining")
 
 
-def test_the_new_owner_of_a_task_takes_what_it_waits_for(tmp_path: Path) -> None:
-    """A draining new owner still accepts the old owner's messages, and puts them before later messages."""
-    with (
-        one_worker("a", directory=tmp_path) as a,
-        one_worker("b", "--drain-seconds=60", directory=tmp_path) as b,
-    ):
-        assign((a, b), 1, {("a", a.address): [1], ("b", b.address): [2]})
-        ready(a, b)
-        moved = {("a", a.address): [], ("b", b.address): [1, 2]}
-        with client_of(b.address) as sender, client_of(b.address) as consumer:
-            deliver(sender, numbered(1, range(10)))
-            assert queued(a, 1) == 10
-            assign(b, 2, moved)
-            deliver(sender, numbered(1, range(10, 20)))
-            with consumer.recv([1], timeout=30) as subscription:
-                begin_drain(b)
-                assign(a, 2, moved)
-                assert numbers(collect(subscription, 20)) == list(range(20))
-                eventually(lambda: has_ended(b), 50, "drained")
-        eventually(lambda: ledger(a).pending == 0)
-
-
 def test_a_first_worker_does_not_go_while_a_task_moves(tmp_path: Path) -> None:
     """A draining entry worker waits for the end of a move, because its successor does not know the move."""
     with ExitStack() as first_life, ExitStack() as rest:
@@ -123,60 +101,6 @@ def test_two_workers_that_drain_at_once_take_what_the_other_still_has(tmp_path: 
             assert numbers(reader.got) == list(range(1000))
         for each in (a, b):
             eventually(lambda each=each: has_ended(each), 50, "drained")  # type: ignore[misc]
-
-
-def test_a_task_that_moves_to_a_draining_worker_arrives(tmp_path: Path) -> None:
-    """If a task moves to a draining worker, the messages that this worker had sent for it return to it."""
-    with (
-        one_worker("a", directory=tmp_path) as a,
-        one_worker("b", "--drain-seconds=60", directory=tmp_path) as b,
-    ):
-        assign((a, b), 1, {("a", a.address): [1], ("b", b.address): [2]})
-        ready(a, b)
-        with client_of(a.address) as near, client_of(b.address) as sender, client_of(b.address) as consumer:
-            near.send(numbered(2, range(10)))  # keeps a's stream to b open during the drain
-            near.flush(30)
-            eventually(lambda: queued(b, 2) == 10)
-            deliver(sender, numbered(1, range(10)))
-            os.kill(b.process_id, signal.SIGTERM)
-            log = tmp_path / "a-0" / "worker-0.log"
-            eventually(lambda: "peer.draining" in log.read_text(), 5, "b takes nothing new")
-            assign((a, b), 2, {("a", a.address): [], ("b", b.address): [1, 2]})
-            with consumer.recv([1], timeout=30) as subscription:
-                assert numbers(collect(subscription, 10)) == list(range(10))
-            with consumer.recv([2], timeout=30) as subscription:
-                assert numbers(collect(subscription, 10)) == list(range(10))
-                eventually(lambda: has_ended(b), 50, "drained")
-        eventually(lambda: ledger(a).pending == 0)
-
-
-def test_what_a_draining_worker_waits_for_may_come_around_by_itself(tmp_path: Path) -> None:
-    """A draining worker accepts its own messages back, even from a worker that it would otherwise refuse."""
-    with ExitStack() as stack:
-        a, c = (stack.enter_context(one_worker(name, directory=tmp_path)) for name in "ac")
-        b = stack.enter_context(one_worker("b", "--drain-seconds=60", directory=tmp_path))
-
-        def place(version: int, owner: Endpoint, *told: Endpoint) -> None:
-            tasks = {(each.worker_id, each.address): [1] if each is owner else [] for each in (a, b, c)}
-            assign(told, version, tasks)
-
-        place(1, a, a, b, c)
-        ready(a, b, c)
-        sender = stack.enter_context(client_of(b.address, ack_mode="processed"))
-        sender.send(numbered(1, range(10)))
-        eventually(lambda: queued(a, 1) == 10)
-        begin_drain(b)
-        stack.enter_context(client_of(b.address)).send([])  # connects
-        log = tmp_path / "b-0" / "worker-0.log"
-        eventually(lambda: "stream.refused" in log.read_text(), 20, "b takes nothing new")
-        place(3, b, c)
-        place(2, c, a)
-        eventually(lambda: ledger(c).accepted == 10, 20, "c has them")
-        place(4, a, a, b, c)
-        consumer = stack.enter_context(client_of(a.address))
-        with consumer.recv([1], timeout=20) as subscription:
-            assert numbers(collect(subscription, 10)) == list(range(10))
-            eventually(lambda: has_ended(b), 50, "drained")
 
 
 def test_what_a_draining_worker_takes_at_its_end_is_not_dropped(tmp_path: Path) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
+from helpers.scripts import output_of
 from helpers.topology import one_worker, queued
 
 from tuplewire.processes.worker_processes import Endpoint
@@ -23,17 +21,9 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 def run(script: str, worker: Endpoint, task: int, *more: str) -> str:
     """Run a script in a separate process with an address and a task; return its last line."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, worker.address, str(task), *more],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        # With its fork support on, gRPC itself sometimes crashes a child.
-        env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()[-1]
+    # With its fork support on, gRPC itself sometimes crashes a child.
+    output = output_of(script, worker.address, str(task), *more, GRPC_ENABLE_FORK_SUPPORT="0")
+    return output.splitlines()[-1]
 
 
 _LOGS = """

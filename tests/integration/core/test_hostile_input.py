@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import random
-import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,7 +18,6 @@ from helpers.hostile import (
     Answer,
     answer_of,
     ask,
-    ending,
     frame,
     hello,
     lengths,
@@ -32,8 +27,7 @@ from helpers.hostile import (
     talk_over,
 )
 from helpers.http2 import OPENING, call_headers, connected
-from helpers.memory import MIB, rss
-from helpers.topology import TOPOLOGY, collect, ledger, numbered, numbers, one_worker, queued, status
+from helpers.topology import TOPOLOGY, collect, ledger, numbered, numbers, one_worker, queued
 from helpers.traffic import deliver
 
 from tuplewire import Client
@@ -74,16 +68,6 @@ def _well_behaved_session_is_unaffected(worker: Endpoint) -> Iterator[None]:
         assert client.ledger().acknowledged == 200
         assert client._sender is not None
         assert client._sender.counts.connections == 1
-
-
-def run(test: Coroutine[Any, Any, Answer]) -> Answer:
-    """Run a test on its own event loop, with a deadline."""
-
-    async def bounded() -> Answer:
-        async with asyncio.timeout(90):
-            return await test
-
-    return asyncio.run(bounded())
 
 
 def singles(groups: int, sequence: int = 1) -> bytes:
@@ -238,32 +222,6 @@ def test_long_words_do_not_hide_the_name(worker: Endpoint) -> None:
     assert (answer.status, answer.error) == MALFORMED, answer
 
 
-def test_unknown_method_is_unimplemented(worker: Endpoint) -> None:
-    """A call of a method that does not exist gets the status that gRPC prescribes."""
-    answer = talk(worker, "/tuplewire.v1.Messaging/Steal", [b"x"])
-    assert answer.status is grpc.StatusCode.UNIMPLEMENTED
-
-
-def test_stale_incarnation_is_refused(worker: Endpoint) -> None:
-    """An older incarnation of a known sender is refused; the newer incarnation is not affected."""
-
-    async def test() -> Answer:
-        async with grpc.aio.insecure_channel(worker.address, options=OPTIONS) as channel:
-            newer: Any = channel.stream_stream(SEND)()
-            await newer.write(hello(sender_id="fenced", incarnation=5))
-            assert pb.SendResponse.FromString(await newer.read()).HasField("welcome")
-            answer = await asyncio.to_thread(talk, worker, SEND, [hello(sender_id="fenced", incarnation=4)])
-            await newer.write(frame(1))
-            while not (response := pb.SendResponse.FromString(await newer.read())).HasField("ack"):
-                pass
-            assert response.ack.sequence == 1
-            newer.cancel()
-            return answer
-
-    answer = run(test())
-    assert (answer.status, answer.error) == (grpc.StatusCode.FAILED_PRECONDITION, "STALE_INCARNATION")
-
-
 def test_displaced_streams_hear_of_it(worker: Endpoint) -> None:
     """When streams of one session displace each other, each ends with a named error, and none hangs."""
 
@@ -330,88 +288,9 @@ def test_progress_beyond_everything_is_cut(worker: Endpoint) -> None:
         assert got == list(range(10 - left, 20))
 
 
-@pytest.mark.slow
-def test_silent_connections_and_streams(worker: Endpoint) -> None:
-    """200 silent connections and 200 silent streams block no client; the streams end with a named status."""
-    host, port = worker.address.split(":")
-
-    async def silent(channel: grpc.aio.Channel, method: str, begun: asyncio.Event) -> list[Answer]:
-        """Open a stream, and reopen it whenever it ends, until the worker has been used; at least once."""
-        answers: list[Answer] = []
-        while not answers or not used.is_set():
-            call: Any = channel.stream_stream(method)()
-            await call.wait_for_connection()
-            begun.set()
-            answers.append(await ending(call))
-        return answers
-
-    used = asyncio.Event()
-
-    async def test() -> Answer:
-        async with grpc.aio.insecure_channel(worker.address, options=OPTIONS) as channel:
-            begun = [asyncio.Event() for _ in range(200)]
-            streams = [
-                asyncio.create_task(silent(channel, (SEND, RECV)[number % 2], each))
-                for number, each in enumerate(begun)
-            ]
-            await asyncio.gather(*(each.wait() for each in begun))
-            await asyncio.to_thread(_use, worker)
-            used.set()
-            answers = [answer for each in await asyncio.gather(*streams) for answer in each]
-        assert {(answer.status, answer.error) for answer in answers} == {MALFORMED}
-        return answers[0]
-
-    with contextlib.ExitStack() as connections:
-        for _ in range(200):
-            connections.enter_context(socket.create_connection((host, int(port)), timeout=5))
-        _use(worker)
-        assert "no hello within" in run(test()).details
-
-
 def _use(worker: Endpoint) -> None:
     """Send and receive as a new client."""
     with Client(worker.address, topology=TOPOLOGY) as client:
         client.send(numbered(7, range(10)))
         assert len(collect(client.recv([7], timeout=30), 10)) == 10
         client.flush(30)
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_mutated_bytes_never_break_the_worker(worker: Endpoint, seed: int) -> None:
-    """Streams with flipped, cut, duplicated and shuffled bytes end with a named status; memory stays flat."""
-    rng = random.Random(seed)
-
-    def mutated(data: bytes) -> bytes:
-        out = bytearray(data)
-        for _ in range(rng.randrange(4)):
-            place = rng.randrange(len(out) + 1)
-            match rng.randrange(4):
-                case 0 if out:
-                    out[place % len(out)] = rng.randrange(256)
-                case 1:
-                    del out[place:]
-                case 2:
-                    out[place:place] = rng.randbytes(rng.randrange(8))
-                case _:
-                    out += out[: rng.randrange(len(out) + 1)]
-        return bytes(out)
-
-    def conversation() -> tuple[str, list[bytes]]:
-        if rng.random() < 0.3:
-            progress = pb.RecvRequest(progress=pb.Progress(tasks=[pb.TaskCursor(task=8, received=1)]))
-            requests, method = [subscribe(8), progress.SerializeToString()], RECV
-        else:
-            requests = [hello(), *(frame(number, (b"abc", b""), task=8) for number in range(1, 4))]
-            method = SEND
-        spared = rng.random() < 0.7  # usually the opening is valid, so that later requests are tested
-        return method, [
-            request if index == 0 and spared else mutated(request) for index, request in enumerate(requests)
-        ]
-
-    before = rss(worker.process_id)
-    with grpc.insecure_channel(worker.address, options=OPTIONS) as channel:
-        answers = [talk_over(channel, *conversation()) for _ in range(400)]
-    assert {each.status for each in answers if not each.error} <= {grpc.StatusCode.OK}
-    assert {"", "MALFORMED"} <= {each.error for each in answers}
-    assert rss(worker.process_id) - before < 30 * MIB
-    assert status(worker).worker_id == "w"

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from helpers.alarms import Interrupted, OnAlarm, interrupt, interrupted_at
@@ -20,10 +20,6 @@ from tuplewire import Client, TaskMessage
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ClosedError
 from tuplewire.processes.worker_processes import Endpoint
-from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
-from tuplewire_service.messaging.local import LocalContext
-from tuplewire_service.testing import eventually
 
 # An interrupt may occur in a weak reference's callback, where Python cannot raise it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -33,59 +29,11 @@ INTERRUPTS = 3000
 SENDS = 100
 FLUSHES = 1000
 """The most calls in a round of flushes or closes: an alarm is lost if Python cannot raise at that moment."""
-
-
-class Place(NamedTuple):
-    """The destination of messages: a worker, or the local transport.
-
-    Attributes:
-        connect: Creates a sender.
-        received: Waits for a number of messages, and returns the numbers in them.
-        most: The number of messages that the destination has space for.
-        rounds: The number of rounds of flushes.
-        closes: The number of rounds of closes.
-        longest: The longest wait for the alarm in a round of flushes, in seconds.
-        until_close: The longest wait for the alarm in a round of closes, in seconds.
-    """
-
-    connect: Callable[[], Any]
-    received: Callable[[int], list[int]]
-    most: int
-    rounds: int
-    closes: int
-    longest: float
-    until_close: float
-
-
-class Numbers(IConnectionCallback):
-    """Stores the numbers of received messages, in several steps that an interrupt could stop."""
-
-    def __init__(self) -> None:
-        self.got: list[int] = []
-
-    def recv(self, batch: ReceivedBatch) -> None:
-        """Store the numbers one at a time."""
-        for payload in batch.payloads:
-            self.got.append(int(payload))
-
-    def received(self, accepted: int) -> list[int]:
-        """Wait for `accepted` messages, and return their numbers."""
-        eventually(lambda: len(self.got) >= accepted, 30)
-        return self.got
-
-
-class LocalSender:
-    """A connection of the local transport with the methods of a client."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self.send, self.try_send, self.close = connection.send, connection.try_send, connection.close
-        self.flush = connection.end.buffer.flush
-
-    def ledger(self) -> LedgerSnapshot:
-        """Return the sender's ledger."""
-        balance: LedgerSnapshot = self._connection.statistics().ledger
-        return balance
+MOST = 60_000
+"""The number of messages that the worker has space for."""
+UNTIL_CLOSE = 2e-3
+"""The longest wait for the alarm in a round of closes, in seconds."""
+Connect = Callable[[], Client]
 
 
 @pytest.fixture
@@ -96,42 +44,33 @@ def worker(tmp_path: Path) -> Iterator[Endpoint]:
         assert ledger(endpoint).balanced
 
 
+@pytest.fixture
+def connect(worker: Endpoint) -> Iterator[Connect]:
+    """Return a function that creates a client; the clients are closed after the test."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(Client(worker.address, topology=TOPOLOGY))
+
+
 def numbers_of(worker: Endpoint, count: int) -> list[int]:
     """Take `count` messages, and return their numbers."""
     with Client(worker.address, topology=TOPOLOGY).recv([TASK], timeout=60) as subscription:
         return [int(payload) for _, payload in collect(subscription, count)]
 
 
-@pytest.fixture(params=["worker", "local"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Yield each destination in turn."""
-    with ExitStack() as stack:
-        if request.param == "local":
-            context, numbers = LocalContext(), Numbers()
-            server = context.bind(TOPOLOGY, 0, numbers)
-            stack.callback(context.term)
-            local = lambda: LocalSender(context.connect(TOPOLOGY, "", server.port))  # noqa: E731
-            yield Place(local, numbers.received, 300_000, 1000, 500, 1e-3, 4e-4)
-        else:
-            worker = request.getfixturevalue("worker")
-            client = lambda: stack.enter_context(Client(worker.address, topology=TOPOLOGY))  # noqa: E731
-            yield Place(client, partial(numbers_of, worker), 60_000, 500, 100, 3e-3, 2e-3)
-
-
-def all_arrive(place: Place, accepted: int) -> None:
+def all_arrive(worker: Endpoint, accepted: int) -> None:
     """Check that this number of messages arrives, in order and once."""
-    received = place.received(accepted)
+    received = numbers_of(worker, accepted)
     assert len(received) == accepted
     assert received == sorted(set(received))
 
 
-def check(place: Place, sender: Any) -> None:
+def check(worker: Endpoint, sender: Client) -> None:
     """Check that all messages that a sender has accepted have arrived, in order and once."""
     sender.flush(60)
     balance = sender.ledger()
     assert balance.accepted == balance.acknowledged
     assert not balance.pending
-    all_arrive(place, balance.accepted)
+    all_arrive(worker, balance.accepted)
 
 
 def singles(sender: Any, number: int) -> None:
@@ -151,15 +90,15 @@ def tries(sender: Any, number: int) -> None:
 
 @pytest.mark.parametrize(("act", "messages"), [(singles, 1), (batches, 3), (tries, 3)])
 def test_interrupted_sends(
-    place: Place, on_alarm: OnAlarm, act: Callable[[Any, int], None], messages: int
+    worker: Endpoint, connect: Connect, on_alarm: OnAlarm, act: Callable[[Any, int], None], messages: int
 ) -> None:
     """After up to 3,000 random interrupts, the ledger matches the messages; each arrives once, in order."""
     on_alarm(interrupt)
     moments = random.Random(7)
     number = interrupts = 0
-    sender = place.connect()
+    sender = connect()
     deliver(sender, TASK, b"0")
-    while interrupts < INTERRUPTS and number < place.most:
+    while interrupts < INTERRUPTS and number < MOST:
         try:
             signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 2e-4))
             for _ in range(SENDS):
@@ -169,7 +108,7 @@ def test_interrupted_sends(
         except Interrupted:
             interrupts += 1
     assert interrupts > 100, "too few to say anything"
-    check(place, sender)
+    check(worker, sender)
 
 
 def test_interrupted_at_each_step(worker: Endpoint) -> None:
@@ -198,34 +137,33 @@ def test_interrupted_at_each_step(worker: Endpoint) -> None:
     assert {*returned} <= {*received}
 
 
-def test_interrupted_flushes(place: Place, on_alarm: OnAlarm) -> None:
+def test_interrupted_flushes(worker: Endpoint, connect: Connect, on_alarm: OnAlarm) -> None:
     """An interrupted flush() changes nothing; the next one waits for the same messages."""
     on_alarm(interrupt)
     moments = random.Random(8)
-    sender = place.connect()
-    for number in range(place.rounds):
+    sender = connect()
+    for number in range(500):
         try:
-            signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, place.longest))
+            signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 3e-3))
             sender.send(TASK, b"%d" % number)
             for _ in range(FLUSHES):
                 sender.flush(30)
             signal.setitimer(signal.ITIMER_REAL, 0)
         except Interrupted:
             pass
-    check(place, sender)
+    check(worker, sender)
 
 
-@pytest.mark.parametrize("place", ["local"], indirect=True)
-def test_interrupted_closes(place: Place, on_alarm: OnAlarm) -> None:
+def test_interrupted_closes(worker: Endpoint, connect: Connect, on_alarm: OnAlarm) -> None:
     """Another close() completes an interrupted one; every accepted message has arrived or is reported."""
     on_alarm(interrupt)
     moments = random.Random(9)
     accepted = interrupts = 0
-    for number in range(place.closes):
-        sender = place.connect()
+    for number in range(200):
+        sender = connect()
         sender.send(TASK, b"%d" % number)
         try:
-            signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, place.until_close))
+            signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, UNTIL_CLOSE))
             for _ in range(FLUSHES):
                 sender.close()
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -239,16 +177,12 @@ def test_interrupted_closes(place: Place, on_alarm: OnAlarm) -> None:
         assert not balance.pending
         accepted += balance.acknowledged
     assert interrupts > 100, "too few to say anything"
-    all_arrive(place, accepted)
+    all_arrive(worker, accepted)
 
 
-@pytest.mark.parametrize(("place", "more"), [("worker", False), ("local", True)], indirect=["place"])
-def test_a_signal_handler_may_send(place: Place, on_alarm: OnAlarm, *, more: bool) -> None:
-    """A handler that sends while its thread is in send() returns, and both messages arrive.
-
-    With `more`, the handler also calls try_send(), and sometimes flush().
-    """
-    sender = place.connect()
+def test_a_signal_handler_may_send(worker: Endpoint, connect: Connect, on_alarm: OnAlarm) -> None:
+    """A handler that sends, and sometimes flushes, while its thread is in send() returns; all arrive."""
+    sender = connect()
     handled = last_words = 0
     ended = False
 
@@ -256,11 +190,10 @@ def test_a_signal_handler_may_send(place: Place, on_alarm: OnAlarm, *, more: boo
         nonlocal handled, last_words
         sender.send(TASK, b"1000000000")
         last_words += 1
-        if more:
-            assert sender.try_send(TASK, b"1000000000")
-            last_words += 1
-            if not handled % 10:
-                sender.flush(30)
+        assert sender.try_send(TASK, b"1000000000")
+        last_words += 1
+        if not handled % 10:
+            sender.flush(30)
         handled += 1
         if not ended:  # an alarm may have occurred just before the timer was stopped
             signal.setitimer(signal.ITIMER_REAL, 1e-4)
@@ -268,7 +201,7 @@ def test_a_signal_handler_may_send(place: Place, on_alarm: OnAlarm, *, more: boo
     on_alarm(send_last_words)
     signal.setitimer(signal.ITIMER_REAL, 1e-4)
     sent = 0
-    while handled < 1000 and sent < place.most:
+    while handled < 1000 and sent < MOST:
         sender.send(TASK, b"%d" % sent)
         sent += 1
     ended = True
@@ -276,20 +209,19 @@ def test_a_signal_handler_may_send(place: Place, on_alarm: OnAlarm, *, more: boo
     sender.flush(60)
     assert handled > 1
     assert sender.ledger().acknowledged == sent + last_words
-    received = place.received(sent + last_words)
-    assert len(received) == sent + last_words
+    received = numbers_of(worker, sent + last_words)
     assert [each for each in received if each < 10**9] == list(range(sent))
 
 
-def test_a_signal_handler_may_close(place: Place, on_alarm: OnAlarm) -> None:
+def test_a_signal_handler_may_close(worker: Endpoint, connect: Connect, on_alarm: OnAlarm) -> None:
     """If a handler closes the sender, a send or flush in progress returns; messages arrive or are counted."""
     moments = random.Random(10)
     accepted = 0
-    for number in range(place.closes):
-        sender = place.connect()
+    for number in range(100):
+        sender = connect()
         sender.send(TASK, b"%d" % (number * 1_000_000))
         on_alarm(sender.close)
-        signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, place.until_close))
+        signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, UNTIL_CLOSE))
         with suppress(ClosedError):
             for each in count(1):
                 sender.send(TASK, b"%d" % (number * 1_000_000 + each))
@@ -300,7 +232,7 @@ def test_a_signal_handler_may_close(place: Place, on_alarm: OnAlarm) -> None:
         assert balance.balanced
         assert balance.dropped["closed"] <= 1  # the message that close() interrupted
         accepted += balance.acknowledged
-    all_arrive(place, accepted)
+    all_arrive(worker, accepted)
 
 
 @pytest.mark.parametrize("begun", [False, True])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,13 @@ import grpc.aio
 import pytest
 from helpers.admin import samples
 from helpers.hostile import SEND, frame, hello
-from helpers.topology import TOPOLOGY, collect, ledger, metric, numbered, one_worker, queued
+from helpers.topology import TOPOLOGY, collect, ledger, metric, one_worker, queued
 
 from tuplewire import Client
 from tuplewire.connection import receipts
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import FlushTimeoutError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.control_pb2 import SessionStatus
 from tuplewire_service.testing import eventually
 
 TASK = 1
@@ -61,12 +58,6 @@ async def window_of_a_new_sender(channel: grpc.aio.Channel) -> int:
     return int(welcome.initial_credit.messages)
 
 
-def sessions(worker: Endpoint) -> Sequence[SessionStatus]:
-    """Return the sessions of a worker."""
-    with ControlClient(worker.address) as control:
-        return control.status(max_clients=10).sessions
-
-
 async def die(channel: grpc.aio.Channel, messages: int = 0) -> None:
     """Open a session, send some messages, and end without a goodbye."""
     call, _ = await opened(channel)
@@ -103,47 +94,6 @@ async def test_what_the_dead_have_left_is_taken_off_the_queue(tmp_path: Path) ->
             client.flush(30)
 
 
-async def test_a_disconnected_sender_is_not_held_up(tmp_path: Path) -> None:
-    """A task blocks a sender that has used up its window, until it disconnects and after it reconnects."""
-    blocking = f'tuplewire_blocking_seconds_total{{task="{TASK}",where="local"}}'
-    queue_full = 'tuplewire_state_seconds_total{state="backpressured_queue"}'
-    with one_worker("w", "--receive-queue-messages=1000", directory=tmp_path, tasks=[TASK]) as worker:
-
-        def grown() -> tuple[float, float]:
-            before = samples(worker.metrics_url)
-            time.sleep(1)
-            after = samples(worker.metrics_url)
-            return after[blocking] - before.get(blocking, 0.0), after[queue_full] - before[queue_full]
-
-        async with grpc.aio.insecure_channel(worker.address) as channel:
-            call, welcome = await opened(channel, sender_id="full")
-            await call.write(frame(1, (b"x",) * 1000, TASK))
-            assert await acknowledged(call) == 1
-            assert min(await asyncio.to_thread(grown)) > 0.5
-            call.cancel()
-            await asyncio.to_thread(eventually, lambda: not any(s.connected for s in sessions(worker)))
-            assert await asyncio.to_thread(grown) == (0, 0)
-            assert [each.exhausted_tasks for each in sessions(worker)] == [0]
-            again = {"sender_id": "full", "receiver_incarnation": welcome.receiver_incarnation}
-            call, _ = await opened(channel, **again)
-            assert min(await asyncio.to_thread(grown)) > 0.5
-            call.cancel()
-
-
-async def test_a_sender_without_credit_hears_of_a_larger_share(tmp_path: Path) -> None:
-    """A sender without credit gets the share of a disconnected sender, even if no message is consumed."""
-    with one_worker("w", "--receive-queue-messages=1000", directory=tmp_path, tasks=range(10)) as worker:
-        async with grpc.aio.insecure_channel(worker.address) as channel:
-            others = [(await opened(channel))[0] for _ in range(2)]
-            with Client(worker.address, topology=TOPOLOGY) as client:
-                client.send(numbered(TASK, range(1000)))
-                await asyncio.to_thread(eventually, lambda: queued(worker, TASK) == 500)
-                for other in others:
-                    other.cancel()
-                await asyncio.to_thread(client.flush, 30)
-        assert queued(worker, TASK) == 1000
-
-
 async def test_a_worker_that_is_gone_is_no_source_any_more(tmp_path: Path) -> None:
     """`resume_seconds` after a worker disconnects, its session and received counts are removed."""
     received = 'tuplewire_received_messages_total{source="peer"}'
@@ -157,28 +107,6 @@ async def test_a_worker_that_is_gone_is_no_source_any_more(tmp_path: Path) -> No
             assert metric(worker, received) == messages
             eventually(lambda: received not in samples(worker.metrics_url))
             assert metric(worker, CONNECTED) == metric(worker, RESUMABLE) == 0
-
-
-async def test_a_sender_resumes_after_its_share_has_lapsed(worker: Endpoint) -> None:
-    """A sender that returns after its lease resumes at the same position, without loss or duplicates."""
-    async with grpc.aio.insecure_channel(worker.address) as channel:
-        call, welcome = await opened(channel, sender_id="away")
-        await call.write(frame(1, (b"1", b"2"), TASK))
-        assert await acknowledged(call) == 1
-        call.cancel()
-        await asyncio.to_thread(eventually, lambda: metric(worker, RESUMABLE) == 1)
-        again = {"sender_id": "away", "receiver_incarnation": welcome.receiver_incarnation}
-        call, resumed = await opened(channel, **again)
-        assert resumed.receiver_incarnation == welcome.receiver_incarnation
-        assert resumed.last_sequence == 1
-        assert metric(worker, CONNECTED) == 1
-        await call.write(frame(2, (b"3",), TASK))
-        assert await acknowledged(call) == 2
-        call.cancel()
-
-    assert not metric(worker, RESUMABLE)
-    with Client(worker.address, topology=TOPOLOGY).recv([TASK], timeout=30) as subscription:
-        assert collect(subscription, 3) == [(None, b"1"), (None, b"2"), (None, b"3")]
 
 
 def flows_of(client: Client) -> int:

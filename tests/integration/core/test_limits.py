@@ -17,17 +17,8 @@ import grpc
 import pytest
 from helpers import eventually
 from helpers.certificates import Authority
-from helpers.hostile import OPTIONS, RECV, SEND, Answer, answer_of, talk_over
-from helpers.http2 import (
-    DATA,
-    END_STREAM,
-    OPENING,
-    RST_STREAM,
-    call_headers,
-    connected,
-    grpc_message,
-    http2_frame,
-)
+from helpers.hostile import OPTIONS, RECV, SEND, Answer, answer_of
+from helpers.http2 import OPENING, RST_STREAM, call_headers, connected
 from helpers.limited import limited_workers
 from helpers.memory import MIB, rss
 from helpers.secured import denied, files_of, secret_file, tls_flags
@@ -212,23 +203,6 @@ def test_calls_without_a_request_end(tmp_path: Path) -> None:
                 answer = _end(call)
             assert (answer.status, answer.error) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED"), method
             assert "within 0.5 s" in answer.details
-
-
-def test_malformed_hellos_make_a_line_a_minute(tmp_path: Path) -> None:
-    """Malformed hellos are logged once a minute for each host, and all are counted."""
-    with _worker(tmp_path) as workers:
-        endpoint = workers.endpoints[0]
-        with grpc.insecure_channel(endpoint.address, options=OPTIONS) as channel:
-            for _ in range(300):
-                assert talk_over(channel, SEND, [b"\xff garbage"]).error == "MALFORMED"
-        assert _refused(endpoint, "MALFORMED") == 300
-        host, port = endpoint.address.split(":")
-        with socket.create_connection((host, int(port)), source_address=("127.0.0.7", 0)) as other:
-            other.sendall(OPENING + call_headers(1) + http2_frame(DATA, END_STREAM, 1, grpc_message(b"\xff")))
-            eventually(lambda: _refused(endpoint, "MALFORMED") == 301, _SECONDS)
-        lines = workers.log_of(0).read_text(encoding="utf-8").split("stream.refused")
-        assert len(lines) == 3
-        assert "127.0.0.7" in lines[2]
 
 
 def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:

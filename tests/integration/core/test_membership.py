@@ -160,20 +160,6 @@ def test_an_idle_worker_ends_after_its_tasks_have_moved(site: Site) -> None:
         assert status(first).local_tasks == len(TASKS)
 
 
-def test_a_drain_that_nobody_consumes_is_over_in_time(site: Site) -> None:
-    """Messages that were handed off are not dropped at the drain's deadline, even without a consumer."""
-    first = site.start("a")
-    with site.membership() as membership, load_on(first) as producing:
-        second = site.start("b", drain_seconds=3)
-        membership.wait(2, SETTLES)
-        eventually(lambda: all(each.queued_messages for each in status(second).tasks), 30, "b holds some")
-        os.kill(second.process_id, signal.SIGTERM)
-        eventually(lambda: has_ended(second), SETTLES, "b has drained")
-        assert site.balance_of("b") == {}
-        with Trackers(membership, TASKS) as followers:
-            finished(producing, followers)
-
-
 def test_a_killed_worker_loses_nothing_that_is_kept_until_processed(site: Site) -> None:
     """When a killed worker expires, its tasks move, and senders in mode `processed` resend its messages."""
     with two_under_load(site, PROCESSED, expire_seconds=2) as (second, membership):
@@ -288,15 +274,8 @@ def test_where_the_workers_are_may_be_unknown_for_a_while(site: Site) -> None:
             membership.wait(2, 0.2)
 
 
-@pytest.mark.parametrize(
-    ("workers", "tasks", "says"),
-    [
-        ([], [1], "host:port"),
-        (["unix:///run/tuplewire/worker.sock"], [1], "host:port"),
-        (["a:1"], [], "range"),
-    ],
-)
-def test_wrong_arguments(workers: list[str], tasks: list[int], says: str) -> None:
-    """An empty list, or an address that other workers cannot reach, is an error."""
-    with pytest.raises(ConfigError, match=says):
-        Membership(workers, tasks)
+def test_wrong_arguments() -> None:
+    """A membership needs workers and tasks."""
+    for workers, tasks in (([], [1]), (["a:1"], [])):
+        with pytest.raises(ConfigError):
+            Membership(workers, tasks)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from helpers import eventually
-from helpers.streams import Sequences, numbered_group
-from helpers.topology import TOPOLOGY, Pair, collect, ledger, numbered, numbers, pair_of_workers, queued
+from helpers.topology import TOPOLOGY, Pair, collect, numbered, numbers, pair_of_workers, queued
 from helpers.traffic import deliver
 
-import tuplewire.aio
-from tuplewire import Client, TaskMessageBatch
-from tuplewire.errors import BufferFullError, FlushTimeoutError
+from tuplewire import Client
+from tuplewire.errors import BufferFullError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.session.ledger import LedgerSnapshot
 
@@ -103,65 +100,3 @@ def test_what_the_worker_may_have_is_waited_for(pair: Pair) -> None:
             assert numbers(collect(subscription, 1)) == [QUEUE]
         producer.flush(10)
         assert producer.ledger().dropped["overflow"] == 0
-
-
-def test_the_asyncio_client_does_the_same(pair: Pair) -> None:
-    """An awaited send does not wait for free space either."""
-    task = pair.near_task()
-
-    async def main() -> tuple[list[int], LedgerSnapshot]:
-        async with tuplewire.aio.Client(pair.near.address, **DROPPING) as producer:
-            await producer.send(numbered(task, range(QUEUE)))
-            await producer.flush(10)
-            for start in range(QUEUE, SENT, 100):
-                await producer.send(numbered(task, range(start, start + 100)), timeout=0)
-            left = SENT - producer.ledger().dropped["overflow"]
-            arrived: list[int] = []
-            async with tuplewire.aio.Client(pair.near.address, topology=TOPOLOGY) as consumer:
-                subscription = consumer.recv([task], timeout=10)
-                while len(arrived) < left:
-                    batch = await anext(subscription)
-                    arrived += [int(message.message) for message in batch]
-                subscription.acknowledge()
-            await producer.flush(10)
-            return arrived, producer.ledger()
-
-    check(*asyncio.run(main()))
-
-
-BATCH = 250
-SENDERS = 20
-SOURCE = 7
-
-
-@pytest.mark.parametrize("hops", [1, 2])
-def test_a_queue_keeps_its_bound(pair: Pair, hops: int) -> None:
-    """Each sender, like a PySpark task, leaves its messages until the queue is full; the next waits."""
-    task = pair.far_task()
-    entrance = pair.far if hops == 1 else pair.near
-    before, sent = ledger(entrance).accepted, 0
-    waiting = None
-    for _ in range(SENDERS):
-        client = Client(entrance.address, topology=TOPOLOGY)
-        client.send(TaskMessageBatch.from_groups([numbered_group(task, SOURCE, sent, BATCH)]))
-        sent += BATCH
-        # The short flush timeout is not critical: a full queue blocks the next sender in any case.
-        eventually(lambda: not client.ledger().pending or queued(pair.far, task) >= QUEUE)  # noqa: B023
-        try:
-            client.flush(1)
-        except FlushTimeoutError:
-            waiting = client
-            break
-        client.close()
-    assert waiting is not None, "nobody was held back"
-    assert QUEUE <= queued(pair.far, task) <= QUEUE * 5 // 4
-    sequences = Sequences()
-    with Client(pair.far.address, topology=TOPOLOGY).recv([task], timeout=20) as subscription:
-        while sequences.next.get((SOURCE, task), 0) < sent:
-            for group in next(subscription).groups:
-                sequences.take(group)
-    assert sequences.problems == []
-    waiting.flush(20)
-    waiting.close()
-    assert ledger(entrance).accepted == before + sent
-    assert ledger(entrance).balanced

@@ -10,22 +10,20 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Any
 
 import grpc
-import pytest
+from helpers.stub_server import answering, welcome
 
 from tuplewire import Client
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.pacer import BURST_FRAMES
 from tuplewire.session.ack_requests import QUICK_SECONDS
-from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 
-class Receiver(grpc.GenericRpcHandler):
+class Receiver:
     """Receives frames, and acknowledges them when a test requests it."""
 
     def __init__(self) -> None:
@@ -34,21 +32,10 @@ class Receiver(grpc.GenericRpcHandler):
         self._responses: SimpleQueue[bytes | None] = SimpleQueue()
         self._taken = 0
 
-    def service(self, details: Any) -> Any:
-        """Serve only the method Send."""
-        return grpc.stream_stream_rpc_method_handler(self._send) if details.method.endswith("/Send") else None
-
-    def _send(self, requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
+    def answer(self, requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Answer a Send stream."""
         next(requests)
-        welcome = pb.Welcome(
-            protocol_version=PROTOCOL_VERSION,
-            receiver_id="w",
-            receiver_incarnation=1,
-            initial_credit=pb.TaskCredit(messages=1000, bytes=1 << 20),
-            max_message_bytes=1 << 20,
-            max_frame_bytes=1 << 22,
-        )
-        yield pb.SendResponse(welcome=welcome).SerializeToString()
+        yield welcome()
         threading.Thread(target=self._take, args=(requests,), daemon=True).start()
         yield from iter(self._responses.get, None)
 
@@ -76,26 +63,13 @@ def let_loop_turn() -> None:
         messaging_loop().call(lambda: None)
 
 
-@pytest.fixture
-def receiver() -> Iterator[tuple[Receiver, str]]:
-    """Run a receiver, and yield it with its address."""
-    with ThreadPoolExecutor(4) as pool:
-        server = grpc.server(pool)
-        handler = Receiver()
-        server.add_generic_rpc_handlers((handler,))
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            yield handler, f"127.0.0.1:{port}"
-        finally:
-            handler.end()
-            server.stop(0).wait()
-
-
-def test_what_follows_a_burst_is_gathered(receiver: tuple[Receiver, str]) -> None:
+def test_what_follows_a_burst_is_gathered() -> None:
     """Messages after a burst share a frame, which is sent at the next acknowledgement or flush."""
-    handler, address = receiver
-    with Client(address, topology="test", linger_seconds=3600.0, flush_seconds=0.1) as client:
+    handler = Receiver()
+    with (
+        answering(handler.answer) as address,
+        Client(address, topology="test", linger_seconds=3600.0, flush_seconds=0.1) as client,
+    ):
         for _ in range(BURST_FRAMES):
             client.send(1, b"x")
             assert handler.frames.get(timeout=20) == 1

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
 import pytest
+from helpers.stub_server import Answer, answering, welcome
 from helpers.topology import assign, collect, ledger, metric, numbered, numbers, one_worker, ready, status
 from helpers.traffic import client_of, deliver
 
 from tuplewire import TaskMessageBatch
 from tuplewire.connection.grpc_channel import ERROR_KEY
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire.settings.config import PROTOCOL_VERSION
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.testing import eventually
 
 LOCAL, FAR = 0, 1
-Answer = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 
 
 def _refusal(code: str) -> Answer:
@@ -37,7 +34,7 @@ def _refusal(code: str) -> Answer:
 def _ended(code: int) -> Answer:
     def answer(requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
         next(requests)
-        yield _welcome()
+        yield welcome()
         yield pb.SendResponse(ended=pb.Ended(code=code, detail="for this test")).SerializeToString()  # type: ignore[arg-type]
 
     return answer
@@ -50,19 +47,6 @@ def _saying(*responses: bytes) -> Answer:
         next(requests, None)
 
     return answer
-
-
-def _welcome(**changes: Any) -> bytes:
-    fields: dict[str, Any] = {
-        "protocol_version": PROTOCOL_VERSION,
-        "receiver_id": "far",
-        "receiver_incarnation": 1,
-        "initial_credit": pb.TaskCredit(messages=1000, bytes=1 << 20),
-        "max_message_bytes": 1 << 20,
-        "max_frame_bytes": 1 << 22,
-        **changes,
-    }
-    return pb.SendResponse(welcome=pb.Welcome(**fields)).SerializeToString()
 
 
 def _ack(**fields: Any) -> bytes:
@@ -79,37 +63,19 @@ ANSWERS: dict[str, Answer] = {
     "a code of a later release": _refusal("NEVER_HEARD_OF"),
     "ended after the welcome": _ended(pb.ERROR_CODE_WRONG_TOPOLOGY),
     "ended as nobody ends": _ended(12345),
-    "a welcome of another protocol": _saying(_welcome(protocol_version=77)),
+    "a welcome of another protocol": _saying(welcome(protocol_version=77)),
     "no protobuf": _saying(b"\xff" * 40),
-    "no protobuf after the welcome": _saying(_welcome(), b"\xff" * 40),
-    "an acknowledgement of what was never sent": _saying(_welcome(), _ack(sequence=WIDEST)),
-    "a session that nobody began": _saying(_welcome(last_sequence=WIDEST)),
+    "no protobuf after the welcome": _saying(welcome(), b"\xff" * 40),
+    "an acknowledgement of what was never sent": _saying(welcome(), _ack(sequence=WIDEST)),
+    "a session that nobody began": _saying(welcome(last_sequence=WIDEST)),
     "credit and refusals of nothing": _saying(
-        _welcome(),
+        welcome(),
         _ack(
             credits=[pb.TaskCredit(task=-5, messages=WIDEST, processed=WIDEST, forwarded=WIDEST)],
             refusals=[pb.Refusal(sequence=WIDEST, task=-5, messages=WIDEST, forwarded=WIDEST)],
         ),
     ),
 }
-
-
-class _Handler(grpc.GenericRpcHandler):
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-
-    def service(self, _details: grpc.HandlerCallDetails) -> Any:
-        return grpc.stream_stream_rpc_method_handler(self._answer)
-
-
-@contextmanager
-def _answering(answer: Answer) -> Iterator[str]:
-    server = grpc.server(ThreadPoolExecutor(4))
-    server.add_generic_rpc_handlers((_Handler(answer),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(0).wait()
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +104,7 @@ def test_what_one_peer_answers_concerns_its_messages_alone(
         calls.append(context)
         return ANSWERS[name](requests, context)
 
-    with _answering(counted) as address, client_of(worker.address) as client:
+    with answering(counted) as address, client_of(worker.address) as client:
         assign(worker, next(versions), {("near", worker.address): [LOCAL], ("far", address): [FAR]})
         eventually(lambda: len(calls) >= 2, 10, "tried again")
         client.send(numbered(FAR, range(10)))

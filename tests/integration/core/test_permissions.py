@@ -14,7 +14,7 @@ from helpers.traffic import deliver
 
 from tuplewire import Client, Credentials, TaskGroup
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import PermissionDeniedError, RefusedMessagesError, TuplewireError
+from tuplewire.errors import PermissionDeniedError, RefusedMessagesError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.wire import control_pb2
 from tuplewire_service.control.control_messages import assignment_to_wire
@@ -199,14 +199,6 @@ def test_without_tls_nobody_acts_as_a_worker(worker: Guarded, tmp_path: Path) ->
         with ControlClient(workers.endpoints[0].unix_address, credentials=worker.operator) as control:
             control.update_assignment(assignment_to_wire(assignment))
             eventually(lambda: denied(worker.endpoint, "worker") > before, _SECONDS)
-
-
-def test_startup_needs_files_of_use(tmp_path: Path) -> None:
-    """A worker with a missing permissions file does not start."""
-    with pytest.raises(TuplewireError, match="cannot read the permissions file"):
-        WorkerProcesses(
-            1, TOPOLOGY, flags=[f"--permissions-file={tmp_path}/gone"], directory=tmp_path
-        ).start()
 
 
 def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:

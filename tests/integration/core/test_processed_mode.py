@@ -128,21 +128,6 @@ def doubled_unmarked(reader: Reader) -> list[Message]:
     return [message for message, times in unmarked.items() if times > 1]
 
 
-@pytest.mark.parametrize("victim", ["near", "far"])
-def test_a_killed_worker_loses_nothing_that_it_had_queued(hops: TwoHops, sender: Client, victim: str) -> None:
-    """Messages queued at the second worker are delivered after either worker is killed."""
-    sender.send(numbered(TASK, range(1000)))
-    eventually(lambda: queued(hops.far, TASK) == 1000)
-    assert sender.ledger().pending == 1000
-    hops.kill_and_start(victim)
-    with client_of(hops.far.address) as consumer, Reader(consumer.recv([TASK], timeout=0.2)) as reader:
-        sender.flush(20)
-        assert first_times(reader) == list(range(1000))
-        if victim == "far":
-            assert numbers(reader.redelivered) == list(range(1000))
-    assert sender.ledger().acknowledged == 1000
-
-
 @pytest.mark.parametrize("hops", ["grpc", pytest.param("zmq", marks=pytest.mark.long)], indirect=True)
 def test_workers_that_are_killed_again_and_again_lose_nothing(hops: TwoHops, sender: Client) -> None:
     """Under load, all messages arrive in order, and copies are marked as redelivered."""

@@ -50,38 +50,6 @@ def letters(pair: Pair) -> list[TaskMessage]:
         return list(subscription.messages(quiet=0.3))
 
 
-def test_a_rejected_message_comes_again_behind_the_others(letter_pair: Pair) -> None:
-    """By default, a rejected message is redelivered after the others, with its number of rejections."""
-    task = letter_pair.near_task()
-    with client_of(letter_pair.near.address) as client, client.recv([task], timeout=10) as subscription:
-        deliver(client, numbered(task, range(5), source=3))
-        seen = []
-        for message in subscription.messages(6):
-            seen.append((int(message.message), message.headers))
-            if message.message == b"1" and not message.headers:
-                subscription.reject(reason="not yet")
-        assert [number for number, _ in seen] == [0, 1, 2, 3, 4, 1]
-        assert seen[-1][1] == (("tuplewire-rejected", b"1"),)
-    eventually(lambda: queued(letter_pair.near, task) == 0)
-
-
-def test_a_rejected_message_keeps_its_place_where_others_wait(letter_pair: Pair) -> None:
-    """With reject_order="wait", a rejected message keeps its place in its task, and other tasks continue."""
-    first, second = letter_pair.near_task(), letter_pair.near_task()
-    seen: dict[int, list[int]] = {first: [], second: []}
-    with client_of(letter_pair.near.address, reject_order="wait") as client:
-        client.send(numbered(first, range(6)))
-        deliver(client, numbered(second, range(6)))
-        with client.recv([first, second], timeout=10) as subscription:
-            for message in subscription.messages(14):
-                seen[message.task].append(int(message.message))
-                if message.task == first and message.message == b"2" and seen[first].count(2) < LIMIT:
-                    subscription.reject()
-    assert seen[second] == list(range(6))
-    assert seen[first] == [0, 1, 2, 2, 2, 3, 4, 5]
-    eventually(lambda: queued(letter_pair.near, first) == 0)
-
-
 def test_a_delay_is_kept(letter_pair: Pair) -> None:
     """A rejected message is redelivered after its delay, in both reject orders."""
     for order in ("continue", "wait"):

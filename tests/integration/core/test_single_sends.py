@@ -67,20 +67,6 @@ def test_bounds_hold(nobody: str, settings: dict[str, Any], payload: bytes, room
     assert client.ledger().balanced
 
 
-def test_a_full_task_leaves_room_for_others(nobody: str) -> None:
-    """If one task is at its limit, messages to other tasks are accepted up to the total limit."""
-    client = client_of(
-        nobody,
-        max_pending_messages=250,
-        max_pending_task_messages=100,
-        max_block_seconds=10_000,  # longer than a test: try_send() does not wait
-    )
-    assert [client.try_send(1, b"x") for _ in range(101)] == [True] * 100 + [False]
-    assert [client.try_send(2, b"x") for _ in range(101)] == [True] * 100 + [False]
-    assert [client.try_send(3, b"x") for _ in range(51)] == [True] * 50 + [False]
-    client.close(0)
-
-
 def test_batches_count_for_messages_alone(nobody: str) -> None:
     """A batch that the event loop has not processed yet counts towards the limit."""
     for _ in range(20):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-from helpers.ports import free_port
+from helpers.scripts import output_of
 from helpers.topology import TOPOLOGY, one_worker
 from helpers.traffic import deliver
 
@@ -46,17 +44,6 @@ def test_a_host_that_is_called_like_a_scheme(host: str) -> None:
     assert "does not answer as a Tuplewire worker" not in str(told.value)
 
 
-@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "[::1]"])
-def test_usual_hosts(address: str, tmp_path: Path) -> None:
-    """Host names and addresses of IPv4 and IPv6 work."""
-    port = free_port()
-    with (
-        one_worker("w", f"--listen={address}:{port}", directory=tmp_path),
-        ControlClient(f"{address}:{port}") as control,
-    ):
-        assert control.status().worker_id == "w"
-
-
 def test_long_temporary_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers start even if the temporary directory is too long for a socket path, and leave no files."""
     long = tmp_path / ("x" * 90) / ("y" * 90)
@@ -89,8 +76,7 @@ def test_without_any_temporary_directory() -> None:
         "try:\n    tuplewire.local().start()\n"
         "except tuplewire.errors.ConfigError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "set TMPDIR to one with a short path" in done.stdout
+    assert "set TMPDIR to one with a short path" in output_of(program)
 
 
 def test_a_private_directory_is_short_and_private() -> None:

@@ -147,14 +147,6 @@ def test_client_refuses_a_stranger(cluster: Cluster, names: tuple[str, ...]) -> 
     assert "is not a worker of this cluster" in told
 
 
-@pytest.mark.parametrize("names", [("*.example",), ("spiffe://test/worker",), ("nobody", WORKER)])
-def test_worker_is_known_by_any_listed_name(cluster: Cluster, names: tuple[str, ...]) -> None:
-    """A wildcard, a URI, or one of several names identifies a worker."""
-    credentials = replace(cluster.program, tls_worker_names=names)
-    with ControlClient(cluster.near.address, credentials=credentials) as control:
-        assert control.status().worker_id == "worker-0"
-
-
 def test_program_cannot_act_as_a_worker(cluster: Cluster, tmp_path: Path) -> None:
     """A worker with a program's certificate is denied by the other workers and never connects to them."""
     files = cluster.authority.issue("etl.example").write(tmp_path / "impostor")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import signal
@@ -36,7 +35,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ProtocolError, StaleAssignmentError, UnreachableError, WrongTopologyError
 from tuplewire.wire import control_pb2, health_pb2
 from tuplewire.wire.health_pb2_grpc import HealthStub
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.assignment import MOST_AHEAD, AssignedWorker, Assignment
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -69,7 +68,33 @@ def test_control_refusals_are_named(worker: Running) -> None:
             client.update_assignment(assignment_for(worker, 3, "other"))
         with pytest.raises(ProtocolError, match="version"):
             client.update_assignment(control_pb2.Assignment(topology="default"))
+        for worker_id, address, version in (
+            *(("a\0", "h:1", 3), ("a", "h\n:1", 3), ("a" * 300, "h:1", 3)),
+            *(("a", "h:1", 2**63), ("a", "h:1", 2**64 - 1)),
+        ):
+            named = control_pb2.AssignedWorker(worker_id=worker_id, address=address, tasks=[0])
+            bad = control_pb2.Assignment(version=version, topology="default", workers=[named])
+            for force in (False, True):
+                with pytest.raises(ProtocolError, match=r"characters|an assignment's version is at most"):
+                    client.update_assignment(bad, force=force)
         assert client.assignment() == assignment_for(worker, 2)
+
+
+def test_a_version_that_jumps_needs_force(worker: Running, tmp_path: Path) -> None:
+    """A version more than 2^32 ahead is refused with advice; `assign --force` applies it."""
+    file = tmp_path / "jump.json"
+    far = Assignment(2 + 2 * MOST_AHEAD, "default", (AssignedWorker("a", worker.address, (0,)),))
+    file.write_text(as_json(far))
+    with ControlClient(worker.address) as control:
+        for version in (1, 1 + MOST_AHEAD):
+            control.update_assignment(assignment_for(worker, version))
+        refused = run_command("assign", "--address", worker.address, str(file))
+        assert refused.returncode != 0
+        assert "too far ahead" in refused.stderr
+        assert "--force" in refused.stderr
+        assert control.status().assignment_version == 1 + MOST_AHEAD
+        assert run_command("assign", "--force", "--address", worker.address, str(file)).returncode == 0
+        assert control.status().assignment_version == far.version
 
 
 def test_nobody_there_is_unreachable() -> None:
@@ -102,31 +127,6 @@ def test_health_check(worker: Running) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             check("nonsense")
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-def test_health_watch_follows_changes_and_ends_with_the_drain(worker: Running) -> None:
-    """Watch reports NOT_SERVING, SERVING after an assignment, NOT_SERVING on drain, and then ends."""
-
-    async def watching() -> list[int]:
-        seen = []
-        async with grpc.aio.insecure_channel(worker.address) as channel, asyncio.timeout(60):
-            health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
-            watch = health.Watch(health_pb2.HealthCheckRequest())
-            async for response in watch:
-                seen.append(response.status)
-                if len(seen) == 1:
-                    await asyncio.to_thread(assign)
-                elif len(seen) == 2:
-                    worker.process.send_signal(signal.SIGTERM)
-            assert await watch.code() is grpc.StatusCode.OK
-        return seen
-
-    def assign() -> None:
-        with ControlClient(worker.address) as client:
-            client.update_assignment(assignment_for(worker))
-
-    assert asyncio.run(watching()) == [NOT_SERVING, SERVING, NOT_SERVING]
-    assert worker.process.wait(20) == 0
 
 
 def test_health_watch_tells_of_a_drain_that_begins_while_it_writes(worker: Running) -> None:

@@ -32,7 +32,6 @@ from helpers.traffic import Feeder, Reader, client_of, deliver, fed
 from helpers.worker_process import run_command
 
 from tuplewire import Client, TaskMessageBatch
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import BufferFullError, FlushTimeoutError
 from tuplewire.settings.config import SessionSettings
 from tuplewire_service.messaging.grpc import GrpcContext
@@ -84,23 +83,6 @@ def test_stopped_consumer_blocks_the_sender_and_loses_nothing(pair: Pair) -> Non
         assert sender.ledger().acknowledged == sent
 
 
-def test_bound_in_bytes_holds_for_large_messages(pair: Pair) -> None:
-    """Large payloads to a stopped consumer are bounded by bytes in the client and in each worker."""
-    task = pair.far_task()
-    payload = bytes(100_000)
-    with (
-        client_of(pair.near.address, max_pending_bytes=2_000_000) as sender,
-        client_of(pair.far.address) as consumer,
-    ):
-        sent = 0
-        while _sends(sender, TaskMessageBatch.from_columns([task], [payload])):
-            sent += 1
-        assert sender.ledger().pending <= 20
-        held = next(each for each in status(pair.far).tasks if each.task == task).queued_bytes
-        assert held <= (1 << 20) + len(payload)
-        assert {payload for _, payload in collect(consumer.recv([task], timeout=10), sent)} == {payload}
-
-
 def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
     """A task without a consumer is reported as congested by worker, peer and program until it is read."""
     task = pair.far_task()
@@ -132,23 +114,6 @@ def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
         assert re.search(rf"^{task} +{pair.far.worker_id} +{held} .* yes +no", printed, re.MULTILINE)
         assert sorted(numbers(collect(consumer.recv([task], timeout=10), sent))) == list(range(sent))
         eventually(lambda: told() == (False, False, False), 20)
-
-
-def test_load_of_a_task_is_known_to_the_peer(pair: Pair) -> None:
-    """Messages queued at one worker appear as load in the other's GetLoad until they are read."""
-    task = pair.far_task()
-
-    def seen() -> float:
-        with ControlClient(pair.near.address) as control:
-            return control.load([task]).get(task, -1.0)
-
-    with client_of(pair.near.address) as sender, client_of(pair.far.address) as consumer:
-        eventually(lambda: seen() == 0.0, 5, "load 0")
-        # Few enough for the sender's share of the queue, regardless of the number of sessions.
-        deliver(sender, numbered(task, range(60)))
-        eventually(lambda: seen() == pytest.approx(60 / 500), 5, "load 0.12")
-        collect(consumer.recv([task], timeout=10), 60)
-        eventually(lambda: seen() == 0.0, 5, "load 0 again")
 
 
 # --- broken connections --------------------------------------------------------------------------------

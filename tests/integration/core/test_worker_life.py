@@ -13,7 +13,6 @@ from helpers.hosted import hosted
 
 from tuplewire import TaskGroup
 from tuplewire_service.testing import eventually
-from tuplewire_service.worker.worker import WorkerState
 from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
@@ -188,28 +187,3 @@ def test_a_workers_life(transport: str, tmp_path: Path) -> None:
         ]
         eventually(lambda: len(arrived) == COUNT, SECONDS)
         assert not notes.file.exists(), "a worker that has ended well leaves no state file"
-
-
-def test_a_drain_waits_for_executors(tmp_path: Path) -> None:
-    """A drain waits for the executors' tuples, because they can produce messages to other workers."""
-    notes = Notes(tmp_path / "heartbeat.json")
-    topology = topology_of(notes)
-    with hosted(topology, [2, 3], [1]) as (here, there):
-        arrived = arrivals(there.link)
-        worker = ExecutorWorker(topology, [2, 3], topology_id="t", link=here.link)
-        here.host.attach(worker, topology.tasks)
-        worker.start()
-        worker.switch(active=True)
-        queue = bolts_of(worker)[0].queue
-        eventually(lambda: queue.statistics().arrived == COUNT, SECONDS)
-        worker.switch(active=False)
-        draining = threading.Thread(target=here.close, args=(SECONDS,))
-        draining.start()
-        eventually(lambda: here.worker.state is WorkerState.DRAINING, SECONDS)
-        draining.join(0.2)
-        assert draining.is_alive()
-        notes.go.set()
-        draining.join(SECONDS)
-        assert len(arrived) == COUNT
-        assert here.host.ledger().balanced
-        worker.close(1.0)

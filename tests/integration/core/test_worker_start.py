@@ -6,7 +6,6 @@ import json
 import resource
 import signal
 import socket
-import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +25,7 @@ from tuplewire.connection.control_client import ControlClient
         (["--config=/no/such.toml"], "cannot read the configuration /no/such.toml"),
         (["--receive-queue-bytes=1k"], "receive_queue_bytes"),
         (["--nonsense"], "--nonsense"),
+        (["--tasks=0-9", "--assignment-file=a.json"], "tasks are for a worker that is alone"),
     ],
 )
 def test_bad_configuration_is_one_line_and_64(flags: list[str], complaint: str) -> None:
@@ -103,14 +103,6 @@ def test_threads_share_two_heaps(shared: Running) -> None:
     """Threads share two heaps and reuse each other's free memory; gRPC alone has a dozen threads."""
     eventually(lambda: len(list(Path(f"/proc/{shared.process.pid}/task").iterdir())) > 4)
     assert heaps(shared.process.pid) <= 1
-
-
-def test_socket_has_the_configured_mode(tmp_path: Path) -> None:
-    """The socket has the mode of --socket-mode, regardless of the umask."""
-    with running(tmp_path, "--socket-mode=0600") as worker:
-        assert stat.S_IMODE((tmp_path / "w.sock").stat().st_mode) == 0o600
-        assert worker.end() == 0
-    assert not (tmp_path / "w.sock").exists()
 
 
 def test_every_bound_address_is_logged_and_written(shared: Running) -> None:

@@ -15,12 +15,9 @@ from helpers.zmq_ends import PLENTY, StandIn, Stranger, bound, sender, works
 
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.stream import StreamBroken
-from tuplewire.values.batch import TaskMessageBatch
-from tuplewire_service.messaging.base import ConnectionStatus
 from tuplewire_service.messaging.server_stream import ServerStream
 from tuplewire_service.messaging.zmq.zmq_sockets import Sockets, ZmqSettings
 from tuplewire_service.messaging.zmq.zmq_stream import NOTHING, Allowance, FrameKind, zmq_stream_opener
-from tuplewire_service.testing.fault_proxy import FaultProxy
 from tuplewire_service.testing.harness import HOST, TOPOLOGY, Recorder, is_settled
 
 LAST_MESSAGES = 5
@@ -161,21 +158,6 @@ def test_the_last_messages_of_a_server_that_closes_arrive(sockets: Sockets) -> N
         assert reading.result(10) == [b"%d" % number for number in range(LAST_MESSAGES)]
 
 
-def test_a_hung_peer_is_noticed(recorder: Recorder) -> None:
-    """On a link that drops all data, both sides close the stream; when it recovers, the session continues."""
-    with bound(recorder) as (context, bound_server), FaultProxy(f"127.0.0.1:{bound_server.port}") as proxy:
-        client = context.connect(TOPOLOGY, HOST, int(proxy.address.rpartition(":")[2]))
-        client.send(1, b"before")
-        eventually(is_settled(client), timeout=30)
-        proxy.black_hole()
-        eventually(lambda: client.status is ConnectionStatus.CONNECTING, timeout=30)
-        eventually(lambda: not bound_server._streams, timeout=30)
-        client.send(1, b"after")
-        proxy.resume()
-        eventually(is_settled(client), timeout=30)
-        assert recorder.payloads(1) == [b"before", b"after"]
-
-
 def test_a_killed_client_is_forgotten(recorder: Recorder) -> None:
     """A killed client's stream ends, and the messages that arrived before are complete."""
     with bound(recorder) as (context, bound_server), Program(sender, bound_server.port) as program:
@@ -185,21 +167,3 @@ def test_a_killed_client_is_forgotten(recorder: Recorder) -> None:
         numbers = [int(payload) for payload in recorder.payloads(1)]
         assert numbers == list(range(len(numbers)))
         works(context, bound_server.port, recorder)
-
-
-def test_two_hundred_clients(recorder: Recorder) -> None:
-    """Each of 200 clients has its own stream, order and ledger."""
-    with bound(recorder) as (context, bound_server):
-        clients = [context.connect(TOPOLOGY, HOST, bound_server.port) for _ in range(200)]
-        for number in range(5):
-            for source, client in enumerate(clients):
-                client.send(TaskMessageBatch.from_columns(1, [b"%d" % number], sources=source))
-        eventually(lambda: len(recorder.seen()) == 1000, timeout=60)
-        by_source: dict[int | None, list[bytes]] = {}
-        for sender_task, _, payload in recorder.seen():
-            by_source.setdefault(sender_task, []).append(payload)
-        assert by_source == {source: [b"%d" % number for number in range(5)] for source in range(200)}
-        for client in clients:
-            eventually(is_settled(client), timeout=30)
-            client.close()
-        eventually(lambda: not bound_server._streams)

@@ -17,6 +17,7 @@ import zmq
 from helpers import eventually
 from helpers.hostile import hello
 from helpers.program import Program
+from helpers.scripts import output_of
 from helpers.zmq_ends import PLENTY, Stranger, bound, server, transport, works
 
 from tuplewire.errors import BindError, ConfigError
@@ -229,14 +230,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 def test_a_process_with_connections_may_fork(recorder: Recorder) -> None:
     """The parent's session continues; the child inherits no sockets and can open its own sessions."""
     with bound(recorder) as (_, bound_server):
-        run = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", FORKING, str(bound_server.port)],
-            check=False,
-            timeout=60,
-            capture_output=True,
-            text=True,
-        )
-        assert run.returncode == 0, run.stderr
+        output_of(FORKING, str(bound_server.port))
         assert recorder.payloads(1) == [b"parent before", b"parent after"]
         assert recorder.payloads(2) == [b"child"]
 

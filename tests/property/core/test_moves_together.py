@@ -7,11 +7,9 @@ network is in memory (helpers/memory_network.py), and the test controls its deli
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Sequence
 
-import pytest
 from helpers.hand_loop import HandLoop
 from helpers.memory_network import Network, NetworkContext
 from helpers.moving_parts import FIRST_SOURCE, SESSION, TOPOLOGY, Program, address_of, numbered, numbers_in
@@ -208,15 +206,3 @@ def run(steps: Sequence[tuple[str, int, int]]) -> None:
 def test_what_was_together_comes_together(steps: list[tuple[str, int, int]]) -> None:
     """Moves may overlap in any way, also there and back, while messages are in flight between workers."""
     run(steps)
-
-
-@pytest.mark.slow
-def test_many_moves_of_what_was_together() -> None:
-    """Many long runs keep messages together; each run is reproducible from its seed."""
-    for seed in range(300):
-        chance = random.Random(seed)
-        kinds = chance.choices(KINDS, k=chance.randint(20, 150))
-        try:
-            run([(kind, chance.randrange(30), chance.randint(1, 3)) for kind in kinds])
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
