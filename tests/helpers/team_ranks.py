@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.topology import TOPOLOGY
+from helpers.topology import TOPOLOGY, Pair
 from tuplewire import Team
 
 Script = Sequence[tuple[Any, ...]]
@@ -92,6 +92,11 @@ def ranks_of(
             ranks.append(Rank(calls, arguments, rank, tasks, where))
             stack.callback(ranks[-1].close)
         yield ranks
+
+
+def tasks_of(pair: Pair, size: int) -> list[int]:
+    """Return unused tasks of both workers in turn, one for each rank."""
+    return [pair.far_task() if rank % 2 else pair.near_task() for rank in range(size)]
 
 
 def _run(

@@ -1,11 +1,14 @@
-"""A fixture for the tests of a worker that they do not change."""
+"""Fixtures for workers that the tests of a file share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from helpers.topology import ledger, one_worker
 from helpers.worker_process import Running, running
+
+from tuplewire.processes.worker_processes import Endpoint
 
 
 @pytest.fixture(scope="module")
@@ -13,3 +16,15 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Run one worker without an assignment for the tests of a file that leave it as it is."""
     with running(tmp_path_factory.mktemp("shared")) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """Run one worker with tasks 0 to 99 for the tests of a file, with the file's FLAGS, if it has any.
+
+    At the end, the worker's ledger is balanced.
+    """
+    flags = getattr(request.module, "FLAGS", ())
+    with one_worker("w", *flags, directory=tmp_path_factory.mktemp("w"), tasks=range(100)) as worker:
+        yield worker
+        assert ledger(worker).balanced

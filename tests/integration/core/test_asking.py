@@ -109,13 +109,6 @@ def test_a_thousand_answers_out_of_order(ends: Ends, monkeypatch: pytest.MonkeyP
     assert (ends.asker.late_answers, polled) == (0, [])
 
 
-def test_threads_share_an_asker(ends: Ends) -> None:
-    """Each thread gets the answer to its own request."""
-    with in_thread(ends.echo, 100), ThreadPoolExecutor(10) as pool:
-        answers = list(pool.map(lambda number: ends.asker.ask(ends.task, b"%d" % number).payload, range(100)))
-    assert answers == [b"%d" % number for number in range(100)]
-
-
 @pytest.mark.usefixtures("impatient")
 def test_an_answerer_that_stops(ends: Ends) -> None:
     """Without a consumer of the task, the call ends early, and the error has the facts."""

@@ -8,7 +8,6 @@ import pytest
 from helpers.hostile import SEND, hello, talk
 from helpers.topology import (
     assign,
-    collect,
     ledger,
     metric,
     numbered,
@@ -16,10 +15,9 @@ from helpers.topology import (
     one_worker,
     queued,
     status,
-    through,
     two_workers,
 )
-from helpers.traffic import Feeder, Reader, client_of, deliver
+from helpers.traffic import Feeder, Reader, client_of
 from helpers.worker_process import run_command
 
 from tuplewire import TaskGroup
@@ -27,33 +25,6 @@ from tuplewire.errors import RefusedMessagesError
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
 from tuplewire_service.testing import eventually
-
-
-def test_new_worker_and_task_join_under_traffic(tmp_path: Path, transport: str) -> None:
-    """An assignment with a new worker opens a connection to it; other traffic continues."""
-    with (
-        two_workers(tmp_path, transport) as (a, b, proxy),
-        one_worker("c", f"--transport={transport}", directory=tmp_path) as c,
-        client_of(a.address) as sender,
-        client_of(b.address) as consumer,
-        client_of(c.address) as newcomer,
-        Reader(consumer.recv([1], timeout=0.2)) as reader,
-    ):
-        with Feeder(sender, 1) as feeder:
-            feeder.goes_on()
-            everyone = {a: [0, 5], through(proxy, b): [1], c: [2]}
-            assign((a, b, c), 2, everyone)
-            eventually(lambda: [peer.connected for peer in status(a).peers] == [True, True], 10)
-            with client_of(a.address) as other:
-                other.send(numbered(2, range(10)))
-                deliver(other, numbered(5, range(10)))
-            assert numbers(collect(newcomer.recv([2], timeout=10), 10)) == list(range(10))
-            assert queued(a, 5) == 10
-            feeder.goes_on()
-        reader.has(feeder.sent)
-        assert numbers(reader.got) == list(range(feeder.sent))
-        assert [peer.reconnects for peer in status(a).peers] == [0, 0]
-        assert all(ledger(each).balanced for each in (a, b, c))
 
 
 def test_removed_worker_is_disconnected_under_traffic(tmp_path: Path, transport: str) -> None:
@@ -80,27 +51,6 @@ def test_removed_worker_is_disconnected_under_traffic(tmp_path: Path, transport:
         assert queued(a, 0) == local.sent
         assert ledger(a).accepted == feeder.sent + local.sent
         assert ledger(a).balanced
-
-
-NOT_READY = 'tuplewire_refused_streams_total{code="NOT_READY"}'
-
-
-def test_clients_of_a_worker_without_assignment_wait_for_it(tmp_path: Path) -> None:
-    """A sender and a consumer that connect before the assignment resume once it arrives."""
-    with (
-        one_worker("w", directory=tmp_path) as worker,
-        client_of(worker.address) as sender,
-        client_of(worker.address) as consumer,
-        Reader(consumer.recv([0], timeout=0.2)) as reader,
-    ):
-        sender.send(numbered(0, range(100)))
-        eventually(lambda: metric(worker, NOT_READY) >= 2)
-        assert sender.ledger().pending == 100
-        assign(worker, 1, {("w", worker.address): [0]})
-        sender.flush(10)
-        reader.has(100)
-        assert numbers(reader.got) == list(range(100))
-        assert sender.ledger().acknowledged == 100
 
 
 def test_a_program_that_routes_by_an_old_assignment_is_told_the_owner(tmp_path: Path) -> None:

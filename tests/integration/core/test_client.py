@@ -32,7 +32,6 @@ from tuplewire import Client, TaskMessage, TaskMessageBatch, aio
 from tuplewire.errors import (
     BufferFullError,
     ClosedError,
-    ConfigError,
     FlushTimeoutError,
     RefusedMessagesError,
     SupersededError,
@@ -181,15 +180,6 @@ async def test_waits_end_by_default(make: Make, nobody: str) -> None:
     assert client.ledger().dropped["closed"] == 1
 
 
-async def test_overflow_fail_raises_at_once(make: Make, nobody: str) -> None:
-    """With overflow="fail", send() raises immediately if the buffer is full."""
-    client = make(nobody, max_pending_messages=1, overflow="fail")
-    await client.send(0, b"x")
-    with pytest.raises(BufferFullError, match=f"no room now: 1 message .*{nobody} is not connected"):
-        await client.send(0, b"y")
-    await client.close(0)
-
-
 async def test_close_is_idempotent_and_final(make: Make, pair: Pair) -> None:
     """A second close() has no effect; send() and recv() then raise ClosedError; the ledger stays readable."""
     client = make(pair.near.address)
@@ -269,13 +259,6 @@ def test_address_and_topology_come_from_the_environment(pair: Pair, monkeypatch:
     monkeypatch.setenv("TUPLEWIRE_TOPOLOGY", TOPOLOGY)
     with Client() as client:
         deliver(client, pair.near_task(), b"x")
-
-
-def test_no_address_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an address, the error names the environment variable."""
-    monkeypatch.delenv("TUPLEWIRE_ADDRESS", raising=False)
-    with pytest.raises(ConfigError, match="TUPLEWIRE_ADDRESS"):
-        Client()
 
 
 def test_server_that_is_no_worker_is_named_at_flush() -> None:

@@ -1,15 +1,32 @@
-"""The blocking client as a consumer, with two real workers."""
+"""The client as a consumer of tasks of its worker and of other workers."""
 
 from __future__ import annotations
 
 import functools
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from helpers.topology import Pair, acknowledged, collect, numbered, numbers
+from helpers.certificates import Authority
+from helpers.secured import files_of, tls_flags
+from helpers.topology import (
+    TOPOLOGY,
+    Message,
+    Pair,
+    acknowledged,
+    assign,
+    collect,
+    numbered,
+    numbers,
+    one_worker,
+)
 from helpers.traffic import client_of, deliver
 
-from tuplewire.errors import SupersededError
+from tuplewire import aio
+from tuplewire.errors import SupersededError, UnknownTaskError
+from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
@@ -102,3 +119,96 @@ def test_dropped_subscription_frees_its_task(pair: Pair) -> None:
         for _ in client.recv([task], timeout=10):
             break
         assert numbers(collect(client.recv([task], timeout=10), 3)) == [0, 1, 2]
+
+
+# --- tasks of other workers ----------------------------------------------------------------------------
+
+
+MOVING = 1
+_SECONDS = 60.0
+
+
+def test_tasks_of_two_workers(pair: Pair) -> None:
+    """One subscription has tasks of both workers; each gets its own acknowledgements and rejections."""
+    near, far = pair.near_task(), pair.far_task()
+    with client_of(pair.near.address) as client:
+        deliver(client, numbered(near, range(50)))
+        deliver(client, numbered(far, range(50)))
+        with client.recv([near, far], timeout=_SECONDS) as subscription:
+            found: list[Message] = []
+            bad = {near, far}
+            while len(found) < 102:
+                batch = next(subscription)
+                for index, message in enumerate(batch):
+                    if message.message == b"7" and message.task in bad:
+                        subscription.reject(index)
+                        bad.remove(message.task)
+                found += [(message.task, message.message) for message in batch]
+            subscription.acknowledge()
+        eventually(lambda: acknowledged(pair.far, far) == 51)  # with the second copy of 7
+        for task in (near, far):
+            rest = [number for number in numbers(found, task) if number != 7]
+            assert rest == [number for number in range(50) if number != 7]
+            assert numbers(found, task).count(7) == 2
+
+
+async def test_the_asyncio_client_receives_from_anywhere(pair: Pair) -> None:
+    """aio.Client finds the owners too."""
+    tasks = [pair.near_task(), pair.far_task()]
+    async with aio.Client(pair.near.address, topology=TOPOLOGY) as client:
+        for task in tasks:
+            await client.send(numbered(task, range(10)))
+        async with client.recv(tasks, timeout=_SECONDS) as subscription:
+            found = [(each.task, each.message) async for each in subscription.messages(20)]
+    assert [numbers(found, task) for task in tasks] == [list(range(10))] * 2
+
+
+def test_an_unknown_task_is_an_error(pair: Pair) -> None:
+    """A task that no worker owns is an error, not a wait."""
+    with (
+        client_of(pair.near.address) as client,
+        client.recv([pair.near_task(), 5000], timeout=_SECONDS) as subscription,
+        pytest.raises(UnknownTaskError, match="task 5000 is not in assignment version"),
+    ):
+        next(subscription)
+
+
+def test_the_owner_dies(tmp_path: Path) -> None:
+    """After the task is assigned to another worker, the subscription receives everything there."""
+    with (
+        one_worker("a", directory=tmp_path) as a,
+        one_worker("b", directory=tmp_path) as b,
+        one_worker("c", directory=tmp_path) as c,
+    ):
+        assign((a, b, c), 1, {a: [], b: [MOVING], c: []})
+        with (
+            client_of(a.address, ack_mode="processed") as sender,
+            client_of(a.address) as client,
+            client.recv([MOVING], timeout=_SECONDS) as subscription,
+        ):
+            sender.send(numbered(MOVING, range(10)))
+            assert numbers(collect(subscription, 10)) == list(range(10))
+            sender.flush(_SECONDS)
+            os.kill(b.process_id, signal.SIGKILL)
+            sender.send(numbered(MOVING, range(10, 20)))
+            assign((a, c), 2, {a: [], c: [MOVING]})
+            assert numbers(collect(subscription, 10)) == list(range(10, 20))
+
+
+def test_over_tls_with_the_clients_credentials(tmp_path: Path) -> None:
+    """The streams to other workers, and the requests of the assignment, use the client's certificate."""
+    authority = Authority()
+    files = authority.issue("worker.example").write(tmp_path / "worker")
+    program = files_of(authority.issue("etl.example"), tmp_path / "program", "worker.example")
+    flags = [*tls_flags(files), "--tls-client-names=*.example", "--drain-seconds=1"]
+    with WorkerProcesses(2, TOPOLOGY, flags=flags, directory=tmp_path, credentials=program) as processes:
+        processes.assign({0: [1], 1: [2]}, _SECONDS)
+        with client_of(processes.endpoints[0].address, credentials=program) as client:
+            for task in (1, 2):
+                deliver(client, numbered(task, range(10), source=task))
+            with client.recv([1, 2], timeout=_SECONDS) as subscription:
+                found = collect(subscription, 20)
+                assert [numbers(found, task) for task in (1, 2)] == [list(range(10))] * 2
+                processes.assign({0: [1, 2]}, _SECONDS)
+                client.send(numbered(2, range(10, 20), source=2))
+                assert numbers(collect(subscription, 10), 2) == list(range(10, 20))

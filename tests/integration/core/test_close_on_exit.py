@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from helpers.topology import TOPOLOGY, collect, ledger, metric, one_worker
+from helpers.topology import TOPOLOGY, collect, metric
 
 from tuplewire import Client, aio
 from tuplewire.processes.worker_processes import Endpoint
@@ -22,22 +20,14 @@ NOBODY = "127.0.0.1:1"
 MESSAGES = 1000
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Endpoint]:
-    """Run a worker with one task."""
-    with one_worker("w", directory=tmp_path, tasks=[TASK]) as endpoint:
-        yield endpoint
-        assert ledger(endpoint).balanced
-
-
-def no_session_is_left(worker: Endpoint) -> None:
+def no_session_is_left(endpoint: Endpoint) -> None:
     """Wait until the worker has removed all sessions, long before they would expire."""
-    eventually(lambda: metric(worker, CONNECTED) == metric(worker, RESUMABLE) == 0, 20)
+    eventually(lambda: metric(endpoint, CONNECTED) == metric(endpoint, RESUMABLE) == 0, 20)
 
 
-def arrived(worker: Endpoint) -> int:
+def arrived(endpoint: Endpoint) -> int:
     """Take the messages of the test, and return their number."""
-    with Client(worker.address, topology=TOPOLOGY).recv([TASK], timeout=30) as subscription:
+    with Client(endpoint.address, topology=TOPOLOGY).recv([TASK], timeout=30) as subscription:
         return len(collect(subscription, MESSAGES))
 
 
@@ -63,22 +53,22 @@ for number in range({MESSAGES}):
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "del client", "client.flush()"])
-def test_a_program_ends_without_closing(worker: Endpoint, ending: str) -> None:
+def test_a_program_ends_without_closing(endpoint: Endpoint, ending: str) -> None:
     """Without close(), the messages arrive, the session is removed, and a ResourceWarning gives advice."""
-    ended = program(worker.address, ending)
+    ended = program(endpoint.address, ending)
     assert ended.returncode == 0
     assert "ResourceWarning" in ended.stderr
     assert "call close()" in ended.stderr
     assert "client.not_closed" not in ended.stderr
-    no_session_is_left(worker)
-    assert arrived(worker) == MESSAGES
+    no_session_is_left(endpoint)
+    assert arrived(endpoint) == MESSAGES
 
 
-def test_a_program_that_closes_is_told_nothing(worker: Endpoint) -> None:
+def test_a_program_that_closes_is_told_nothing(endpoint: Endpoint) -> None:
     """A program that closes its client causes neither a warning nor a log line."""
-    ended = program(worker.address, "client.flush(); client.close()")
+    ended = program(endpoint.address, "client.flush(); client.close()")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert arrived(worker) == MESSAGES
+    assert arrived(endpoint) == MESSAGES
 
 
 def test_what_a_program_loses_at_its_end_is_told() -> None:
@@ -88,17 +78,17 @@ def test_what_a_program_loses_at_its_end_is_told() -> None:
     assert f"client.not_closed peer={NOBODY} messages={MESSAGES}" in ended.stderr
 
 
-def test_dropped_clients_leave_nothing(worker: Endpoint) -> None:
+def test_dropped_clients_leave_nothing(endpoint: Endpoint) -> None:
     """Fifty clients send and are dropped: every message arrives, and no session or sender remains."""
     for _ in range(50):
-        client = Client(worker.address, topology=TOPOLOGY)
+        client = Client(endpoint.address, topology=TOPOLOGY)
         for _ in range(MESSAGES // 50):
             client.send(TASK, b"x")
         dropped = [client]
         del client
         drop(dropped, "was dropped without close")
-    no_session_is_left(worker)
-    assert arrived(worker) == MESSAGES
+    no_session_is_left(endpoint)
+    assert arrived(endpoint) == MESSAGES
 
 
 def test_a_dropped_client_tells_what_was_lost(
@@ -114,20 +104,20 @@ def test_a_dropped_client_tells_what_was_lost(
     eventually(lambda: "messages=1 reason" in caplog.text, 10)
 
 
-async def test_a_dropped_asyncio_client(worker: Endpoint) -> None:
+async def test_a_dropped_asyncio_client(endpoint: Endpoint) -> None:
     """A dropped asyncio client on a running loop disconnects in the same way as the blocking client."""
-    client = aio.Client(worker.address, topology=TOPOLOGY)
+    client = aio.Client(endpoint.address, topology=TOPOLOGY)
     for _ in range(MESSAGES):
         await client.send(TASK, b"x")
     dropped = [client]
     del client
     drop(dropped, "was dropped without close")
-    await asyncio.to_thread(no_session_is_left, worker)
+    await asyncio.to_thread(no_session_is_left, endpoint)
 
-    assert arrived(worker) == MESSAGES
+    assert arrived(endpoint) == MESSAGES
 
 
-def test_an_asyncio_client_whose_loop_has_ended(worker: Endpoint) -> None:
+def test_an_asyncio_client_whose_loop_has_ended(endpoint: Endpoint) -> None:
     """After the loop has closed, nothing can be sent: the number of lost messages is logged."""
     code = f"""
 client.close()
@@ -135,6 +125,6 @@ async def send():
     client = aio.Client({NOBODY!r}, topology={TOPOLOGY!r})
     await client.send({TASK}, b"x")
 asyncio.run(send())"""
-    ended = program(worker.address, code)
+    ended = program(endpoint.address, code)
     assert "with 1 message not acknowledged" in ended.stderr
     assert f"client.not_closed peer={NOBODY} messages=1" in ended.stderr

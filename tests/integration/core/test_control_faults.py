@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.control_faults import ControlFaults, Fate
-from helpers.topology import assign, collect, numbered, numbers, one_worker, ready, settled
+from helpers.topology import collect, numbered, numbers
 from helpers.traffic import Feeder, Reader, client_of, deliver, reaches
 
 from tuplewire.errors import FlushTimeoutError, RefusedMessagesError
@@ -18,17 +16,11 @@ from tuplewire.settings.config import AckMode
 from tuplewire_service.testing import eventually
 
 MESSAGES = 1500
+FLAGS = ["--receive-queue-messages=400"]
+"""Flags of the worker: the consumers have to keep a small queue empty."""
 LOST = {"SendResponse.ack", "RecvRequest.progress"}
 """Kinds of messages that must be lost before sending stops: a slow machine sends few per 1,500 messages."""
 _tasks = count()
-
-
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """Run one worker with many tasks and a queue that its consumers have to keep empty."""
-    directory = tmp_path_factory.mktemp("control")
-    with one_worker("w", "--receive-queue-messages=400", directory=directory, tasks=range(100)) as endpoint:
-        yield endpoint
 
 
 def connections(client: Any) -> int:
@@ -38,11 +30,11 @@ def connections(client: Any) -> int:
 
 
 @pytest.mark.parametrize("mode", AckMode)
-def test_all_arrives_while_control_messages_are_lost_and_doubled(worker: Endpoint, mode: AckMode) -> None:
+def test_all_arrives_while_control_messages_are_lost_and_doubled(endpoint: Endpoint, mode: AckMode) -> None:
     """Queues fill and empty many times without loss, duplicates, reordering or a reconnect."""
     task = next(_tasks)
     with (
-        ControlFaults(worker.address, seed=1) as faults,
+        ControlFaults(endpoint.address, seed=1) as faults,
         client_of(faults.address, ack_mode=mode, max_pending_messages=MESSAGES) as sender,
         client_of(faults.address) as consumer,
         Reader(consumer.recv([task], timeout=0.2)) as reader,
@@ -63,13 +55,13 @@ def test_all_arrives_while_control_messages_are_lost_and_doubled(worker: Endpoin
         assert faults.count(Fate.PASSED)
 
 
-def test_nothing_is_acknowledged_while_every_control_message_is_lost(worker: Endpoint) -> None:
+def test_nothing_is_acknowledged_while_every_control_message_is_lost(endpoint: Endpoint) -> None:
     """Frames and handshakes pass, acknowledgements do not; without the faults, the sender recovers."""
     task = next(_tasks)
     with (
-        ControlFaults(worker.address, lose=1, double=0) as faults,
+        ControlFaults(endpoint.address, lose=1, double=0) as faults,
         client_of(faults.address) as sender,
-        client_of(worker.address) as consumer,
+        client_of(endpoint.address) as consumer,
     ):
         faults.begin()
         sender.send(numbered(task, range(10)))
@@ -84,9 +76,9 @@ def test_nothing_is_acknowledged_while_every_control_message_is_lost(worker: End
         assert connections(sender) == 1
 
 
-def test_refusals_that_come_twice_are_raised_once(worker: Endpoint) -> None:
+def test_refusals_that_come_twice_are_raised_once(endpoint: Endpoint) -> None:
     """A duplicated acknowledgement, or the response to a probe, does not raise a refusal again."""
-    with ControlFaults(worker.address, lose=0, double=1) as faults, client_of(faults.address) as sender:
+    with ControlFaults(endpoint.address, lose=0, double=1) as faults, client_of(faults.address) as sender:
         deliver(sender, numbered(next(_tasks), [0]))
         faults.begin()
         for number in range(20):
@@ -95,32 +87,3 @@ def test_refusals_that_come_twice_are_raised_once(worker: Endpoint) -> None:
                 sender.flush(10)
             deliver(sender, numbered(next(_tasks), [0]))
         assert faults.count(Fate.DOUBLED)
-
-
-def test_between_workers(tmp_path: Path) -> None:
-    """Between two workers, no messages are lost or duplicated, and both ledgers match the number sent."""
-    with (
-        one_worker("a", directory=tmp_path) as a,
-        one_worker("b", "--receive-queue-messages=400", directory=tmp_path) as b,
-        ControlFaults(b.address, seed=2) as faults,
-    ):
-        assign((a, b), 1, {("a", a.address): [], ("b", faults.address): [1]})
-        ready(a, b)
-        with (
-            client_of(a.address) as sender,
-            client_of(b.address) as consumer,
-            Reader(consumer.recv([1], timeout=0.2)) as reader,
-        ):
-            faults.begin()
-            with Feeder(sender, 1) as feeder:
-                feeder.goes_on(MESSAGES)
-            sender.flush(30)
-            reader.has(feeder.sent)
-            assert numbers(reader.got) == list(range(feeder.sent))
-        for endpoint in (a, b):
-            eventually(
-                lambda endpoint=endpoint: settled(  # type: ignore[misc]
-                    endpoint, accepted=feeder.sent, acknowledged=feeder.sent
-                ),
-                10,
-            )

@@ -48,13 +48,11 @@ def _produced(producing: Program) -> Produced:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["fail", "try_send"])
-def test_memory_is_flat_with_a_stopped_consumer(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_flat_with_a_stopped_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The producer and both workers grow by their buffers and frames in flight, and then stop growing."""
     for name, value in GIVE_BACK.items():
         monkeypatch.setenv(name, value)
     settings = {
-        "overflow": "fail" if how == "fail" else "block",
         "max_pending_bytes": BOUND_BYTES,
         "max_pending_messages": MANY,
         "max_pending_task_messages": MANY,
@@ -62,7 +60,7 @@ def test_memory_is_flat_with_a_stopped_consumer(how: str, monkeypatch: pytest.Mo
     queues = (f"--receive-queue-bytes={BOUND_BYTES}", f"--receive-queue-messages={MANY}")
     with pair_of_workers(*queues) as pair:
         task = pair.far_task()
-        load = Load([task], batch=100, size=SIZE, try_send=how == "try_send", waits=True, settings=settings)
+        load = Load([task], batch=100, size=SIZE, try_send=True, waits=True, settings=settings)
         with (
             Client(pair.far.address, topology=TOPOLOGY, prefetch_bytes=MIB) as consumer,
             consumer.recv([task], timeout=20) as subscription,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,7 +14,6 @@ from helpers.hostile import (
     SEND,
     TARGET_TASK,
     Answer,
-    answer_of,
     ask,
     frame,
     hello,
@@ -27,7 +24,7 @@ from helpers.hostile import (
     talk_over,
 )
 from helpers.http2 import OPENING, call_headers, connected
-from helpers.topology import TOPOLOGY, collect, ledger, numbered, numbers, one_worker, queued
+from helpers.topology import TOPOLOGY, collect, numbered, numbers, queued
 from helpers.traffic import deliver
 
 from tuplewire import Client
@@ -44,19 +41,11 @@ LIMIT = 1 << 20
 MALFORMED = (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
 
 
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """Run one worker for all tests of this file; it must survive them with a balanced ledger."""
-    with one_worker("w", directory=tmp_path_factory.mktemp("hostile"), tasks=range(10)) as endpoint:
-        yield endpoint
-        assert ledger(endpoint).balanced
-
-
 @pytest.fixture(autouse=True)
-def _well_behaved_session_is_unaffected(worker: Endpoint) -> Iterator[None]:
+def _well_behaved_session_is_unaffected(endpoint: Endpoint) -> Iterator[None]:
     """Keep a session open during every test: it works without a reconnect, loss or reordering."""
     with (
-        Client(worker.address, topology=TOPOLOGY) as client,
+        Client(endpoint.address, topology=TOPOLOGY) as client,
         client.recv([HEALTHY_TASK], timeout=10) as subscription,
     ):
         client.send(numbered(HEALTHY_TASK, range(100)))
@@ -150,9 +139,9 @@ REFUSED_RECEIVES: dict[str, tuple[Callable[[], list[bytes]], str]] = {
     ("method", "case"),
     [*((SEND, case) for case in MALFORMED_SENDS), *((RECV, case) for case in MALFORMED_RECEIVES)],
 )
-def test_a_malformed_stream_is_refused(worker: Endpoint, method: str, case: str) -> None:
+def test_a_malformed_stream_is_refused(endpoint: Endpoint, method: str, case: str) -> None:
     """A stream with a request that is malformed or out of place ends with a status that reports it."""
-    answer = talk(worker, method, (MALFORMED_SENDS if method == SEND else MALFORMED_RECEIVES)[case]())
+    answer = talk(endpoint, method, (MALFORMED_SENDS if method == SEND else MALFORMED_RECEIVES)[case]())
     assert (answer.status, answer.error) == MALFORMED, answer
     assert answer.details
 
@@ -161,72 +150,72 @@ def test_a_malformed_stream_is_refused(worker: Endpoint, method: str, case: str)
     ("method", "case"),
     [*((SEND, case) for case in REFUSED_SENDS), *((RECV, case) for case in REFUSED_RECEIVES)],
 )
-def test_a_stream_is_refused_by_name(worker: Endpoint, method: str, case: str) -> None:
+def test_a_stream_is_refused_by_name(endpoint: Endpoint, method: str, case: str) -> None:
     """A stream that breaks the protocol ends with a status that names the problem."""
     requests, error = (REFUSED_SENDS if method == SEND else REFUSED_RECEIVES)[case]
-    answer = talk(worker, method, requests())
+    answer = talk(endpoint, method, requests())
     assert (answer.status, answer.error) == (grpc.StatusCode.FAILED_PRECONDITION, error), answer
     assert answer.details
 
 
-def test_a_request_over_the_limit_of_grpc_is_refused(worker: Endpoint) -> None:
+def test_a_request_over_the_limit_of_grpc_is_refused(endpoint: Endpoint) -> None:
     """GRPC itself refuses a larger request than a worker accepts."""
-    answer = talk(worker, SEND, [hello(), frame(payloads=(bytes(10 * LIMIT),))])
+    answer = talk(endpoint, SEND, [hello(), frame(payloads=(bytes(10 * LIMIT),))])
     assert (answer.status, answer.error) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "")
     assert answer.details
 
 
-def test_a_welcomed_sender_is_told_by_an_answer_too(worker: Endpoint) -> None:
+def test_a_welcomed_sender_is_told_by_an_answer_too(endpoint: Endpoint) -> None:
     """The last response repeats the status, for senders that miss the status while they are writing."""
-    answer = talk(worker, SEND, [hello(), frame(7)])
+    answer = talk(endpoint, SEND, [hello(), frame(7)])
     welcome, last = map(pb.SendResponse.FromString, answer.responses)
     assert welcome.HasField("welcome")
     assert (last.ended.code, last.ended.detail) == (pb.ERROR_CODE_SEQUENCE_GAP, answer.details)
 
 
 @pytest.mark.parametrize("method", ["GetStatus", "GetLoad", "GetAssignment", "UpdateAssignment", "Drain"])
-def test_control_refuses_what_is_no_request(worker: Endpoint, method: str) -> None:
+def test_control_refuses_what_is_no_request(endpoint: Endpoint, method: str) -> None:
     """A Control call with bytes that are not protobuf is refused by name, without a traceback in the log."""
-    answer = ask(worker, f"{CONTROL}{method}", b"\xff\xfe garbage")
+    answer = ask(endpoint, f"{CONTROL}{method}", b"\xff\xfe garbage")
     assert (answer.status, answer.error) == MALFORMED, answer
     assert "not a request" in answer.details
 
 
 @pytest.mark.parametrize("method", ["Check", "Watch"])
-def test_health_refuses_what_is_no_request(worker: Endpoint, method: str) -> None:
+def test_health_refuses_what_is_no_request(endpoint: Endpoint, method: str) -> None:
     """Both methods of the standard health service refuse such bytes in the same way."""
-    answer = talk(worker, f"/grpc.health.v1.Health/{method}", [b"\xff\xfe garbage"])
+    answer = talk(endpoint, f"/grpc.health.v1.Health/{method}", [b"\xff\xfe garbage"])
     assert (answer.status, answer.error) == MALFORMED, answer
 
 
-def test_method_that_is_no_text(worker: Endpoint) -> None:
+def test_method_that_is_no_text(endpoint: Endpoint) -> None:
     """A call of a method with a name that is not UTF-8 does not affect other clients.
 
     Such a call ends the server of grpcio 1.84 and 1.85. The worker must refuse the call or close the
     connection, and still serve other clients, however often the call is made.
     """
     for _ in range(5):
-        with connected(worker.address) as connection:
+        with connected(endpoint.address) as connection:
             connection.sendall(OPENING + call_headers(1, b"/\xff"))
             while (said := connection.recv(4096)) and b"grpc-status" not in said:
                 pass
-        _use(worker)
+        _use(endpoint)
 
 
-def test_long_words_do_not_hide_the_name(worker: Endpoint) -> None:
+def test_long_words_do_not_hide_the_name(endpoint: Endpoint) -> None:
     """A Control refusal that would quote 100 KB keeps its name; gRPC drops metadata of that size."""
     broken = control_pb2.AssignedWorker(worker_id="x" * 100_000, address="nowhere")
     assignment = control_pb2.Assignment(version=9, topology=TOPOLOGY, workers=[broken])
     request = control_pb2.UpdateAssignmentRequest(assignment=assignment)
-    answer = ask(worker, f"{CONTROL}UpdateAssignment", request.SerializeToString())
+    answer = ask(endpoint, f"{CONTROL}UpdateAssignment", request.SerializeToString())
     assert (answer.status, answer.error) == MALFORMED, answer
 
 
-def test_displaced_streams_hear_of_it(worker: Endpoint) -> None:
+def test_displaced_streams_hear_of_it(endpoint: Endpoint) -> None:
     """When streams of one session displace each other, each ends with a named error, and none hangs."""
 
     def streams(_: int) -> list[Answer]:
-        with grpc.insecure_channel(worker.address, options=OPTIONS) as channel:
+        with grpc.insecure_channel(endpoint.address, options=OPTIONS) as channel:
             return [talk_over(channel, SEND, [hello(sender_id="displaced"), b"\xff"]) for _ in range(50)]
 
     with ThreadPoolExecutor(6) as pool:
@@ -234,63 +223,43 @@ def test_displaced_streams_hear_of_it(worker: Endpoint) -> None:
     assert {answer.error for answer in answers} <= {"MALFORMED", "SEQUENCE_GAP"}
 
 
-@pytest.mark.parametrize(("other", "name"), [("same", "SEQUENCE_GAP"), ("another", "SUPERSEDED")])
-def test_second_stream_of_a_consumer_is_no_other_consumer(worker: Endpoint, other: str, name: str) -> None:
-    """A stream that its own consumer replaces may be reopened; one that another consumer replaces may not."""
-    with grpc.insecure_channel(worker.address, options=OPTIONS) as channel:
-        done = threading.Event()
-
-        def requests() -> Iterator[bytes]:
-            yield subscribe(9, consumer_id="same")
-            done.wait()
-
-        stub: Any = channel.stream_stream(RECV)
-        first = stub(requests(), timeout=20)
-        assert pb.RecvResponse.FromString(next(first)).HasField("subscribed")
-        assert talk(worker, RECV, [subscribe(9, consumer_id=other)]).status is grpc.StatusCode.OK
-        with pytest.raises(grpc.RpcError):
-            list(first)  # the reason is also sent as a response
-        done.set()
-        assert answer_of(first, []).error == name
-
-
-def test_refused_frame_takes_nothing_with_it(worker: Endpoint) -> None:
+def test_refused_frame_takes_nothing_with_it(endpoint: Endpoint) -> None:
     """A frame with one broken group is refused as a whole; a resumed session continues before it."""
     task = 4
     good, bad = frame(1, task=task), raw_frame(task=task, lengths=lengths(9), data=b"x")
     body = b"\x08\x02" + good[4:] + bad[bad.index(b"\x12", 3) :]
     same = {"sender_id": "resumes", "incarnation": 1}
-    broken = talk(worker, SEND, [hello(**same), good, b"\x12" + varint(len(body)) + body])
+    broken = talk(endpoint, SEND, [hello(**same), good, b"\x12" + varint(len(body)) + body])
     assert (broken.status, broken.error) == MALFORMED
-    assert queued(worker, task) == 1
+    assert queued(endpoint, task) == 1
     epoch = pb.SendResponse.FromString(broken.responses[0]).welcome.receiver_incarnation
     again = hello(**same, receiver_incarnation=epoch)
-    resumed = talk(worker, SEND, [again, frame(1, task=task), frame(3, task=task)])
+    resumed = talk(endpoint, SEND, [again, frame(1, task=task), frame(3, task=task)])
     assert pb.SendResponse.FromString(resumed.responses[0]).welcome.last_sequence == 1
     assert resumed.error == "SEQUENCE_GAP"
-    assert queued(worker, task) == 1
+    assert queued(endpoint, task) == 1
 
 
-def test_progress_beyond_everything_is_cut(worker: Endpoint) -> None:
+def test_progress_beyond_everything_is_cut(endpoint: Endpoint) -> None:
     """A consumer that acknowledges and grants 2^64-1 gets the available messages; the worker continues."""
     task = 5
-    with Client(worker.address, topology=TOPOLOGY) as client:
+    with Client(endpoint.address, topology=TOPOLOGY) as client:
         deliver(client, numbered(task, range(10)))
         most = 2**64 - 1
         cursor = pb.TaskCursor(task=task, acknowledged=most, received=most, credit=most, credit_bytes=most)
         greedy = pb.RecvRequest(progress=pb.Progress(tasks=[cursor])).SerializeToString()
         goodbye = pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString()
         opening = subscribe(task, tasks=[cursor])
-        assert talk(worker, RECV, [opening, greedy, greedy, goodbye]).status is grpc.StatusCode.OK
-        left = queued(worker, task)
+        assert talk(endpoint, RECV, [opening, greedy, greedy, goodbye]).status is grpc.StatusCode.OK
+        left = queued(endpoint, task)
         client.send(numbered(task, range(10, 20)))
         got = numbers(collect(client.recv([task], timeout=10), left + 10))
         assert got == list(range(10 - left, 20))
 
 
-def _use(worker: Endpoint) -> None:
+def _use(endpoint: Endpoint) -> None:
     """Send and receive as a new client."""
-    with Client(worker.address, topology=TOPOLOGY) as client:
+    with Client(endpoint.address, topology=TOPOLOGY) as client:
         client.send(numbered(7, range(10)))
         assert len(collect(client.recv([7], timeout=30), 10)) == 10
         client.flush(30)

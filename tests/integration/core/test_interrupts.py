@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.alarms import Interrupted, OnAlarm, interrupt, interrupted_at
-from helpers.topology import TOPOLOGY, collect, ledger, one_worker
+from helpers.topology import TOPOLOGY, collect
 from helpers.traffic import deliver
 
 from tuplewire import Client, TaskMessage
@@ -37,40 +36,32 @@ Connect = Callable[[], Client]
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Endpoint]:
-    """Run a worker with one task."""
-    with one_worker("w", directory=tmp_path, tasks=[TASK]) as endpoint:
-        yield endpoint
-        assert ledger(endpoint).balanced
-
-
-@pytest.fixture
-def connect(worker: Endpoint) -> Iterator[Connect]:
+def connect(endpoint: Endpoint) -> Iterator[Connect]:
     """Return a function that creates a client; the clients are closed after the test."""
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(Client(worker.address, topology=TOPOLOGY))
+        yield lambda: stack.enter_context(Client(endpoint.address, topology=TOPOLOGY))
 
 
-def numbers_of(worker: Endpoint, count: int) -> list[int]:
+def numbers_of(endpoint: Endpoint, count: int) -> list[int]:
     """Take `count` messages, and return their numbers."""
-    with Client(worker.address, topology=TOPOLOGY).recv([TASK], timeout=60) as subscription:
+    with Client(endpoint.address, topology=TOPOLOGY).recv([TASK], timeout=60) as subscription:
         return [int(payload) for _, payload in collect(subscription, count)]
 
 
-def all_arrive(worker: Endpoint, accepted: int) -> None:
+def all_arrive(endpoint: Endpoint, accepted: int) -> None:
     """Check that this number of messages arrives, in order and once."""
-    received = numbers_of(worker, accepted)
+    received = numbers_of(endpoint, accepted)
     assert len(received) == accepted
     assert received == sorted(set(received))
 
 
-def check(worker: Endpoint, sender: Client) -> None:
+def check(endpoint: Endpoint, sender: Client) -> None:
     """Check that all messages that a sender has accepted have arrived, in order and once."""
     sender.flush(60)
     balance = sender.ledger()
     assert balance.accepted == balance.acknowledged
     assert not balance.pending
-    all_arrive(worker, balance.accepted)
+    all_arrive(endpoint, balance.accepted)
 
 
 def singles(sender: Any, number: int) -> None:
@@ -90,7 +81,7 @@ def tries(sender: Any, number: int) -> None:
 
 @pytest.mark.parametrize(("act", "messages"), [(singles, 1), (batches, 3), (tries, 3)])
 def test_interrupted_sends(
-    worker: Endpoint, connect: Connect, on_alarm: OnAlarm, act: Callable[[Any, int], None], messages: int
+    endpoint: Endpoint, connect: Connect, on_alarm: OnAlarm, act: Callable[[Any, int], None], messages: int
 ) -> None:
     """After up to 3,000 random interrupts, the ledger matches the messages; each arrives once, in order."""
     on_alarm(interrupt)
@@ -108,13 +99,13 @@ def test_interrupted_sends(
         except Interrupted:
             interrupts += 1
     assert interrupts > 100, "too few to say anything"
-    check(worker, sender)
+    check(endpoint, sender)
 
 
-def test_interrupted_at_each_step(worker: Endpoint) -> None:
+def test_interrupted_at_each_step(endpoint: Endpoint) -> None:
     """A send that is interrupted at any step is complete or has no effect, and the next send works."""
     returned: list[int] = []
-    with Client(worker.address, topology=TOPOLOGY) as client:
+    with Client(endpoint.address, topology=TOPOLOGY) as client:
         client.send(TASK, b"0")
         steps = 0
         while True:
@@ -132,12 +123,12 @@ def test_interrupted_at_each_step(worker: Endpoint) -> None:
         balance = client.ledger()
     assert steps > 100, "the send was not traced to its end"
     assert balance.accepted == balance.acknowledged
-    received = numbers_of(worker, balance.accepted)
+    received = numbers_of(endpoint, balance.accepted)
     assert received == sorted(set(received))
     assert {*returned} <= {*received}
 
 
-def test_interrupted_flushes(worker: Endpoint, connect: Connect, on_alarm: OnAlarm) -> None:
+def test_interrupted_flushes(endpoint: Endpoint, connect: Connect, on_alarm: OnAlarm) -> None:
     """An interrupted flush() changes nothing; the next one waits for the same messages."""
     on_alarm(interrupt)
     moments = random.Random(8)
@@ -151,10 +142,10 @@ def test_interrupted_flushes(worker: Endpoint, connect: Connect, on_alarm: OnAla
             signal.setitimer(signal.ITIMER_REAL, 0)
         except Interrupted:
             pass
-    check(worker, sender)
+    check(endpoint, sender)
 
 
-def test_interrupted_closes(worker: Endpoint, connect: Connect, on_alarm: OnAlarm) -> None:
+def test_interrupted_closes(endpoint: Endpoint, connect: Connect, on_alarm: OnAlarm) -> None:
     """Another close() completes an interrupted one; every accepted message has arrived or is reported."""
     on_alarm(interrupt)
     moments = random.Random(9)
@@ -177,10 +168,10 @@ def test_interrupted_closes(worker: Endpoint, connect: Connect, on_alarm: OnAlar
         assert not balance.pending
         accepted += balance.acknowledged
     assert interrupts > 100, "too few to say anything"
-    all_arrive(worker, accepted)
+    all_arrive(endpoint, accepted)
 
 
-def test_a_signal_handler_may_send(worker: Endpoint, connect: Connect, on_alarm: OnAlarm) -> None:
+def test_a_signal_handler_may_send(endpoint: Endpoint, connect: Connect, on_alarm: OnAlarm) -> None:
     """A handler that sends, and sometimes flushes, while its thread is in send() returns; all arrive."""
     sender = connect()
     handled = last_words = 0
@@ -209,11 +200,11 @@ def test_a_signal_handler_may_send(worker: Endpoint, connect: Connect, on_alarm:
     sender.flush(60)
     assert handled > 1
     assert sender.ledger().acknowledged == sent + last_words
-    received = numbers_of(worker, sent + last_words)
+    received = numbers_of(endpoint, sent + last_words)
     assert [each for each in received if each < 10**9] == list(range(sent))
 
 
-def test_a_signal_handler_may_close(worker: Endpoint, connect: Connect, on_alarm: OnAlarm) -> None:
+def test_a_signal_handler_may_close(endpoint: Endpoint, connect: Connect, on_alarm: OnAlarm) -> None:
     """If a handler closes the sender, a send or flush in progress returns; messages arrive or are counted."""
     moments = random.Random(10)
     accepted = 0
@@ -232,12 +223,12 @@ def test_a_signal_handler_may_close(worker: Endpoint, connect: Connect, on_alarm
         assert balance.balanced
         assert balance.dropped["closed"] <= 1  # the message that close() interrupted
         accepted += balance.acknowledged
-    all_arrive(worker, accepted)
+    all_arrive(endpoint, accepted)
 
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_the_first_send_is_interrupted(
-    worker: Endpoint, monkeypatch: pytest.MonkeyPatch, *, begun: bool
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, *, begun: bool
 ) -> None:
     """After an interrupt before or after its connection starts, the next send uses the same connection."""
     loop = messaging_loop()
@@ -250,7 +241,7 @@ def test_the_first_send_is_interrupted(
         raise Interrupted
 
     monkeypatch.setattr(loop, "begin", interrupted)
-    with Client(worker.address, topology=TOPOLOGY) as client:
+    with Client(endpoint.address, topology=TOPOLOGY) as client:
         with pytest.raises(Interrupted):
             client.send(TASK, b"first")
         deliver(client, TASK, b"second")

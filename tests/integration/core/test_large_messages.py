@@ -1,4 +1,4 @@
-"""Messages over the limits of some peers: consumers get them, or one clear error."""
+"""Messages over the limits of some peers, and long lists of refusals: they arrive, or one clear error."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import contextlib
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Event
 from typing import Any
 
 import grpc
 import pytest
-from helpers.hostile import RECV, answer_of, subscribe
+from helpers.hostile import OPTIONS, RECV, SEND, answer_of, frame, hello, subscribe, talk
 from helpers.topology import TOPOLOGY, collect, numbered, one_worker, queued
 
-from tuplewire import Client
+from tuplewire import Client, TaskGroup
 from tuplewire.errors import PayloadTooLargeError
 from tuplewire.processes.worker_processes import Endpoint
+from tuplewire.values.group import MAX_FRAME_GROUPS
 from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import encode_frame
 
 MIB = 1 << 20
 SIZE = 6 * MIB
@@ -65,22 +68,18 @@ def _frames(call: Any) -> Iterator[pb.Frame]:
             yield response.frame
 
 
-def test_frames_fit_a_client_with_grpcs_defaults(worker: Endpoint) -> None:
-    """With twelve queued messages of 1 MiB, no response exceeds the 4 MiB that the client accepts."""
+@pytest.mark.parametrize(
+    ("stated", "limit"), [({}, 4 * MIB), ({"max_response_bytes": MIB + 1000}, MIB + 1000)]
+)
+def test_frames_fit_a_client(worker: Endpoint, stated: dict[str, int], limit: int) -> None:
+    """No response exceeds gRPC's default, or a stated limit that is little more than one message."""
     got = 0
-    with _foreign(worker, 3) as call:
-        for frame in _frames(call):
-            assert frame.ByteSize() <= 4 * MIB
-            got += sum(len(group.lengths) for group in frame.groups)
-            if got == 12:
-                break
-
-
-def test_frames_fit_what_a_client_says(worker: Endpoint) -> None:
-    """Responses also fit a limit that is little more than one message."""
-    with _foreign(worker, 3, max_response_bytes=MIB + 1000) as call:
+    with _foreign(worker, 3, **stated) as call:
         frames = _frames(call)
-        assert [sum(len(group.lengths) for group in next(frames).groups) for _ in range(12)] == [1] * 12
+        while got < 12:
+            frame = next(frames)
+            assert frame.ByteSize() <= limit
+            got += sum(len(group.lengths) for group in frame.groups)
 
 
 def test_a_message_that_fits_no_response_is_named(worker: Endpoint) -> None:
@@ -107,3 +106,69 @@ def test_a_worker_with_smaller_limits_than_its_consumer(tmp_path: Path) -> None:
         too_many = client.recv(range(100_000))
         with pytest.raises(PayloadTooLargeError, match="name fewer tasks"):
             next(too_many)
+
+
+# --- acknowledgements, and long lists of refusals ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def one_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """Run a worker with task 0."""
+    with one_worker("w", directory=tmp_path_factory.mktemp("acks"), tasks=[0]) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def stream(one_task: Endpoint) -> Iterator[tuple[SimpleQueue[bytes | None], Any]]:
+    """Open a Send stream: yield a queue for the requests, and the responses after the welcome."""
+    with grpc.insecure_channel(one_task.address, options=OPTIONS) as channel:
+        requests: SimpleQueue[bytes | None] = SimpleQueue()
+        stub: Any = channel.stream_stream(SEND)
+        call = stub(iter(requests.get, None), timeout=20)
+        requests.put(hello())
+        assert pb.SendResponse.FromString(next(call)).HasField("welcome")
+        yield requests, (pb.SendResponse.FromString(response) for response in call)
+        requests.put(None)
+
+
+def test_frames_are_acknowledged_together(stream: tuple[SimpleQueue[bytes | None], Any]) -> None:
+    """A hundred frames need at most fifty acknowledgements; the last one covers all frames."""
+    requests, responses = stream
+    for number in range(1, 101):
+        requests.put(frame(number, task=0))
+    told: list[int] = []
+    while not told or told[-1] < 100:
+        response = next(responses)
+        if response.HasField("ack"):
+            told.append(response.ack.sequence)
+    assert len(told) <= 50
+
+
+def test_a_sender_that_waits_is_told_at_once(stream: tuple[SimpleQueue[bytes | None], Any]) -> None:
+    """A frame that is followed by a brief probe is acknowledged before the next frame is sent."""
+    requests, responses = stream
+    probe = pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString()
+    for number in range(1, 11):
+        requests.put(frame(number, task=0))
+        requests.put(probe)
+        assert next(each.ack.sequence for each in responses if each.HasField("ack")) == number
+
+
+GROUPS = 60_000
+
+
+def test_the_answers_to_frames_of_many_refused_groups_arrive(one_task: Endpoint) -> None:
+    """Every refused task is named, the first ones with a description, in responses below the size limit."""
+    groups = [TaskGroup.of(task, [b"x"]) for task in range(1, GROUPS + 1)]
+    frames = [
+        encode_frame(1 + start // MAX_FRAME_GROUPS, [[each] for each in groups[start:][:MAX_FRAME_GROUPS]])
+        for start in range(0, GROUPS, MAX_FRAME_GROUPS)
+    ]
+    answer = talk(one_task, SEND, [hello(), *frames])
+    assert answer.error == ""
+    acks = [pb.SendResponse.FromString(each).ack for each in answer.responses]
+    refusals = [refusal for ack in acks for refusal in ack.refusals]
+    assert {refusal.task for refusal in refusals} == set(range(1, GROUPS + 1))
+    assert {refusal.code for refusal in refusals} == {pb.ERROR_CODE_UNKNOWN_TASK}
+    assert "is not in assignment version 1" in refusals[0].detail
+    assert max(map(len, answer.responses)) < 2 << 20

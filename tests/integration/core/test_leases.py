@@ -1,8 +1,9 @@
-"""A sender has a share at a worker while connected, then a resumable session, and then no state."""
+"""A sender has a share of a queue while it is connected, then a resumable session, and then no state."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,23 @@ import grpc.aio
 import pytest
 from helpers.admin import samples
 from helpers.hostile import SEND, frame, hello
-from helpers.topology import TOPOLOGY, collect, ledger, metric, one_worker, queued
+from helpers.ports import free_port
+from helpers.topology import TOPOLOGY, ledger, metric, one_worker
 
 from tuplewire import Client
 from tuplewire.connection import receipts
+from tuplewire.connection.memory_stream import memory_servers
 from tuplewire.errors import FlushTimeoutError
 from tuplewire.processes.worker_processes import Endpoint
+from tuplewire.session.send_events import SendEvents
+from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
+from tuplewire_service.messaging import receiving_end
+from tuplewire_service.messaging.base import ConnectionStatus
+from tuplewire_service.messaging.local import LocalContext
+from tuplewire_service.messaging.streamed_transport import StreamedServer
 from tuplewire_service.testing import eventually
+from tuplewire_service.testing.harness import Recorder
 
 TASK = 1
 CONNECTED = 'tuplewire_sessions{state="connected"}'
@@ -78,22 +88,6 @@ async def test_the_dead_take_no_share(worker: Endpoint) -> None:
     assert metric(worker, RESUMABLE) == DEAD
 
 
-async def test_what_the_dead_have_left_is_taken_off_the_queue(tmp_path: Path) -> None:
-    """Messages of a disconnected sender use queue space of other senders until they are consumed."""
-    with one_worker("w", "--receive-queue-messages=1000", directory=tmp_path, tasks=range(10)) as worker:
-        async with grpc.aio.insecure_channel(worker.address) as channel:
-            await die(channel, messages=1000)
-        eventually(lambda: metric(worker, RESUMABLE) == 1)
-        assert queued(worker, TASK) == 1000
-        with Client(worker.address, topology=TOPOLOGY) as client:
-            client.send(TASK, b"late")
-            with pytest.raises(FlushTimeoutError):
-                client.flush(0.5)
-            with client.recv([TASK], timeout=30) as subscription:
-                assert len(collect(subscription, 1001)) == 1001
-            client.flush(30)
-
-
 async def test_a_worker_that_is_gone_is_no_source_any_more(tmp_path: Path) -> None:
     """`resume_seconds` after a worker disconnects, its session and received counts are removed."""
     received = 'tuplewire_received_messages_total{source="peer"}'
@@ -133,3 +127,70 @@ def test_accounts_come_and_go(worker: Endpoint, monkeypatch: pytest.MonkeyPatch)
             client.flush(30)
             eventually(forgotten)
         assert client.ledger().acknowledged == 3000
+
+
+# --- the local transport -------------------------------------------------------------------------------
+
+
+SENDERS = 50
+
+
+@pytest.fixture
+def context() -> Iterator[LocalContext]:
+    """Yield a context of the transport."""
+    context = LocalContext()
+    context.prepare({})
+    yield context
+    context.term()
+
+
+def connect(context: LocalContext, server: StreamedServer[Any]) -> Any:
+    """Return a new sender that is connected to a server."""
+    return context.connect(TOPOLOGY, "", server.port)
+
+
+def test_nothing_is_left_of_what_has_ended(context: LocalContext) -> None:
+    """Neither the registry nor a context retains closed ports and senders."""
+    for _ in range(SENDERS):
+        server = context.bind(TOPOLOGY, 0, Recorder())
+        sender = connect(context, server)
+        sender.send(1, b"x")
+        sender.close()
+        server.close()
+    assert len(context._made) < 5
+    eventually(lambda: not memory_servers, 10)
+
+
+def test_a_limit_of_sessions_is_told(
+    context: LocalContext, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """flush() of a sender over the limit gives the reason; it succeeds after another sender has closed."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(receiving_end, "MAX_SESSIONS", 2)
+    server = context.bind(TOPOLOGY, 0, Recorder())
+    senders = [connect(context, server) for _ in range(3)]
+    for sender in senders[:2]:
+        sender.send(1, b"x")
+        sender.end.buffer.flush(10)
+    senders[2].send(1, b"x")
+    with pytest.raises(FlushTimeoutError, match="2 senders are connected already"):
+        senders[2].end.buffer.flush(0.3)
+    senders[0].close()
+    senders[2].end.buffer.flush(10)
+
+
+def test_nothing_is_written_after_writing_is_stopped(context: LocalContext) -> None:
+    """A server that starts later receives nothing; the reclaimed messages are not marked as copies."""
+    recorder, port = Recorder(), free_port()
+    events = SendEvents(settled=lambda _: None, released=lambda _: None)
+    client: Any = context.connect(TOPOLOGY, "", port, events=events)
+    end = client.end
+    assert end.thread.call(lambda: end.buffer.offer([TaskGroup.of(1, [b"a"])], "token"))
+    end.writes = False
+    context.bind(TOPOLOGY, port, recorder)
+    eventually(lambda: client.status is ConnectionStatus.READY, timeout=20)
+    left = end.thread.run(end.take_back(0.2))
+    assert [(group.payloads(), group.redelivered, token) for group, token in left] == [
+        ([b"a"], False, "token")
+    ]
+    assert recorder.seen() == []

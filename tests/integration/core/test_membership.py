@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from helpers.certificates import Authority
 from helpers.program import Program
 from helpers.secured import files_of, tls_flags
 from helpers.streams import Load, Produced, producer
-from helpers.topology import TOPOLOGY, drained_ledger, has_ended, ledger, one_worker, status
+from helpers.topology import TOPOLOGY, drained_ledger, has_ended, ledger, one_worker
 from helpers.tracking import Trackers
 
 from tuplewire.errors import ClosedError, ConfigError, UnreachableError
@@ -167,26 +167,6 @@ def test_a_killed_worker_loses_nothing_that_is_kept_until_processed(site: Site) 
         eventually(lambda: len(tasks_of(membership).get("a", ())) == 6, SETTLES, "expired")
         absent = next(each for each in membership.status().workers if each.phase is Phase.ABSENT)
         assert absent.address == second.address
-
-
-def test_a_worker_that_comes_back_gets_its_tasks_again(site: Site) -> None:
-    """A worker that restarts at its address before it expires keeps its tasks."""
-    with two_under_load(site, PROCESSED) as (second, membership):
-        before, version = tasks_of(membership), membership.status().version
-        incarnation = status(second).incarnation
-        os.kill(second.process_id, signal.SIGKILL)
-        eventually(lambda: has_ended(second))
-        again = site.start("b", int(second.address.rpartition(":")[2]))
-
-        def has_the_assignment() -> bool:
-            # gRPC may still report the exit of the first process at this address.
-            with suppress(UnreachableError):
-                return status(again).assignment_version == version
-            return False
-
-        eventually(has_the_assignment, SETTLES, "it has the assignment")
-        assert status(again).incarnation != incarnation
-        assert tasks_of(membership) == before
 
 
 def test_a_hung_worker_expires_and_comes_back(site: Site) -> None:

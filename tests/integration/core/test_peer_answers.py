@@ -1,23 +1,32 @@
-"""Wrong answers of a peer: the worker survives, other tasks continue, and the ledger balances."""
+"""Wrong answers of a peer, which a worker survives, and late ones, for which a client gathers messages."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NoReturn
 
 import grpc
 import pytest
 from helpers.stub_server import Answer, answering, welcome
-from helpers.topology import assign, collect, ledger, metric, numbered, numbers, one_worker, ready, status
+from helpers.topology import assign, collect, ledger, numbered, numbers, one_worker, status
 from helpers.traffic import client_of, deliver
 
-from tuplewire import TaskMessageBatch
+from tuplewire import Client
 from tuplewire.connection.grpc_channel import ERROR_KEY
+from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.pacer import BURST_FRAMES
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
+from tuplewire.session.ack_requests import QUICK_SECONDS
 from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import decode, groups_of
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.testing import eventually
 
 LOCAL, FAR = 0, 1
@@ -119,41 +128,6 @@ def test_what_one_peer_answers_concerns_its_messages_alone(
         assert sum(after.dropped.values()) == sum(before.dropped.values())
 
 
-def test_a_peer_that_takes_smaller_messages_loses_no_others(tmp_path: Path) -> None:
-    """Messages too large for the far worker are dropped as `too_large`; smaller messages arrive."""
-    with (
-        one_worker("a", directory=tmp_path) as a,
-        one_worker("b", "--max-message-bytes=1KiB", directory=tmp_path) as b,
-        client_of(a.address) as client,
-        client_of(b.address) as consumer,
-    ):
-        assign((a, b), 1, {a: [0], b: [1, 2]})
-        ready(a, b)
-        sizes = [10, 5000, 20, 6000, 30]
-        deliver(client, TaskMessageBatch.from_columns([1, 1, 2, 1, 1], [bytes(size) for size in sizes]))
-        came = collect(consumer.recv([1, 2], timeout=10), 3)
-        assert sorted(len(payload) for _, payload in came) == [10, 20, 30]
-        eventually(lambda: ledger(a).acknowledged == 3)
-        assert (ledger(a).dropped["too_large"], ledger(a).pending, ledger(a).balanced) == (2, 0, True)
-
-
-def test_a_connection_that_was_refused_comes_up_once_the_right_worker_is_there(tmp_path: Path) -> None:
-    """Messages that waited while another topology's worker had the address arrive at the right worker."""
-    with one_worker("a", directory=tmp_path) as a, client_of(a.address) as client:
-        with WorkerProcesses(1, "other", flags=["--worker-id=b"]) as workers:
-            (stranger,) = workers.endpoints
-            port = int(stranger.address.rpartition(":")[2])
-            assign(a, 1, {("a", a.address): [0], ("b", stranger.address): [1]})
-            deliver(client, numbered(1, range(100)))
-            eventually(
-                lambda: metric(stranger, 'tuplewire_refused_streams_total{code="WRONG_TOPOLOGY"}') >= 2
-            )
-        with one_worker("b", directory=tmp_path, port=port) as b, client_of(b.address) as consumer:
-            assign(b, 1, {a: [0], b: [1]})
-            assert numbers(collect(consumer.recv([1], timeout=10), 100)) == list(range(100))
-            eventually(lambda: ledger(a).acknowledged == 100)
-
-
 @pytest.mark.usefixtures("no_fork_server")  # a new interpreter runs sitecustomize.py
 def test_a_worker_that_comes_back_with_an_earlier_clock_is_let_in(tmp_path: Path) -> None:
     """A peer accepts a restarted worker and its messages, even if its incarnation is lower than before."""
@@ -181,3 +155,73 @@ def test_a_worker_that_comes_back_with_an_earlier_clock_is_let_in(tmp_path: Path
                 assign(earlier, 1, {earlier: [0], b: [1]})
                 deliver(client, numbered(1, range(10, 20)))
                 assert numbers(collect(consumer.recv([1], timeout=10), 20)) == list(range(20))
+
+
+# --- small frames --------------------------------------------------------------------------------------
+
+
+class Receiver:
+    """Receives frames, and acknowledges them when a test requests it."""
+
+    def __init__(self) -> None:
+        self.frames: SimpleQueue[int] = SimpleQueue()
+        """The number of messages in each frame."""
+        self._responses: SimpleQueue[bytes | None] = SimpleQueue()
+        self._taken = 0
+
+    def answer(self, requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Answer a Send stream."""
+        next(requests)
+        yield welcome()
+        threading.Thread(target=self._take, args=(requests,), daemon=True).start()
+        yield from iter(self._responses.get, None)
+
+    def _take(self, requests: Iterator[bytes]) -> None:
+        for request in requests:
+            frame = decode(pb.SendRequest, request)
+            if isinstance(frame, OpaqueFrame):
+                self._taken += 1
+                self.frames.put(sum(map(len, groups_of(frame))))
+        self.end()
+
+    def end(self) -> None:
+        """End the stream."""
+        self._responses.put(None)
+
+    def acknowledge(self) -> None:
+        """Acknowledge all received frames."""
+        ack = pb.Ack(sequence=self._taken)
+        self._responses.put(pb.SendResponse(ack=ack).SerializeToString())
+
+
+def let_loop_turn() -> None:
+    """Let the client's event loop finish its pending work, including the write of a frame."""
+    for _ in range(10):
+        messaging_loop().call(lambda: None)
+
+
+def test_what_follows_a_burst_is_gathered() -> None:
+    """Messages after a burst share a frame, which is sent at the next acknowledgement or flush."""
+    handler = Receiver()
+    with (
+        answering(handler.answer) as address,
+        Client(address, topology="test", linger_seconds=3600.0, flush_seconds=0.1) as client,
+    ):
+        for _ in range(BURST_FRAMES):
+            client.send(1, b"x")
+            assert handler.frames.get(timeout=20) == 1
+            time.sleep(QUICK_SECONDS)  # faster frames wait for an acknowledgement anyway
+        for _ in range(5):
+            client.send(1, b"x")
+            let_loop_turn()
+        handler.acknowledge()
+        assert handler.frames.get(timeout=20) == 5
+        for _ in range(7):
+            client.send(1, b"x")
+            let_loop_turn()
+        with ThreadPoolExecutor(1) as pool:
+            flushed = pool.submit(client.flush, 20)
+            assert handler.frames.get(timeout=20) == 7
+            handler.acknowledge()
+            flushed.result()
+        assert client.ledger().acknowledged == BURST_FRAMES + 12

@@ -13,10 +13,17 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from helpers.certificates import Authority
 from helpers.ports import free_port
-from helpers.secured import files_of, guarded, tls_flags
-from helpers.team_ranks import every_call, hold_the_interpreter, large_values, ranks_of, stale_messages, sums
+from helpers.secured import guarded
+from helpers.team_ranks import (
+    every_call,
+    hold_the_interpreter,
+    large_values,
+    ranks_of,
+    stale_messages,
+    sums,
+    tasks_of,
+)
 from helpers.topology import TOPOLOGY, Pair, assign, one_worker, status
 
 from tuplewire import Client, Team
@@ -38,11 +45,6 @@ send = "1-3"
 receive = "1-3"
 """
 MIB = 2**20
-
-
-def tasks_of(pair: Pair, size: int) -> list[int]:
-    """Return unused tasks of both workers in turn."""
-    return [pair.far_task() if rank % 2 else pair.near_task() for rank in range(size)]
 
 
 def addresses_of(pair: Pair) -> list[str]:
@@ -72,20 +74,14 @@ def no_subscriber(worker: Endpoint, tasks: list[int]) -> bool:
     return not any(each.subscribed for each in status(worker).tasks if each.task in tasks)
 
 
-def test_every_call(pair: Pair) -> None:
-    """Four ranks make every call several times; all are in one team, and leave nothing behind."""
-    tasks = tasks_of(pair, 4)
-    with ranks_of(every_call, tasks, addresses_of(pair), 5) as ranks:
+@pytest.mark.parametrize(("size", "rounds", "mode"), [(4, 5, "queued"), (3, 3, "processed")])
+def test_every_call(pair: Pair, size: int, rounds: int, mode: str) -> None:
+    """The ranks make every call several times; all are in one team, end soon, and leave nothing behind."""
+    tasks, begun = tasks_of(pair, size), time.monotonic()
+    with ranks_of(every_call, tasks, addresses_of(pair), rounds, ack_mode=mode) as ranks:
         assert len({each.outcome() for each in ranks}) == 1
+    assert mode == "queued" or time.monotonic() - begun < 20
     eventually(lambda: queued_of(pair, tasks) == 0, 5, "no message is left")
-
-
-def test_processed_mode(pair: Pair) -> None:
-    """All calls work if senders keep messages until they are processed, and the end is quick."""
-    begun = time.monotonic()
-    with ranks_of(every_call, tasks_of(pair, 3), addresses_of(pair), 3, ack_mode="processed") as ranks:
-        assert len({each.outcome() for each in ranks}) == 1
-    assert time.monotonic() - begun < 20
 
 
 def test_a_team_of_one(pair: Pair) -> None:
@@ -299,19 +295,6 @@ def test_permissions(tmp_path: Path) -> None:
             assert len({each.outcome() for each in ranks}) == 1
         with pytest.raises(PermissionDeniedError):
             Team([4, 1], 0, address=address, topology=TOPOLOGY, timeout=5, credentials=credentials["members"])
-
-
-def test_over_tls(tmp_path: Path) -> None:
-    """Members that use mutual TLS form a team over two workers."""
-    authority = Authority()
-    files = authority.issue("worker.example").write(tmp_path / "worker")
-    program = files_of(authority.issue("etl.example"), tmp_path / "program", "worker.example")
-    flags = [*tls_flags(files), "--tls-client-names=*.example", "--drain-seconds=1"]
-    with WorkerProcesses(2, TOPOLOGY, flags=flags, directory=tmp_path, credentials=program) as workers:
-        workers.assign({0: [1], 1: [2]})
-        addresses = [each.address for each in workers.endpoints]
-        with ranks_of(every_call, [1, 2], addresses, 1, credentials=program) as ranks:
-            assert len({each.outcome() for each in ranks}) == 1
 
 
 def test_a_message_from_before_the_team_has_no_effect(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -117,18 +116,6 @@ def test_metrics_have_every_reason(worker: Running) -> None:
     ):
         assert f"\n{sample}\n" in text
     assert 'topology="default",version="' in text
-
-
-@pytest.mark.parametrize("version", ["0.0.1", "1.0.0", "2.0.0"])
-def test_metrics_negotiate_openmetrics(shared: Running, version: str) -> None:
-    """A scraper that requests OpenMetrics receives it, with the matching content type."""
-    accept = f"application/openmetrics-text; version={version}"
-    request = urllib.request.Request(shared.bound["metrics_url"], headers={"Accept": accept})  # noqa: S310
-    with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 - our own worker
-        declared, body = answer.headers["Content-Type"], answer.read().decode()
-    assert ("openmetrics" in declared) == body.endswith("# EOF\n")
-    if "openmetrics" in declared:
-        assert "version=1.0.0" in declared
 
 
 def test_promtool_finds_nothing(worker: Running) -> None:

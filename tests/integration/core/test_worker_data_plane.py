@@ -14,25 +14,20 @@ from helpers.restartable import restartable
 from helpers.topology import (
     TOPOLOGY,
     Pair,
-    assign,
     collect,
     connected,
     ledger,
-    messages_of,
     metric,
     numbered,
     numbers,
-    one_worker,
     pair_of_workers,
     queued,
     status,
     two_workers,
 )
-from helpers.traffic import Feeder, Reader, client_of, deliver, fed
+from helpers.traffic import Feeder, Reader, client_of, fed
 from helpers.worker_process import run_command
 
-from tuplewire import Client, TaskMessageBatch
-from tuplewire.errors import BufferFullError, FlushTimeoutError
 from tuplewire.settings.config import SessionSettings
 from tuplewire_service.messaging.grpc import GrpcContext
 from tuplewire_service.testing import eventually
@@ -49,38 +44,6 @@ def workers(transport: str) -> Iterator[Pair]:
 
 
 # --- backpressure ------------------------------------------------------------------------------------
-
-
-def _sends(sender: Client, batch: TaskMessageBatch) -> bool:
-    """Send a batch; return True if there was space for it within a second."""
-    try:
-        sender.send(batch, timeout=1)
-    except BufferFullError as error:
-        assert "the receiver is slow" in str(error)  # noqa: PT017 - where it is raised is the question
-        return False
-    return True
-
-
-def test_stopped_consumer_blocks_the_sender_and_loses_nothing(pair: Pair) -> None:
-    """With a stopped consumer, pending messages are bounded; when it resumes, all arrive exactly once."""
-    task = pair.far_task()
-    bound = 2000
-    before = ledger(pair.near).pending, ledger(pair.far).pending
-    with (
-        client_of(pair.near.address, max_pending_messages=bound, max_pending_task_messages=bound) as sender,
-        client_of(pair.far.address) as consumer,
-    ):
-        sent = 0
-        while _sends(sender, numbered(task, range(sent, sent + 100))):
-            sent += 100
-        assert sender.ledger().pending <= bound
-        assert ledger(pair.near).pending - before[0] <= 500
-        assert queued(pair.far, task) <= 500
-        assert sent <= bound + 1000
-        assert not sender.try_send(numbered(task, range(100)))
-        assert numbers(collect(consumer.recv([task], timeout=10), sent)) == list(range(sent))
-        sender.flush(10)
-        assert sender.ledger().acknowledged == sent
 
 
 def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
@@ -185,27 +148,6 @@ def test_hung_worker_is_noticed_and_goes_on(tmp_path: Path, transport: str) -> N
         feeder.goes_on()
 
 
-def test_dead_worker_leaves_the_others_alone(tmp_path: Path) -> None:
-    """While one peer is dead, messages to another arrive; messages for the dead one wait, bounded."""
-    with ExitStack() as stack:
-        a, b, c = (stack.enter_context(one_worker(name, *SMALL_QUEUES, directory=tmp_path)) for name in "abc")
-        assign((a, b, c), 1, {("a", a.address): [0], ("b", b.address): [1], ("c", c.address): [2]})
-        sender = stack.enter_context(client_of(a.address))
-        consumer = stack.enter_context(client_of(c.address))
-        os.kill(b.process_id, signal.SIGKILL)
-        while sender.try_send(numbered(1, range(1000))):
-            pass
-        reader = stack.enter_context(Reader(consumer.recv([2], timeout=0.2)))
-        sender.send(numbered(2, range(5000)), timeout=10)
-        reader.has(5000)
-        assert numbers(reader.got) == list(range(5000))
-        eventually(lambda: ledger(a).pending <= 500, 5)
-        assert ledger(a).balanced
-        with pytest.raises(FlushTimeoutError, match=r"not acknowledged after 0.1 s; dropped"):
-            sender.close(0.1)
-        assert sender.ledger().balanced
-
-
 # --- failure and restart -------------------------------------------------------------------------------
 
 
@@ -232,21 +174,3 @@ def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: P
             sender.flush(10)
             assert (sender.ledger().accepted, sender.ledger().acknowledged) == (160, 160)
             eventually(lambda: ledger(worker.endpoint).acknowledged == 60)
-
-
-def test_consumer_without_room_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
-    """A consumer's messages from a failed worker leave its buffer free for the next worker's messages."""
-    with (
-        restartable(tmp_path, [0]) as worker,
-        client_of(worker.reached.address) as sender,
-        client_of(worker.reached.address, prefetch_bytes=20) as consumer,
-        consumer.recv([0], timeout=20) as subscription,
-    ):
-        deliver(sender, numbered(0, range(100, 200)))
-        held = messages_of(next(subscription))  # not acknowledged
-        assert sum(len(payload) for _, payload in held) >= 20
-        worker.kill()
-        worker.start()
-        deliver(sender, numbered(0, range(200, 300)))
-        # The next read acknowledges these messages, which has no effect.
-        assert numbers(collect(subscription, 100)) == list(range(200, 300))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from helpers.alone import bolts_of
@@ -24,7 +25,7 @@ from tuplewire_topology import (
     Tuple,
 )
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.link import Failed, Link, Receive
+from tuplewire_topology.running.link import Link
 
 SECONDS = 30.0
 COUNT = 300
@@ -52,28 +53,12 @@ class Notes:
         self.seen.append(what)
 
 
-class NotedLink(Link):
-    """A link that records the calls to another link."""
-
-    def __init__(self, link: Link, notes: Notes) -> None:
-        self.worker = link.worker
-        self.link = link
-        self.notes = notes
-
-    def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
-        self.notes("receive")
-        self.link.open(tasks, receive, failed)
-
-    def send(self, groups: Sequence[TaskGroup]) -> None:
-        self.notes.again("transfer")
-        self.link.send(groups)
-
-    def lost(self) -> int:
-        return self.link.lost()
-
-    def close(self, timeout: float) -> None:
-        self.notes("link closes")
-        self.link.close(timeout)
+def noted(link: Link, notes: Notes) -> Link:
+    """Return the link with a record of its calls."""
+    recorded = Mock(wraps=link, worker=link.worker)
+    for method, note in (("open", "receive"), ("send", "transfer"), ("close", "link closes")):
+        getattr(recorded, method).side_effect = lambda *_, note=note: notes.again(note) or DEFAULT
+    return cast("Link", recorded)
 
 
 class Numbers(Spout):
@@ -164,7 +149,7 @@ def test_a_workers_life(transport: str, tmp_path: Path) -> None:
     topology = topology_of(notes)
     with hosted(topology, [2, 3], [1], transport=transport) as (here, there):
         arrived = arrivals(there.link)
-        link = NotedLink(here.link, notes)
+        link = noted(here.link, notes)
         worker = ExecutorWorker(topology, [2, 3], topology_id="t", link=link, state_file=notes.file)
         worker.start()
         assert notes.seen == ["heartbeat", "executors", "receive"]

@@ -191,18 +191,6 @@ def test_from_arrow(model: list[tuple[int, bytes]], part: slice) -> None:
     assert [(m.task, m.message) for m in batch] == sorted(model, key=lambda row: row[0])
 
 
-@given(st.lists(payloads, min_size=1, max_size=12), st.integers(0, 12), st.integers(0, 12))
-def test_group_slices(column: list[bytes], start: int, stop: int) -> None:
-    """A slice of a group equals the slice of its payloads."""
-    start, stop = min(start, len(column)), min(stop, len(column))
-    headers = column[::-1]
-    group = TaskGroup.joined(1, 2, column, headers).as_redelivered()
-    piece = group.slice(start, stop)
-    assert piece.payloads() == column[start:stop]
-    assert (piece.encoded_headers() or [b""] * len(piece)) == headers[start:stop]
-    assert (piece.task, piece.source, piece.redelivered) == (1, 2, True)
-
-
 @given(st.lists(st.tuples(payloads, st.just(b"") | payloads), min_size=1, max_size=12), st.integers(0, 20))
 def test_frame_pieces(model: list[tuple[bytes, bytes]], limit: int) -> None:
     """The pieces add up to the group. Each is within the limit or one message, and cannot hold more."""

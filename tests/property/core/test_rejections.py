@@ -220,7 +220,7 @@ class Scene:
 
 
 @pytest.mark.timeout(300)
-@settings(max_examples=settings().max_examples * 3, deadline=None)
+@settings(max_examples=settings().max_examples * 3 // 2, deadline=None)
 @given(
     actions=st.lists(st.sampled_from(ACTIONS), min_size=50, max_size=200),
     wait=st.booleans(),

@@ -125,7 +125,6 @@ class Session(SessionMachine):
 
 TestSession = Session.TestCase
 TestSession.settings = settings(
-    max_examples=settings().max_examples * 2,
     stateful_step_count=100,
     deadline=None,
     print_blob=True,

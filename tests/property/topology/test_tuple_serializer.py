@@ -197,7 +197,7 @@ def test_hostile_payload(kind: str, data: st.DataObject) -> None:
 edges = st.sampled_from([0x00, 0x01, 0x7F, 0x80, 0xFF]) | st.integers(0, 255)
 
 
-@settings(max_examples=settings().max_examples * 5)
+@settings(max_examples=settings().max_examples * 2)
 @given(st.lists(values, min_size=1, max_size=2), st.lists(edges, min_size=1, max_size=4), st.data())
 def test_damaged_tuple(row: list[Any], damage: list[int], data: st.DataObject) -> None:
     """A valid tuple with some bytes changed is either a tuple or malformed; repr() of tuples works."""
