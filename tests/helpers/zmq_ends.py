@@ -116,35 +116,3 @@ class Stranger:
         while (frame := self.hear()).kind is not FrameKind.REFUSED:
             pass
         return frame.body.partition(b"\0")[0].decode()
-
-
-class StandIn:
-    """A ROUTER in place of a worker's, with answers chosen by the test. It runs in a thread until closed."""
-
-    def __init__(self) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.linger = 0
-        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self.heard: list[Frame] = []
-        self._answers: list[list[bytes]] = []
-        self._peer = b""
-        self._threads = Threads()
-        self._threads.start(self._run)
-
-    def put(self, kind: FrameKind, body: bytes = b"", allowance: Allowance = PLENTY) -> None:
-        """Send a frame to the sender of the last received frame."""
-        self._answers.append(encode(kind, allowance, body))
-
-    def _run(self) -> None:
-        while not self._threads.stop.is_set():
-            if self._socket.poll(20):
-                self._peer, *parts = self._socket.recv_multipart()
-                self.heard.append(decode(parts))
-            while self._answers and self._peer:
-                self._socket.send_multipart([self._peer, *self._answers.pop(0)])
-
-    def close(self) -> None:
-        """Close it and its connections. Further calls do nothing."""
-        self._threads.end()
-        self._context.destroy(linger=0)

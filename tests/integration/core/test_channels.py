@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ import pytest
 from helpers.certificates import Authority, Issued
 from helpers.secured import files_of
 
-from tuplewire.connection.channels import ChannelFactory
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import UnreachableError
 from tuplewire.wire import control_pb2
@@ -79,17 +77,6 @@ def test_channel_takes_the_certificate_that_was_checked(tmp_path: Path) -> None:
         control.status()
 
 
-def test_exchanged_certificate_is_found_again(tmp_path: Path) -> None:
-    """After a worker's certificate changes, at most one call fails; the next call checks it again."""
-    authority = Authority()
-    program = files_of(authority.issue("etl.example"), tmp_path, WORKER)
-    old, new = authority.issue("localhost", WORKER), authority.issue("localhost", WORKER)
-    with _server(old, new) as address, ControlClient(address, credentials=program) as control:
-        with pytest.raises(UnreachableError):
-            control.status()
-        assert control.status().worker_id == "somebody"
-
-
 @pytest.mark.parametrize(
     ("issued", "names", "ours", "problem"),
     [
@@ -114,16 +101,3 @@ def test_what_to_look_at_is_told(
         pytest.raises(UnreachableError, match=problem),
     ):
         control.status()
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "a..b:6700", ".example:6700"])
-def test_nobody_there_is_unreachable(tmp_path: Path, address: str) -> None:
-    """At an unreachable or invalid address, the check of the certificate fails like any connection."""
-    program = files_of(Authority().issue("etl.example"), tmp_path, WORKER)
-    with (
-        ControlClient(address, credentials=program) as control,
-        pytest.raises(UnreachableError, match="no TLS connection"),
-    ):
-        control.status()
-    with pytest.raises(UnreachableError, match="no TLS connection"):
-        asyncio.run(ChannelFactory(program).channel(address, ()))

@@ -50,33 +50,6 @@ def test_a_logging_handler_may_send(endpoint: Endpoint) -> None:
     assert queued(endpoint, 1) == 200
 
 
-_AUDIT = """
-import sys, threading
-from tuplewire import Client
-client = Client(sys.argv[1], topology="test")
-task, busy = int(sys.argv[2]), threading.local()
-
-def hook(event, arguments):
-    if event.startswith(("socket.", "open")) and not getattr(busy, "now", False):
-        busy.now = True
-        try:
-            client.send(task, event.encode())
-        finally:
-            busy.now = False
-
-sys.addaudithook(hook)
-client.send(task, b"first")
-client.close(20)
-print("done")
-"""
-
-
-def test_an_audit_hook_may_send(endpoint: Endpoint) -> None:
-    """An audit hook may send, even during the creation of the messaging loop."""
-    assert run(_AUDIT, endpoint, 2) == "done"
-    assert queued(endpoint, 2) > 1
-
-
 _FULL = """
 import logging, sys
 from tuplewire import Client

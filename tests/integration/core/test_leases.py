@@ -15,8 +15,6 @@ from helpers.hostile import SEND, frame, hello
 from helpers.ports import free_port
 from helpers.topology import TOPOLOGY, ledger, metric, one_worker
 
-from tuplewire import Client
-from tuplewire.connection import receipts
 from tuplewire.connection.memory_stream import memory_servers
 from tuplewire.errors import FlushTimeoutError
 from tuplewire.processes.worker_processes import Endpoint
@@ -101,32 +99,6 @@ async def test_a_worker_that_is_gone_is_no_source_any_more(tmp_path: Path) -> No
             assert metric(worker, received) == messages
             eventually(lambda: received not in samples(worker.metrics_url))
             assert metric(worker, CONNECTED) == metric(worker, RESUMABLE) == 0
-
-
-def flows_of(client: Client) -> int:
-    """Return the number of flows that a client's sender has an account for."""
-    assert client._sender is not None
-    return len(client._sender.buffer.window._flows)
-
-
-def test_accounts_come_and_go(worker: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sides forget tasks without traffic, and start to count again when messages follow."""
-    monkeypatch.setattr(receipts, "CLOSE_UNUSED_SECONDS", 0.2)
-    with Client(worker.address, topology=TOPOLOGY) as client, client.recv(range(1000)) as subscription:
-
-        def forgotten() -> bool:
-            return not flows_of(client)
-
-        for run in range(3):
-            for task in range(1000):
-                client.send(task, b"%d" % run)
-            received = 0
-            while received < 1000:
-                received += len(next(subscription))
-            subscription.acknowledge()
-            client.flush(30)
-            eventually(forgotten)
-        assert client.ledger().acknowledged == 3000
 
 
 # --- the local transport -------------------------------------------------------------------------------

@@ -122,17 +122,6 @@ def test_a_wrong_list_is_refused_at_once() -> None:
         tuplewire.local("a-b")
 
 
-def test_a_newer_assignment_takes_the_place_of_its_tasks() -> None:
-    """A local worker applies a newer assignment like any other worker, and can join a cluster."""
-    with tuplewire.local("1-3") as worker, ControlClient(worker.address) as control:
-        before = control.assignment()
-        assert before is not None
-        before.version += 1
-        before.workers[0].tasks.append(9)
-        assert control.update_assignment(before)
-        assert {each.task for each in control.status().tasks} >= {9}
-
-
 _PROGRAM = """
 import sys
 sys.path[:0] = sys.argv[1:]

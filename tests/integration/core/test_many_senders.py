@@ -59,7 +59,7 @@ async def test_a_thousand_senders_are_served(tmp_path: Path) -> None:
             for client in clients:
                 client.try_send([])  # connects
             for client in clients:
-                await asyncio.to_thread(eventually, lambda client=client: client._sender.connected)  # type: ignore[misc]
+                await asyncio.to_thread(eventually, lambda client=client: client._sender.connected)
             receiving = asyncio.create_task(gather(batches, total))
             await asyncio.gather(*map(send, range(SENDERS), clients))
             assert threads_of(worker) <= before + MORE_THREADS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import datetime
 from functools import partial
 
 import pytest
@@ -48,24 +47,6 @@ def letters(pair: Pair) -> list[TaskMessage]:
     """Receive and return all dead letters."""
     with client_of(pair.near.address) as client, client.recv([DEAD]) as subscription:
         return list(subscription.messages(quiet=0.3))
-
-
-def test_a_delay_is_kept(letter_pair: Pair) -> None:
-    """A rejected message is redelivered after its delay, in both reject orders."""
-    for order in ("continue", "wait"):
-        task = letter_pair.near_task()
-        with (
-            client_of(letter_pair.near.address, reject_order=order) as client,
-            client.recv([task], timeout=10) as subscription,
-        ):
-            client.send(task, b"late")
-            batch = next(subscription)
-            begun = datetime.now().astimezone()
-            subscription.reject(0, after=0.4)
-            assert len(batch) == 1
-            again = next(subscription)
-            assert [message.message for message in again] == [b"late"]
-            assert (datetime.now().astimezone() - begun).total_seconds() >= 0.4
 
 
 def test_after_the_limit_it_is_a_dead_letter(letter_pair: Pair) -> None:

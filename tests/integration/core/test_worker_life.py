@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
-from unittest.mock import DEFAULT, Mock
+from typing import Any
 
 import pytest
 from helpers.alone import bolts_of
@@ -25,7 +24,7 @@ from tuplewire_topology import (
     Tuple,
 )
 from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.link import Link
+from tuplewire_topology.running.link import Failed, Link, Receive
 
 SECONDS = 30.0
 COUNT = 300
@@ -53,12 +52,25 @@ class Notes:
         self.seen.append(what)
 
 
-def noted(link: Link, notes: Notes) -> Link:
-    """Return the link with a record of its calls."""
-    recorded = Mock(wraps=link, worker=link.worker)
-    for method, note in (("open", "receive"), ("send", "transfer"), ("close", "link closes")):
-        getattr(recorded, method).side_effect = lambda *_, note=note: notes.again(note) or DEFAULT
-    return cast("Link", recorded)
+class NotedLink(Link):
+    """A link that records the calls to another link."""
+
+    def __init__(self, link: Link, notes: Notes) -> None:
+        self.worker = link.worker
+        self.link = link
+        self.notes = notes
+
+    def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
+        self.notes("receive")
+        self.link.open(tasks, receive, failed)
+
+    def send(self, groups: Sequence[TaskGroup]) -> None:
+        self.notes.again("transfer")
+        self.link.send(groups)
+
+    def close(self, timeout: float) -> None:
+        self.notes("link closes")
+        self.link.close(timeout)
 
 
 class Numbers(Spout):
@@ -149,7 +161,7 @@ def test_a_workers_life(transport: str, tmp_path: Path) -> None:
     topology = topology_of(notes)
     with hosted(topology, [2, 3], [1], transport=transport) as (here, there):
         arrived = arrivals(there.link)
-        link = noted(here.link, notes)
+        link = NotedLink(here.link, notes)
         worker = ExecutorWorker(topology, [2, 3], topology_id="t", link=link, state_file=notes.file)
         worker.start()
         assert notes.seen == ["heartbeat", "executors", "receive"]

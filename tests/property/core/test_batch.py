@@ -114,14 +114,6 @@ def test_slices(pair: tuple[TaskMessageBatch, list[Row]], part: slice) -> None:
     assert group_payloads(piece) == by_pair(model[part])
 
 
-@given(batches(), batches())
-def test_sums(left: tuple[TaskMessageBatch, list[Row]], right: tuple[TaskMessageBatch, list[Row]]) -> None:
-    """A sum equals the sum of the lists, for any combination of forms."""
-    total = left[0] + right[0]
-    assert rows_of(total) == left[1] + right[1]
-    assert group_payloads(total) == by_pair(left[1] + right[1])
-
-
 def group_payloads(batch: TaskMessageBatch) -> dict[tuple[int, int], list[bytes]]:
     """Read a batch through its groups; no group may be empty."""
     found = defaultdict(list)

@@ -98,13 +98,6 @@ def field(number: int, body: bytes) -> bytes:
 
 
 @EXAMPLES
-@given(uint64)
-def test_varint(value: int) -> None:
-    """A varint has protobuf's encoding."""
-    assert b"\x08" + varint(value) == (pb.Frame(sequence=value).SerializeToString() or b"\x08\0")
-
-
-@EXAMPLES
 @given(uint64, runs(), st.sampled_from(["", "at once"]))
 def test_encoded_frame_is_a_send_request(sequence: int, groups: list[list[TaskGroup]], at_once: str) -> None:
     """The generated code reads exactly the frame that it would have written."""
@@ -194,21 +187,6 @@ def test_lengths_in_parts_are_refused(*, packed: bool) -> None:
     assert isinstance(decoded, OpaqueFrame)
     with pytest.raises(MalformedError, match="a group to task 1"):
         groups_of(decoded)
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        pb.SendRequest(hello=pb.Hello(topology="t", sender_id="a", incarnation=2**64 - 1)),
-        pb.SendRequest(goodbye=pb.Goodbye()),
-        pb.SendRequest(watch_releases=pb.WatchReleases(tasks=[1, 2])),
-        pb.SendRequest(),
-    ],
-    ids=["hello", "goodbye", "watch_releases", "nothing"],
-)
-def test_other_requests_come_as_they_are(request_: pb.SendRequest) -> None:
-    """A request without a frame is decoded by the generated code."""
-    assert decode(pb.SendRequest, request_.SerializeToString()) == request_
 
 
 # --- hostile bytes ------------------------------------------------------------------------------------

@@ -50,13 +50,6 @@ def test_no_fewer_moves_would_do(tasks: set[int], data: st.DataObject) -> None:
 
 
 @given(tasks_of, workers_of, held_of)
-def test_what_is_balanced_stays(tasks: set[int], workers: list[str], held: dict[int, str]) -> None:
-    """A repeated spread moves nothing, for any order of the workers."""
-    placed = spread(tasks, workers, held)
-    assert spread(tasks, workers[::-1], placed) == placed
-
-
-@given(tasks_of, workers_of, held_of)
 def test_fill_moves_nothing(tasks: set[int], workers: list[str], held: dict[int, str]) -> None:
     """Only tasks without a worker are assigned, each to one of the workers with the fewest."""
     placed = fill(tasks, workers, held)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -79,21 +78,3 @@ def test_pieces_of_a_long_line(tokens: list[str]) -> None:
     assert " ".join(pieces) == line
     assert all(len(piece) <= 32 for piece in pieces)
     assert all(len(piece) + 1 + len(after.split()[0]) > 32 for piece, after in pairwise(pieces))
-
-
-def test_a_failed_line_comes_again(tmp_path: Path) -> None:
-    """A failed line is emitted once more, and the spout is not exhausted before that."""
-    path = tmp_path / "text"
-    path.write_text("a b\nc\n")
-    topology = wordcount_topology(path)
-    (task,) = topology.tasks_of("lines")
-    spout, outbox = Lines(path), Outbox(topology, task)
-    spout.open({}, TopologyContext("t", topology, task), SpoutOutputCollector(outbox, unexpected))
-    rest(spout)
-    first, second = (message for run in outbox.take() for message in run.tuples)
-    spout.ack(second.message_id[0][1])
-    spout.fail(first.message_id[0][1])
-    rest(spout)
-    ((again,),) = (run.tuples for run in outbox.take())
-    assert (again.values, again.message_id) == (first.values, first.message_id)
-    spout.close()
