@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import grpc.aio
 
 from helpers.topology import TOPOLOGY
 from tuplewire import TaskGroup
@@ -74,15 +73,6 @@ def ask_over(channel: grpc.Channel, method: str, request: bytes) -> Answer:
     except grpc.RpcError as error:
         return answer_of(error, [])
     return answer_of(call, [response])
-
-
-async def ending(call: Any) -> Answer:
-    """Read an asyncio stream to its end, and return its result."""
-    with contextlib.suppress(grpc.RpcError):
-        while await call.read() is not grpc.aio.EOF:
-            pass
-    trailing = dict(await call.trailing_metadata() or ())
-    return Answer(await call.code(), str(trailing.get(ERROR_KEY, "")), await call.details() or "", [])
 
 
 _ids = iter(range(10**6))

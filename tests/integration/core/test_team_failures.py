@@ -193,7 +193,7 @@ def test_a_killed_and_replaced_rank_changes_the_team(pair: Pair) -> None:
     tasks = tasks_of(pair, 2)
     with ranks_of(play, tasks, [pair.near.address], [BARRIER * 2, [("barrier",), ("kill",)]]) as ranks:
         ranks[1].process.join(30)
-        with pytest.raises(TeamError), Team(tasks, 1, address=pair.far.address, topology=TOPOLOGY, timeout=8):
+        with pytest.raises(TeamError), Team(tasks, 1, address=pair.far.address, topology=TOPOLOGY, timeout=4):
             pass
         assert isinstance(ranks[0].error(20), TeamChangedError)
 

@@ -433,7 +433,7 @@ class Cluster(RuleBasedStateMachine):
 
 TestCluster = Cluster.TestCase
 TestCluster.settings = settings(
-    max_examples=settings().max_examples * 6 // 5,
+    max_examples=settings().max_examples * 3 // 5,
     stateful_step_count=30,
     deadline=None,
     print_blob=True,
