@@ -15,7 +15,7 @@ from helpers.certificates import Authority
 from helpers.program import Program
 from helpers.secured import files_of, tls_flags
 from helpers.streams import Load, Produced, producer
-from helpers.topology import TOPOLOGY, drained_ledger, has_ended, ledger, one_worker
+from helpers.topology import TOPOLOGY, drained_ledger, has_ended, ledger, one_worker, status
 from helpers.tracking import Trackers
 
 from tuplewire.errors import ClosedError, ConfigError, UnreachableError
