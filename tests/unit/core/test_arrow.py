@@ -176,9 +176,6 @@ def test_to_arrow() -> None:
     assert table.schema.types == [pa.int32(), pa.int32(), pa.binary()]
 
 
-# --- keys and headers -----------------------------------------------------------------------------------
-
-
 def headers_of(rows: list[Any]) -> pa.Array:
     """Return a headers column with the schema that Spark uses."""
     return pa.array(rows, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
@@ -271,9 +268,6 @@ def test_wrong_keys_and_headers(columns: dict[str, Any], why: str) -> None:
     """The error names the column and the problem."""
     with pytest.raises(MalformedError, match=why):
         TaskMessageBatch.from_arrow(1, PLAIN, **columns)
-
-
-# --- rows in payloads -----------------------------------------------------------------------------
 
 
 ROWS = pa.RecordBatch.from_pylist(

@@ -148,9 +148,6 @@ def test_how_far_a_version_may_be_ahead() -> None:
         Assignment(MAX_VERSION - ahead + 1, "t", (ONE,)).succeeds(None, "t")
 
 
-# --- changes of the file --------------------------------------------------------------------------
-
-
 def _text(version: int) -> str:
     workers = [{"worker_id": "a", "address": "127.0.0.1:6700", "tasks": [0, version]}]
     return json.dumps({"version": version, "topology": "default", "workers": workers})
@@ -269,9 +266,6 @@ async def test_watch_goes_on_until_cancelled(
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
     assert taker.versions == [1, 2, 3]
-
-
-# --- workers under another id or address ----------------------------------------------------------
 
 
 def _reason(worker_id: str, bound: str, *workers: tuple[str, str], advertise: str = "") -> str:

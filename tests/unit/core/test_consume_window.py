@@ -115,9 +115,6 @@ def test_what_subscribing_says_is_not_said_again() -> None:
     assert window.take_moved() == []
 
 
-# --- rejections -----------------------------------------------------------------------------------
-
-
 def cursor(window: ConsumeWindow) -> pb.TaskCursor:
     """Return the task's cursor."""
     (found,) = window.all()

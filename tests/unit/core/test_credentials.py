@@ -133,9 +133,6 @@ def test_other_wildcards_are_errors(wrong: str) -> None:
         parse_names(f"a.example,{wrong}")
 
 
-# --- files of TLS ---------------------------------------------------------------------------------
-
-
 AUTHORITY = Authority()
 GOOD = AUTHORITY.issue("worker.example", "10.0.0.1", "spiffe://test/worker")
 JUNK = b"-----BEGIN PRIVATE KEY-----\ngeheimnis\n-----END PRIVATE KEY-----\n"

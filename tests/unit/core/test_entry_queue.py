@@ -158,9 +158,6 @@ def test_the_memory_of_small_messages() -> None:
     assert delivered < 64 * 1.2 * 10_000
 
 
-# --- the log of deliveries ------------------------------------------------------------------------
-
-
 PLENTY = 1_000_000
 
 
@@ -182,9 +179,6 @@ def taken(
 def shown(delivery: Delivery) -> tuple[int, str]:
     """Return (first sequence, messages) of a delivery."""
     return delivery.first_sequence, delivery.group.data.decode()
-
-
-# --- take -----------------------------------------------------------------------------------------
 
 
 def test_arrived_bytes_no_longer_count() -> None:
@@ -222,9 +216,6 @@ def test_empty_messages_are_bounded_too() -> None:
     assert count == 11_000
 
 
-# --- progress -------------------------------------------------------------------------------------
-
-
 def test_acknowledged_beyond_what_was_handed_out() -> None:
     """A consumer cannot acknowledge, or have received, messages that were not delivered to it."""
     log = log_of("ab", "cd")
@@ -232,9 +223,6 @@ def test_acknowledged_beyond_what_was_handed_out() -> None:
     assert sum(done.messages for done in log.progress(99, 99)) == 3
     assert (log.acknowledged, log.received) == (3, 3)
     assert taken(log) == [(4, "d")]
-
-
-# --- rewind and removal --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

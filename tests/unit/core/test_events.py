@@ -85,9 +85,6 @@ def test_text_from_elsewhere_is_escaped() -> None:
     assert escape_unprintable("a\tb\n", keep="\n\t") == "a\tb\n"
 
 
-# --- rate limits ----------------------------------------------------------------------------------
-
-
 TOO_LARGE = Settled(None, 7, 2, 300, DropReason.TOO_LARGE)
 
 

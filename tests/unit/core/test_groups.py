@@ -92,9 +92,6 @@ def test_every_field_travels() -> None:
         assert getattr(arrived, name) == getattr(FULL, name), name
 
 
-# --- pieces ---------------------------------------------------------------------------------------
-
-
 def group_of(*sizes: int, headed: bool = False) -> TaskGroup:
     """Return messages of these sizes, each filled with its index; headed: half of the bytes are headers."""
     values = [bytes([entry_sequence % 256]) * size for entry_sequence, size in enumerate(sizes)]

@@ -113,9 +113,6 @@ def test_broken_promises(mode: AckMode, rule: Rule, steps: str, piece: tuple[int
     assert f"{piece[1] - piece[0]} {rule}" in str(story.verdict)
 
 
-# --- lost ------------------------------------------------------------------------------------------
-
-
 def test_what_was_not_accepted_may_be_missing() -> None:
     """Messages of a send that has not returned may be missing, and may arrive."""
     story = Story()
@@ -159,9 +156,6 @@ def test_dropped_is_not_lost() -> None:
     assert story.verdict.counts[Rule.LOST] == 6
 
 
-# --- duplicated ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("first", "marks"), [("one", " x"), ("two", "x "), ("one", "xx")])
 def test_redelivered_to_another_subscription(first: str, marks: str) -> None:
     """A marked copy for the next subscriber is allowed, in either order of the two reports."""
@@ -179,9 +173,6 @@ def test_redelivered_after_the_end_of_a_worker_or_a_move(end: str) -> None:
     assert story.verdict.ok
     story.tell("comes 79 81 one marked")
     assert story.violates(Rule.DUPLICATED, (80, 81))
-
-
-# --- order -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -210,9 +201,6 @@ def test_a_kill_during_a_move_may_disorder(*, worker: str, moving: bool, killed:
         assert story.violates(Rule.OUT_OF_ORDER, (50, 60))
     else:
         assert story.verdict.counts[Rule.OUT_OF_ORDER] == 50
-
-
-# --- other rules -----------------------------------------------------------------------------------
 
 
 def test_never_sent() -> None:

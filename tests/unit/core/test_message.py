@@ -277,9 +277,6 @@ def test_subclass() -> None:
     assert type(built[0][:1]) is type(built[1] + built[0]) is type(again) is TaskMessageBatch
 
 
-# --- keys and headers -----------------------------------------------------------------------------
-
-
 TRACE = ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 
 

@@ -352,9 +352,6 @@ def test_the_end_of_all_moves_gives_everything_back() -> None:
     assert moves.close() == []
 
 
-# --- successors of stopped workers ----------------------------------------------------------------
-
-
 OWN_INCARNATION = 9
 NO_WORKER = 0
 ENTRY = TASK, OWN

@@ -97,9 +97,6 @@ def test_what_nobody_else_has() -> None:
     assert (window.count_unretained(), window.messages) == (0, 2)
 
 
-# --- ledgers and departures -----------------------------------------------------------------------
-
-
 ONE = LedgerSnapshot(10, 5, {"closed": 2, "rejected": 1}, 2)
 OTHER = LedgerSnapshot(100, 50, {"closed": 20, "expired": 10}, 20)
 

@@ -293,9 +293,6 @@ def test_a_newcomers_credit_counts_from_its_own_cursor() -> None:
     assert sum(len(each.group) for each in taken) == 3
 
 
-# --- load and order of display -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("payloads", "load"),
     [([b""] * 5, 0.5), ([b""] * 10, 1.0), ([b""] * 20, 1.0), ([b"x" * MIB], 0.5), ([b"x" * MIB] * 2, 1.0)],
@@ -379,9 +376,6 @@ def test_loads_are_told_when_they_change() -> None:
     queues.clear()
     assert queues.changed_loads() == {7: 0.0}
     assert queues.changed_loads() == {}
-
-
-# --- reports of messages --------------------------------------------------------------------------
 
 
 OWN, PEER = 7, 9

@@ -202,9 +202,6 @@ def test_old_refusals_are_forgotten() -> None:
     assert told[0].sequence > 1
 
 
-# --- credit ---------------------------------------------------------------------------------------
-
-
 WINDOW = Share(8, 80)
 
 
@@ -379,9 +376,6 @@ def test_watched_releases_are_granted_at_once() -> None:
     granted.take_changes()
     assert granted.released(1, 1, 10)
     assert not granted.released(2, 1, 10)
-
-
-# --- shares of a queue ----------------------------------------------------------------------------
 
 
 TOTAL = Share(100, 1000)

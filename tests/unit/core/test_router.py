@@ -174,9 +174,6 @@ async def test_programs_that_route_by_an_old_assignment_are_told(
     assert [type(error) for _, error in batch.refusals] == [StaleAssignmentError] * stale
 
 
-# --- the transfer queue ---------------------------------------------------------------------------
-
-
 class Connection:
     """The connection to the worker of tasks 1 and 2, which is also the set of all connections."""
 
@@ -242,9 +239,6 @@ async def test_what_follows_by_another_way_goes_after_what_waits() -> None:
     queue.put(TaskGroup.of(1, [b"x"]), Program())
     queue.follow(connection, TaskGroup.of(2, [b"y"]).at(5, 0), Program())
     assert connection.sent == [([1], False), ([2], False)]
-
-
-# --- removed and unknown tasks --------------------------------------------------------------------
 
 
 MANY = 10_000

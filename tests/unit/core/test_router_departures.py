@@ -196,9 +196,6 @@ async def test_a_worker_is_given_up_when_its_time_is_over(
     assert [seconds for seconds in asked if 1 < seconds < 60] != []
 
 
-# --- defects --------------------------------------------------------------------------------------
-
-
 ASSIGNMENT = Assignment(1, "t", (HERE, THERE, AssignedWorker("elsewhere", "127.0.0.1:3", (2,))))
 of_three = pytest.mark.parametrize("router", [ASSIGNMENT], indirect=True)
 

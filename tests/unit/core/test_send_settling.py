@@ -247,9 +247,6 @@ def test_the_last_message_that_is_unreleased_is_told() -> None:
         assert sending.window.unreleased() == {}
 
 
-# --- retained messages ----------------------------------------------------------------------------
-
-
 def window() -> SendWindow:
     """Return a window with a receiver that grants ample credit."""
     state = SendWindow(SessionSettings())

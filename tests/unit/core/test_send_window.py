@@ -22,9 +22,6 @@ from tuplewire.values.group import TaskGroup, check_sizes, route_of
 dropping = functools.partial(Sending, overflow=Overflow.DROP_OLDEST)
 
 
-# --- frames ---------------------------------------------------------------------------------------
-
-
 def test_nothing_before_the_welcome() -> None:
     """Messages wait until the receiver has granted credit."""
     sending = Sending(opened=False)
@@ -136,9 +133,6 @@ def test_forwarded_messages_go_before_others_of_their_task(task: int) -> None:
     assert [run[0] for run in contents(sending.frames())[0][1]] == [5, task]
 
 
-# --- credit ---------------------------------------------------------------------------------------
-
-
 def test_a_receiver_has_accepted_messages_until_it_releases_them() -> None:
     """A receiver holds messages until it releases them, even if none are in flight."""
     sending = Sending()
@@ -187,9 +181,6 @@ def test_repeated_and_late_grants_change_nothing() -> None:
     assert contents(sending.frames()) == [(2, [(1, b"\2\3\4"), (2, b"\x0b\x0c\x0d")])]
 
 
-# --- limits of the receiver -----------------------------------------------------------------------
-
-
 def test_what_the_receiver_never_takes_is_given_up() -> None:
     """Messages over the receiver's limit are dropped individually when the limit becomes known."""
     sending = Sending(opened=False)
@@ -218,9 +209,6 @@ def test_equal_limits_leave_room_for_one_message() -> None:
     sending.offer(1, 3)
     sending.open(max_message_bytes=1000, max_request_bytes=1000)
     assert [len(run[0][1]) for _, run in contents(sending.frames())] == [1, 1, 1]
-
-
-# --- flows ----------------------------------------------------------------------------------------
 
 
 def test_closed_flows_are_forgotten_once_the_receiver_knows() -> None:
@@ -286,9 +274,6 @@ def test_the_last_message_of_each_entry_worker_that_is_not_released() -> None:
     assert sending.window.unreleased() == {(1, 7): 10, (1, 0): 4}
     sending.offer_groups(group.at(1, 0).as_forwarded(7).as_forwarded(8).as_forwarded(9))
     assert sending.window.unreleased() == {(1, 7): 10, (1, 0): 4}
-
-
-# --- drop_oldest ----------------------------------------------------------------------------------
 
 
 def test_the_oldest_give_way_to_the_newest() -> None:
@@ -370,9 +355,6 @@ def test_a_task_is_quiet_when_all_of_it_gave_way() -> None:
     assert not sending.window.all_released(1)
     sending.offer(2, 2)
     assert sending.window.all_released(1)
-
-
-# --- requests for acknowledgements ----------------------------------------------------------------
 
 
 APART = QUICK_SECONDS

@@ -329,9 +329,6 @@ def test_keys_of_the_user_pass() -> None:
     assert LaunchSettings.from_conf(mine) == LaunchSettings()
 
 
-# --- sessions ---------------------------------------------------------------------------------------
-
-
 def test_gathering_for_no_time_is_none() -> None:
     """linger_seconds may be 0, but not negative."""
     assert SessionSettings(linger_seconds=0).linger_seconds == 0
@@ -368,9 +365,6 @@ def test_modes_may_be_strings() -> None:
     assert settings == SessionSettings(
         ack_mode=AckMode.PROCESSED, overflow=Overflow.FAIL, prefetch_messages=1
     )
-
-
-# --- transports -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -289,9 +289,6 @@ def test_a_refused_first_piece_leaves_no_epoch_open(piece: int, size: int, error
     assert tasks(state.choose(SINK, 4, [name(0, "0a", 1, 1)])) == [[1]]
 
 
-# --- the file -------------------------------------------------------------------------------------
-
-
 MIB = 1 << 20
 
 

@@ -23,8 +23,6 @@ DTYPES = (
 )
 _FLAT = 256
 
-# --- bits ------------------------------------------------------------------------------------------------
-
 
 def all_ranks(arrays: list[Any], reducer: Any) -> list[Any]:
     """Run a reduction on all ranks, and return the result of each."""
@@ -97,9 +95,6 @@ def test_the_algorithm_depends_on_size_and_bytes(size: int, size_bytes: int, par
     assert len(sent) == size
 
 
-# --- values ----------------------------------------------------------------------------------------------
-
-
 def arrived(value: object) -> Any:
     """Return a value as its receiver gets it."""
     return unpacked(packed_each({0: value})[0])
@@ -159,9 +154,6 @@ def test_malformed_values_are_an_error(data: bytes) -> None:
     """Bytes of another program never become a value."""
     with pytest.raises(MalformedError):
         unpacked(data)
-
-
-# --- matching --------------------------------------------------------------------------------------------
 
 
 def test_messages_are_their_bytes() -> None:
@@ -254,8 +246,6 @@ def test_memory_is_bounded() -> None:
         matching.add(value("send #16", WINDOW, WINDOW, Kind.SENT))
 
 
-# --- forming ---------------------------------------------------------------------------------------------
-
 ID, OTHER, THIRD = (bytes([number] * 8) for number in range(3))
 
 
@@ -304,9 +294,6 @@ def test_a_message_of_a_call_starts_a_member() -> None:
     assert member.started
     assert member.add(late) == []
     assert member.team == team
-
-
-# --- packages --------------------------------------------------------------------------------------------
 
 
 def test_numpy_is_loaded_with_team_only() -> None:

@@ -211,9 +211,6 @@ async def test_the_mark_of_the_last_seconds_advances() -> None:
         assert start + now - times._marks[0].seconds == pytest.approx(age)
 
 
-# --- pressure -------------------------------------------------------------------------------------
-
-
 BETWEEN = (HIGH_LOAD + LOW_LOAD) / 2
 
 

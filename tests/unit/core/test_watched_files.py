@@ -114,9 +114,6 @@ def test_files_that_change_while_they_are_read_belong_together(tmp_path: Path) -
     assert WatchedFiles([one, two], read).get() == ("22", "22")
 
 
-# --- invalid bytes --------------------------------------------------------------------------------
-
-
 SEED = 13
 ROUNDS = 150
 WORST = [

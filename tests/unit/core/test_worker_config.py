@@ -280,9 +280,6 @@ def test_wrong_usage_is_one_line_and_64(
     assert not shown.out
 
 
-# --- security -------------------------------------------------------------------------------------
-
-
 TLS = {"tls_ca": "ca.crt", "tls_certificate": "tls.crt", "tls_key": "tls.key"}
 
 
@@ -345,9 +342,6 @@ def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
     granted = read_rules(permissions).of(["etl.jobs.example"], None, "flights")
     assert 99 in granted.send
     assert 200 in granted.receive
-
-
-# --- variables ------------------------------------------------------------------------------------
 
 
 OTHERS = ("TUPLEWIRE_VERSION", "TUPLEWIRE_IMAGE_TAG", "TUPLEWIRE_HOME", "TUPLEWIRE_")

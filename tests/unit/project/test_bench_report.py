@@ -88,9 +88,6 @@ def test_the_live_page_is_compared_round_by_round() -> None:
     assert lines[0].title == "two workers with few tasks, and a live page of them: as much as goes"
 
 
-# --- compared with Kafka and Storm --------------------------------------------------------------------------
-
-
 def test_each_cell_is_measured_once_a_round() -> None:
     """A write is compared with several peers, but measured once in each round."""
     cells = spark_cells(kafka_rows.ROWS)

@@ -180,9 +180,6 @@ def test_the_loop_goes_on(error: BaseException) -> None:
     assert told == [error]
 
 
-# --- values that change after emit ----------------------------------------------------------------
-
-
 STRICT = {"topology.testing.always.try.serialize": True}
 
 

@@ -106,9 +106,6 @@ def test_grouping_needs_tasks(make: Callable[[list[int]], Grouping]) -> None:
         make([1, -1])
 
 
-# --- partial key ------------------------------------------------------------------------------
-
-
 def test_partial_key_shares_a_key_between_two() -> None:
     """Each key has two fixed tasks, and each task gets about half of its tuples."""
     for key in WORDS[:50]:
@@ -128,9 +125,6 @@ def test_partial_key_uses_every_pair() -> None:
     """The two tasks of a key differ, and every pair of tasks is used."""
     pairs = {frozenset(PartialKey(range(4)).choose([key] * 2)) for key in WORDS[:1000]}
     assert pairs == {frozenset(pair) for pair in combinations(range(4), 2)}
-
-
-# --- global, local or shuffle, custom ----------------------------------------------------
 
 
 def test_global_sends_to_the_lowest_task() -> None:

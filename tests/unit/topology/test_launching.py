@@ -24,9 +24,6 @@ def python(program: str, log: Path, **more: Any) -> Command:
     return Command(name="it", words=[sys.executable, "-c", program], log=log, **more)
 
 
-# --- settings ------------------------------------------------------------------------------------------
-
-
 def test_settings_by_storms_keys() -> None:
     """Every setting is read from Storm's key, and other keys are ignored."""
     settings = LaunchSettings.from_conf(
@@ -91,9 +88,6 @@ def test_options_have_the_workers_names() -> None:
     assert options == ["-X", "a=6700", "-X", "b=w/t"]
 
 
-# --- one process ---------------------------------------------------------------------------------------
-
-
 def test_a_child_has_its_environment_and_log(tmp_path: Path) -> None:
     """A child's output is in its log, and it gets the given variables but not TUPLEWIRE_* ones."""
     program = "import os; print(os.environ['GIVEN'], [key for key in os.environ if 'TUPLEWIRE' in key])"
@@ -115,9 +109,6 @@ def test_no_such_program(tmp_path: Path) -> None:
     """A missing program is an error that names it."""
     with pytest.raises(LaunchError, match=r"it cannot be started: .*no/such"):
         Child(Command(name="it", words=["/no/such"], log=tmp_path / "log"))
-
-
-# --- restarts ------------------------------------------------------------------------------------------
 
 
 def supervised(tmp_path: Path, program: str, restarts: int) -> WorkerProcess:

@@ -206,8 +206,6 @@ def test_task_that_is_not_heard_of() -> None:
     assert set(grouping.shares.values()) == {1 / 3}
 
 
-# --- tiers ------------------------------------------------------------------------------------
-
 LOCAL_ONE = [WORKER] + [EVERYTHING] * 7
 
 

@@ -180,9 +180,6 @@ def test_silence_is_an_error(opened: bool) -> None:  # noqa: FBT001 - the two ca
         talk.tell()
 
 
-# --- rows ----------------------------------------------------------------------------------------
-
-
 class OddOnes(BasicBolt):
     """Accepts odd numbers only, and records all numbers."""
 
@@ -263,9 +260,6 @@ def test_a_row_is_emitted_at_least_once() -> None:
     """Zero attempts are refused when the topology is built."""
     with pytest.raises(TopologyError, match="attempts cannot be 0"):
         Rows("n", attempts=0)
-
-
-# --- the plan -----------------------------------------------------------------------------------
 
 
 class Sink(BasicBolt):
@@ -354,9 +348,6 @@ def test_the_token_of_a_run_is_not_shown() -> None:
         assert file.read_text() == f"run {secret}\n"
         assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert not file.parent.exists()
-
-
-# --- control messages, mailbox, failures --------------------------------------------------------
 
 
 def test_mail_travels() -> None:

@@ -171,8 +171,6 @@ def test_cycles_are_allowed() -> None:
     assert len(builder.create_topology().targets_of("a")) == 2
 
 
-# --- inconsistent topologies ------------------------------------------------------------------
-
 Change = Callable[[TopologyBuilder], object]
 WRONG: list[tuple[Change, str]] = [
     (lambda b: b.set_bolt("x", Sink()).shuffle_grouping("slpit"),

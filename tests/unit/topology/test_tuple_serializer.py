@@ -113,9 +113,6 @@ def test_longer_forms_are_read(foreign: bytes) -> None:
     assert SERIALIZER.deserialize(HEAD + foreign).values == (1,)
 
 
-# --- unsupported values -----------------------------------------------------------------------
-
-
 class Colour(enum.IntEnum):
     """A subclass of int."""
 
@@ -208,9 +205,6 @@ def test_extensions_do_not_recurse() -> None:
         value = b"\x91\xc9" + len(value).to_bytes(4, "big") + b"\x01" + value
     with pytest.raises(MalformedTupleError, match="nested more than 64 deep"):
         SERIALIZER.deserialize(HEAD + value[1:])
-
-
-# --- malformed bytes --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -344,9 +338,6 @@ def test_serves_several_threads() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(2000)))
-
-
-# --- the tuple itself -------------------------------------------------------------------------
 
 
 def test_tuple_is_read_by_field_and_by_position() -> None:
