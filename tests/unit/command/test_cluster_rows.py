@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-
 import pytest
 
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.cluster_rows import TABLES, cluster_rows
-from tuplewire_service.command.viewer.columns import in_order, number_of, short_client, size_of
+from tuplewire_service.command.viewer.columns import in_order
 from tuplewire_service.command.viewer.rates import WorkerSample
 
 
@@ -68,13 +65,6 @@ def test_rates_are_over_the_workers_own_time() -> None:
     assert rows.workers[0].because == "credit"
 
 
-def test_one_look_gives_no_rate() -> None:
-    """A single sample has no rates; its states describe the last seconds."""
-    rows = cluster_rows([look(worker(accepted=100, tasks=(task(1, 5, 5),)))])
-    assert (rows.workers[0].accepted_rate, rows.tasks[0].received_rate) == (None, None)
-    assert (rows.workers[0].busy, rows.workers[0].idle) == (0.2, 0.8)
-
-
 def test_another_process_begins_anew() -> None:
     """A restarted worker has no rates before the next sample."""
     before = worker(age=1000, accepted=1000)
@@ -121,15 +111,6 @@ def test_the_culprit_is_named_with_those_it_holds_up() -> None:
     assert held.blocking == ["task 7 at b holds up senders at a, for 80% of the last 5 s: see b for why"]
 
 
-def test_who_does_not_answer_is_told_with_the_reason() -> None:
-    """An unreachable worker is shown with the reason, and other workers are not affected."""
-    rows = cluster_rows([WorkerSample("a", "host:1", None, None, "nobody is there"), look(worker("b"))])
-    assert [(each.worker, each.state, each.problem) for each in rows.workers] == [
-        ("a", "no answer", "nobody is there"),
-        ("b", "ready", ""),
-    ]
-
-
 def test_a_silent_worker_explains_all_its_tasks() -> None:
     """One sentence names the worker that does not answer, since when, and the senders that it blocks."""
     blocking = [pb.Blocking(task=str(number), where="b", seconds=9, recent_seconds=4) for number in range(5)]
@@ -158,12 +139,6 @@ def test_full_queues_are_reported() -> None:
     assert one.startswith("task 6 at a holds up senders")
 
 
-def test_the_fullest_tasks_come_first() -> None:
-    """Tables start with tasks that have waiting messages, whatever their numbers."""
-    tasks = [*(task(n, 5, 5) for n in range(100)), pb.TaskStatus(task=77, queued_messages=20_001, load=0.15)]
-    assert in_order(cluster_rows([look(worker(tasks=tuple(tasks)))]).tasks)[0].queued_messages == 20_001
-
-
 def test_losses_have_their_reason_and_rate() -> None:
     """Dropped and refused messages are listed with reason and rate; zero counts are omitted."""
     now, before = worker(age=12, dropped=30), worker(dropped=10)
@@ -173,12 +148,6 @@ def test_losses_have_their_reason_and_rate() -> None:
         ("messages dropped", "closed", 30, 10),
         ("messages refused", "UNKNOWN_TASK", 3, 1.5),
     ]
-
-
-def test_all_of_it_is_json() -> None:
-    """All rows can be converted to JSON."""
-    rows = cluster_rows([look(worker(tasks=(task(1, 2, 1),)))])
-    assert json.loads(json.dumps(dataclasses.asdict(rows)))["tasks"][0]["queued_messages"] == 1
 
 
 def test_tables_are_sorted_and_filtered() -> None:
@@ -212,31 +181,3 @@ def test_every_table_has_columns_and_an_order() -> None:
         assert found, each
         assert len(found[0].columns()) > 4, each
         assert all(isinstance(cell, str) for cell in found[0].cells())
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, "-"), (0, "0"), (0.5, "0.5"), (3.0, "3"), (12.34, "12"), (12345.6, "12,346")]
-)
-def test_numbers_for_people(value: float | None, text: str) -> None:
-    """Numbers are short and retain the precision of a rate."""
-    assert number_of(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(100, "100 B"), (2048, "2 KiB"), (3 * 2**30, "3.0 GiB")])
-def test_sizes_for_people(value: float, text: str) -> None:
-    """Sizes use units of 1,024."""
-    assert size_of(value) == text
-
-
-@pytest.mark.parametrize(
-    ("client_id", "shown"),
-    [
-        ("load.py@host:4711-1f0c9a3b", "load.py@host:4711"),
-        ("etl-1f0c9a3b", "etl-1f0c9a3b"),
-        ("load.py@host:4711-night", "load.py@host:4711-night"),
-        ("", ""),
-    ],
-)
-def test_a_default_id_is_shortened(client_id: str, shown: str) -> None:
-    """The random end of a default id is hidden; ids that users choose are shown completely."""
-    assert short_client(client_id) == shown

@@ -20,9 +20,8 @@ from tuplewire_demos.input import SkippedRow, SkippedRows
 from tuplewire_demos.report import Progress
 from tuplewire_demos.run_wordcount import WordCounts, write_words
 from tuplewire_service.command.status_report import status_as_text, write_tables
-from tuplewire_service.command.terminal import counted, write_table, write_text
+from tuplewire_service.command.terminal import counted, write_table
 from tuplewire_service.command.viewer.cluster_rows import ClusterRows, TaskRow, WorkerRow
-from tuplewire_topology.spark.running import ProgressLine, TopologyProgress
 
 EVIL = "\x1b]0;owned\x07"
 
@@ -66,16 +65,6 @@ def test_an_ascii_terminal_shows_all_words(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("value", ["two", "0", "-1", "1.5", ""])
-def test_a_wrong_number_names_its_flag(value: str) -> None:
-    """The error names the flag and the valid values."""
-    run = [sys.executable, "-m", "tuplewire_service", "run", "wordcount", "--input=x", f"--workers={value}"]
-    ended = subprocess.run(run, capture_output=True, text=True, timeout=100, check=False)
-    assert ended.returncode == 64
-    assert f"argument --workers: must be a whole number from 1, not {value!r}" in ended.stderr
-    assert ended.stderr.count("\n") == 1
-
-
 WIDTH = 80
 CONTROL = r"\x1b\[[?0-9;]*[a-zA-Z]"
 """The control sequences that rich writes: colours and cursor movements."""
@@ -98,17 +87,6 @@ def test_a_table_fits_a_terminal(terminal: StringIO) -> None:
     assert "\\x1b]0;owned\\x07 of 336,776" in written
     assert "[bold]ten[/bold] :smile:" in written
     assert written.count("x") == 100 + 2
-
-
-def test_long_lines_are_wrapped_between_words(terminal: StringIO) -> None:
-    """Long lines are wrapped on a terminal only."""
-    text = f"\nLedger of worker-0: accepted {'1' * 40} = acknowledged 1 (balances)\nnext\n"
-    plain = StringIO()
-    write_text(terminal, text)
-    write_text(plain, text)
-    broken = text.replace("= acknowledged", "= \nacknowledged")
-    assert terminal.getvalue() == broken
-    assert plain.getvalue() == text
 
 
 @pytest.mark.parametrize("why", ["a pipe", "dumb", "no rich"])
@@ -182,28 +160,6 @@ def test_messages_are_counted(terminal: StringIO, monkeypatch: pytest.MonkeyPatc
     assert re.search(r"[-|/\\] 0:00:\d\d ━+ [0-9,]+ messages, [0-9,]+/s", shown), shown
     items.close()
     assert re.findall(CONTROL, terminal.getvalue())[-1] == "\x1b[2K"
-
-
-def test_plain_progress() -> None:
-    """Without a terminal, progress is reported by occasional lines, with none at the very start."""
-    plain = StringIO()
-    with Progress(plain) as progress:
-        progress.stage(f"Counting the words of {EVIL} ...")
-        for done in (0, 250, 500):
-            progress.part(done, 1000, "words")
-    assert plain.getvalue() == "Counting the words of \\x1b]0;owned\\x07 ...\n"
-
-
-def test_a_topology_says_what_is_new(capsys: pytest.CaptureFixture[str]) -> None:
-    """On Spark, a line is printed for each new generation, and otherwise occasionally."""
-    line = ProgressLine("words", "tuplewire top --web 127.0.0.1:6700")
-    for counts in ((), (), (1, 2), (1, 2, 1000, 10)):
-        line(TopologyProgress(*counts))
-    assert capsys.readouterr().err.splitlines() == [
-        "topology words: watch it with tuplewire top --web 127.0.0.1:6700",
-        "topology words: waiting for Spark to start the PySpark tasks",
-        "topology words: 2 PySpark tasks, emitted 0, executed 0 tuples",
-    ]
 
 
 def test_a_terminal_is_left_in_order(tmp_path: Path) -> None:

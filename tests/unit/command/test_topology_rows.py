@@ -124,14 +124,6 @@ def test_who_is_held_up_itself_is_not_the_culprit() -> None:
     assert (rows.components[1].blocking, rows.components[1].slow, rows.blocking) == (1.0, False, [])
 
 
-def test_a_task_has_the_name_of_its_component() -> None:
-    """A task's row and its blocking report contain the name of its component."""
-    rows = blocked(Did())
-    assert rows.tasks[0].component == "count"
-    assert (rows.components[1].blocking, rows.components[1].slow) == (1.0, True)
-    assert rows.blocking[0].startswith("task 2 of count at a holds up senders at a, for 100%")
-
-
 def test_an_executor_that_came_meanwhile_counts_from_nothing() -> None:
     """A new executor counts from zero, and a single sample has no rates."""
     now = status("a", after=True, count=Did(20, busy=9.0))

@@ -13,7 +13,6 @@ import pytest
 from tuplewire.errors import InvalidTaskError, MalformedError, MessageError
 from tuplewire.values.arrow_rows import pack_rows, route_rows, unpack_rows
 from tuplewire.values.batch import TaskMessageBatch
-from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
 
 TASKS = [3, 1, 3, 0]
@@ -62,28 +61,11 @@ def test_payload_types(kind: pa.DataType) -> None:
     assert list(TaskMessageBatch.from_arrow(pa.array(TASKS), column)) == SORTED
 
 
-@pytest.mark.parametrize("column", [pa.array(["Ærø"]), pa.array(["Ærø".encode()], pa.binary(5))])
-def test_one_payload(column: Any) -> None:
-    """Text outside ASCII becomes UTF-8 bytes; payloads may have a fixed size."""
-    assert TaskMessageBatch.from_arrow(1, column).payloads == ["Ærø".encode()]
-
-
 def test_chunked() -> None:
     """Columns may have different chunks, including empty ones."""
     tasks = pa.chunked_array([TASKS[:1], [], TASKS[1:]], pa.int64())
     payloads = pa.chunked_array([PAYLOADS[:3], PAYLOADS[3:], []], pa.binary())
     assert list(TaskMessageBatch.from_arrow(tasks, payloads)) == SORTED
-
-
-@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary()], ids=str)
-def test_sliced(kind: pa.DataType) -> None:
-    """A slice of a longer column contributes only its own rows."""
-    tasks = pa.array([9, *TASKS, 9]).slice(1, 4)
-    payloads = pa.array([b"before", *PAYLOADS, b"after"]).cast(kind).slice(1, 4)
-    batch = TaskMessageBatch.from_arrow(tasks, payloads)
-    assert list(batch) == SORTED
-    assert batch.nbytes == 6
-    assert TaskMessageBatch.from_arrow(5, payloads).payloads == PAYLOADS
 
 
 @pytest.mark.parametrize("empty", [pa.array([], pa.binary()), pa.chunked_array([], pa.string())])
@@ -165,15 +147,6 @@ def test_too_large() -> None:
         with pytest.raises(MalformedError, match="smaller batches"):
             TaskMessageBatch.from_arrow(1, pa.chunked_array([half, half]))
         del column, half
-
-
-def test_to_arrow() -> None:
-    """A batch becomes columns group by group; the source is null for groups without one."""
-    batch = TaskMessageBatch.from_groups([TaskGroup.of(1, [b"a", b""], 4), TaskGroup.of(2, [b"bb"])])
-    table = batch.to_arrow()
-    table.validate(full=True)
-    assert table.to_pydict() == {"task": [1, 1, 2], "source": [4, 4, None], "message": [b"a", b"", b"bb"]}
-    assert table.schema.types == [pa.int32(), pa.int32(), pa.binary()]
 
 
 def headers_of(rows: list[Any]) -> pa.Array:
@@ -397,9 +370,3 @@ def test_what_are_no_rows(rows: Any) -> None:
         pack_rows(rows)
     with pytest.raises(MessageError):
         unpack_rows(rows)
-
-
-def test_tasks_may_be_a_list_or_coded() -> None:
-    """Tasks may be any sequence with one integer for each row."""
-    for tasks in ([3, 4], pa.array([3, 4]).dictionary_encode(), pa.array([3, 4], pa.uint8())):
-        assert route_rows(tasks, ROWS.slice(0, 2))[0] == [3, 4]

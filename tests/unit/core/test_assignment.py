@@ -6,12 +6,10 @@ import asyncio
 import json
 import os
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.logged import logged
-from helpers.topology import as_json
 
 from tuplewire.errors import ConfigError, StaleAssignmentError, WrongTopologyError
 from tuplewire_service.worker.assignment import (
@@ -35,17 +33,6 @@ def test_owners_and_peers() -> None:
     assert assignment.owner_of == {0: ONE, 2: ONE, 1: TWO}
     assert (assignment.tasks_of("one"), assignment.tasks_of("four")) == ((0, 2), ())
     assert (ONE.peer, THREE.peer) == (("one", "host-1:6700"), ("three", "host-3:7700"))
-
-
-def test_round_trip(tmp_path: Path) -> None:
-    """An assignment written as JSON is read back unchanged."""
-    path = tmp_path / "assignment.json"
-    assignment = Assignment(3, "t", (ONE, TWO, THREE))
-    path.write_text(as_json(assignment))
-    assert load_assignment(path) == assignment
-    inactive = replace(assignment, active=False)
-    path.write_text(as_json(inactive))
-    assert load_assignment(path) == inactive
 
 
 @pytest.mark.parametrize(
@@ -103,17 +90,6 @@ def test_bad_file(tmp_path: Path, text: str, says: str) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_no_text_and_no_file(tmp_path: Path) -> None:
-    """A file that is not UTF-8, or cannot be read, raises a ConfigError with the reason."""
-    path = tmp_path / "assignment.json"
-    path.write_bytes(b"\xff\xfe")
-    for file, says in ((path, "utf-8"), (tmp_path / "missing.json", r"missing\.json: No such file")):
-        with pytest.raises(ConfigError, match=says):
-            load_assignment(file)
-    with pytest.raises(ConfigError, match="Is a directory"):
-        load_assignment(tmp_path)
-
-
 def test_another_topologys_assignment_is_refused() -> None:
     """The error names both topologies."""
     with pytest.raises(WrongTopologyError, match="for topology 'other', this worker serves 't'"):
@@ -129,12 +105,6 @@ def test_what_succeeds_an_assignment(*, force: bool) -> None:
     for other in (Assignment(5, "t", (TWO,)), Assignment(4, "t", (ONE,))):
         with pytest.raises(StaleAssignmentError):
             other.succeeds(known, "t", force=force)
-
-
-@pytest.mark.parametrize("known", [None, Assignment(5, "t", (ONE,))])
-def test_force_permits_a_version_that_jumps(known: Assignment | None) -> None:
-    """A version too far ahead requires force: if it is a typo, it would block all later versions."""
-    assert Assignment(MAX_VERSION, "t", (ONE,)).succeeds(known, "t", force=True)
 
 
 def test_how_far_a_version_may_be_ahead() -> None:
@@ -252,20 +222,6 @@ def test_a_missing_file_may_come_later(file: Path, source: AssignmentFile) -> No
     assert "cannot read" in source.problem
     _write(file, 1)
     assert _check(source)
-
-
-async def test_watch_goes_on_until_cancelled(
-    file: Path, source: AssignmentFile, taker: _Taker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The watch applies one change after another until it is cancelled."""
-    monkeypatch.setattr("tuplewire_service.worker.assignment._POLL_SECONDS", 0.01)
-    watch = asyncio.create_task(source.watch())
-    for version in (1, 2, 3):
-        _write(file, version)
-        await asyncio.wait_for(taker.reached[version].wait(), 5)
-    watch.cancel()
-    await asyncio.gather(watch, return_exceptions=True)
-    assert taker.versions == [1, 2, 3]
 
 
 def _reason(worker_id: str, bound: str, *workers: tuple[str, str], advertise: str = "") -> str:

@@ -55,28 +55,6 @@ def test_a_foreign_task_is_an_error() -> None:
         arrive(opened(1), 1, "a", task=2)
 
 
-def test_acknowledging_moves_the_cursor() -> None:
-    """A cursor contains the acknowledged and received sequences, and the credit."""
-    window = opened(1)
-    first = arrive(window, 1, "abc")
-    arrive(window, 4, "de")
-    assert window.acknowledge(first)
-    assert window.take_moved() == [cursor_of(1, acknowledged=3, received=5, credit=13, credit_bytes=98)]
-    assert window.take_moved() == []
-
-
-@pytest.mark.parametrize("start", [1, 6])
-def test_another_consumer_had_the_task_meanwhile(start: int) -> None:
-    """The window follows the worker to another position, and the held messages are void."""
-    window = opened(1, 2)
-    held, other = arrive(window, 1, "abc"), arrive(window, 1, "xyz", task=2)
-    window.opened(WORKER, [(1, start), (2, 3)])
-    assert not window.acknowledge(held)
-    assert window.acknowledge(other)
-    assert window.all() == [cursor_of(1, start, start, start + 10, 100), cursor_of(2, 3, 3, 13, 100)]
-    assert text_of(arrive(window, start + 1, "h")) == "h"
-
-
 def test_room_that_was_void_is_told() -> None:
     """The worker is notified of the credit that void messages have freed."""
     window = opened(1, 2, 3, size_bytes=4)
@@ -99,20 +77,6 @@ def test_what_the_worker_asks_for_is_told_at_once() -> None:
         window.acknowledge(each)
     window.take_moved()
     assert not arrive(window, 7, "x").ack_requested
-
-
-def test_half_of_the_bytes_are_told_of_at_once() -> None:
-    """Credit in bytes counts like credit in messages."""
-    window = opened(1, size_bytes=4)
-    assert [arrive(window, number, "x").ack_requested for number in range(1, 4)] == [False, True, True]
-
-
-def test_what_subscribing_says_is_not_said_again() -> None:
-    """After a subscription has sent all cursors, no update is pending."""
-    window = opened(1, 2)
-    window.acknowledge(arrive(window, 1, "abc"))
-    assert [cursor.task for cursor in window.all()] == [1, 2]
-    assert window.take_moved() == []
 
 
 def cursor(window: ConsumeWindow) -> pb.TaskCursor:
@@ -138,15 +102,6 @@ def test_the_first_messages_of_a_batch(count: int, sizes: list[int]) -> None:
     group = TaskGroup.of(1, [b"a", b"b", b"c"])
     arrived = opened(1).arrived([Delivery(1, group), Delivery(4, group), Delivery(7, group)])
     assert [len(each.group) for each in arrived.first(count).deliveries] == sizes
-
-
-def test_messages_of_another_incarnation_are_void() -> None:
-    """A batch from another worker incarnation is void, even if the sequences are equal."""
-    window = opened(1)
-    arrived = arrive(window, 1, "ab")
-    window.all()
-    window.opened(WORKER + 1, [(1, 2)])
-    assert not window.acknowledge(arrived)
 
 
 @pytest.mark.parametrize("index", [0, 1, 2, 3])

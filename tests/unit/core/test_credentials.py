@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import itertools
-import pickle
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,21 +19,6 @@ from tuplewire.identity.credentials import allowed, matches, parse_names
 from tuplewire_service.security.certificates import read_identity
 
 FILE = "file"
-
-
-def test_environment_is_read() -> None:
-    """The variables are named after the fields; an empty variable counts as unset."""
-    assert Credentials.from_environment(
-        {
-            "TUPLEWIRE_TLS_CA": "ca",
-            "TUPLEWIRE_TLS_CERTIFICATE": "",
-            "TUPLEWIRE_TLS_WORKER_NAMES": "a.example, b.example",
-            "TUPLEWIRE_ALLOW_PLAINTEXT": "true",
-        },
-        {"token_file": FILE},
-    ) == Credentials(
-        tls_ca="ca", tls_worker_names=("a.example", "b.example"), allow_plaintext=True, token_file=FILE
-    )
 
 
 @pytest.mark.parametrize(
@@ -82,12 +64,6 @@ def test_client_raises_before_its_token_leaves() -> None:
     client.close(0)
 
 
-def test_only_names_of_files_travel() -> None:
-    """Credentials are pickled with the names of their files; the files are not read."""
-    credentials = Credentials(tls_ca="/ca.crt", token_file=FILE)
-    assert pickle.loads(pickle.dumps(credentials)) == credentials  # noqa: S301
-
-
 @pytest.mark.parametrize(
     ("name", "pattern", "matching"),
     [
@@ -119,11 +95,6 @@ def test_one_name_of_several_is_enough() -> None:
     assert allowed(["a.example", "spiffe://x"], ["b.example", "spiffe://x"])
     assert not allowed(["a.example"], [])
     assert not allowed([], ["a.example"])
-
-
-def test_lists_are_read() -> None:
-    """A list is separated by commas, and spaces are ignored."""
-    assert parse_names(" a.example , *.b.example,,") == ("a.example", "*.b.example")
 
 
 @pytest.mark.parametrize("wrong", ["*", "a.*.example", "a*.example", "*.", "**.example"])
@@ -199,41 +170,3 @@ def test_workers_do_not_take_what_others_would_refuse(
     """A worker verifies its certificate against its own CA before use."""
     with pytest.raises(ConfigError, match=named):
         read_identity(files_of(make(), tmp_path))
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    """The error names the missing file."""
-    credentials = files_of(GOOD, tmp_path)
-    (tmp_path / "ca.crt").unlink()
-    with pytest.raises(ConfigError, match=r"cannot read .*ca\.crt: No such file .*; name a file"):
-        read_tls(credentials)
-
-
-@pytest.mark.slow
-def test_files_exchanged_one_by_one_are_no_defect(tmp_path: Path) -> None:
-    """During a rotation, reading old and new files together works or raises ConfigError."""
-    credentials = files_of(GOOD, tmp_path)
-    assert credentials.tls_key is not None
-    key, keys = Path(credentials.tls_key), (AUTHORITY.issue("worker.example").key, GOOD.key)
-    done = threading.Event()
-
-    def exchange() -> None:
-        for fresh in itertools.cycle(keys):
-            if done.is_set():
-                return
-            (tmp_path / "fresh").write_bytes(fresh)
-            (tmp_path / "fresh").replace(key)
-
-    exchanging = threading.Thread(target=exchange)
-    exchanging.start()
-    try:
-        told = 0
-        for _ in range(500):
-            try:
-                read_identity(credentials)
-            except ConfigError:
-                told += 1
-    finally:
-        done.set()
-        exchanging.join()
-    assert told

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuplewire.session.consume import Delivery
-from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.delivery import DeliveryLog, Done
 from tuplewire_service.worker.entry_queue import EntryQueue, HeldEntry
@@ -115,15 +114,6 @@ def test_what_moves_back_is_marked() -> None:
         assert [each.group.redelivered for each in waiting] == [True] * (MANY - 10)
 
 
-def test_a_group_is_cut_where_it_moves_back() -> None:
-    """The first part of the group stays; the second part is moved back and marked."""
-    taken, waiting = EntryQueue(), EntryQueue()
-    taken.append(HeldEntry(5, TaskGroup.of(TASK, [b"a", b"b", b"c"]), None))
-    taken.move_after(5, waiting, redelivered=True)
-    assert [(each.first, each.group.data, each.group.redelivered) for each in taken] == [(5, b"a", False)]
-    assert [(each.first, each.group.data, each.group.redelivered) for each in waiting] == [(6, b"bc", True)]
-
-
 def test_many_can_be_put_in_front() -> None:
     """Entries put in front are packed as well, and keep their order."""
     queue = EntryQueue()
@@ -190,18 +180,6 @@ def test_arrived_bytes_no_longer_count() -> None:
     assert taken(log, credit_bytes=6) == [(9, "cc")]
 
 
-def test_frames_are_bounded() -> None:
-    """One call returns about `max_bytes`; a single larger message is returned alone."""
-    log = DeliveryLog()
-    log.append(TaskGroup.of(1, [b"x" * 10] * 100))
-    log.append(TaskGroup.of(1, [b"y" * 500]))
-    sizes = []
-    while deliveries := log.take(PLENTY, PLENTY, 200):
-        sizes.append(sum(len(each.group.data) for each in deliveries))
-    assert sum(sizes) == 1500
-    assert max(sizes[:-1]) <= 200
-
-
 def test_empty_messages_are_bounded_too() -> None:
     """Lengths count against `max_bytes`, so empty messages do not make a frame of unlimited size."""
     log = DeliveryLog()
@@ -214,15 +192,6 @@ def test_empty_messages_are_bounded_too() -> None:
         assert sum(len(each.group.lengths) for each in deliveries) <= 800
         assert len(deliveries) <= 10
     assert count == 11_000
-
-
-def test_acknowledged_beyond_what_was_handed_out() -> None:
-    """A consumer cannot acknowledge, or have received, messages that were not delivered to it."""
-    log = log_of("ab", "cd")
-    taken(log, credit=3)
-    assert sum(done.messages for done in log.progress(99, 99)) == 3
-    assert (log.acknowledged, log.received) == (3, 3)
-    assert taken(log) == [(4, "d")]
 
 
 @pytest.mark.parametrize(
@@ -302,23 +271,6 @@ def test_the_oldest_message_stands_alone() -> None:
     assert found[0].data == b"a"
     assert log.progress(1, 3) == [Done("abc", 1, 1)]
     assert log.queued_messages == 2
-
-
-def test_a_reader_gets_no_more_than_it_asks_for() -> None:
-    """A read ends with the group that fills the byte limit exactly."""
-    log = log_of("ab", "cd", "ef")
-    first = log.read(0, 6, PLENTY)[0].group
-    assert [shown(each) for each in log.read(0, 6, wire_bytes(first))] == [(1, "ab")]
-    assert [shown(each) for each in log.read(0, 6, wire_bytes(first) + 1)] == [(1, "ab"), (3, "c")]
-
-
-def test_a_frame_that_is_exactly_full() -> None:
-    """A group that fills the frame exactly is sent, and the second group waits for the next frame."""
-    log = DeliveryLog()
-    group = TaskGroup.of(1, [b"abc"])
-    log.append(group, None)
-    log.append(group, None)
-    assert len(log.take(10, PLENTY, wire_bytes(group))) == 1
 
 
 def test_unretained_messages_are_counted_down() -> None:

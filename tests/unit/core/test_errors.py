@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-import multiprocessing
 import pickle
 import pkgutil
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
-from helpers.spawned import fails
 
 import tuplewire
 import tuplewire_service
@@ -90,20 +87,6 @@ def test_tree(kind: type) -> None:
         assert issubclass(kind, ValueError)
 
 
-def test_too_large() -> None:
-    """The error contains the numbers, and names the setting to raise."""
-    error = MessageTooLargeError(3, 200, 100)
-    assert (error.task, error.size_bytes, error.limit_bytes) == (3, 200, 100)
-    assert "raise max_message_bytes" in str(error)
-
-
-def test_refused_messages() -> None:
-    """The text shows the first five refusals; `refusals` contains all of them."""
-    error = RefusedMessagesError([f"reason {n}" for n in range(7)])
-    assert str(error).endswith("reason 4; ...")
-    assert len(error.refusals) == 7
-
-
 def _all_errors() -> list[type[TuplewireError]]:
     """Import all modules, and return every error class of the project."""
     for package in (tuplewire, tuplewire_service):
@@ -169,10 +152,3 @@ def test_errors_with_more_than_words_travel() -> None:
         error.owner = "host:1"  # type: ignore[union-attr]
         copied = _pickled(error)
         assert (type(copied), str(copied), copied.__dict__) == (type(error), str(error), error.__dict__)
-
-
-def test_an_error_comes_out_of_a_pool() -> None:
-    """An error can be unpickled from a process pool; otherwise the pool would break or hang."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as pool, pytest.raises(TaskError, match="task 7 of 'bolt'"):
-        pool.submit(fails).result(60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 
 import pytest
@@ -14,9 +13,6 @@ from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.text.escaping import escape_unprintable, escape_value
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
-from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
-from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
-from tuplewire_service.testing import eventually
 
 logger = event_logger("tuplewire.test_events")
 
@@ -45,18 +41,6 @@ def test_what_is_not_logged_is_not_put_into_words(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         logger.info("thing.happened", extra={"what": Loud()})
     assert not caplog.records
-
-
-def test_a_trace_comes_along(caplog: pytest.LogCaptureFixture) -> None:
-    """An exception event contains the traceback, as with every logger."""
-    try:
-        int("x")
-    except ValueError:
-        logger.exception("thing.failed", extra={"where": "here"})
-    (record,) = caplog.records
-    assert record.message == "thing.failed where=here"
-    assert record.levelname == "ERROR"
-    assert record.exc_info is not None
 
 
 @pytest.mark.parametrize(
@@ -122,38 +106,6 @@ def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixtu
         (60_000, "UNKNOWN_TASK: 2 messages to task 0: nobody has it"),
         (3, "TASK_NOT_LOCAL: 3 messages to task 5: it has moved (owner: w2)"),
     ]
-
-
-def test_a_callback_that_always_raises_is_logged_once_a_minute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first error is logged with its traceback; the next line counts the failures since then."""
-
-    class Failing(IConnectionCallback):
-        def recv(self, batch: ReceivedBatch) -> None:
-            raise KeyError("a") if batch.payloads[0] == b"a" else ValueError(batch.payloads[0])
-
-    with contextlib.ExitStack() as stack:
-        context = TransportFactory.make_context({TRANSPORT_KEY: "local"})
-        stack.callback(context.term)
-        server = context.bind("log-rate", 6700, Failing())
-        client = context.connect("log-rate", "127.0.0.1", 6700)
-
-        def refused() -> int:
-            return sum(server.statistics().refused_messages.values())
-
-        def send(payload: bytes) -> None:
-            before = refused()
-            client.send(1, payload)
-            eventually(lambda: refused() > before)
-
-        for number in range(500):
-            send(b"a" if number == 250 else b"b")
-        monkeypatch.setattr(LogRate, "quiet_seconds", 0.0)
-        send(b"b")
-    lines = [each for each in caplog.records if each.getMessage().startswith("callback.failed")]
-    assert [vars(each)["failures"] for each in lines] == [1, 1, 499]
-    assert [each.exc_info and each.exc_info[0] for each in lines] == [ValueError, KeyError, ValueError]
 
 
 def test_all_kinds_together_are_bounded() -> None:

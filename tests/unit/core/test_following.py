@@ -121,42 +121,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_local_tasks_need_no_assignment() -> None:
-    """A subscription to local tasks requests nothing, and reports that it follows nothing."""
-    near = Worker("a", 1, 2)
-    cluster = Cluster(near)
-    async with cluster.receiving(near, 1, 2) as receiver:
-        await until(lambda: receiver.connected)
-        assert (near.last, near.subscribed[-1].follows, cluster.requests) == ([1, 2], False, 0)
-
-
-async def test_each_owner_has_one_stream() -> None:
-    """Tasks of two other workers need one stream to each, and none to the own worker."""
-    own, one, two = Worker("a"), Worker("b", 1, 2), Worker("c", 3)
-    cluster = Cluster(own, one, two)
-    async with cluster.receiving(own, 1, 2, 3) as receiver:
-        await until(lambda: receiver.connected)
-        assert (one.last, two.last, own.subscribed) == ([1, 2], [3], [])
-        assert one.subscribed[-1].subscription == two.subscribed[-1].subscription
-        assert (one.subscribed[-1].receiver_id, two.subscribed[-1].receiver_id) == ("b", "c")
-
-
-async def test_a_moved_task_joins_the_stream_of_its_owner() -> None:
-    """The stream of the new owner is opened again, with both tasks; the old owner's stream continues."""
-    one, two = Worker("a", 1, 2), Worker("b", 3)
-    cluster = Cluster(one, two)
-    async with cluster.receiving(one, 1, 2, 3) as receiver:
-        await until(lambda: receiver.connected)
-        before = len(one.subscribed)
-        two.tasks.add(2)
-        cluster.assign(a=[1], b=[2, 3])
-        await one.move(2)
-        await until(lambda: receiver.connected and two.last == [2, 3])
-        assert two.subscribed[-1].follows
-        assert two.subscribed[-1].worker_incarnation == 1  # the stream resumes
-        assert len(one.subscribed) == before
-
-
 async def test_a_connected_stream_keeps_its_tasks() -> None:
     """A worker that does not know a newer assignment keeps its consumer until it reports the move."""
     one, two, three = Worker("a", 1, 2), Worker("b", 3), Worker("c")
@@ -172,18 +136,6 @@ async def test_a_connected_stream_keeps_its_tasks() -> None:
         one.tasks.discard(2)
         await one.move(2)
         await until(lambda: receiver.connected and three.last == [2, 3])
-
-
-async def test_a_broken_connection_moves_nothing() -> None:
-    """The stream to the same worker is opened again, and resumes."""
-    own, other = Worker("a"), Worker("b", 1)
-    cluster = Cluster(own, other)
-    async with cluster.receiving(own, 1) as receiver:
-        await until(lambda: receiver.connected)
-        for number in range(5):
-            other.cut()
-            await until(lambda number=number: receiver.connected and len(other.subscribed) > number + 1)  # type: ignore[misc]
-        assert {each.worker_incarnation for each in other.subscribed[1:]} == {1}
 
 
 async def test_workers_that_learn_of_a_move_late_are_tried_again() -> None:

@@ -8,11 +8,11 @@ from dataclasses import fields
 import pytest
 
 from tuplewire.errors import MalformedError
-from tuplewire.session.pieces import cut, frame_pieces, starting_within, wire_bytes
+from tuplewire.session.pieces import cut, starting_within, wire_bytes
 from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.dead_letters import again, dead_letter
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
-from tuplewire.wire.codec import decode, encode_frame, groups_of, plain_frame
+from tuplewire.wire.codec import decode, encode_frame, groups_of
 from tuplewire.wire.messaging_pb2 import SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
@@ -64,12 +64,6 @@ def test_a_time_of_acceptance_is_set_once() -> None:
     group = TaskGroup.of(3, [b"p"])
     assert group.at(1, 30).accepted_micros == 30
     assert group.at(1, 30).at(2, 40).accepted_micros == 30
-
-
-def test_new_messages_have_nothing_that_a_worker_sets() -> None:
-    """A relay that reads messages and sends them again counts as their original sender."""
-    again = FULL.as_forwarded(2).as_new()
-    assert (again.forwarded, again.entry_sequence, again.retained_upstream) == (0, 0, False)
 
 
 def test_what_leaves_a_queue_has_its_route() -> None:
@@ -134,17 +128,6 @@ def test_pieces_double() -> None:
     assert [len(piece) for piece in cut(group_of(*[1] * 100), 3)] == [3, 3, 6, 12, 24, 48, 4]
 
 
-@HEADED
-def test_pieces_for_frames(*, headed: bool) -> None:
-    """The messages and the lengths of a piece are within the limit, except for a single message."""
-    sizes = [0] * 50 + [7] * 20 + [300] + [0, 90, 20, 90] + [0] * 70
-    pieces = frame_pieces(group_of(*sizes, headed=headed), 100)
-    assert [size for piece in pieces for size in piece.message_sizes()] == sizes
-    for piece in pieces:
-        assert piece.size_bytes <= 100 or len(piece) == 1
-        assert len(piece.lengths) + len(piece.header_lengths) <= 100
-
-
 @pytest.mark.parametrize("sizes", [[0], [1] * 40, [100_000] * 30])
 @HEADED
 def test_wire_bytes_is_an_upper_bound(sizes: list[int], *, headed: bool) -> None:
@@ -154,13 +137,6 @@ def test_wire_bytes_is_an_upper_bound(sizes: list[int], *, headed: bool) -> None
     group = group.as_redelivered()
     empty = encode_frame(1, [])
     assert len(encode_frame(1, [[group]], [2**64 - 1])) - len(empty) <= wire_bytes(group)
-
-
-@pytest.mark.parametrize("size", [0, 1, 100, 127, 128, 16_383, 3_000_000])
-def test_a_frame_alone(size: int) -> None:
-    """A frame is decoded for payload sizes around each change in the length encoding."""
-    (group,) = groups_of(OpaqueFrame.FromString(plain_frame([TaskGroup.of(1, [b"x" * size])])))
-    assert group.payloads() == [b"x" * size]
 
 
 def test_a_frame_has_so_many_groups() -> None:

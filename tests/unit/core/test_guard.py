@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import pytest
@@ -215,17 +214,6 @@ def test_stream_ends_once_its_token_is_gone() -> None:
     assert not guarded.standing
 
 
-def test_stream_that_is_over_is_not_looked_at() -> None:
-    """A stream that has finished is neither checked nor counted as denied."""
-    files = _Files()
-    guarded = files.guard()
-    with guarded.admit(SHOWN).standing(lambda _: pytest.fail("it was over")):
-        pass
-    files.tokens = (Token("", "abcdefghij" * 2),)
-    guarded.refresh()
-    assert not guarded.denials
-
-
 def test_subscription_ends_once_no_rule_allows_it() -> None:
     """A consumer's stream ends; a sender's stream stays open, because each of its frames is checked."""
     files = _Files()
@@ -302,35 +290,9 @@ def test_who_sees_whom() -> None:
     assert guard(tls=False).admit(UNIX).sees("anybody")
 
 
-def test_the_log_names_the_first_name() -> None:
-    """The log contains the first name in a certificate, or the address without its port."""
-    assert Caller("ipv4:1.2.3.4:5", ("a.example", "b.example")).identity == "a.example"
-    assert Caller("ipv4:1.2.3.4:5").identity == "ipv4:1.2.3.4"
-
-
-def test_a_tap_is_for_a_topology_with_rules() -> None:
-    """If no rule names the client, the error is about the topology, not about the task."""
-    guarded = guard(rules=[])
-    with pytest.raises(RefusedError, match=r"^etl\.example has no business in topology 'other'"):
-        guarded.admit(PROGRAM).tap("other", [1])
-    assert reason(guarded) == "topology"
-
-
 def test_a_worker_owns_as_a_program_what_it_stages_as_one() -> None:
     """Only a worker session makes the workers its owner; a worker's certificate alone does not."""
     access = guard().admit(WORKER)
     assert access.owner == "a.workers.example"
     as_worker(access)
     assert access.owner == "workers"
-
-
-def test_each_client_and_reason_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """All denials count, and are logged once for each client and reason. Limits: test_events.py."""
-    guard = Guard(topology="t")
-    with caplog.at_level(logging.WARNING):
-        for _ in range(4):
-            guard.denied("a", "task", "why")
-            guard.denied("b", "task", "why")
-        guard.denied("b", "name", "why")
-    assert guard.denials == {"task": 8, "name": 1}
-    assert len(caplog.records) == 3

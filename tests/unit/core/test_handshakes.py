@@ -75,15 +75,6 @@ async def test_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(silent) == 0
 
 
-async def test_one_that_speaks_is_silent_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams that have sent their first message do not count."""
-    monkeypatch.setattr(streamed_stream, "MAX_PENDING_HANDSHAKES", 1)
-
-    silent = PendingHandshakes()
-    assert [await silent.first(_at_once, "hello") for _ in range(3)] == [b"hello"] * 3
-    assert len(silent) == 0
-
-
 async def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is silent for too long is refused with the time limit."""
     monkeypatch.setattr(streamed_stream, "HELLO_SECONDS", 0.01)

@@ -222,17 +222,6 @@ def test_no_request_is_longer_than_it_may_be(count: int, acknowledged: list[int]
     assert [each.acknowledged for each in told] == acknowledged
 
 
-def test_answered_rejections_are_not_told_again() -> None:
-    """A probe requests all rejections again, except the ones that have an answer."""
-    client = Client()
-    client.reject(5)
-    client.tell()
-    client.window.answered([answer_of(1, 3, MESSAGES)])
-    client.tell()
-    client.window.repeat()
-    assert _numbers(client.tell()) == [4, 5]
-
-
 @pytest.mark.parametrize("wait_last", [False, True])
 @pytest.mark.parametrize("again", [ConsumeWindow.repeat, ConsumeWindow.all])
 def test_all_are_told_again_after_a_break(

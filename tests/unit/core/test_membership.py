@@ -50,17 +50,6 @@ def happened(kept: Registry) -> list[str]:
     return names
 
 
-def test_workers_that_are_there_share_the_tasks() -> None:
-    """The first assignment contains all workers, and is sent to each worker once."""
-    world, kept = settled(3)
-    assert counts(kept) == {"w1": 4, "w2": 4, "w3": 4}
-    assert kept.version == 1
-    assert all(each.assignment == kept.in_force for each in world.workers.values())
-    assert happened(kept) == ["worker.registered"] * 3 + ["assignment.issued"]
-    assert world.round(kept) is None
-    assert not kept.outdated_workers()
-
-
 def test_nothing_is_assigned_before_enough_workers_are_there() -> None:
     """With at_least=2, a single worker gets no tasks."""
     world, kept = world_of(1), registry(at_least=2)
@@ -69,17 +58,6 @@ def test_nothing_is_assigned_before_enough_workers_are_there() -> None:
     world.add(2)
     world.settle(kept)
     assert counts(kept) == {"w1": 6, "w2": 6}
-
-
-def test_a_newcomer_takes_its_share_and_no_more_moves() -> None:
-    """A new worker is announced, then gets tasks when no task moves; other tasks stay with their owners."""
-    world, kept = settled(2)
-    before = tasks_of(kept)
-    world.add(3)
-    world.settle(kept)
-    after = tasks_of(kept)
-    assert counts(kept) == {"w1": 4, "w2": 4, "w3": 4}
-    assert all(set(after[worker]) < set(before[worker]) for worker in before)
 
 
 def test_a_task_moves_for_balance_once_its_last_move_is_over() -> None:
@@ -179,28 +157,6 @@ def test_tasks_of_the_last_worker_stay_until_another_comes() -> None:
     assert counts(kept) == {"w1": 0, "w2": 12}
 
 
-def test_a_restarted_worker_gets_the_assignment_again() -> None:
-    """A new incarnation at the same address gets its tasks again, without a new version."""
-    world, kept = settled(2)
-    before = kept.in_force
-    world.workers["10.0.0.1:6700"].restart()
-    world.round(kept)
-    assert world.workers["10.0.0.1:6700"].assignment == before
-    assert kept.in_force == before
-    assert "worker.restarted" in happened(kept)
-
-
-def test_an_assignment_that_did_not_arrive_is_told_again() -> None:
-    """The assignment is sent again only to workers that have not accepted it."""
-    world, kept = world_of(2), registry()
-    world.round(kept, lost=frozenset(["10.0.0.2:6700"]))
-    assert world.workers["10.0.0.2:6700"].assignment is None
-    assert kept.outdated_workers() == ["10.0.0.2:6700"]
-    world.settle(kept)
-    assert kept.version == 1
-    assert world.workers["10.0.0.2:6700"].assignment == kept.in_force
-
-
 def test_a_new_driver_takes_over_and_moves_nothing() -> None:
     """The new driver uses a higher version, and does not move tasks."""
     world, first = settled(3)
@@ -210,16 +166,6 @@ def test_a_new_driver_takes_over_and_moves_nothing() -> None:
     world.settle(second)
     assert second.version == first.version + 1
     assert tasks_of(second) == tasks_of(first)
-
-
-def test_a_draining_worker_learns_the_new_owners_from_a_new_driver() -> None:
-    """A new driver sends its assignment also to a worker that drains, which then forwards its messages."""
-    world, _ = settled(2)
-    world.workers["10.0.0.2:6700"].draining = True
-    second = registry()
-    world.settle(second)
-    assert counts(second) == {"w1": 12, "w2": 0}
-    assert world.workers["10.0.0.2:6700"].assignment == second.in_force
 
 
 def test_a_driver_that_takes_over_waits_for_a_silent_worker() -> None:

@@ -146,13 +146,6 @@ def test_our_own_come_around_too() -> None:
     assert free(moves) == [3]
 
 
-def test_our_own_that_come_around_follow_those_that_went_straight() -> None:
-    """Returned and direct messages have the same entry worker, regardless of their route."""
-    route = Route(messages(1, 2))
-    moves = moving(route)
-    assert follows(moves, messages(3, passed_on=1, worker=OWN), WORKER, route)
-
-
 def test_later_messages_take_the_route_of_earlier_ones() -> None:
     """Earlier messages took a longer route; on a shorter one, later messages could arrive first."""
     earlier, later = messages(1, passed_on=3), messages(2, passed_on=1)
@@ -259,14 +252,6 @@ def test_of_what_waits_only_what_is_free_goes() -> None:
     assert free(moves) == [8]
 
 
-def test_messages_that_leave_a_queue_carry_their_entry_worker() -> None:
-    """A program's messages get this worker as entry worker; a peer's messages keep their route."""
-    moves = moving(Route())
-    group = messages(1)
-    left = [(group, cast("InboundSession", each)) for each in (PROGRAM, WORKER)]
-    assert [each.forwarded for each, _ in moves.out_of_queues(left)] == [OWN, 0]
-
-
 @pytest.mark.parametrize("entered", [OWN, OTHER])
 @pytest.mark.parametrize("in_flight", [True, False])
 def test_a_message_follows_earlier_ones_to_a_successor(*, entered: int, in_flight: bool) -> None:
@@ -283,14 +268,6 @@ def test_a_message_follows_earlier_ones_to_a_successor(*, entered: int, in_fligh
     inbound = cast("InboundSession", PROGRAM if entered == OWN else WORKER)
     move, way = moves.destination_of(messages(2), inbound, owner)
     assert (move is None, way) == (in_flight, None if in_flight else other)
-
-
-def test_which_tasks_move() -> None:
-    """Only the requested tasks are returned, or all moving tasks without a request."""
-    moves = moving(Route())
-    assert moves.among() == [TASK]
-    assert moves.among([TASK, 2]) == [TASK]
-    assert moves.among([2]) == []
 
 
 def test_an_entry_sequence_is_never_given_twice() -> None:

@@ -104,16 +104,3 @@ def test_wrong_file_is_named(tmp_path: Path, content: str, complaint: str) -> No
     with pytest.raises(ConfigError, match=complaint) as told:
         read_rules(file)
     assert str(file) in str(told.value)
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """The error contains the file's name and the system's reason."""
-    with pytest.raises(ConfigError, match=r"cannot read the permissions file .*/gone.toml: No such file"):
-        read_rules(tmp_path / "gone.toml")
-
-
-def test_a_line_may_have_so_many_dots(tmp_path: Path) -> None:
-    """A line may have 1000 dots."""
-    file = tmp_path / "permissions.toml"
-    file.write_text(f"{RULES}\n# {'.' * 1000}\n", encoding="utf-8")
-    read_rules(file)

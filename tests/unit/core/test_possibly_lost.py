@@ -108,17 +108,6 @@ def test_balances_are_added() -> None:
     assert both.balanced
 
 
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_balance_says_whether_it_adds_up(missing: int) -> None:
-    """The text and the HTML of a balance show if it does not add up."""
-    balance = LedgerSnapshot(10 + missing, 5, {"closed": 3, "expired": 0}, 2)
-    assert balance.balanced is (not missing)
-    assert ("!=" in str(balance)) is bool(missing)
-    page = balance._repr_html_()
-    assert ("DOES NOT BALANCE" in page) is bool(missing)
-    assert "expired" not in page
-
-
 def test_what_is_lost_with_a_worker() -> None:
     """The loss includes the messages held for the tasks and the messages in flight to other processes."""
     departure = Departure(incarnation=1, dropped={1: 5, 2: 7, 3: 11}, others=100)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from helpers.program_reports import component, counter, histogram, report
-from prometheus_client import CollectorRegistry, generate_latest
 
 from tuplewire.errors import MalformedError, ResourceLimitError, StaleAssignmentError
 from tuplewire.wire import control_pb2 as pb
@@ -20,7 +19,7 @@ from tuplewire_service.control.program_reports import (
     ProgramReports,
     check_report,
 )
-from tuplewire_service.metrics.families import ProgramCollector, families
+from tuplewire_service.metrics.families import families
 
 
 class Clock:
@@ -284,10 +283,3 @@ def test_samples_with_the_same_labels_are_added_up() -> None:
         ("tuplewire_s_count", None): 6,
         ("tuplewire_s_sum", None): 1,
     }
-
-
-def test_a_worker_without_reports_shows_nothing_of_them() -> None:
-    """There is no metric family before the first report."""
-    registry = CollectorRegistry()
-    registry.register(ProgramCollector(ProgramReports().metrics))
-    assert generate_latest(registry) == b""

@@ -60,17 +60,6 @@ def publish(state: Publications, of: Sink, epoch: int, *groups: TaskGroup) -> li
     return taken(state)
 
 
-def test_an_epoch_is_published_once() -> None:
-    """Repeating an epoch queues nothing; the next epoch and another sink's epoch do."""
-    state = made()
-    parts = [group(1, b"a"), group(2, b"b")]
-    assert publish(state, sink("s"), 3, *parts) == parts
-    chosen, omitted = state.choose(sink("s"), 3, ["again"], [stage(*parts)])
-    assert (chosen, [each.task for each in omitted]) == (0, [1, 2])
-    assert publish(state, sink("s"), 4, *parts) == parts
-    assert publish(state, sink("t"), 3, *parts) == parts
-
-
 @pytest.mark.parametrize("epoch", [2, 3 + MOST_AHEAD + 1, 2**64 - 1])
 def test_an_epoch_that_does_not_follow_is_refused(epoch: int) -> None:
     """An epoch that is too old or too far ahead is refused, so no rows count as duplicates."""
@@ -105,22 +94,6 @@ def test_a_choice_stays() -> None:
     assert publish(state, sink("s"), 3, group(1, b"other"), group(2, b"new"))[0].data == b"new"
     state.release(1, 1, 1)
     assert taken(state) == [second]
-
-
-def test_what_has_no_room_waits() -> None:
-    """Messages beyond the capacity wait in order, without blocking other tasks."""
-    state = made(messages=2, size_bytes=100)
-    parts = [group(1, b"a", b"b"), group(1, b"c"), group(2, b"x" * 200), group(2, b"y"), group(3, b"z")]
-    assert publish(state, sink("s"), 1, *parts) == [parts[0], parts[2], parts[4]]
-    assert state.waiting(sink("s"), 1) == (2, [1, 2])
-    assert state.waiting_messages == 2
-    state.release(1, 1, 1)
-    assert taken(state) == [parts[1]]
-    assert taken(state) == []
-    state.release(2, 1, 200)
-    assert taken(state) == [parts[3]]
-    assert state.waiting(sink("s"), 1) == (0, [])
-    assert state.waiting(sink("s"), 2) is None
 
 
 def test_what_nobody_holds_waits() -> None:
@@ -171,15 +144,6 @@ def test_a_sink_with_waiting_messages_is_remembered(monkeypatch: pytest.MonkeyPa
     for name in ("second", "third"):
         state.choose(sink(name), 1, ["a"], [])
     assert state.waiting(sink("waits"), 1) is not None
-
-
-def test_the_first_epoch_of_a_run_may_be_as_far_ahead_as_any() -> None:
-    """A sink that a run has taken over without publishing counts as epoch 0."""
-    state = made()
-    assert state.begin(sink("s"), 7, "run") == {}
-    state.check(sink("s"), MOST_AHEAD)
-    with pytest.raises(StaleEpochError, match="too far ahead"):
-        state.check(sink("s"), MOST_AHEAD + 1)
 
 
 @pytest.mark.parametrize("most", [15, 20])

@@ -8,18 +8,16 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 from helpers.cursors import cursor_of, rejection_of
-from helpers.one_router import HERE
 from helpers.queues import consumers_of, queues_of, subscribe
 from helpers.rejecting import RejectionsWithoutTimers
 from helpers.senders import Program
 
-from tuplewire.errors import DrainingError, StaleIncarnationError, SupersededError, UnknownTaskError
+from tuplewire.errors import DrainingError, StaleIncarnationError, SupersededError
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.entry_queue import HeldEntry
 from tuplewire_service.worker.queue import HeldOfTask
 from tuplewire_service.worker.queue_subscription import QueueSubscription
@@ -101,14 +99,6 @@ def test_equal_consumers_are_two(*, first_is_connected: bool) -> None:
     assert Consumer(queues, 1, worker=1, number=11).take() == [(1, b"a", True)]
 
 
-def test_one_consumer_resumes_without_a_mark() -> None:
-    """Messages in flight on a broken stream are resent to their consumer without the flag."""
-    queues = queues_of([1])
-    put(queues, 1, b"a")
-    Consumer(queues, 1, number=11).take()
-    assert Consumer(queues, 1, worker=1, number=11).take() == [(1, b"a", False)]
-
-
 @pytest.mark.parametrize("tasks", [1, 7])
 def test_a_frame_is_cut_at_its_groups(tasks: int) -> None:
     """A frame contains at most 1,000 groups, from one task or several; the rest follows."""
@@ -132,29 +122,6 @@ def test_a_task_that_comes_back_wakes_its_consumer() -> None:
     queues.assign([1])
     assert consumer.woken > woken
     assert consumer.take() == [(1, b"b", False)]
-
-
-def test_every_queue_on_hold_goes_on() -> None:
-    """Two queues delayed by rejections both resume, without any other event."""
-    asked: list[float] = []
-
-    class Rejections(RejectionsWithoutTimers):
-        def wake(self, at: float) -> None:
-            asked.append(at)
-
-    rejections = Rejections()
-    queues = queues_of([1, 2])
-    for task in (1, 2):
-        put(queues, task, b"a")
-    consumer = Consumer(queues, 1, 2, rejections=rejections)
-    assert len(consumer.take()) == 2
-    for task, seconds in ((1, 100.0), (2, 200.0)):
-        consumer.progress(task, 0, rejection_of(1, 1, seconds, "", wait=True))
-    assert consumer.take() == []
-    assert len(asked) >= 2
-    rejections.send_immediately()
-    rejections.retry_held()
-    assert sorted(task for task, _, _ in consumer.take()) == [1, 2]
 
 
 def test_a_subscription_that_has_ended_holds_no_task() -> None:
@@ -181,31 +148,6 @@ def test_a_consumer_that_leaves_frees_only_tasks_that_move_away() -> None:
     assert told == [(1, 0)]
 
 
-def test_held_messages_begin_after_the_acknowledged_ones() -> None:
-    """A reader numbers the held messages from the last acknowledged one."""
-    queues = queues_of([1])
-    put(queues, 1, b"a", b"b", b"c")
-    consumer = Consumer(queues, 1)
-    consumer.take()
-    for acknowledged in range(3):
-        consumer.progress(1, acknowledged)
-        found = queues.held(1)
-        assert found is not None
-        assert (found.state.acknowledged_sequence + 1, sum(len(each.group) for each in found.messages)) == (
-            acknowledged + 1,
-            3 - acknowledged,
-        )
-    assert queues.held(2) is None
-
-
-@pytest.mark.parametrize("router", [Assignment(1, "t", (HERE,))], indirect=True)
-async def test_consumers_hear_that_the_worker_drains(router: Router) -> None:
-    """Consumers' streams end with DrainingError, so that they reconnect later."""
-    consumer = Consumer(router.queues, 0)
-    await router.close(0.1, (), {})
-    assert isinstance(consumer.subscription.ended, DrainingError)
-
-
 async def test_a_peers_message_for_a_task_without_an_owner_is_refused(router: Router) -> None:
     """A worker that sends its program's message to an unknown task receives UnknownTaskError."""
     batch = ReceivedBatch.arrived([TaskGroup.of(9, [b"x"])], Program(worker_number=77))
@@ -213,21 +155,6 @@ async def test_a_peers_message_for_a_task_without_an_owner_is_refused(router: Ro
     assert [type(error).__name__ for _, error in batch.refusals] == ["UnknownTaskError"]
     assert router.ledger().balanced
     assert router.ledger().accepted == 0
-
-
-def test_a_subscription_ends_with_its_last_task() -> None:
-    """A subscription stays open until all of its tasks have moved away."""
-    queues = queues_of([1, 2])
-    consumer = Consumer(queues, 1, 2)
-    queues.assign([2])
-    assert queues.leave([1]) == []
-    assert consumer.subscription.ended is None
-    put(queues, 2, b"a")
-    assert consumer.take() == [(2, b"a", False)]
-    consumer.progress(2, 1)
-    queues.assign([])
-    queues.leave([2])
-    assert isinstance(consumer.subscription.ended, UnknownTaskError)
 
 
 def test_another_consumers_rejections_count_from_one() -> None:
@@ -257,31 +184,6 @@ def test_sequences_go_on_when_tasks_come_back() -> None:
     put(queues, 2, b"b")
     taken = Consumer(queues, 1, 2).subscription.take(MIB)
     assert {each.group.task: each.first_sequence for each in taken} == {1: 4, 2: 2}
-
-
-def test_a_task_is_opened_once() -> None:
-    """Opening a task again changes nothing, and a status includes only the requested tasks."""
-    queues = queues_of([1])
-    assert not queues.open(1)
-    assert queues.open(2)
-    put(queues, 2, b"a", b"b")
-    assert queues.waiting() == {2: 2}
-    assert [each.task for each in statuses(queues, [1, 7])] == [1]
-    assert [each.task for each in statuses(queues)] == [1, 2]
-
-
-def test_the_consumer_with_the_most_comes_first() -> None:
-    """Users see the consumers with the most outstanding messages first."""
-    queues = queues_of([1, 2])
-    few, many = Consumer(queues, 1), Consumer(queues, 2)
-    put(queues, 1, b"a")
-    put(queues, 2, b"a", b"b")
-    few.take()
-    many.take()
-    assert [(list(each.tasks), each.outstanding_messages) for each in queues.consumers()] == [
-        ([2], 2),
-        ([1], 1),
-    ]
 
 
 def test_a_newcomers_credit_counts_from_its_own_cursor() -> None:
@@ -315,17 +217,6 @@ def test_the_tasks_that_matter_most() -> None:
     assert asyncio.run(queues.shown((), 10_000)) == list(range(3000))
 
 
-def test_what_is_acknowledged_matters_less() -> None:
-    """A task with acknowledged messages ranks below a task with unacknowledged ones."""
-    queues = queues_of(range(3))
-    for task, messages in ((1, 9), (2, 2)):
-        queues.put(TaskGroup.of(task, [b""] * messages), Program())
-    log = queues._queues[1].log
-    log.take(9, MIB, MIB)
-    log.progress(9, 9)
-    assert asyncio.run(queues.shown((), 1)) == [2]
-
-
 def test_the_wait_in_a_queue_is_measured_once() -> None:
     """The wait is measured at the first delivery, not at a redelivery to another consumer."""
     queues = queues_of([1])
@@ -333,19 +224,6 @@ def test_the_wait_in_a_queue_is_measured_once() -> None:
     for number in (1, 2):
         assert len(Consumer(queues, 1, number=number).take()) == 1
         assert sum(queues.wait.counts) == 2
-
-
-def test_a_late_rejection_is_passed_over() -> None:
-    """Rejections of acknowledged messages are ignored; later rejections count."""
-    queues, rejections = queues_of([1]), RejectionsWithoutTimers()
-    put(queues, 1, b"a", b"b", b"c")
-    consumer = Consumer(queues, 1, rejections=rejections)
-    consumer.take()
-    consumer.progress(1, 2)
-    late = (rejection_of(1, 1, 0.0, "", wait=False), rejection_of(2, 3, 0.0, "", wait=False))
-    consumer.progress(1, 3, *late)
-    assert queues._queues[1].rejected == 2
-    assert rejections.waiting == 1
 
 
 def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
@@ -432,14 +310,3 @@ def test_a_subscription_reports_the_tasks_that_have_moved() -> None:
     queues.leave([2])
     assert consumer.subscription.take_moved() == []
     assert consumer.subscription.ended is not None
-
-
-def test_a_consumer_that_follows_a_task_takes_nothing_over() -> None:
-    """It gets SupersededError if another consumer is connected, and the task if none is."""
-    queues = queues_of([1])
-    other = Consumer(queues, 1, number=1)
-    with pytest.raises(SupersededError):
-        Consumer(queues, 1, number=2, follows=True)
-    other.subscription.close()
-    put(queues, 1, b"a")
-    assert Consumer(queues, 1, number=2, follows=True).take() == [(1, b"a", False)]

@@ -39,15 +39,6 @@ def small(task: int = 1, count: int = 1) -> TaskGroup:
     return TaskGroup.of(task, [b"x"] * count)
 
 
-def test_a_repeated_frame_is_not_new() -> None:
-    """A frame that was already accepted is reported as a repeat and uses no credit."""
-    state = session(messages=2)
-    assert state.accept(1, [small()])
-    assert not state.accept(1, [small()])
-    assert state.accept(2, [small()])
-    assert not state.accept(1, [small()])
-
-
 def test_a_gap_is_an_error() -> None:
     """A frame that skips a number is not accepted."""
     state = session()
@@ -55,15 +46,6 @@ def test_a_gap_is_an_error() -> None:
     with pytest.raises(SequenceGapError, match="frame 3 came after frame 1"):
         state.accept(3, [small()])
     assert state.last_sequence == 1
-
-
-def test_frame_over_credit_is_not_accepted() -> None:
-    """A frame beyond the credit is an error and leaves the session unchanged."""
-    state = session(messages=2)
-    with pytest.raises(CreditExceededError):
-        state.accept(1, [small(1, 2), small(2, 3)])
-    assert state.last_sequence == 0
-    assert state.accept(1, [small(1, 2), small(2, 2)])
 
 
 def test_update_only_when_there_is_news() -> None:
@@ -236,21 +218,6 @@ def test_says_when_a_window_is_used_up() -> None:
     assert not exhausted
 
 
-def test_a_sender_without_a_connection_waits_for_nothing() -> None:
-    """A disconnected sender is not counted, whatever is released; after it reconnects, it may be again."""
-    exhausted: Counter[int] = Counter()
-    granted = book(exhausted=exhausted)
-    granted.received([group(1, 8), group(2, 8)])
-    granted.disconnect()
-    granted.released(2, 8, 80)
-    assert not exhausted
-    granted.all()  # for the sender that has reconnected
-    assert list(exhausted) == [1]
-    granted.released(1, 8, 80)
-    granted.take_changes()
-    assert not exhausted
-
-
 def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
     """Sessions share the counts: a task is exhausted while any of its senders has no credit."""
     exhausted: Counter[int] = Counter()
@@ -281,28 +248,6 @@ def test_more_messages_than_granted(
     granted.received(accepted)
     with pytest.raises(CreditExceededError, match=says):
         granted.received([refused])
-
-
-def test_changes_are_told_once() -> None:
-    """A grant covers the released messages plus one window, and is sent only when it changes."""
-    granted = book()
-    granted.received([group(1, 5)])
-    granted.released(1, 1, 10)
-    granted.released(1, 1, 10)
-    assert granted.take_changes() == [credit_of(1, 10, 100, 2)]
-    assert granted.take_changes() == []
-
-
-def test_grants_never_fall() -> None:
-    """A smaller window does not revoke granted credit."""
-    shares = QueueShares(WINDOW, Share(1, 1))
-    granted = CreditBook(shares, max_message_bytes=10, needs_release_acks=True)
-    granted.received([group(1, 8)])
-    shares.shared_by(4)
-    granted.released(1, 3, 30)
-    assert granted.take_changes() == [credit_of(1, 8, 80, 3)]
-    granted.released(1, 5, 50)
-    assert granted.take_changes() == [credit_of(1, 10, 100, 8)]
 
 
 @pytest.mark.parametrize(
@@ -388,13 +333,6 @@ def shares(sessions: int = 1) -> QueueShares:
     return made
 
 
-def test_each_session_gets_its_part() -> None:
-    """A queue is divided evenly, down to the minimum share."""
-    assert shares().initial == TOTAL
-    assert shares(5).window(1) == Share(20, 200)
-    assert shares(1000).window(1) == Share(4, 40)
-
-
 @pytest.mark.parametrize(
     ("sessions", "left", "windows", "smallest"),
     [
@@ -455,12 +393,3 @@ def test_a_new_session_starts_with_what_room_there_is() -> None:
     assert made.released(7, 100, 10)
     assert book.on_space_freed(7)
     assert book.take_changes() == [credit_of(7, 100, 1000, 0)]
-
-
-def test_what_a_session_leaves() -> None:
-    """Unreleased messages are outstanding when a session closes; fully released tasks are not."""
-    book = CreditBook(shares(), max_message_bytes=10, needs_release_acks=False)
-    book.received([TaskGroup.of(1, [b"a"] * 5), TaskGroup.of(2, [b"b"] * 3)])
-    book.released(1, 2, 2)
-    book.released(2, 3, 3)
-    assert book.outstanding() == [(1, 3, 3)]

@@ -16,7 +16,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.delivery import Done
 from tuplewire_service.worker.queue import Queue
-from tuplewire_service.worker.rejections import GrownMessage, Rejections
+from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 DEAD = 9
@@ -115,34 +115,11 @@ async def test_a_letter_is_sent_or_counted(task: int | None, sent: int, counted:
     assert {reason.value: count for reason, count in ledger.dropped.items() if count} == {counted: 1}
 
 
-def test_all_copies_are_due_at_once_when_the_worker_drains() -> None:
-    """All copies are due in the order of their rejection, regardless of their delays."""
-    messages, queue = RejectionsWithoutTimers(), delivered(b"a", b"b", b"c")
-    for number, after in ((1, 300.0), (2, 100.0), (3, 200.0)):
-        reject(messages, queue, number, after)
-    messages.send_immediately()
-    assert [list(copy.group.payloads()) for copy in messages.take_due(0.0, 10)] == [[b"a"], [b"b"], [b"c"]]
-
-
 async def test_a_letter_without_a_receiver_waits() -> None:
     """The next attempt follows after an interval; an immediate one would be a busy loop."""
     _, sent, _, seconds = await buried(DEAD, holder_known=False)
     assert sent == 0
     assert seconds > 0.2
-
-
-async def test_copies_that_are_sent_are_settled() -> None:
-    """A redelivered copy is a separate message in the ledger, so the original counts as acknowledged."""
-    ledger = Ledger()
-    sent: asyncio.Queue[ReceivedBatch] = asyncio.Queue()
-    rejections = Rejections(WorkerSettings(worker_id="w"), ledger, sent.put_nowait, lambda _: True)
-    queue = delivered(b"a", b"b")
-    for number in (1, 2):
-        reject(rejections, queue, number)
-    assert ledger.acknowledged == 0
-    assert len(await sent.get()) == 2
-    assert ledger.acknowledged == 2
-    rejections.close()
 
 
 def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -152,15 +129,6 @@ def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptu
     assert (reject(rejections, queue), queue.held_until) == (None, 0.0)
     assert not any(rejections._ledger.dropped.values())
     assert caplog.messages == []
-
-
-@pytest.mark.parametrize(("limit", "event"), [(1, "message.given_up"), (2, "message.rejected")])
-def test_the_log_tells_a_last_try_from_others(
-    limit: int, event: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The last attempt is logged as another event than earlier ones."""
-    reject(RejectionsWithoutTimers(limit), delivered(b"x"))
-    assert [line.split(" messages=")[0] for line in caplog.messages] == [f"{event} task=1"]
 
 
 async def test_the_earliest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,12 +153,3 @@ async def test_the_earliest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None
     rejections.close()
     await asyncio.sleep(0.05)
     assert len(looks) == 1
-
-
-def test_a_message_that_is_rejected_twice_keeps_its_origin() -> None:
-    """A copy of a copy still refers to the original sender."""
-    sender = Program()
-    once = GrownMessage(sender, 10)
-    twice = GrownMessage(once, 10)
-    assert once.origin is sender
-    assert twice.origin is sender

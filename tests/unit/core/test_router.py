@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from helpers.cursors import cursor_of, rejection_of
-from helpers.one_router import ASSIGNMENT, HERE, THERE
+from helpers.one_router import ASSIGNMENT
 from helpers.queues import consumers_of, queues_of, subscribe
 from helpers.senders import Program
 
@@ -20,44 +18,9 @@ from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.delivery import Done
-from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.routing_table import LOCAL, RoutingTable, places
+from tuplewire_service.worker.routing_table import RoutingTable
 from tuplewire_service.worker.transfer_queue import Drops, TransferQueue
-
-
-async def test_a_message_is_compared_with_those_in_flight_to_its_owner(
-    router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The router passes the owner of each task to its moves, whether local or remote."""
-    asked: dict[int, Any] = {}
-    way = router._moves.destination_of
-
-    def recorded(group: TaskGroup, inbound: Any, owner: Any) -> Any:
-        asked[group.task] = owner
-        return way(group, inbound, owner)
-
-    monkeypatch.setattr(router._moves, "destination_of", recorded)
-    router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in (0, 1)], Program()))
-    assert asked == {0: HERE.peer, 1: THERE.peer}
-
-
-async def test_what_is_done_with_is_timed(router: Router) -> None:
-    """The end-to-end time is measured from acceptance to acknowledgement, except for rejections."""
-    accepted = time.time_ns() // 1000 - 2_000_000
-    done = Done(Program(), 3, 3, accepted)
-    router._done(0, [done, replace(done, rejected=True), replace(done, accepted_micros=0)])
-    assert sum(router.end_to_end.counts) == 3
-    assert 5 < router.end_to_end.seconds < 60
-    assert router._ledger.acknowledged == 6
-
-
-async def test_an_assignment_that_means_another_worker_makes_nothing_ready(router: Router) -> None:
-    """The reason and the fix are reported to consumers."""
-    assert router.not_ready is None
-    router.table.id_mismatch = "start with --worker-id other"
-    assert "start with --worker-id other" in str(router.not_ready)
 
 
 def test_messages_that_are_given_up_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -70,12 +33,6 @@ def test_messages_that_are_given_up_are_told_of(caplog: pytest.LogCaptureFixture
     assert (ledger.dropped[DropReason.UNKNOWN_TASK], program.released) == (2, 2)
 
 
-async def test_messages_to_another_worker_leave_at_once(router: Router) -> None:
-    """Messages are queued on the connection in the same turn of the event loop."""
-    router.recv(ReceivedBatch.arrived([TaskGroup.of(1, [b"x", b"y"])], Program()))
-    assert router.connections.pending_messages == 2
-
-
 async def test_nobody_else_consumes_from_a_task_that_runs_here(router: Router) -> None:
     """Consumers are refused for a task that the worker runs itself, and accepted for other tasks."""
     router.table.program_tasks = frozenset({0})
@@ -84,17 +41,6 @@ async def test_nobody_else_consumes_from_a_task_that_runs_here(router: Router) -
         subscribe(router, "c", [cursor])
     router.table.program_tasks = frozenset()
     assert subscribe(router, "c", [cursor]).ended is None
-
-
-async def test_an_assignment_says_whether_it_is_new(router: Router) -> None:
-    """Updating with the same assignment changes nothing."""
-    assert not router.update(ASSIGNMENT)
-    assert router.update(replace(ASSIGNMENT, version=2))
-
-
-async def test_the_place_of_a_task_is_told_as_far_as_it_is_known(router: Router) -> None:
-    """The place of a task is its owner; a task without an owner counts as local."""
-    assert [router.place_of(task) for task in (0, 1, 9)] == [LOCAL, "there", LOCAL]
 
 
 async def test_messages_that_circle_are_refused(router: Router) -> None:
@@ -138,28 +84,6 @@ async def test_messages_by_a_newer_assignment_wait_for_it(router: Router) -> Non
     assert list(batch.refusals) == []
     assert (router.connections.pending_messages, router.held_messages) == (0, 1)
     assert router.moving_tasks == 1
-
-
-async def test_taps_see_what_is_routed(router: Router) -> None:
-    """Taps receive each batch after it is routed."""
-    seen: list[Any] = []
-
-    class Taps(list[int]):
-        def offer(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
-            seen.append([(group.task, place_of(group.task)) for group in batch.groups])
-
-    router.taps = Taps([1])  # type: ignore[assignment]
-    router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in (0, 1)], Program()))
-    assert seen == [[(0, LOCAL), (1, "there")]]
-
-
-def test_an_advertised_host_takes_the_first_port() -> None:
-    """An advertised host without a port uses the port of the first TCP address."""
-    assert places(["unix:///run/w.sock", "10.0.0.1:6700", "10.0.0.1:6701"], "host") == [
-        ("10.0.0.1", 6700),
-        ("10.0.0.1", 6701),
-        ("host", 6700),
-    ]
 
 
 @pytest.mark.parametrize(("version", "stale"), [(0, False), (1, True), (2, True), (3, False)])
@@ -249,21 +173,6 @@ def assignment(version: int, *tasks: int) -> Assignment:
     return Assignment(version, "t", (AssignedWorker("here", "127.0.0.1:1", tasks),))
 
 
-def test_queues_that_have_gone_leave_nothing() -> None:
-    """After ten generations of new tasks, only the queues of the last generation exist."""
-    before = count_of_queues()
-    queues = queues_of(())
-    for generation in range(10):
-        queues.leave(queues.assign(range(generation * MANY, (generation + 1) * MANY)))
-    assert count_of_queues() <= before + MANY
-
-
-def count_of_queues() -> int:
-    """Return the number of queues in this process."""
-    gc.collect()
-    return sum(type(each) is Queue for each in gc.get_objects())
-
-
 def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> None:
     """A forgotten task that returns starts after the highest sequence of all forgotten tasks."""
     queues = queues_of(range(2 * MANY))
@@ -272,14 +181,6 @@ def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> Non
     queues.leave(queues.assign([]))
     queues.assign([0])
     assert subscribe(consumers_of(queues), "c", [cursor_of(0, 0, 0, 10, MIB)]).starts == [(0, 7)]
-
-
-async def test_unknown_tasks_are_not_counted(router: Router) -> None:
-    """Messages for unassigned tasks are refused and leave no state."""
-    batch = ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in range(2, MANY)], Program())
-    router.recv(batch)
-    assert len(batch.refusals) == MANY - 2
-    assert not router._entry_sequences._next
 
 
 async def test_tasks_that_have_gone_are_not_counted_any_more(router: Router) -> None:

@@ -13,82 +13,9 @@ from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.errors import RefusedError, TuplewireError, WrongTopologyError
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.values.group import TaskGroup
-from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.router import Router
-
-
-async def test_forwarded_messages_go_before_those_that_a_peer_gives_back(
-    router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Queued transfers use their old route; then the task waits for messages of a departed peer.
-
-    Connections and moves no longer wait for releases of a departed peer.
-    """
-    events: list[Any] = []
-    connections = router.connections
-    for owner, name in (
-        *((router._moves, "lose"), (connections, "receivers_ended"), (router._transfer, "drain")),
-        *((router, "_wait_for"), (connections, "renew")),
-    ):
-        monkeypatch.setattr(owner, name, lambda *given, name=name: events.append((name, *given)))
-
-    def ended(*_: Any) -> dict[Any, Any]:
-        events.append("asked who has ended")
-        return {THERE.peer: {1: None}}
-
-    monkeypatch.setattr(connections, "ended", ended)
-    router.refresh()
-    assert events == [
-        ("lose", set()),
-        ("receivers_ended", router.departures.for_receiver),
-        ("drain",),
-        "asked who has ended",
-        ("_wait_for", THERE.peer, (1,)),
-        ("lose", {THERE.peer}),
-        ("renew", THERE.peer),
-    ]
-
-
-@pytest.mark.parametrize("leaves", [False, True])
-@pytest.mark.parametrize("draining", [False, True])
-async def test_who_is_told_of_a_departure(
-    router: Router, *, leaves: bool, draining: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only a draining worker that leaves messages connects to all workers."""
-    asked: list[bool] = []
-    monkeypatch.setattr(type(router), "leaves_messages", leaves)
-    monkeypatch.setattr(router, "_draining", lambda: draining)
-    to_connect = router.table.to_connect
-
-    def recorded(successors: Any, *, everyone: bool) -> Any:
-        asked.append(everyone)
-        return to_connect(successors, everyone=everyone)
-
-    monkeypatch.setattr(router.table, "to_connect", recorded)
-    router.refresh()
-    assert asked == [draining and leaves]
-
-
-async def test_news_of_workers_that_have_left_is_acted_on(
-    router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A departure updates the sinks, the connections and the moves that may wait for it."""
-    done: list[Any] = []
-    monkeypatch.setattr(router, "_on_departures", lambda *reported: done.append(reported))
-    monkeypatch.setattr(router, "refresh", lambda: done.append("refreshed"))
-    monkeypatch.setattr(router, "_end_moves", lambda tasks=None: done.append(tasks))
-    router.on_workers_departed([Departure(incarnation=7)])
-    assert done == [([Departure(incarnation=7)], [Departure(incarnation=7)]), "refreshed", None]
-    assert 7 in router.departures
-
-
-async def test_a_worker_that_is_assigned_again_is_not_dead(router: Router) -> None:
-    """A worker that is assigned again may answer at the same address."""
-    router._dead.add(THERE.peer)
-    router.update(Assignment(2, "t", (HERE, THERE)))
-    assert not router._dead
 
 
 async def test_nothing_is_released_once_the_end_begins(router: Router) -> None:
@@ -119,18 +46,6 @@ async def test_what_a_peer_did_not_take_is_counted_by_its_reason(router: Router,
     assert {each: count for each, count in router._ledger.dropped.items() if count} == {told: 2}
 
 
-async def test_a_former_owner_that_is_dead_is_waited_for_no_more(
-    router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Moves no longer wait for a dead previous owner."""
-    lost: list[set[Any]] = []
-    monkeypatch.setattr(router._moves, "peers", lambda since=0.0: {THERE.peer} if not since else set())
-    monkeypatch.setattr(router._moves, "lose", lost.append)
-    router._dead.add(THERE.peer)
-    router.refresh()
-    assert lost == [{THERE.peer}]
-
-
 @pytest.mark.parametrize(("queued", "passed_on"), [(0, 0), (1, 0), (0, 1)])
 async def test_what_a_worker_leaves_behind(
     router: Router, queued: int, passed_on: int, monkeypatch: pytest.MonkeyPatch
@@ -151,14 +66,6 @@ async def test_a_connection_whose_messages_are_taken_back_writes_nothing(router:
     assert (given_up.writes, new.writes) == (False, True)
 
 
-async def test_a_connection_that_is_not_needed_settles_what_it_has(router: Router) -> None:
-    """An unneeded connection writes until its messages are acknowledged or its time has expired."""
-    connection: Any = router.connections.get(THERE.peer)
-    router.connections.refresh({}, (), ())
-    assert router.connections.get(THERE.peer) is None
-    assert connection.writes
-
-
 async def test_messages_are_doubted_only_while_a_worker_is_lost(router: Router) -> None:
     """While a worker is lost, messages it forwarded may be redelivered through another worker."""
     seen = []
@@ -166,34 +73,6 @@ async def test_messages_are_doubted_only_while_a_worker_is_lost(router: Router) 
         router.on_worker_connection(5, connected=connected)
         seen.append(bool(router.consumers.lost_workers))
     assert seen == [False, True, False]
-
-
-async def test_a_lost_connection_is_looked_at(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost connection triggers a check for a departed worker, so that moves do not wait forever."""
-    looked: list[object] = []
-
-    monkeypatch.setattr(router, "_renew_ended", lambda: looked.append(router))
-    connection: Any = router.connections.get(THERE.peer)
-    connection._events.lost()
-    assert looked == []  # the check runs in a later turn of the event loop
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert looked == [router]
-
-
-async def test_a_worker_is_given_up_when_its_time_is_over(
-    router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Moves that started less than three seconds ago keep waiting for their worker."""
-    asked: list[float] = []
-
-    def peers(seconds: float = 0.0) -> set[Any]:
-        asked.append(seconds)
-        return set()
-
-    monkeypatch.setattr(router._moves, "peers", peers)
-    router.refresh()
-    assert [seconds for seconds in asked if 1 < seconds < 60] != []
 
 
 ASSIGNMENT = Assignment(1, "t", (HERE, THERE, AssignedWorker("elsewhere", "127.0.0.1:3", (2,))))

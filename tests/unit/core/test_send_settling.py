@@ -159,22 +159,6 @@ def test_everything_is_released_by_a_receiver_that_has_ended_in_order() -> None:
     assert kept.window.take_released() == []
 
 
-def test_resume_sends_again_what_was_not_accepted() -> None:
-    """After a disconnect, the frames that the receiver lacks are resent with their old numbers."""
-    sending = Sending()
-    for task in (1, 2, 1, 2):
-        sending.offer(task)
-    first = sending.frames()
-    for task in (1, 2, 1):
-        sending.offer(task)
-        first += sending.frames()
-    settled = sending.open(sequence=2)
-    assert sum(each.messages for each in settled) == 5
-    again = sending.frames()
-    assert contents(again) == contents(first[2:])
-    assert not any(group.redelivered for group in groups(again))
-
-
 def test_messages_that_were_never_sent_are_not_marked() -> None:
     """Messages that were never sent are not marked as redelivered."""
     sending = Sending(initial=1)
@@ -186,28 +170,6 @@ def test_messages_that_were_never_sent_are_not_marked() -> None:
         [(b"\0", True)],
         [(b"\1", False)],
     ]
-
-
-def test_acknowledged_while_sending_again() -> None:
-    """A frame that is acknowledged before it is resent is skipped."""
-    sending = Sending()
-    for _ in range(3):
-        sending.write(1)
-    sending.open()
-    sending.update(2)
-    assert contents(sending.frames()) == [(3, [(1, b"\2")])]
-
-
-def test_a_new_receiver_during_a_resumption_gets_each_message_once() -> None:
-    """A new receiver does not get the old receiver's missing frames a second time."""
-    sending = Sending()
-    for _ in range(3):
-        sending.write(1)
-    sending.open()
-    assert sending.frame() is not None
-    sending.open(incarnation=8)
-    assert contents(sending.frames()) == [(1, [(1, b"\0\1\2")])]
-    assert sending.frame() is None
 
 
 def test_a_receiver_that_forgot_the_session() -> None:
@@ -233,18 +195,6 @@ def test_a_receiver_that_knows_more_than_was_sent() -> None:
     assert sending.acknowledged == 0
     sending.open()
     assert contents(sending.frames()) == [(1, [(1, b"\0")])]
-
-
-def test_the_last_message_that_is_unreleased_is_told() -> None:
-    """The last unreleased entry sequence is reset after everything is released."""
-    sending = Sending()
-    for first in (50, 3):
-        sending.offer_groups(TaskGroup.of(1, [b"x", b"y"]).at(first, 0))
-        sending.frames()
-        assert list(sending.window.unreleased().values()) == [first + 1]
-        released = 2 if first == 50 else 4
-        sending.update(1 if first == 50 else 2, grants=(credit_of(1, PLENTY, PLENTY, released),))
-        assert sending.window.unreleased() == {}
 
 
 def window() -> SendWindow:

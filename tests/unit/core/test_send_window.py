@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from unittest.mock import ANY
 
 import pytest
 from helpers.acks import credit_of
@@ -13,22 +12,12 @@ from helpers.sending import PLENTY, Sending, contents, payloads
 from tuplewire.errors import MessageTooLargeError
 from tuplewire.session.ack_requests import MAX_UNREQUESTED, QUICK_FRAMES, QUICK_SECONDS, AckRequestPolicy
 from tuplewire.session.flow import OutFrame
-from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.session.ledger import DropReason
 from tuplewire.session.pieces import wire_bytes
-from tuplewire.session.send import MAX_FRAMES_IN_FLIGHT
 from tuplewire.settings.config import Overflow
 from tuplewire.values.group import TaskGroup, check_sizes, route_of
 
 dropping = functools.partial(Sending, overflow=Overflow.DROP_OLDEST)
-
-
-def test_nothing_before_the_welcome() -> None:
-    """Messages wait until the receiver has granted credit."""
-    sending = Sending(opened=False)
-    assert sending.offer(1)
-    assert sending.frame() is None
-    sending.open()
-    assert contents(sending.frames()) == [(1, [(1, b"\0")])]
 
 
 def test_what_queued_up_goes_out_together() -> None:
@@ -108,15 +97,6 @@ def test_a_frame_says_when_its_messages_were_accepted() -> None:
     ] == [(1, 2, old), (1, 1, late), (2, 1, old), (2, 1, late)]
 
 
-def test_messages_that_are_passed_on_keep_their_time() -> None:
-    """Forwarded messages retain the time at which the first worker accepted them."""
-    sending = Sending()
-    group = TaskGroup.of(1, [b"x", b"y"]).at(1, 1_000_000).as_forwarded(9).as_redelivered().slice(1, 2)
-    sending.window.offer([group], now_micros=9_000_000)
-    (frame,) = sending.frames()
-    assert frame.accepted_micros == [1_000_000]
-
-
 @pytest.mark.parametrize("task", [0, 1])
 def test_forwarded_messages_go_before_others_of_their_task(task: int) -> None:
     """Forwarded messages reached their entry worker earlier: they precede others, also after a failure."""
@@ -146,17 +126,6 @@ def test_a_receiver_has_accepted_messages_until_it_releases_them() -> None:
     assert found == [True, False, False, True]
 
 
-def test_a_stopped_task_leaves_the_others_going() -> None:
-    """A task without credit does not block messages to other tasks."""
-    sending = Sending(initial=1)
-    for _ in range(3):
-        sending.offer(1)
-        sending.offer(2)
-    assert payloads(sending.frames()) == b"\0\1"
-    sending.update(1, grants=(credit_of(2, 99, PLENTY, 0),))
-    assert payloads(sending.frames()) == b"\3\5"
-
-
 def test_says_what_waits_for_credit() -> None:
     """A flow is without credit from the first blocked message until it gets more credit."""
     sending = Sending(initial=2)
@@ -168,17 +137,6 @@ def test_says_what_waits_for_credit() -> None:
     assert not sending.window.without_credit
     sending.frames()
     assert sending.window.waiting_tasks() == set()
-
-
-def test_repeated_and_late_grants_change_nothing() -> None:
-    """A repeated or older grant neither adds nor removes credit."""
-    sending = Sending(opened=False)
-    sending.open(initial=2, initial_bytes=2)
-    sending.offer(1, 9)
-    sending.write(2, 9)
-    for granted in (5, 5, 3):
-        sending.update(1, grants=(credit_of(1, granted, PLENTY, 0), credit_of(2, PLENTY, granted, 0)))
-    assert contents(sending.frames()) == [(2, [(1, b"\2\3\4"), (2, b"\x0b\x0c\x0d")])]
 
 
 def test_what_the_receiver_never_takes_is_given_up() -> None:
@@ -201,14 +159,6 @@ def test_frames_keep_to_the_receivers_limit() -> None:
     frames = sending.frames()
     assert all(frame.size_bytes <= 1000 for frame in frames)
     assert sum(frame.messages for frame in frames) == 1000
-
-
-def test_equal_limits_leave_room_for_one_message() -> None:
-    """A receiver with equal request and message limits still receives frames."""
-    sending = Sending(opened=False)
-    sending.offer(1, 3)
-    sending.open(max_message_bytes=1000, max_request_bytes=1000)
-    assert [len(run[0][1]) for _, run in contents(sending.frames())] == [1, 1, 1]
 
 
 def test_closed_flows_are_forgotten_once_the_receiver_knows() -> None:
@@ -276,16 +226,6 @@ def test_the_last_message_of_each_entry_worker_that_is_not_released() -> None:
     assert sending.window.unreleased() == {(1, 7): 10, (1, 0): 4}
 
 
-def test_the_oldest_give_way_to_the_newest() -> None:
-    """Over max_pending_messages, only as many of the oldest are dropped as necessary."""
-    sending = dropping(max_pending_messages=5)
-    for _ in range(12):
-        assert sending.offer(1)
-    assert payloads(sending.frames()) == bytes(range(7, 12))
-    assert sending.dropped == {"overflow": 7}
-    assert sending.window.ledger().accepted == 12
-
-
 @pytest.mark.parametrize("reason", ["refused", "too large"])
 def test_what_is_dropped_otherwise_is_in_nobodys_way(reason: str) -> None:
     """Messages dropped for another reason free their space like acknowledged messages."""
@@ -302,50 +242,6 @@ def test_what_is_dropped_otherwise_is_in_nobodys_way(reason: str) -> None:
     assert sending.offer(1, 2)
     assert sending.dropped == {"overflow": 2, reason.replace(" ", "_"): 2}
     assert payloads(sending.frames()) == b"\2\3"
-
-
-def test_what_is_on_the_way_stays() -> None:
-    """Only unwritten messages are dropped; if they are too few, none are, and the offer waits."""
-    sending = dropping(initial=3, max_pending_messages=5)
-    sending.offer(1, 5)
-    assert payloads(sending.frames()) == b"\0\1\2"
-    assert not sending.offer(1, 3)
-    assert sending.dropped == {}
-    assert sending.offer(1, 2)
-    assert sending.dropped == {"overflow": 2}
-    assert not sending.offer(1, 6), "a batch over the bound waits until nothing is on the way"
-    sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 0),))
-    assert payloads(sending.frames()) == b"\x08\x09"
-
-
-@pytest.mark.parametrize("processed", [False, True])
-def test_what_is_sent_again_stays(*, processed: bool) -> None:
-    """After a receiver fails, messages it may have received are resent; only unsent ones are dropped."""
-    sending = dropping(processed=processed, initial=4, max_pending_messages=7)
-    sending.write(1, 2)
-    sending.write(1, 5)
-    sending.open(incarnation=8, initial=0)
-    assert not sending.offer(1, 4)
-    assert sending.offer(1)
-    assert sending.offer(1)
-    assert sending.dropped == {"overflow": 2}
-    sending.update(0, grants=(credit_of(1, 1, PLENTY, 0),))
-    assert payloads(sending.frames()) == b"\0"
-    assert not sending.offer(2, 4), "it does not become younger by being sent again"
-    sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 1),))
-    assert payloads(sending.frames()) == b"\1\2\3\6\x0b\x0c"
-
-
-def test_what_gave_way_is_told_once_with_its_token() -> None:
-    """Each dropped part is reported once with its batch's token, as settled and as released."""
-    sending = dropping(max_pending_messages=3)
-    sending.offer(1, 2, tag="first")
-    sending.offer(2, 1, tag="second")
-    sending.offer(3, 2, tag="third")
-    sending.offer(4, 1, tag="fourth")
-    told = [Settled("first", 1, 2, 2, DropReason.OVERFLOW), Settled("second", 2, 1, 1, DropReason.OVERFLOW)]
-    assert sending.window.take_settled() == sending.window.take_released() == told
-    assert sending.window.take_settled() == sending.window.take_released() == []
 
 
 def test_a_task_is_quiet_when_all_of_it_gave_way() -> None:
@@ -407,18 +303,6 @@ def test_as_many_frames_may_be_under_way_as_the_contract_allows() -> None:
     assert sending.frame() is None
     sending.update(MAX_UNREQUESTED)
     assert sending.frame() is not None
-
-
-def test_says_when_the_flight_is_full() -> None:
-    """With the maximum number of frames in flight, the window waits for an acknowledgement."""
-    sending = Sending()
-    for _ in range(MAX_FRAMES_IN_FLIGHT):
-        sending.offer(1)
-        assert sending.frame() is not None
-    assert not sending.window.full
-    sending.offer(1)
-    assert sending.frame() is None
-    assert (sending.window.full, sending.update(1), sending.window.full) == (True, ANY, False)
 
 
 def test_a_bound_that_is_half_used_asks_once() -> None:

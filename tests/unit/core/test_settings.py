@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterable, Mapping
-from dataclasses import FrozenInstanceError
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings.config import AckMode, Overflow, SessionSettings
+from tuplewire.settings.config import SessionSettings
 from tuplewire.settings.settings import ANY_TEXT, KEY_PREFIX, Setting, Settings, keys_of, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions, sink_options, source_options
 from tuplewire_service.config.config_sources import load, to_toml
@@ -265,15 +263,6 @@ def test_the_environment_gives_the_same_credentials(name: str) -> None:
     assert Credentials.from_environment(variables) == config
 
 
-@table(PAIRS)
-def test_settings_are_values(kind: type[Settings], each: Setting) -> None:
-    """Settings are immutable and can be pickled."""
-    config = made(kind, each)
-    assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own
-    with pytest.raises(FrozenInstanceError):
-        setattr(config, each.name, right(each))
-
-
 def test_no_key_means_two_things() -> None:
     """Within one class each key stands for one setting."""
     for kind in BESIDE:
@@ -353,34 +342,6 @@ def test_pending_holds_a_message() -> None:
         SessionSettings(max_pending_bytes=10, max_message_bytes=11)
 
 
-def test_request_holds_a_frame() -> None:
-    """The request limit exceeds a full frame plus one more message."""
-    settings = SessionSettings(max_frame_bytes=1000, max_message_bytes=500)
-    assert settings.max_request_bytes > 1500
-
-
-def test_modes_may_be_strings() -> None:
-    """Modes may be given as strings."""
-    settings = SessionSettings.of(ack_mode="processed", overflow="fail", prefetch_messages=1)
-    assert settings == SessionSettings(
-        ack_mode=AckMode.PROCESSED, overflow=Overflow.FAIL, prefetch_messages=1
-    )
-
-
-@pytest.mark.parametrize(
-    ("settings", "key", "room"),
-    [
-        (GrpcSettings, "tuplewire.grpc.admit", "tuplewire.grpc.listen"),
-        (GrpcSettings, "tuplewire.session.overflw", "tuplewire.session.overflow"),
-        (ZmqSettings, "tuplewire.zmq.max_streams", ".*zmq.hwm"),
-    ],
-)
-def test_unknown_key(settings: type[TransportSettings], key: str, room: str) -> None:
-    """An unknown key with a prefix of Tuplewire is an error that names the nearest known keys."""
-    with pytest.raises(ConfigError, match=rf"unknown setting '{key}'; (did you mean|known are:) {room}"):
-        settings.from_conf({key: 1})
-
-
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
@@ -434,10 +395,3 @@ def test_a_workers_settings_make_a_context(transport: str) -> None:
     )
     conf = TransportSettings(**of_transport(config, 1)).conf()
     TransportFactory.make_context({TRANSPORT_KEY: transport, **conf}).term()
-
-
-def test_keys_of_others() -> None:
-    """Keys of other transports and of users are ignored."""
-    conf: dict[str, Any] = {"tuplewire.grpc.listen": ["host:1"], "topology.workers": 2, "mine": 3}
-    assert ZmqSettings.from_conf(conf).host == "127.0.0.1"
-    assert GrpcSettings.from_conf(conf).listen == ("host:1",)

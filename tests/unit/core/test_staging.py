@@ -225,18 +225,6 @@ def test_what_nobody_touches_goes() -> None:
     assert (len(state), state.memory_bytes) == (0, 0)
 
 
-def test_what_is_given_up_goes_at_once() -> None:
-    """Discarding an attempt or an epoch frees its space immediately, and leaves other epochs."""
-    state = Staging(100_000, 1, 60)
-    for attempt in ("0a", "0b", "1a"):
-        stage(state, attempt, group(1))
-    state.discard(SINK, 1, "0a")
-    state.discard(SINK, 2, "")
-    assert state.memory_bytes == 2 * wire_bytes(group(1))
-    state.discard(SINK, 1, "")
-    assert (len(state), state.memory_bytes) == (0, 0)
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_file_is_closed_once_nobody_writes_to_it(*, fails: bool) -> None:
     """A dropped stage closes its file after the current write, even if the write fails."""
@@ -253,25 +241,6 @@ def test_a_file_is_closed_once_nobody_writes_to_it(*, fails: bool) -> None:
         assert not state.written(kept, [])
     assert [*seen, file.closed] == [False, True]
     assert (state.memory_bytes, state.disk_bytes) == (0, 0)
-
-
-def test_a_file_that_cannot_be_written_ends_its_attempt() -> None:
-    """A failed write frees the space and discards the attempt."""
-    state = Staging(600, 10_000, 60)
-    _, kept = state.admit(SINK, 1, name(0, "0a"), 0, [group(1, 600)], 0.0)
-    state.not_written(SINK, kept)
-    assert (state.memory_bytes, state.disk_bytes) == (0, 0)
-    with pytest.raises(SequenceGapError):
-        stage(state, "0a", group(1), piece=1)
-
-
-def test_an_epoch_without_attempts_is_closed() -> None:
-    """An epoch without attempts is closed, so that a drain does not wait for it."""
-    state = Staging(1000, 0, 10.0)
-    stage(state, "0a", group(1))
-    state.keep_only(SINK, 1, ())
-    assert len(state) == 0
-    assert state.memory_bytes == 0
 
 
 @pytest.mark.parametrize(

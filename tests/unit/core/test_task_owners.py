@@ -26,15 +26,6 @@ def test_tasks_are_grouped_by_worker() -> None:
     assert "task 9 is not in assignment version 3, which has 1, 2, 3" in str(owners.unknown([9]))
 
 
-def test_a_new_assignment_replaces_the_owners() -> None:
-    """A task that has moved has its new worker only."""
-    owners = TaskOwners("test", "near:1")
-    owners.replace(assignment(1, {"a": [1], "b": [2]}), "near:1")
-    owners.replace(assignment(2, {"b": [1, 2]}), "near:1")
-    assert owners.by_worker([1, 2]) == {("b:1", "b"): [1, 2]}
-    assert owners.version == 2
-
-
 def test_addresses_start_with_the_own_worker_and_the_newest() -> None:
     """Every address occurs once, and old addresses stay for the case that no newer worker answers."""
     owners = TaskOwners("test", "near:1", ["given:1"])

@@ -249,13 +249,6 @@ def test_memory_is_bounded() -> None:
 ID, OTHER, THIRD = (bytes([number] * 8) for number in range(3))
 
 
-def test_one_member_is_a_team() -> None:
-    """A team of one starts alone."""
-    forming = Forming(0, 1, ID)
-    assert forming.started
-    assert forming.ids == [ID]
-
-
 def test_rank_0_waits_for_all() -> None:
     """Rank 0 names the members that it waits for: to join, then to be ready."""
     root, member = Forming(0, 3, ID), Forming(1, 3, OTHER)

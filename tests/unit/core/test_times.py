@@ -76,14 +76,6 @@ def test_a_queue_keeps_few_times() -> None:
     assert into.seconds == pytest.approx(10_000 * 1.5, abs=10_000 * 0.001)
 
 
-def test_a_queue_that_begins_late_counts_its_own() -> None:
-    """Messages numbered before the start of the queue are not counted."""
-    times, into = QueueTimes(10), Durations()
-    times.arrived(12, 7.0)
-    times.left(12, 7.0, into)
-    assert buckets(into) == {0.001: 2}
-
-
 @given(WAITS)
 def test_states_add_up_to_the_time_that_has_passed(
     waits: list[tuple[float, float, bool, bool, float | None]],
@@ -123,15 +115,6 @@ def test_a_wait_counts_for_what_holds_messages_up(
     assert {name: s for name, s in shares.seconds(10.004).items() if s and name != "busy"} == {
         state: pytest.approx(0.004)
     }
-
-
-def test_a_write_that_lasts_becomes_backpressure() -> None:
-    """Only time beyond the first milliseconds of a write counts as backpressure."""
-    shares = TimeShares(0.0)
-    shares.waited(0.0, 1.0, full_here=False, full_there=False, held_since=0.0)
-    seconds = shares.seconds(1.0)
-    assert seconds["idle"] == pytest.approx(HELD_SECONDS)
-    assert seconds["backpressured_socket"] == pytest.approx(1 - HELD_SECONDS)
 
 
 def test_a_blocked_loop_is_seen_by_every_probe_that_was_due() -> None:
@@ -248,21 +231,6 @@ class Window:
         return {1, 2, 3}
 
 
-def test_tasks_without_credit_are_counted_over_all_connections() -> None:
-    """The number of tasks without credit follows the changes on all connections."""
-    outbound, windows = OutboundPressure(), [Window(), Window()]
-    sessions = [session_of(window, outbound) for window in windows]
-    windows[0].without_credit = {1: None, 2: None}
-    windows[1].without_credit = {3: None}
-    for each in sessions:
-        each.refresh(connected=True)
-        each.refresh(connected=True)
-    assert outbound.without_credit == 3
-    windows[0].without_credit = {}
-    sessions[0].refresh(connected=True)
-    assert outbound.without_credit == 1
-
-
 def test_what_is_blocked_by_a_connection_that_takes_nothing() -> None:
     """A stalled connection blocks all waiting tasks; any other one blocks the tasks without credit."""
     outbound, window = OutboundPressure(), Window()
@@ -322,18 +290,6 @@ def test_frames_take_from_first_writing_to_acknowledgement(monkeypatch: pytest.M
         counts = outbound.send_to_ack.counts
         assert counts[BOUNDS.index(2.5)] == sum(counts) == counted
     assert outbound.send_to_ack.seconds == pytest.approx(100 * 2.4 + 1.4)
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_a_driver_that_stops_at_a_full_window_is_held_up(*, full: bool) -> None:
-    """A driver is blocked if the window is full; otherwise it has nothing to write."""
-    outbound, window = OutboundPressure(), Window()
-    session = session_of(window, outbound)
-    window.full = full
-    session.on_idle()
-    assert (session in outbound.held) == full
-    session.on_resume()
-    assert not outbound.held
 
 
 def test_a_task_is_congested_from_the_high_mark_to_the_low_one() -> None:

@@ -15,7 +15,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.settings.settings import SECONDS, SIZE, Kind, count, settings_of
 from tuplewire.variables import OF_PROGRAMS, refuse_misspelled
 from tuplewire_service.command.cli import command_parser, main
-from tuplewire_service.config.config_sources import load, to_toml
+from tuplewire_service.config.config_sources import load
 from tuplewire_service.config.worker_config import ADVERTISED, HOST_PORT, MODE, SOCKET_PATH, WorkerConfig
 from tuplewire_service.security.permissions import read_rules
 
@@ -83,12 +83,6 @@ def test_bad_file_is_named(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=r"worker\.toml") as caught:
         load({}, {}, _file(tmp_path, text))
     assert complaint in str(caught.value)
-
-
-def test_missing_file_is_an_error(tmp_path: Path) -> None:
-    """A missing configuration file is an error."""
-    with pytest.raises(ConfigError, match=r"cannot read the configuration .*gone\.toml: No such file"):
-        load({}, {}, tmp_path / "gone.toml")
 
 
 def test_a_worker_does_not_accept_the_local_transport() -> None:
@@ -171,17 +165,6 @@ def test_bad_values(kind: Kind, text: str) -> None:
 def test_good_values(kind: Kind, text: str | int, value: object) -> None:
     """Common notations for addresses, modes, paths, times and sizes are accepted."""
     assert kind.check(kind.parse(text) if isinstance(text, str) else text) == value
-
-
-def test_printed_configuration_is_a_configuration_file(tmp_path: Path) -> None:
-    """The output of --print-config is a valid file with the same settings."""
-    environment = {"TUPLEWIRE_LISTEN_UNIX": "/run/ä.sock", "TUPLEWIRE_SOCKET_MODE": "0600"}
-    loaded = load({"max_message_bytes": "2MiB", "worker_id": 'a"b'}, environment)
-    printed = to_toml(loaded.config, loaded.origins)
-    assert load({}, {}, _file(tmp_path, printed)).config == loaded.config
-    assert 'socket_mode = "0600"  # environment TUPLEWIRE_SOCKET_MODE' in printed
-    assert "max_message_bytes = 2097152  # flag --max-message-bytes" in printed
-    assert "# advertise is not set  # default" in printed
 
 
 def test_every_setting_has_a_flag_with_help(
@@ -292,12 +275,6 @@ def test_plaintext_for_other_machines_takes_a_flag(listen: str) -> None:
         WorkerConfig(listen=listen)
     assert WorkerConfig(listen=listen, allow_plaintext=True)
     assert WorkerConfig(listen=listen, tls_ca="ca", tls_certificate="crt", tls_key="key")
-
-
-@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:0", "localhost:0"])
-def test_loopback_takes_none(listen: str) -> None:
-    """Loopback addresses do not require TLS."""
-    assert WorkerConfig(listen=listen)
 
 
 def test_peers_of_another_transport_count_too() -> None:

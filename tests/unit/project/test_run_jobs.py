@@ -44,15 +44,6 @@ def test_an_unknown_job_is_answered_with_the_known(capsys: pytest.CaptureFixture
     assert all(name in known for name in ("flights", "wordcount"))
 
 
-def test_the_help_lists_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
-    """`tuplewire run --help` has a line for each job."""
-    with pytest.raises(SystemExit):
-        main(["run", "--help"])
-    told = capsys.readouterr().out
-    assert "delays by carrier" in told
-    assert "how often each word" in told
-
-
 def test_a_job_that_cannot_be_loaded_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

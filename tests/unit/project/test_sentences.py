@@ -21,13 +21,6 @@ MOST_WORDS = 35
 LONGEST_LINE = 100
 
 
-def test_sentences_are_found() -> None:
-    """Code, tables, headings, labels and link targets do not count; a list item is a sentence."""
-    page = "# Not this\n\nOne `f(a, b)` and\ntwo. [Three four](x.md).\n\n| no | t |\n"
-    page += "\n- **no** (no): five\n- six\n\n```sh\nno\n```\n"
-    assert sentences(page) == ["One `code` and two.", "Three four.", "five", "six"]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_sentences_are_short(page: Path) -> None:
     """A sentence has at most 35 words, and on average fewer than 18."""
@@ -51,27 +44,6 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
     if "_pb2" not in path.name
 )
-
-
-def test_texts_of_code_are_found() -> None:
-    """Each parameter in a docstring is a separate sentence; tables and code do not count."""
-    tree = ast.parse(
-        '''def f():
-    """Do it. one: the first. two, three: others.
-
-    Args:
-        four: What
-            goes on.
-
-    ====  ====
-    no    table
-    """
-    raise Wrong(f"{x} is " + "wrong", help="do it")
-'''
-    )
-    (said,) = docstrings(tree)
-    assert sentences(said) == ["Do it.", "one: the first.", "two, three: others.", "What goes on."]
-    assert list(texts(tree)) == ["X is wrong", "do it"]
 
 
 @pytest.mark.parametrize("found", [docstrings, texts], ids=["docstrings", "texts"])

@@ -108,10 +108,3 @@ def test_new_tasks_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         sorting.check(*GOOD)
     assert len(asked) == 1
-
-
-@pytest.mark.parametrize(("length", "shown"), [(40, "x" * 40), (41, "x" * 40 + "...")])
-def test_a_value_is_shown_as_far_as_there_is_room(length: int, shown: str) -> None:
-    """A value that just fits is shown completely."""
-    with pytest.raises(BadRowsError, match=f"message '{shown}'"):
-        rows().check(pa.array([1]), batch(pa.array(["x" * length])))

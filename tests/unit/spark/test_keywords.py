@@ -21,7 +21,6 @@ from tuplewire.settings import config
 from tuplewire.settings.config import SessionKeywords, SessionSettings
 from tuplewire.settings.settings import settings_of
 from tuplewire.spark.client_handle import ClientHandle
-from tuplewire.spark.executors import membership
 
 
 def test_keywords_are_the_settings_of_a_session() -> None:
@@ -77,13 +76,6 @@ def test_arguments_without_an_obvious_order_have_names(function: Any, names: set
     """Callers must name the arguments that they could confuse."""
     shown = inspect.signature(function).parameters.values()
     assert {each.name for each in shown if each.kind is inspect.Parameter.KEYWORD_ONLY} == names
-
-
-def test_python_itself_knows_the_keywords_of_a_membership() -> None:
-    """Memberships of the workers next to Spark's executors show their keywords, too."""
-    shown = inspect.signature(membership).parameters
-    assert shown.keys() > get_type_hints(MembershipKeywords).keys()
-    assert (shown["at_least"].default, shown["expire_seconds"].default) == (1, 10.0)
 
 
 @pytest.mark.parametrize("kind", [tuplewire.Client, aio.Client])

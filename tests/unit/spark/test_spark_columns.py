@@ -156,19 +156,6 @@ def test_timestamps_are_those_of_sending(other: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "left"),
-    [(0, 9, b"abcd"), (1, 9, b"bcd"), (0, 3, b"abc"), (2, 3, b"c"), (4, 9, b""), (1, 1, b"")],
-)
-def test_within(start: int, end: int, left: bytes) -> None:
-    """Messages outside a range are cut off."""
-    frame = [delivery(1, b"a", b"b"), delivery(3, b"c", b"d")]
-    found = [part for each in frame if (part := each.within(start, end))]
-    assert b"".join(each.group.data for each in found) == left
-    if found:
-        assert found[0].first_sequence == start + 1
-
-
-@pytest.mark.parametrize(
     "keys", [["a", None, "b", "a"], [b"x", b"y", b"x", None], [1, 2, None, 1], ["only"] * 4]
 )
 def test_fields_grouping_is_everybodys(keys: list[Any]) -> None:

@@ -131,17 +131,6 @@ def test_fewer_than_the_least_wait() -> None:
     assert next_offset(start, full, min_messages=5).offsets == tails(full)
 
 
-def test_the_latest_begins_behind_what_is_there() -> None:
-    """Listed tasks start at the tail, and all other tasks are read completely."""
-    now = {1: held(3, 10), 2: held(3, 10)}
-    assert initial_offset(now, {2}) == Offset({1: at(3), 2: at(10)})
-
-
-def test_a_worker_without_entries_counts_as_read_to_the_beginning() -> None:
-    """Merging keeps the largest entry of each worker, and 0 if nothing was read."""
-    assert merged({1: 5, 2: 7}, {1: 3, 2: 9, 3: 0}) == {1: 5, 2: 9, 3: 0}
-
-
 @pytest.mark.parametrize(
     ("waiting", "bound", "shares"),
     [
@@ -174,16 +163,6 @@ def test_bytes_bound_goes_by_mean_size(now: dict[int, Held], bounds: dict[str, A
     """A micro-batch has about as many messages as fit, and at least one."""
     end = next_offset(initial_offset(now), now, **bounds)
     assert sum(each.sequence for each in end.offsets.values()) == messages
-
-
-def test_available_now_goes_no_further_than_its_target() -> None:
-    """Later messages and tasks that were assigned later are not read."""
-    start = Offset({1: at(0)})
-    target = {1: at(10)}
-    assert next_offset(start, {1: held(0, 25)}, target=target).offsets[1].sequence == 10
-    later = {1: held(10, 25), 2: held(0, 5)}
-    begin = Offset(target).of_tasks(later)
-    assert next_offset(begin, later, target=target) is begin
 
 
 def test_another_consumer_is_told() -> None:
@@ -316,18 +295,3 @@ def test_a_batch_with_nothing_to_read_is_the_start_itself() -> None:
     start = Offset({1: at(5)})
     now = {1: held(5, 5), 2: held(0, 0)}
     assert next_offset(start, now) is start
-
-
-def test_a_new_task_without_messages_is_not_read() -> None:
-    """A new task without messages is not in the batch."""
-    assert changed(Offset({}), Offset({1: at(0)})) == {}
-    assert changed(Offset({}), Offset({1: at(1)})) == {1: at(1)}
-
-
-def test_ten_dropped_tasks_are_named() -> None:
-    """The error lists at most the ten tasks with the smallest numbers."""
-    tasks = range(1, 12)
-    start = Offset({task: at(0) for task in tasks})
-    with pytest.raises(ConfigError, match=r"11 of the tasks .* task 10 holds 1\. Read") as caught:
-        check_dropped(start, {task: held(0, 1) for task in tasks})
-    assert "task 11" not in str(caught.value)

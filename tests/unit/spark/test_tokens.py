@@ -44,12 +44,6 @@ def test_wrong_file_is_named_and_not_quoted(tmp_path: Path, content: str, compla
     assert "geheimnis" not in f"{told.value!r} {told.value.__cause__!r}"
 
 
-def test_missing_file_is_an_error(tmp_path: Path) -> None:
-    """The error names the missing file."""
-    with pytest.raises(ConfigError, match=r"cannot read the token file .*gone: No such file"):
-        read_tokens(tmp_path / "gone")
-
-
 def test_tokens_are_found() -> None:
     """Only a complete bearer token matches."""
     tokens = [Token("a", SECRET), Token("b", f"{SECRET}2")]

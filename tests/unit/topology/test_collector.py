@@ -81,14 +81,6 @@ def test_emitted_in_order_and_in_runs(told: Told) -> None:
     assert (told.taken(), len(told.outbox)) == ([], 0)
 
 
-def test_emitted_tuples_know_their_origin(told: Told) -> None:
-    """A tuple names the task that emitted it."""
-    told.collector.emit(["c"], stream="bad")
-    (run,) = told.outbox.take()
-    (message,) = run.tuples
-    assert (message.source_component, message.source_task, message.source_stream) == ("bolt", BOLT, "bad")
-
-
 def test_values_are_those_of_the_moment(told: Told) -> None:
     """Changing a list after it was emitted does not change the tuple."""
     values = ["a", 1]

@@ -361,19 +361,6 @@ def test_error_in_a_grouping_loses_one_tuple() -> None:
     assert [entry for entry in log.seen if entry[0] == "fail"] == [("fail", 7)]
 
 
-def test_error_while_opening() -> None:
-    """A spout that cannot be opened is an error of start(), regardless of the policy."""
-
-    class Closed(Numbers):
-        def open(self, *_: object) -> None:
-            raise OSError("no such source")
-
-    worker = alone(chain(Closed(1, Log())), conf={"topology.error.policy": "skip"})
-    with pytest.raises(TaskError, match="task 1 of 's': OSError: no such source"):
-        worker.start()
-    worker.close()
-
-
 def test_always_serialize_finds_what_does_not_travel() -> None:
     """With the test setting, an unserializable value is an error within a process as well."""
 
@@ -392,20 +379,6 @@ def test_always_serialize_finds_what_does_not_travel() -> None:
         ("ack", 2),
         ("fail", 1),
     ]
-
-
-def test_idle_executors_do_not_turn() -> None:
-    """Idle executors stay blocked while other executors process tuples."""
-    conf = {"topology.message.timeout.secs": 3600}  # so that nothing expires during the test
-    idle = running(chain(Numbers(1, Log()), Do(lambda _: None), parallelism=4, n_tasks=4), conf)
-    seen = Log()
-    with idle as worker:
-        assert wait_idle(worker, SECONDS)
-        before = [executor.pulse.turned for executor in worker.executors]
-        with running(chain(Numbers(1000, Log()), Do(lambda t: seen(t[0]))), conf) as busy:
-            assert wait_idle(busy, SECONDS)
-        assert len(seen.seen) == 1000
-        assert [executor.pulse.turned for executor in worker.executors] == before
 
 
 def test_executor_is_not_split() -> None:

@@ -17,7 +17,6 @@ from helpers.alone import alone
 from helpers.idle import wait_idle
 from helpers.logged import logged
 
-from tuplewire.errors import ConfigError
 from tuplewire_service.testing import eventually
 from tuplewire_topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
 from tuplewire_topology.clusters.capture import FeederSpout
@@ -104,22 +103,6 @@ def feeder() -> FeederSpout:
     return FeederSpout(["number"])
 
 
-def test_executors_beat(feeder: FeederSpout) -> None:
-    """A heartbeat shows whether a loop runs, and the task and duration of a user call."""
-    go = threading.Event()
-    with running(fed(feeder, lambda _: go.wait(SECONDS))) as worker:
-        eventually(lambda: beat_of(worker, "b").activity == "waiting", SECONDS)
-        feeder.feed([1])
-        eventually(lambda: beat_of(worker, "b").call_seconds > 0.2, SECONDS)
-        beat = beat_of(worker, "b")
-        assert (beat.task, beat.activity, beat.stuck) == (1, "execute", False)
-        assert beat.turned_seconds >= beat.call_seconds
-        eventually(lambda: beat_of(worker, "s").call_seconds < beat.call_seconds, SECONDS)
-        go.set()
-        eventually(lambda: beat_of(worker, "b").activity == "waiting", SECONDS)
-        assert beat_of(worker, "b").call_seconds == 0
-
-
 def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCaptureFixture) -> None:
     """A stuck executor is not ready, and is logged once with its stack until it continues."""
     caplog.set_level("INFO", "tuplewire_topology.running.heartbeat")
@@ -143,40 +126,6 @@ def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCapture
     assert record["seconds"] >= 1
     assert "never_ending_lookup" in record["stack"]
     assert len(logged(caplog, "executor.recovered")) == 1
-
-
-def test_many_short_calls_are_not_one_long_one() -> None:
-    """A bolt with many short calls in a column is not stuck."""
-
-    class Burst(FeederSpout):
-        def __deepcopy__(self, memo: object) -> Burst:
-            return self
-
-        def next_tuple(self) -> None:
-            for number in range(self.left):
-                self.collector.emit([number])
-            self.left = 0
-
-        @property
-        def exhausted(self) -> bool:
-            return not self.left
-
-        left = 100
-
-    told: list[tuple[float, float]] = []
-    last = time.monotonic()
-
-    def work(_: Tuple) -> None:
-        nonlocal last
-        threading.Event().wait(0.02)
-        told.append((beat_of(worker, "b").call_seconds, time.monotonic() - last))
-        last = time.monotonic()
-
-    with running(fed(Burst(["number"]), work)) as worker:
-        assert wait_idle(worker, SECONDS)
-    assert len(told) == 100
-    calls, distances = zip(*told, strict=True)
-    assert max(calls) <= max(distances), "no call takes longer than from the end of one to that of the next"
 
 
 def test_a_bolt_may_have_more_time(feeder: FeederSpout) -> None:
@@ -239,9 +188,3 @@ def test_a_worker_that_cannot_start_says_why(feeder: FeederSpout) -> None:
         worker.start()
     assert worker.heartbeats.not_ready == "failed: task 1 of 'b': OSError: no such table"
     worker.close()
-
-
-def test_a_wrong_frequency() -> None:
-    """An invalid frequency is an error that names the setting."""
-    with pytest.raises(ConfigError, match=r"worker.heartbeat.frequency.secs"):
-        alone(fed(FeederSpout(["number"]), print), conf={"worker.heartbeat.frequency.secs": "often"})

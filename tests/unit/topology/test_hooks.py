@@ -22,7 +22,6 @@ from tuplewire_topology import (
     WorkerContext,
     WorkerHook,
 )
-from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.clusters.cluster import LocalCluster
 
 seen: list[Any] = []
@@ -147,12 +146,6 @@ def test_hooks_see_a_worker_and_its_tasks() -> None:
         assert (name, "acked", 0) in notes
         assert (name, "failed", 1) in notes
     assert {"even": 1} in seen
-
-
-def test_worker_hooks_stay_with_acker_tasks() -> None:
-    """Adding acker tasks to a topology keeps its hooks."""
-    topology = builder(Shares()).create_topology()
-    assert with_ackers(topology, 1).worker_hooks == topology.worker_hooks
 
 
 def test_a_hook_that_fails_at_the_start_ends_the_worker() -> None:

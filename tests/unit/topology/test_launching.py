@@ -13,7 +13,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.processes.child import Child, Command, LaunchError
 from tuplewire_service.testing import eventually
-from tuplewire_topology.clusters.launching import ClusterMode, LaunchSettings
+from tuplewire_topology.clusters.launching import LaunchSettings
 from tuplewire_topology.clusters.worker_process import WorkerProcess
 
 SECONDS = 60.0
@@ -22,41 +22,6 @@ SECONDS = 60.0
 def python(program: str, log: Path, **more: Any) -> Command:
     """Return the command that runs a program."""
     return Command(name="it", words=[sys.executable, "-c", program], log=log, **more)
-
-
-def test_settings_by_storms_keys() -> None:
-    """Every setting is read from Storm's key, and other keys are ignored."""
-    settings = LaunchSettings.from_conf(
-        {
-            "storm.cluster.mode": "distributed",
-            "supervisor.slots.ports": [6700, 0],
-            "worker.childopts": "-X dev -W 'error::UserWarning'",
-            "topology.worker.childopts": ["-u"],
-            "topology.environment": {"A": "b"},
-            "supervisor.run.worker.as.user": True,
-            "topology.submitter.user": "somebody",
-            "storm.log.dir": "/logs",
-            "supervisor.worker.restarts": 3,
-            "supervisor.worker.start.timeout.secs": 5,
-            "supervisor.worker.shutdown.sleep.secs": 2,
-            "topology.workers": 2,
-            "mine": object(),
-        }
-    )
-    assert settings == LaunchSettings(
-        mode=ClusterMode.DISTRIBUTED,
-        ports=(6700, 0),
-        options=("-X", "dev", "-W", "error::UserWarning"),
-        topology_options=("-u",),
-        environment={"A": "b"},
-        as_user=True,
-        user="somebody",
-        log_dir="/logs",
-        restarts=3,
-        start_seconds=5.0,
-        stop_seconds=2.0,
-    )
-    assert LaunchSettings.from_conf({}).mode is ClusterMode.LOCAL
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ its wait at the sender is not counted, which favours the plain shuffle.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
@@ -132,16 +131,6 @@ def test_slow_task_gets_what_it_can_do(slow: int, fast: int, rate: int, queue: i
     assert max(aware.swing(task) for task in range(1, 8)) < 0.01
 
 
-def test_tiny_queue_swings_within_bounds() -> None:
-    """With a queue that fills in a tenth of a second, a slow task gets about what it can process."""
-    simulation = Simulation([1_000] + [10_000] * 7, 40_000, 100)
-    simulation.add(LoadAwareShuffle)
-    simulation.run(60)
-    simulation.run(60)
-    assert 0.3 < simulation.share(0) / (1_000 / 40_000) < 1.5
-    assert simulation.swing(0) < 0.5
-
-
 def test_share_comes_back() -> None:
     """A task that recovers its speed gets an equal share again."""
     simulation = Simulation([100] + [1_000] * 7, 4_000, 1_024)
@@ -165,32 +154,6 @@ def test_equal_loads_have_equal_shares(load: float, count: int) -> None:
         grouping.refresh()
     assert set(grouping.shares.values()) == {1 / count}
     assert sorted(grouping.choose(range(count))) == list(range(count))
-
-
-def test_noise_is_not_followed() -> None:
-    """With random differences between loads, shares stay within 5%."""
-    noise = random.Random(1)
-    context = GroupingContext(
-        range(8), 0, loads=lambda: {task: noise.uniform(0.3, 0.31) for task in range(8)}
-    )
-    grouping = LoadAwareShuffle(context)
-    for _ in range(100):
-        grouping.refresh()
-        assert all(share == pytest.approx(1 / 8, rel=0.05) for share in grouping.shares.values())
-
-
-@pytest.mark.parametrize("busy", range(6))
-def test_every_tasks_load_counts(busy: int) -> None:
-    """The share of a loaded task falls step by step, and no other share does."""
-    loads = {task: 0.5 if task == busy else 0.1 for task in range(6)}
-    grouping = LoadAwareShuffle(GroupingContext(range(6), 0, loads=lambda: loads))
-    shares = []
-    for _ in range(30):
-        shares.append(grouping.shares[busy])
-        grouping.refresh()
-    assert shares == sorted(shares, reverse=True)
-    assert shares[-1] < 0.01
-    assert min(share for task, share in grouping.shares.items() if task != busy) > 1 / 6
 
 
 def test_task_that_is_not_heard_of() -> None:
@@ -240,33 +203,6 @@ def test_tiers_open_one_after_the_other() -> None:
     assert shares[0] == pytest.approx(1_000 / 3_500, rel=0.05)
     assert shares[2] == pytest.approx(750 / 3_500, rel=0.05)
     assert sum(shares[4:]) < 0.01
-
-
-def test_slow_near_task_loses_its_privilege() -> None:
-    """A slow near task gets what it can process, and the waits are halved."""
-    aware, blind = (Simulation([100] + [1_000] * 7, 4_000, 1_024) for _ in range(2))
-    aware.add(LoadAwareShuffle, LOCAL_ONE)
-    blind.add(plain)
-    for simulation in (aware, blind):
-        simulation.run(100)
-        simulation.run(60)
-    assert aware.share(0) == pytest.approx(100 / 4_000, rel=0.1)
-    assert aware.swing(0) < 0.15
-    assert aware.p99() <= blind.p99() / 2
-
-
-def test_every_sender_has_its_own_near_task() -> None:
-    """Each sender uses its own near task, and all other tasks share the excess of a slow one."""
-    simulation = Simulation([1_000.0] * 8, 4_800, 1_024)
-    for own in range(8):
-        simulation.add(LoadAwareShuffle, [WORKER if task == own else EVERYTHING for task in range(8)])
-    simulation.run(30)
-    assert all(simulation.share(task) == pytest.approx(1 / 8) for task in range(8))
-    simulation.speeds = [100] + [1_000] * 7
-    simulation.run(60)
-    simulation.run(60)
-    assert simulation.share(0) == pytest.approx(100 / 4_800, rel=0.1)
-    assert max(simulation.swing(task) for task in range(1, 8)) < 0.02
 
 
 def test_move_changes_what_is_near() -> None:

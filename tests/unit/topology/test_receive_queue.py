@@ -132,10 +132,3 @@ def test_arrival_rate_and_sojourn_time() -> None:
         now[0] += 1
         queue.statistics()
     assert (queue.statistics().arrival_rate, queue.statistics().arrived) == (0, 660)
-
-
-def test_rate_before_the_first_second_is_over() -> None:
-    """In the first second, the arrivals so far are the rate."""
-    queue = ReceiveQueue(1000, lambda: 5.25)
-    queue.publish(column(range(10)))
-    assert queue.statistics().arrival_rate == 10

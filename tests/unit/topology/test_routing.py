@@ -82,12 +82,6 @@ def test_fields_grouping_looks_at_its_field(fields: str | list[str]) -> None:
     assert sorted(position for positions in routes.values() for position in positions) == list(range(8))
 
 
-def test_fields_grouping_of_several_fields() -> None:
-    """With two fields, the pair decides: equal words with different numbers are spread."""
-    routes = routed(lambda bolt: bolt.fields_grouping("words", ["word", "number"]))
-    assert sum(bool({0, 3, 5, 7} & set(positions)) for positions in routes.values()) > 1
-
-
 def test_partial_key_grouping_uses_two_tasks() -> None:
     """Equal words go to two tasks, half to each."""
     routes = routed(lambda bolt: bolt.partial_key_grouping("words", "word"))
@@ -129,21 +123,6 @@ def test_direct_stream_routes_nothing() -> None:
     builder.set_spout("words", FeederSpout(STREAMS))
     topology = builder.create_topology()
     assert Outgoing(topology, 5).route("to", [Tuple(["x"], topology.source(5, "to"))]) == {}
-
-
-def test_every_subscriber_gets_the_stream() -> None:
-    """Two bolts get the same tuples, each by its own grouping."""
-    builder = TopologyBuilder()
-    builder.set_bolt("a", Sink(), 2).all_grouping("words")
-    builder.set_bolt("b", Sink(), 2).global_grouping("words")
-    builder.set_spout("words", FeederSpout(STREAMS))
-    topology = builder.create_topology()
-    tuples = [Tuple([1, "x"], topology.source(5, "default"))]
-    assert {task: list(route) for task, route in Outgoing(topology, 5).route("default", tuples).items()} == {
-        1: [0],
-        2: [0],
-        3: [0],
-    }
 
 
 @pytest.mark.parametrize("value", [frozenset("a"), {"a"}, ["a"]])

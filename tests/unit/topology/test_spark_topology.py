@@ -14,7 +14,7 @@ from helpers.alone import alone
 from helpers.idle import wait_idle
 from helpers.logged import logged
 
-from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
+from tuplewire.errors import ConfigError, MalformedError, TopologyError
 from tuplewire.spark.executors import check_slots
 from tuplewire.text.log_rate import LogRate
 from tuplewire_topology import BasicBolt, Topology, TopologyBuilder
@@ -147,16 +147,6 @@ def test_an_inactive_topology_is_not_over() -> None:
     assert talk.wave(2) == []
     stopped = talk.tell(mail(-1, ControlKind.STATE, True, True))
     assert [order.kind for order in stopped] == [ControlKind.TICK, ControlKind.ASK]
-
-
-def test_stop_before_the_opening() -> None:
-    """A stop before all tasks are ready activates no spouts."""
-    talk = Conversation()
-    assert talk.tell(mail(-1, ControlKind.STATE, True, False), mail(0, ControlKind.READY)) == []
-    assert talk.tell(mail(1, ControlKind.READY)) == [
-        Order(ControlKind.SWITCH, (False, False)),
-        Order(ControlKind.ASK, (1,)),
-    ]
 
 
 def test_failure_aborts() -> None:
@@ -390,14 +380,6 @@ def test_output_waits_for_its_reader() -> None:
     assert inbox.take(0.0) == ([], [])
 
 
-def test_no_more_mail() -> None:
-    """A waiting reader gets the error of a closed mailbox."""
-    inbox = ControlInbox()
-    inbox.fail(UnreachableError("gone"))
-    with pytest.raises(UnreachableError, match="gone"):
-        inbox.take(60)
-
-
 def test_failure_travels_through_a_spark_error() -> None:
     """A failure is recovered from Spark's error text with its traceback; other errors are ignored."""
     failure = Failure("task 3 of 'split': KeyError: 'x: y'", "Traceback:\n  line\nKeyError: 'x: y'\n")
@@ -434,19 +416,3 @@ def test_slots_of_another_spark() -> None:
     check_slots(spark, 3)
     with pytest.raises(ConfigError, match=r"a page runs 4 PySpark tasks .* has 3 slot\(s\).* local\[4\]"):
         check_slots(spark, 4, "a page")
-
-
-@pytest.mark.parametrize(
-    ("address", "file", "command"),
-    [
-        ("127.0.0.1:6700", None, "tuplewire top --web --address 127.0.0.1:6700"),
-        (
-            "unix:///run/w.sock",
-            "/run/the token",
-            "TUPLEWIRE_TOKEN_FILE='/run/the token' tuplewire top --web --address unix:///run/w.sock",
-        ),
-    ],
-)
-def test_the_command_to_watch_it(address: str, file: str | None, command: str) -> None:
-    """The command contains the local worker and the token file, quoted for a shell."""
-    assert Place(address, "w", "10.0.0.1:6700", "t", 0).watch_command(file) == command

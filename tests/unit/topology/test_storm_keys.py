@@ -114,13 +114,6 @@ def test_settings_of_storm_take_effect(key: str, value: Any, caplog: pytest.LogC
     assert not notes(caplog)
 
 
-def test_times_in_milliseconds() -> None:
-    """Values of keys that end with `millis` or `ms` are in milliseconds."""
-    names = ("topology.batch.flush.interval.millis", "storm.messaging.netty.max_wait_ms")
-    session = TopologySettings.from_conf(dict.fromkeys(names, 1500)).session
-    assert (session.linger_seconds, session.backoff_max_seconds) == (1.5, 1.5)
-
-
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
@@ -226,13 +219,6 @@ def test_transports_of_storm_have_a_hint(name: str, ours: str, tmp_path: Path) -
     file.write_text(f'{TRANSPORT_KEY} = "{name}"\n', encoding="utf-8")
     with pytest.raises(ConfigError, match=f"class of Storm's: write '{ours}'"):
         load({}, {}, file)
-
-
-def test_a_transport_of_null_is_the_default() -> None:
-    """As for every key, null is equivalent to an absent key."""
-    context = TransportFactory.make_context({TRANSPORT_KEY: None})
-    assert type(context).__name__ == "GrpcContext"
-    context.term()
 
 
 class Broken:

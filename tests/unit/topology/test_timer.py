@@ -33,18 +33,6 @@ def test_what_is_cancelled_is_called_no_more() -> None:
     assert called == ["one", "one", "two", "two"]
 
 
-def test_what_is_added_later_begins_then() -> None:
-    """A period starts when the action is added."""
-    timer = SimulatedTimer()
-    called: list[int] = []
-    timer.advance(5)
-    timer.every(2, lambda: called.append(1))
-    timer.advance(1)
-    assert not called
-    timer.advance(1)
-    assert called
-
-
 def test_system_timer_recurs_and_ends() -> None:
     """Actions are called periodically, in one thread, until the timer is closed."""
     errors: list[BaseException] = []

@@ -95,12 +95,6 @@ def test_targets_and_sources() -> None:
         topology.targets_of("lines", "baad")
 
 
-def test_origin_names_task_and_stream() -> None:
-    """The source of a tuple follows from the task and the stream's name."""
-    source = wordcount().create_topology().source(7, "default")
-    assert (source.component, source.task, source.stream.fields) == ("split", 7, ("word", "count"))
-
-
 @pytest.mark.parametrize("task", [0, 9, -1])
 def test_unknown_task(task: int) -> None:
     """An unknown task is an error that contains the valid range."""
@@ -160,15 +154,6 @@ def test_tick_levels() -> None:
     topology = with_ackers(builder.create_topology(), 2)
     assert topology.tick_levels({TICKS: 5}) == [["left", "right"], ["end"], ["back", "there"], ["last"]]
     assert topology.tick_levels({}) == []
-
-
-def test_cycles_are_allowed() -> None:
-    """A bolt may subscribe to itself, and two bolts to each other."""
-    builder = TopologyBuilder()
-    builder.set_spout("lines", Lines())
-    builder.set_bolt("a", Split()).shuffle_grouping("lines").shuffle_grouping("b").shuffle_grouping("a")
-    builder.set_bolt("b", Split()).shuffle_grouping("a")
-    assert len(builder.create_topology().targets_of("a")) == 2
 
 
 Change = Callable[[TopologyBuilder], object]

@@ -8,7 +8,7 @@ import sys
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -21,7 +21,7 @@ from tuplewire.errors import MalformedTupleError, UnsupportedValueError
 from tuplewire.packing import packing
 from tuplewire.packing.packing import MAX_DEPTH
 from tuplewire_topology.authoring.description import Component, ComponentKind, Topology
-from tuplewire_topology.authoring.tuples import Stream, Tuple, tick
+from tuplewire_topology.authoring.tuples import Stream, Tuple
 from tuplewire_topology.serial.serializer import TupleSerializer
 
 TOPOLOGY = Topology(
@@ -161,12 +161,6 @@ def test_unsupported_value_names_its_field(value: Any, problem: str) -> None:
     """An unsupported value is an error that names its field and the fix."""
     with pytest.raises(UnsupportedValueError, match=rf"2:split:default.*field 'count': .*{problem}"):
         SERIALIZER.serialize(Tuple(["the", value], TWO))
-
-
-def test_unsupported_message_id() -> None:
-    """An unsupported message id is an error that names it as such."""
-    with pytest.raises(UnsupportedValueError, match=r"its message id: .*of type object"):
-        SERIALIZER.serialize(Tuple([1], ONE, ((1, object()),)))
 
 
 def nested(depth: int, wrap: Callable[[Any], Any] = lambda value: [value]) -> Any:
@@ -360,24 +354,6 @@ def test_tuple_can_be_shown() -> None:
     """The representation of a tuple is short, even for an int that Python refuses to print."""
     for value in (10**5000, "x" * 10_000, list(range(10_000)), nested(60)):
         assert len(repr(Tuple([value], ONE))) < 200
-
-
-def test_tick() -> None:
-    """A tick has the system component as its source, and contains its period."""
-    message = tick(5)
-    assert message.is_tick
-    assert (message.source_component, message.source_stream, message.source_task) == (
-        "__system",
-        "__tick",
-        -1,
-    )
-    assert message["rate_secs"] == 5
-
-
-def test_utc_stays_utc() -> None:
-    """UTC is the same object after a round trip."""
-    moment = SERIALIZER.deserialize(SERIALIZER.serialize(Tuple([datetime(2026, 1, 1, tzinfo=UTC)], ONE)))[0]
-    assert moment.tzinfo is UTC
 
 
 def test_neighbours_are_told_apart() -> None:

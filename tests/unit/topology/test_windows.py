@@ -75,15 +75,6 @@ def test_by_time() -> None:
     assert not list(windows.rest())
 
 
-def test_late_tuples_are_told() -> None:
-    """A tuple of a past window is refused, and a later tuple is accepted."""
-    windows = TimeWindows(Window.seconds(10, timestamp="number"))
-    list(windows.advance(20))
-    late, in_time = tuples([20, 20.5])
-    assert not windows.add(late, 20)
-    assert windows.add(in_time, 20.5)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_windows_are_those_of_the_definition(seed: int) -> None:
     """For any input order, each window contains exactly the tuples of its interval."""
