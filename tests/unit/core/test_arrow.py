@@ -68,18 +68,6 @@ def test_chunked() -> None:
     assert list(TaskMessageBatch.from_arrow(tasks, payloads)) == SORTED
 
 
-@pytest.mark.parametrize("empty", [pa.array([], pa.binary()), pa.chunked_array([], pa.string())])
-def test_empty(empty: Any) -> None:
-    """A column without rows makes an empty batch; its Arrow table still has all columns."""
-    for batch in (
-        TaskMessageBatch.from_arrow(1, empty),
-        TaskMessageBatch.from_arrow(pa.array([], pa.int32()), empty),
-    ):
-        assert batch == TaskMessageBatch()
-        table = batch.to_arrow()
-        assert (table.num_rows, table.schema.names) == (0, ["task", "source", "message"])
-
-
 @pytest.mark.parametrize("task", [7, np.int64(7)])
 def test_one_task(task: Any) -> None:
     """A single task id applies to all rows and preserves their order."""

@@ -15,7 +15,7 @@ from helpers.secured import files_of
 from tuplewire import Client, Credentials
 from tuplewire.connection.channels import read_tls
 from tuplewire.errors import ConfigError
-from tuplewire.identity.credentials import allowed, matches, parse_names
+from tuplewire.identity.credentials import matches, parse_names
 from tuplewire_service.security.certificates import read_identity
 
 FILE = "file"
@@ -88,13 +88,6 @@ def test_client_raises_before_its_token_leaves() -> None:
 def test_names_and_patterns(name: str, pattern: str, *, matching: bool) -> None:
     """DNS names ignore case. `*.` matches exactly one label, never a URI or an e-mail address."""
     assert matches(name, pattern) is matching
-
-
-def test_one_name_of_several_is_enough() -> None:
-    """A certificate is allowed if any of its names matches any pattern."""
-    assert allowed(["a.example", "spiffe://x"], ["b.example", "spiffe://x"])
-    assert not allowed(["a.example"], [])
-    assert not allowed([], ["a.example"])
 
 
 @pytest.mark.parametrize("wrong", ["*", "a.*.example", "a*.example", "*.", "**.example"])

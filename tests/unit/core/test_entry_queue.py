@@ -213,33 +213,6 @@ def test_a_consumer_goes_on(received: int | None, expected: list[tuple[int, str,
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    ("credit", "acknowledged", "received", "left"), [(PLENTY, 3, 1, (4, "d")), (2, 0, 99, (3, "cd"))]
-)
-def test_rewinding_elsewhere(credit: int, acknowledged: int, received: int, left: tuple[int, str]) -> None:
-    """For any reported position, acknowledged messages are not redelivered and no message is lost."""
-    log = log_of("abcd")
-    taken(log, credit=credit)
-    log.progress(acknowledged, acknowledged)
-    log.rewind(received=received)
-    assert log.taken == left[0] - 1
-    assert taken(log) == [left]
-
-
-def test_remove_takes_out_what_is_left() -> None:
-    """Removal returns a task's unacknowledged messages in order, with their tokens, and empties the log."""
-    log = log_of("abc", "de", "f")
-    taken(log, credit=4)
-    log.progress(1, 4)
-    left = log.remove()
-    assert b"".join(group.data for group, _ in left) == b"bcdef"
-    assert [token for _, token in left][-2:] == ["de", "f"]
-    assert (log.queued_messages, log.queued_bytes) == (0, 0)
-    assert taken(log) == []
-    log.append(TaskGroup.of(1, [b"g"]))
-    assert taken(log) == [(7, "g")]
-
-
 def test_the_age_is_that_of_the_oldest_message() -> None:
     """Delivered messages count; messages without a time, or with a future time, have age 0."""
     log = DeliveryLog()

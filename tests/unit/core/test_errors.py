@@ -9,13 +9,11 @@ import pickle
 import pkgutil
 from typing import Any
 
-import grpc
 import pytest
 
 import tuplewire
 import tuplewire_service
 from tuplewire import errors
-from tuplewire.connection.grpc_channel import error_of
 from tuplewire.errors import (
     ConfigError,
     MessageError,
@@ -23,7 +21,6 @@ from tuplewire.errors import (
     RefusedError,
     RefusedMessagesError,
     TuplewireError,
-    UnreachableError,
     refused,
 )
 from tuplewire.wire import messaging_pb2
@@ -48,22 +45,6 @@ def test_every_code_has_a_class(code: str) -> None:
     assert type(error) in set(CLASSES) - {RefusedError}
     assert isinstance(error, RefusedError)
     assert (error.code, str(error)) == (code, "because")
-
-
-@pytest.mark.parametrize(
-    "details",
-    [
-        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9464: Failed parsing HTTP/2",
-        "Trying to connect an http1.x server (HTTP status 404)",
-    ],
-)
-@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN])
-def test_an_admin_port_is_recognised(code: grpc.StatusCode, details: str) -> None:
-    """An HTTP server at the address is reported as a possible admin port; sessions try again."""
-    error = error_of(code, details, None, "127.0.0.1:9464")
-    assert isinstance(error, UnreachableError)
-    assert "127.0.0.1:9464 does not answer in gRPC's protocol" in str(error)
-    assert "admin port" in str(error)
 
 
 def test_unknown_code() -> None:

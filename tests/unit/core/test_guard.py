@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -214,16 +214,20 @@ def test_stream_ends_once_its_token_is_gone() -> None:
     assert not guarded.standing
 
 
-def test_subscription_ends_once_no_rule_allows_it() -> None:
-    """A consumer's stream ends; a sender's stream stays open, because each of its frames is checked."""
+@pytest.mark.parametrize("reads", [Access.receive, Access.tap])
+def test_reading_ends_once_no_rule_allows_it(reads: Callable[[Access, str, list[int]], None]) -> None:
+    """A consumer's stream and a tap end; a sender's stays open, because each of its frames is checked."""
     files = _Files()
+    files.rules = Rules((rule("1", "1-5", "1-5"),))
     guarded = files.guard()
-    sender, consumer = guarded.admit(SHOWN), guarded.admit(SHOWN)
+    sender, reader = guarded.admit(SHOWN), guarded.admit(SHOWN)
     sender.open_session("t", worker=False)
-    consumer.receive("t", [1, 2])
+    reads(reader, "t", [1, 2])
     ended: list[RefusedError] = []
-    with sender.standing(lambda _: pytest.fail("a sender")), consumer.standing(ended.append):
-        files.rules = Rules((rule(receive="1"),))
+    with sender.standing(lambda _: pytest.fail("a sender")), reader.standing(ended.append):
+        guarded.refresh()
+        assert not ended
+        files.rules = Rules((rule(receive="1", tap="1"),))
         guarded.refresh()
     assert [type(each) for each in ended] == [PermissionDeniedError]
     assert [group.task for group, _ in sender.refused([TaskGroup.of(1, [b"a"])])] == [1]
@@ -235,22 +239,6 @@ def test_a_consumer_of_another_topology_is_refused() -> None:
     guarded = guard(tls=False, rules=[granted])
     with pytest.raises(PermissionDeniedError, match="topology"):
         guarded.admit(UNIX).receive("t", [])
-
-
-def test_tap_ends_once_no_rule_allows_it() -> None:
-    """A tap ends when no rule permits it, because its messages are not checked individually."""
-    files = _Files()
-    files.rules = Rules((rule(tap="1-9"),))
-    guarded = files.guard()
-    ended: list[RefusedError] = []
-    reader = guarded.admit(SHOWN)
-    reader.tap("t", [1])
-    with reader.standing(ended.append):
-        guarded.refresh()
-        assert not ended
-        files.rules = Rules((rule(),))
-        guarded.refresh()
-    assert [type(each) for each in ended] == [PermissionDeniedError]
 
 
 def test_worker_ends_once_its_name_is_no_workers() -> None:

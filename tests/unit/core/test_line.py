@@ -57,15 +57,6 @@ def carried(conditions: Conditions, data: bytes) -> Iterator[tuple[HandLoop, Arr
     loop.close()
 
 
-def test_all_that_is_delayed_is_late_by_the_same_time() -> None:
-    """No chunk arrives before the delay; then many chunks arrive together."""
-    with carried(Conditions(delay_seconds=3), DATA) as (loop, arrivals):
-        loop.pass_time(2.9)
-        assert arrivals.data == b""
-        loop.pass_time(0.2)
-        assert arrivals.data == DATA
-
-
 def test_a_throttled_line_keeps_to_its_rate() -> None:
     """The bytes received never exceed the rate by more than one piece; at the end, all have arrived."""
     rate = len(DATA) / 100

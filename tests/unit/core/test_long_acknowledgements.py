@@ -278,23 +278,6 @@ async def test_copies_that_are_due_together_are_sent_in_slices() -> None:
     assert max(sent) <= TURN
 
 
-def test_rejections_in_every_turn_do_not_put_copies_off() -> None:
-    """A worker that is busy with rejections still sends copies that are due."""
-
-    async def main() -> list[int]:
-        sent: list[int] = []
-        settings = WorkerSettings(worker_id="w", topology="t")
-        shell = Rejections(settings, Ledger(), lambda batch: sent.append(len(batch.groups)), lambda _: True)
-        queue = delivered(*[b"x"] * MESSAGES)
-        for number in range(1, 101):
-            shell.reject(queue, rejection_of(number, number, 0, "", wait=False))
-            await asyncio.sleep(0)
-        shell.close()
-        return sent
-
-    assert sum(asyncio.run(main())) > 50
-
-
 def test_a_request_for_many_tasks_is_one_report() -> None:
     """A report covers up to one slice of tasks, and never contains two slices of the same task."""
     reports: list[list[tuple[int, int]]] = []

@@ -146,28 +146,6 @@ def test_a_membership_that_stood_still_expires_nobody() -> None:
     assert "worker.expired" not in happened(kept)
 
 
-def test_tasks_of_the_last_worker_stay_until_another_comes() -> None:
-    """The last worker keeps its tasks while it drains, until another worker joins."""
-    world, kept = settled(1)
-    world.workers["10.0.0.1:6700"].draining = True
-    world.round(kept)
-    assert counts(kept) == {"w1": 12}
-    world.add(2)
-    world.round(kept)
-    assert counts(kept) == {"w1": 0, "w2": 12}
-
-
-def test_a_new_driver_takes_over_and_moves_nothing() -> None:
-    """The new driver uses a higher version, and does not move tasks."""
-    world, first = settled(3)
-    world.add(4)
-    world.settle(first)
-    second = registry()
-    world.settle(second)
-    assert second.version == first.version + 1
-    assert tasks_of(second) == tasks_of(first)
-
-
 def test_a_driver_that_takes_over_waits_for_a_silent_worker() -> None:
     """A worker of the assignment that the driver finds is treated like one that has become silent."""
     world, first = settled(2)

@@ -138,11 +138,21 @@ class TestPayloads:
 
 
 class TestColumns:
-    @pytest.mark.parametrize(("tasks", "sources"), [([1], None), ([1, 2, 3], None), ([1, 2], [1]), (1, [1])])
-    def test_lengths(self, tasks: Any, sources: Any) -> None:
+    @pytest.mark.parametrize(
+        ("tasks", "others", "says"),
+        [
+            ([1], {}, "differ in length"),
+            ([1, 2, 3], {}, "differ in length"),
+            ([1, 2], {"sources": [1]}, "differ in length"),
+            (1, {"sources": [1]}, "differ in length"),
+            (1, {"keys": [b"k"]}, "1 keys and 2 payloads"),
+            ([1, 2], {"headers": [None] * 3}, "3 headers and 2 payloads"),
+        ],
+    )
+    def test_lengths(self, tasks: Any, others: dict[str, Any], says: str) -> None:
         """Columns of different lengths are malformed."""
-        with pytest.raises(MalformedError, match="differ in length"):
-            TaskMessageBatch.from_columns(tasks, [b"a", b"b"], sources=sources)
+        with pytest.raises(MalformedError, match=says):
+            TaskMessageBatch.from_columns(tasks, [b"a", b"b"], **others)
 
 
 class TestTaskGroup:
@@ -285,14 +295,6 @@ def test_what_another_program_wrote_wrong() -> None:
         _ = bad.key
     with pytest.raises(MalformedError, match="are not a MessageHeaders"):
         _ = batch.headers
-
-
-def test_columns_of_other_lengths() -> None:
-    """The error names the column with the wrong length."""
-    with pytest.raises(MalformedError, match="1 keys and 2 payloads"):
-        TaskMessageBatch.from_columns(1, [b"a", b"b"], keys=[b"k"])
-    with pytest.raises(MalformedError, match="3 headers and 2 payloads"):
-        TaskMessageBatch.from_columns([1, 2], [b"a", b"b"], headers=[None] * 3)
 
 
 def test_a_batch_has_its_own() -> None:

@@ -106,14 +106,6 @@ def test_what_follows_waits_until_the_old_route_is_empty() -> None:
     assert TASK not in moves
 
 
-def test_what_another_worker_sent_is_no_reason_to_wait() -> None:
-    """Only messages with the same entry worker are ordered among each other."""
-    route = Route(messages(1, passed_on=1))
-    moves = moving(route)
-    assert not held(moves, messages(1), PROGRAM)
-    assert follows(moves, messages(2), WORKER, route)
-
-
 def test_what_another_worker_sent_goes_after_what_came_before_it() -> None:
     """Messages from another worker do not wait for earlier ones, but follow them on the same route."""
     sent = messages(5, 10, passed_on=1)
@@ -318,17 +310,6 @@ def test_what_a_lost_worker_had_accepted() -> None:
     assert not lost.had(messages(1), Program(300))
 
 
-def test_the_end_of_all_moves_gives_everything_back() -> None:
-    """A worker counts each message that it holds when it exits."""
-    route = Route(messages(1, 3))
-    moves = moving(route)
-    for entry in (4, 5):
-        assert held(moves, messages(entry), PROGRAM)
-    assert [group.entry_sequence for group in moves.close()] == [4, 5]
-    assert not moves
-    assert moves.close() == []
-
-
 OWN_INCARNATION = 9
 NO_WORKER = 0
 ENTRY = TASK, OWN
@@ -373,14 +354,6 @@ def test_the_next_message_goes_to_the_last_successor_once(
     assert successors.peers == ({(found.worker_id, found.address)} if found else set())
     assert len(successors) == len(successors.peers)
     assert [successors.take(*ENTRY) for _ in range(2)] == [found, None]
-
-
-def test_a_chain_may_be_learned_step_by_step() -> None:
-    """A forwarded to B and stopped; later B forwarded to C."""
-    successors = Successors(OWN, OWN_INCARNATION)
-    successors.refresh(known(departed(A, B)), unreleased(A))
-    successors.refresh(known(departed(B, C)), [])
-    assert successors.take(*ENTRY) == C
 
 
 def test_a_departure_that_was_just_received() -> None:

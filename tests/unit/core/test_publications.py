@@ -86,16 +86,6 @@ def test_a_task_that_comes_later_gets_its_part() -> None:
     assert publish(state, sink("s"), 3, group(1, b"a"), late) == [late]
 
 
-def test_a_choice_stays() -> None:
-    """The attempt that was chosen first for a task is published, regardless of later choices."""
-    state = made(messages=1)
-    first, second = group(1, b"a"), group(1, b"b")
-    assert publish(state, sink("s"), 3, first, second) == [first]
-    assert publish(state, sink("s"), 3, group(1, b"other"), group(2, b"new"))[0].data == b"new"
-    state.release(1, 1, 1)
-    assert taken(state) == [second]
-
-
 def test_what_nobody_holds_waits() -> None:
     """Messages to an unassigned task wait until the task is assigned again."""
     tasks = Tasks([1])
@@ -110,17 +100,6 @@ def test_what_nobody_holds_waits() -> None:
     assert state.waiting(sink("s"), 1) == (2, [2])
     assert state.retry_full_tasks()
     assert taken(state) == parts[1:]
-
-
-def test_room_is_told() -> None:
-    """A release triggers a notification only if messages wait for the released task."""
-    tasks = Tasks([1, 2])
-    state = Publications(1, 1000, tasks.__contains__, tasks.tell)
-    publish(state, sink("s"), 1, group(1, b"a"), group(1, b"b"), group(2, b"c"))
-    state.release(2, 1, 1)
-    assert tasks.told == 0
-    state.release(1, 1, 1)
-    assert tasks.told == 1
 
 
 def test_few_are_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,16 +110,6 @@ def test_a_long_queue_is_read_from_any_place(groups: int) -> None:
                 assert found[0].group.data[:4] == (b"...." if after % 2 else b"%4d" % (after // 2))
 
 
-def test_what_was_acknowledged_is_passed_over() -> None:
-    """Acknowledged messages are skipped; the first sequence shows how many."""
-    all_ = Fixture()
-    all_.put("abc", "def")
-    all_.acknowledge(4)
-    assert all_.queues.read(TASK, 0, 6, MIB)[0].first_sequence == 5
-    assert all_.read(0, 6) == "ef"
-    assert all_.read(0, 4) == ""
-
-
 def test_acknowledging_counts_once_and_in_turns() -> None:
     """Each message is acknowledged once; one call handles a limited number of groups."""
     all_ = Fixture()

@@ -202,22 +202,6 @@ def group(task: int, count: int, size: int = 10) -> TaskGroup:
     return TaskGroup.of(task, [bytes(size)] * count)
 
 
-def test_says_when_a_window_is_used_up() -> None:
-    """A task is exhausted until its sender is granted more credit, or disconnects."""
-    exhausted: Counter[int] = Counter()
-    granted = book(exhausted=exhausted)
-    granted.received([group(1, 7), group(2, 1, size=1)])
-    assert not exhausted
-    granted.received([group(1, 1), group(3, 8, size=1)])
-    assert list(exhausted) == [1, 3]
-    granted.released(1, 1, 10)
-    assert list(exhausted) == [1, 3]  # its sender has not been notified
-    granted.take_changes()
-    assert list(exhausted) == [3]
-    granted.disconnect()
-    assert not exhausted
-
-
 def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
     """Sessions share the counts: a task is exhausted while any of its senders has no credit."""
     exhausted: Counter[int] = Counter()

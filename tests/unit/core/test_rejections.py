@@ -129,27 +129,3 @@ def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptu
     assert (reject(rejections, queue), queue.held_until) == (None, 0.0)
     assert not any(rejections._ledger.dropped.values())
     assert caplog.messages == []
-
-
-async def test_the_earliest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An earlier request advances the next check, a later one does not delay it, and close cancels it."""
-    rejections = Rejections(WorkerSettings(worker_id="w"), Ledger(), lambda _: None, lambda _: True)
-    looks: list[float] = []
-    loop, looked = asyncio.get_running_loop(), asyncio.Event()
-
-    def look() -> None:
-        looks.append(loop.time())
-        looked.set()
-
-    monkeypatch.setattr(rejections, "retry_held", look)
-    began = loop.time()
-    for seconds in (0.2, 60.0, 0.02, 0.2):
-        rejections.wake(began + seconds)
-    await looked.wait()
-    assert began + 0.02 <= looks[0] < began + 0.2
-    await asyncio.sleep(0.25)
-    assert len(looks) == 1
-    rejections.wake(loop.time() + 0.02)
-    rejections.close()
-    await asyncio.sleep(0.05)
-    assert len(looks) == 1

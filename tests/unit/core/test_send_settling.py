@@ -64,24 +64,6 @@ def test_abandon_gives_everything_up() -> None:
     assert sending.frame() is None
 
 
-def test_a_task_is_quiet_once_all_is_released() -> None:
-    """A task is released only when all of its messages are, independently of other tasks."""
-    sending = Sending()
-    assert sending.window.all_released(1)
-    sending.offer(1, 2)
-    sending.offer(2, 1)
-    assert not sending.window.all_released(1)
-    sending.frames()
-    sending.update(1)
-    assert not sending.window.all_released(1)
-    sending.update(1, grants=(credit_of(1, 10, PLENTY, 1),))
-    assert not sending.window.all_released(1)
-    sending.update(1, grants=(credit_of(1, 10, PLENTY, 2),))
-    assert sending.window.all_released(1)
-    assert not sending.window.all_released(2)
-    assert [task for task, _ in sending.window.unreleased()] == [2]
-
-
 def test_what_is_taken_back_was_never_accepted() -> None:
     """Returned messages keep their order and token; messages in flight are marked as redelivered."""
     sending = Sending()

@@ -244,15 +244,6 @@ def test_what_is_dropped_otherwise_is_in_nobodys_way(reason: str) -> None:
     assert payloads(sending.frames()) == b"\2\3"
 
 
-def test_a_task_is_quiet_when_all_of_it_gave_way() -> None:
-    """Messages that were dropped before they were sent need no release."""
-    sending = dropping(opened=False, max_pending_messages=2)
-    sending.offer(1, 2)
-    assert not sending.window.all_released(1)
-    sending.offer(2, 2)
-    assert sending.window.all_released(1)
-
-
 APART = QUICK_SECONDS
 """An interval in seconds between frames at which no frame counts as quick."""
 
@@ -303,14 +294,6 @@ def test_as_many_frames_may_be_under_way_as_the_contract_allows() -> None:
     assert sending.frame() is None
     sending.update(MAX_UNREQUESTED)
     assert sending.frame() is not None
-
-
-def test_a_bound_that_is_half_used_asks_once() -> None:
-    """A sender that reaches half of its bound on pending messages requests one acknowledgement."""
-    sending = Sending(max_pending_messages=8)
-    assert [frame.ack_immediately for frame in alone(sending, 6)] == [False, False, False, True, False, False]
-    sending.update(4)
-    assert [frame.ack_immediately for frame in alone(sending, 3)] == [False, True, False]
 
 
 def test_used_up_credit_asks() -> None:

@@ -287,22 +287,6 @@ def held_bytes(file: StageFile) -> int:
     return os.fstat(file._shared.file.fileno()).st_blocks * 512
 
 
-def test_attempts_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """Attempts that are written alternately are read unchanged."""
-    files = StageFiles(str(tmp_path))
-    one, two = files.attempt(), files.attempt()
-    places = [*one.write([filled(1), filled(2, 0)]), *one.write([])]
-    others = two.write([filled(3, 9000)])
-    places += one.write([filled(4, 5000)])
-    two.write([filled(5)])
-    assert [each.task for each in read(one, places)] == [1, 2, 4]
-    assert [each.data for each in read(one, places)] == [filled(1).data, b"", filled(4, 5000).data]
-    assert [each.data for each in read(two, others)] == [filled(3, 9000).data]
-    two.close()
-    assert [each.data for each in read(one, places)] == [filled(1).data, b"", filled(4, 5000).data]
-    one.close()
-
-
 def test_a_thousand_attempts_have_one_descriptor(tmp_path: Path) -> None:
     """The descriptor is closed with the last attempt."""
     before = descriptors()

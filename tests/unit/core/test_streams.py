@@ -16,9 +16,10 @@ from tuplewire.connection.channels import ChannelFactory
 from tuplewire.connection.grpc_channel import ERROR_KEY, grpc_stream_opener
 from tuplewire.connection.memory_stream import MemoryStream
 from tuplewire.connection.stream import StreamBroken, StreamOpener
-from tuplewire.errors import DrainingError
+from tuplewire.errors import DrainingError, TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext
 
 
 @asynccontextmanager
@@ -79,3 +80,24 @@ def test_others_have_their_turn_between_two_messages() -> None:
         return seen
 
     assert asyncio.run(main()) == [None, b"a", None, b"b", None, b"c"]
+
+
+def test_a_server_refuses_foreign_streams() -> None:
+    """A server without a source of messages does not serve Recv, and Send accepts only its own requests."""
+    context = GrpcContext()
+    address = f"127.0.0.1:{context.bind('topology', 0).port}"
+
+    async def ended(method: str, *requests: bytes) -> TuplewireError:
+        open_stream = grpc_stream_opener(address, SessionSettings(), ChannelFactory(Credentials()))
+        async with open_stream(method) as stream:
+            with contextlib.suppress(StreamBroken):
+                for request in requests:
+                    await stream.write(request)
+                await stream.read()
+            return await stream.end()
+
+    try:
+        assert "UNIMPLEMENTED: Recv is not served here" in str(asyncio.run(ended("Recv")))
+        assert "1 bytes are not a SendRequest" in str(asyncio.run(ended("Send", b"\xff")))
+    finally:
+        context.term()

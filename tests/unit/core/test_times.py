@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,14 +12,12 @@ from hypothesis import strategies as st
 
 from tuplewire.session.durations import BOUNDS, Durations
 from tuplewire.session.flow import OutFrame
-from tuplewire.session.ledger import Ledger
 from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure, ReportedLoads, SendingPressure
 from tuplewire_service.worker.queue import QueueTimes
 from tuplewire_service.worker.times import (
     INTERVAL_SECONDS,
     Blocking,
     LoopLag,
-    Timekeeper,
     TimeShares,
     TimeState,
     WorkerTotals,
@@ -134,14 +130,6 @@ def test_a_process_that_slept_for_days_is_bounded() -> None:
     assert sum(lag.lag.counts) == 1000
 
 
-def test_blocking_adds_up_by_task_and_place() -> None:
-    """Each sample adds the time since the previous one to the blocking tasks."""
-    blocking = Blocking(10)
-    blocking.add([(1, "local"), (2, "w2")], 0.1)
-    blocking.add([(1, "local")], 0.4)
-    assert blocking.seconds() == {("1", "local"): pytest.approx(0.5), ("2", "w2"): pytest.approx(0.1)}
-
-
 def test_blocking_is_bounded_and_keeps_its_series() -> None:
     """The first pairs keep separate series, and later pairs share one."""
     blocking = Blocking(2)
@@ -175,23 +163,6 @@ def test_the_last_seconds_are_told_apart() -> None:
     told = WorkerTotals(12.0, now, {"busy": 3.0, "idle": 9.0}, {old: 3.0, new: 1.5}).since(mark)
     assert told == WorkerTotals(7.0, {"accepted": 60}, {"idle": 7.0}, {new: 1.5})
     assert not WorkerTotals(12.0, now, {}, {old: 0.5}).since(mark).blocking_seconds
-
-
-async def test_the_mark_of_the_last_seconds_advances() -> None:
-    """After two spans, the mark is between one and two spans old."""
-    servers = SimpleNamespace(tasks_without_credit=set)
-    router = SimpleNamespace(
-        ledger=lambda: Ledger().snapshot(0), connections=SimpleNamespace(blocked=tuple), place_of=str
-    )
-    times = Timekeeper(cast("Any", router), cast("Any", servers), 10)
-    start = times._marks[0].seconds
-    now = 0.0
-    times._clock = lambda: start + now
-    for now, age in ((4.9, 4.9), (5.0, 5.0), (9.9, 9.9), (10.0, 5.0), (14.9, 9.9), (15.0, 5.0)):
-        looking = asyncio.create_task(times.sample())
-        await asyncio.sleep(0)
-        looking.cancel()
-        assert start + now - times._marks[0].seconds == pytest.approx(age)
 
 
 BETWEEN = (HIGH_LOAD + LOW_LOAD) / 2
@@ -300,11 +271,6 @@ def test_a_task_is_congested_from_the_high_mark_to_the_low_one() -> None:
         tasks = congested({1: load}, tasks)
         seen.append(1 in tasks)
     assert seen == [False, True, True, False, False]
-
-
-def test_a_task_that_has_left_is_relieved() -> None:
-    """A task that this worker no longer owns is no longer congested."""
-    assert congested({2: 1.0}, congested({1: 1.0, 2: 1.0}, ())) == {2}
 
 
 def test_a_report_holds_until_it_expires_or_is_withdrawn() -> None:

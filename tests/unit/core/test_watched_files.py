@@ -167,45 +167,33 @@ def _garbage(valid: bytes) -> Iterator[bytes]:
         yield content
 
 
-class _Kind:
-    """A kind of file: its paths, the changed path, and a function that reads all files."""
-
-    def __init__(self, paths: list[Path], changed: Path, load: Callable[[], Any]) -> None:
-        self.paths, self.changed, self.load = paths, changed, load
+Read = tuple[Path, Callable[[], Any]]
+"""A file, and a function that reads it and the files that belong to it."""
 
 
-def _assignment(directory: Path) -> _Kind:
+def _assignment(directory: Path) -> Read:
     path = directory / "assignment.json"
-    workers = [
-        {
-            "worker_id": "a",
-            "address": "127.0.0.1:1",
-            "tasks": [0, 1],
-            "node": "n",
-            "peer_address": "127.0.0.1:2",
-        }
-    ]
-    path.write_text(json.dumps({"version": 7, "topology": "t", "workers": workers}))
-    return _Kind([path], path, lambda: load_assignment(path))
+    text = '{"worker_id": "a", "address": "h:1", "tasks": [0, 1], "node": "n", "peer_address": "h:2"}'
+    path.write_text(f'{{"version": 7, "topology": "t", "workers": [{text}]}}')
+    return path, lambda: load_assignment(path)
 
 
-def _permissions(directory: Path) -> _Kind:
+def _permissions(directory: Path) -> Read:
     path = directory / "rules.toml"
     path.write_text('[[client]]\ntokens = ["a"]\nsend = "1,2,10-19"\nreceive = "*"\ncontrol = ["drain"]\n')
-    return _Kind([path], path, lambda: read_rules(path))
+    return path, lambda: read_rules(path)
 
 
-def _tokens(directory: Path) -> _Kind:
+def _tokens(directory: Path) -> Read:
     path = directory / "tokens"
     path.write_text(f"# tokens\nfirst {'a' * 40}\n{'b' * 40}\n")
-    return _Kind([path], path, lambda: read_tokens(path))
+    return path, lambda: read_tokens(path)
 
 
-def _certificate(changed: str) -> Callable[[Path], _Kind]:
-    def make(directory: Path) -> _Kind:
+def _certificate(changed: str) -> Callable[[Path], Read]:
+    def make(directory: Path) -> Read:
         credentials = files_of(Authority().issue("worker.example"), directory)
-        path = Path(str(getattr(credentials, changed)))
-        return _Kind(list(credentials.files), path, lambda: read_identity(credentials))
+        return Path(str(getattr(credentials, changed))), lambda: read_identity(credentials)
 
     return make
 
@@ -222,50 +210,24 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_garbage_is_a_config_error_that_names_the_file(name: str, tmp_path: Path) -> None:
-    """All bytes are either read or rejected with a ConfigError, never with another error."""
-    kind = KINDS[name](tmp_path)
+    """All bytes are read or rejected with a ConfigError, never with another error; so is a missing file."""
+    path, load = KINDS[name](tmp_path)
     refused = 0
-    for content in _garbage(kind.changed.read_bytes()):
-        kind.changed.write_bytes(content)
+    for content in _garbage(path.read_bytes()):
+        path.write_bytes(content)
         try:
-            value = kind.load()
+            value = load()
         except ConfigError as error:
             refused += 1
-            assert str(kind.changed) in str(error)  # noqa: PT017 - whether it is raised depends on the bytes
+            assert str(path) in str(error)  # noqa: PT017 - whether it is raised depends on the bytes
             assert len(str(error)) < 2000 + len(str(tmp_path)) * 4  # noqa: PT017
         else:
             if isinstance(value, Assignment):
                 assert as_json(value).encode()
     assert refused > len(WORST)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_what_was_read_before_stays(name: str, tmp_path: Path) -> None:
-    """For a directory, a missing file or invalid bytes, the old value is used and the error is counted."""
-    kind = KINDS[name](tmp_path)
-    watched = WatchedFiles(kind.paths, kind.load)
-    before = watched.get()
-    refused = 0
-    for content in WORST:
-        kind.changed.write_bytes(content)
-        if _is_refused(kind):
-            refused += 1
-            assert watched.get() is before
-            assert watched.errors == refused
-    assert refused > len(WORST) // 2
-    kind.changed.unlink()
-    assert watched.get() is before
-    kind.changed.mkdir()
-    assert watched.get() is before
-    assert watched.errors == refused + 2
-
-
-def _is_refused(kind: _Kind) -> bool:
-    try:
-        kind.load()
-    except ConfigError:
-        return True
-    return False
+    path.unlink()
+    with pytest.raises(ConfigError, match="No such file"):
+        load()
 
 
 def test_a_reader_with_a_defect_changes_nothing(tmp_path: Path) -> None:

@@ -59,15 +59,6 @@ def test_reading_makes_room() -> None:
     assert not in_flight.due
 
 
-def test_bytes_alone_make_news_due() -> None:
-    """Reading one large message makes an allowance due."""
-    in_flight = ZmqInFlight(Allowance(1000, 1000))
-    in_flight.next_allowance()
-    in_flight.on_arrival(250)
-    in_flight.on_read(250)
-    assert in_flight.due
-
-
 @pytest.mark.parametrize("sizes", [[1, 1, 1], [1000, 1]])
 def test_more_than_was_allowed_is_an_error(sizes: list[int]) -> None:
     """Exceeding the allowance in messages or bytes is an error."""

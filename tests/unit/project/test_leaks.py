@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 
 import pytest
 from helpers import eventually, leaks
@@ -24,12 +23,6 @@ def _finished_child() -> subprocess.Popen[bytes]:
     child = subprocess.Popen([sys.executable, "-c", ""])
     eventually(lambda: leaks.children()[child.pid] == "defunct")
     return child
-
-
-def _sleeping_on(loop: asyncio.AbstractEventLoop) -> Future[None]:
-    future = asyncio.run_coroutine_threadsafe(asyncio.sleep(60), loop)
-    eventually(lambda: asyncio.all_tasks(loop))
-    return future
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -60,16 +53,3 @@ class TestLeaks:
 
         with pytest.raises(AssertionError, match=r"forgotten.*cancelled by asyncio\.run"), leaks.no_leaks():
             asyncio.run(main())
-
-    def test_task_of_a_thread(self) -> None:
-        """A task on a loop in another thread is reported."""
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, daemon=True)
-        thread.start()
-        with pytest.raises(AssertionError, match="asyncio task"), leaks.no_leaks():
-            future = _sleeping_on(loop)
-        future.cancel()
-        eventually(lambda: not asyncio.all_tasks(loop))
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()

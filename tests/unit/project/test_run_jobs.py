@@ -34,16 +34,6 @@ def test_a_package_adds_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert main(["run", "mine"]) == 7
 
 
-def test_an_unknown_job_is_answered_with_the_known(capsys: pytest.CaptureFixture[str]) -> None:
-    """The error lists the available jobs."""
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "nothing"])
-    assert ended.value.code == 64
-    told, _, known = capsys.readouterr().err.partition("known are")
-    assert "'nothing'" in told
-    assert all(name in known for name in ("flights", "wordcount"))
-
-
 def test_a_job_that_cannot_be_loaded_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

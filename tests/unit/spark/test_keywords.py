@@ -61,23 +61,6 @@ def test_help_describes_every_parameter(kind: Any) -> None:
     assert "ack_mode: when a message counts as acknowledged" in pydoc.plain(pydoc.render_doc(kind))
 
 
-@pytest.mark.parametrize(
-    ("function", "names"),
-    [
-        (tuplewire.TaskMessageBatch, {"source"}),
-        (tuplewire.TaskMessageBatch.from_columns, {"sources", "keys", "headers"}),
-        (tuplewire.TaskMessageBatch.from_arrow, {"source", "keys", "headers"}),
-        (tuplewire.local, {"topology", "drain_seconds"}),
-        (tuplewire_topology.complete_topology, {"conf", "timeout"}),
-    ],
-    ids=lambda each: getattr(each, "__name__", ""),
-)
-def test_arguments_without_an_obvious_order_have_names(function: Any, names: set[str]) -> None:
-    """Callers must name the arguments that they could confuse."""
-    shown = inspect.signature(function).parameters.values()
-    assert {each.name for each in shown if each.kind is inspect.Parameter.KEYWORD_ONLY} == names
-
-
 @pytest.mark.parametrize("kind", [tuplewire.Client, aio.Client])
 @pytest.mark.parametrize(
     ("tasks", "why"),

@@ -52,18 +52,6 @@ def routed(router: RowRouter, batch: pa.RecordBatch) -> dict[int, list[bytes]]:
     return {group.task: group.payloads() for group in groups_of(router, batch)}
 
 
-def test_read_batch() -> None:
-    """Each message is a row with its sequence; an absent source is null."""
-    batch = read_batch([delivery(7, b"a", b"b").group, delivery(9, b"c", source=3).group], 7)
-    assert batch.to_pydict()["task"] == [4, 4, 4]
-    assert batch.column("message").to_pylist() == [b"a", b"b", b"c"]
-    assert batch.column("source").to_pylist() == [None, None, 3]
-    assert batch.column("sequence").to_pylist() == [7, 8, 9]
-    assert batch.column("timestamp").null_count == 3
-    assert batch.column("key").null_count == 3
-    assert "headers" not in batch.schema.names
-
-
 def test_keys_and_headers_are_read() -> None:
     """Keys are always a column, headers on request; absent values are null."""
     batches = [

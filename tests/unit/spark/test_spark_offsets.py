@@ -16,7 +16,6 @@ from tuplewire.spark.offsets import (
     Held,
     Offset,
     PreviousOwner,
-    Range,
     TaskOffset,
     changed,
     check_assigned,
@@ -108,17 +107,6 @@ def test_a_planned_batch_of_a_task_that_is_nowhere() -> None:
     assert ranges(start, end, {}, {}) == []
     with pytest.raises(DataLossError, match=r"task 1 is no longer assigned.*failOnDataLoss=false"):
         check_assigned(changed(start, end), {2: held(5, 5)})
-
-
-def test_first_batch_has_all_that_is_not_acknowledged() -> None:
-    """The first batch starts after the last acknowledged message and ends at the tail."""
-    now = {1: held(3, 10), 2: held(0, 0)}
-    start = initial_offset(now)
-    numbers = {1: runs(4, (7, 100, 1))}
-    end = planned(start, now, numbers)
-    assert ranges(start, end, now, numbers) == [
-        Range(1, "w", 3, TaskOffset(WORKER, 10, "w:1", {100: 7}, messages=7), {}, numbers[1])
-    ]
 
 
 def test_fewer_than_the_least_wait() -> None:

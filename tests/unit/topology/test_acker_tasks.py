@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from helpers.executors import Sink
 
 from tuplewire.errors import ConfigError, MalformedTupleError, TopologyError
-from tuplewire_topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
+from tuplewire_topology import Topology, TopologyBuilder, Tuple
 from tuplewire_topology.acking.acker import ID, RotatingMap, Trees, check_id, factor_of, to_block
 from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM
 from tuplewire_topology.clusters.capture import FeederSpout
-
-
-class Sink(BasicBolt):
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Do nothing."""
 
 
 def words() -> Topology:

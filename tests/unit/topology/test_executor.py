@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from helpers.alone import alone, bolts_of
+from helpers.executors import Do, running
 from helpers.idle import wait_idle
 
 from tuplewire.errors import TopologyError
 from tuplewire_service.testing import eventually
 from tuplewire_topology import (
     BasicBolt,
-    BasicOutputCollector,
     Bolt,
     CustomStreamGrouping,
     Spout,
@@ -27,7 +26,6 @@ from tuplewire_topology import (
     Tuple,
 )
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
-from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.timer import SimulatedTimer
 
 SECONDS = 30.0
@@ -94,20 +92,6 @@ class Once(Numbers):
         self.log(("fail", message_id))
 
 
-class Do(BasicBolt):
-    """Calls a function with each tuple, and emits its result unless that is None."""
-
-    outputs = ("number",)
-
-    def __init__(self, function: Callable[[Tuple], Any]) -> None:
-        self.function = function
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        result = self.function(message)
-        if result is not None:
-            collector.emit([result])
-
-
 def chain(spout: Spout, *bolts: Bolt | BasicBolt, parallelism: int = 1, n_tasks: int = 1) -> Topology:
     """Return a spout "s" followed by bolts "b0", "b1", ... in a row."""
     builder = TopologyBuilder()
@@ -117,23 +101,6 @@ def chain(spout: Spout, *bolts: Bolt | BasicBolt, parallelism: int = 1, n_tasks:
         builder.set_bolt(f"b{number}", bolt, parallelism).set_num_tasks(n_tasks).shuffle_grouping(source)
         source = f"b{number}"
     return builder.create_topology()
-
-
-@contextmanager
-def running(
-    topology: Topology, conf: Mapping[str, Any] | None = None, **more: Any
-) -> Iterator[ExecutorWorker]:
-    """Run a topology in this process; its executors must stop with the block."""
-    before = threading.enumerate()
-    worker = alone(topology, conf=conf, **more)
-    try:
-        worker.start()
-        worker.switch(active=True)
-        yield worker
-    finally:
-        worker.close()
-    left = (thread.name for thread in threading.enumerate() if thread not in before)
-    assert not [name for name in left if name.startswith("executor ")]
 
 
 def test_tasks_of_an_executor_share_a_thread() -> None:

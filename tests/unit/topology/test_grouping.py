@@ -15,7 +15,7 @@ import pytest
 from tuplewire.errors import ConfigError, InvalidTaskError, TopologyError
 from tuplewire.grouping.grouping import Key, stable_hash
 from tuplewire_topology import CustomStreamGrouping, Grouping, GroupingContext, Locality, fields, shuffle
-from tuplewire_topology.running.outgoing import Custom, Global, LocalOrShuffle, PartialKey
+from tuplewire_topology.running.outgoing import Custom, LocalOrShuffle, PartialKey
 
 WORDS = [f"word-{number}" for number in range(10_000)]
 
@@ -89,11 +89,6 @@ def test_partial_key_balances_what_fields_cannot() -> None:
     keys = ["the"] * 6_000 + WORDS[:4_000]
     assert max(Counter(fields(range(4)).choose(keys)).values()) > 6_500
     assert max(Counter(PartialKey(range(4)).choose(keys)).values()) < 3_500
-
-
-def test_global_sends_to_the_lowest_task() -> None:
-    """The lowest task gets all messages, regardless of the order of tasks."""
-    assert Global([4, 3, 5]).route("ab") == {3: [0, 1]}
 
 
 def test_local_or_shuffle_stays_in_the_worker() -> None:

@@ -7,18 +7,19 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.alone import alone
+from helpers.executors import Do, running
 from helpers.idle import wait_idle
 from helpers.logged import logged
 
 from tuplewire_service.testing import eventually
-from tuplewire_topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
+from tuplewire_topology import Topology, TopologyBuilder, Tuple
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
@@ -61,16 +62,6 @@ def test_a_call_is_timed_from_look_to_look() -> None:
     assert seen == [0, 0, 1, 2, 0, 1, 0, 0, 0, 0, 1]
 
 
-class Do(BasicBolt):
-    """Calls a function with each tuple."""
-
-    def __init__(self, function: Callable[[Tuple], Any]) -> None:
-        self.function = function
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
-        self.function(message)
-
-
 def fed(feeder: FeederSpout, function: Callable[[Tuple], Any]) -> Topology:
     """Return a bolt "b" (task 1) that is fed by a spout "s" (task 2)."""
     builder = TopologyBuilder()
@@ -79,17 +70,11 @@ def fed(feeder: FeederSpout, function: Callable[[Tuple], Any]) -> Topology:
     return builder.create_topology()
 
 
-@contextmanager
-def running(topology: Topology, **settings: Any) -> Iterator[ExecutorWorker]:
+def beating(
+    topology: Topology, conf: Mapping[str, Any] | None = None, **more: Any
+) -> AbstractContextManager[ExecutorWorker]:
     """Run a topology, with a heartbeat every twentieth of a second."""
-    conf = {"worker.heartbeat.frequency.secs": 0.05, **settings.pop("conf", {})}
-    worker = alone(topology, conf=conf, **settings)
-    try:
-        worker.start()
-        worker.switch(active=True)
-        yield worker
-    finally:
-        worker.close()
+    return running(topology, {"worker.heartbeat.frequency.secs": 0.05, **(conf or {})}, **more)
 
 
 def beat_of(worker: ExecutorWorker, component: str) -> ExecutorHeartbeat:
@@ -112,7 +97,7 @@ def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCapture
         go.wait(SECONDS)
 
     conf = {"nimbus.task.timeout.secs": 1}
-    with running(fed(feeder, never_ending_lookup), conf=conf) as worker:
+    with beating(fed(feeder, never_ending_lookup), conf=conf) as worker:
         eventually(lambda: not worker.heartbeats.not_ready, SECONDS)
         feeder.feed([1])
         eventually(lambda: worker.heartbeats.not_ready, SECONDS)
@@ -135,7 +120,7 @@ def test_a_bolt_may_have_more_time(feeder: FeederSpout) -> None:
     builder.set_spout("s", feeder)
     slow = builder.set_bolt("b", Do(lambda _: go.wait(SECONDS))).shuffle_grouping("s")
     slow.add_configuration("nimbus.task.timeout.secs", 600)
-    with running(builder.create_topology(), conf={"nimbus.task.timeout.secs": 1}) as worker:
+    with beating(builder.create_topology(), conf={"nimbus.task.timeout.secs": 1}) as worker:
         feeder.feed([1])
         eventually(lambda: beat_of(worker, "b").call_seconds > 1.2, SECONDS)
         assert not worker.heartbeats.not_ready
@@ -145,7 +130,7 @@ def test_a_bolt_may_have_more_time(feeder: FeederSpout) -> None:
 def test_the_state_file(feeder: FeederSpout, tmp_path: Path) -> None:
     """The file is always complete, is updated repeatedly, and is removed with its worker."""
     file = tmp_path / "heartbeat.json"
-    with running(fed(feeder, lambda _: None), topology_id="words", state_file=file) as worker:
+    with beating(fed(feeder, lambda _: None), topology_id="words", state_file=file) as worker:
         eventually(lambda: not json.loads(file.read_text())["not_ready"], SECONDS)
         first = json.loads(file.read_text())
         assert first["topology_id"] == "words"
@@ -164,7 +149,7 @@ def test_a_file_that_cannot_be_written(
 ) -> None:
     """A failed write is logged, and the worker continues."""
     done = threading.Event()
-    with running(fed(feeder, lambda _: done.set()), state_file=tmp_path / "none" / "file") as worker:
+    with beating(fed(feeder, lambda _: done.set()), state_file=tmp_path / "none" / "file") as worker:
         feeder.feed([1])
         assert wait_idle(worker, SECONDS)
         assert not worker.heartbeats.not_ready

@@ -27,15 +27,9 @@ def python(program: str, log: Path, **more: Any) -> Command:
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        ("storm.cluster.mode", "cloud", "must be one of local, distributed, not 'cloud'"),
-        ("supervisor.slots.ports", [70000], "must be a list of ports"),
         ("supervisor.slots.ports", [6700, 6700], "names a port twice"),
         ("worker.childopts", "-X 'dev", "is no command line"),
-        ("topology.environment", {"A": 1}, "must be a map from names to texts"),
-        ("supervisor.run.worker.as.user", "yes", "must be true or false"),
         ("supervisor.run.worker.as.user", True, "set topology.submitter.user"),
-        ("supervisor.worker.restarts", -1, "must be a whole number from 0"),
-        ("supervisor.worker.start.timeout.secs", 0, "must be a time in seconds"),
         ("supervisor.slots.port", [1], "unknown setting .*; did you mean supervisor.slots.ports"),
     ],
 )

@@ -7,31 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from helpers.executors import Sink
 
 from tuplewire.errors import TopologyError
-from tuplewire_topology import (
-    BasicBolt,
-    BasicOutputCollector,
-    CustomStreamGrouping,
-    GroupingContext,
-    Locality,
-    Stream,
-    TopologyBuilder,
-    Tuple,
-)
+from tuplewire_topology import CustomStreamGrouping, GroupingContext, Locality, Stream, TopologyBuilder, Tuple
 from tuplewire_topology.authoring.builder import BoltDeclarer
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.running.outgoing import Outgoing
 
 STREAMS = (Stream("number", "word"), Stream("word", name="to", direct=True))
 WORDS = ["the", "quick", "fox", "the", "lazy", "the", "dog", "the"]
-
-
-class Sink(BasicBolt):
-    """Emits nothing."""
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Do nothing."""
 
 
 class ByFirstLetter(CustomStreamGrouping):

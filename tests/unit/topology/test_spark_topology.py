@@ -11,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from helpers.alone import alone
+from helpers.executors import Sink
 from helpers.idle import wait_idle
 from helpers.logged import logged
 
-from tuplewire.errors import ConfigError, MalformedError, TopologyError
+from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
 from tuplewire.spark.executors import check_slots
 from tuplewire.text.log_rate import LogRate
 from tuplewire_topology import BasicBolt, Topology, TopologyBuilder
@@ -118,16 +119,6 @@ def test_from_the_opening_to_the_end() -> None:
     assert talk.wave(2) == [Order(ControlKind.CLOSE)]
     assert talk.coordinator.over
     assert talk.tell() == []
-
-
-def test_stop_drains() -> None:
-    """A stop deactivates the spouts once, and waits for tuples in flight."""
-    talk = Conversation()
-    talk.tell(mail(0, ControlKind.READY), mail(1, ControlKind.READY))
-    assert talk.tell(mail(-1, ControlKind.STATE, True, True)) == [Order(ControlKind.SWITCH, (False, True))]
-    assert talk.tell(report(0, 1, sent=5), report(1, 1, taken=4)) == [Order(ControlKind.ASK, (2,))]
-    assert talk.tell(report(0, 2, sent=5), report(1, 2, taken=5)) == [Order(ControlKind.ASK, (3,))]
-    assert talk.tell(report(0, 3, sent=5), report(1, 3, taken=5))[0].kind is ControlKind.TICK
 
 
 def test_an_inactive_topology_is_not_over() -> None:
@@ -252,13 +243,6 @@ def test_a_row_is_emitted_at_least_once() -> None:
         Rows("n", attempts=0)
 
 
-class Sink(BasicBolt):
-    """Accepts all tuples."""
-
-    def execute(self, message: Tuple, collector: object) -> None:
-        """Do nothing."""
-
-
 def topology() -> Topology:
     """Return three tasks in three executors."""
     builder = TopologyBuilder()
@@ -378,6 +362,14 @@ def test_output_waits_for_its_reader() -> None:
     assert left.wait(60)
     thread.join()
     assert inbox.take(0.0) == ([], [])
+
+
+def test_no_more_mail() -> None:
+    """A waiting reader gets the error of a closed mailbox."""
+    inbox = ControlInbox()
+    inbox.fail(UnreachableError("gone"))
+    with pytest.raises(UnreachableError, match="gone"):
+        inbox.take(60)
 
 
 def test_failure_travels_through_a_spark_error() -> None:

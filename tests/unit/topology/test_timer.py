@@ -45,17 +45,3 @@ def test_system_timer_recurs_and_ends() -> None:
     assert len(set(threads)) == 1
     assert not threads[0].is_alive()
     assert not errors
-
-
-def _break() -> None:
-    raise KeyError("broken")
-
-
-def test_system_timer_tells_its_end() -> None:
-    """An exception in an action is reported and stops the timer."""
-    errors: list[BaseException] = []
-    timer = SystemTimer(errors.append)
-    timer.every(0.001, _break)
-    eventually(lambda: errors)
-    assert isinstance(errors[0], KeyError)
-    timer.close()

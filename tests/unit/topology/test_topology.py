@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from helpers.executors import Sink
 
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire_topology import (
-    BasicBolt,
-    BasicOutputCollector,
     Bolt,
     CustomStreamGrouping,
     Spout,
@@ -47,13 +46,6 @@ class Split(Bolt):
 
     def execute(self, message: Tuple) -> None:
         self.collector.ack(message)
-
-
-class Sink(BasicBolt):
-    """Emits nothing."""
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Do nothing."""
 
 
 class First(CustomStreamGrouping):
@@ -106,37 +98,6 @@ def test_context() -> None:
     """A context contains the task's component, and its index among the component's tasks."""
     context = TopologyContext("wordcount-1", wordcount().create_topology(), 7)
     assert (context.component.id, context.component_tasks, context.task_index) == ("split", range(6, 9), 1)
-
-
-def test_every_grouping_has_a_method() -> None:
-    """Each of Storm's groupings has a method, for any stream."""
-    chooser = First()
-    builder = TopologyBuilder()
-    builder.set_spout("s", Lines())
-    calls: list[tuple[str, tuple[Any, ...], Input]] = [
-        ("shuffle_grouping", ("s",), Input("s", "default", GroupingType.SHUFFLE)),
-        (
-            "fields_grouping",
-            ("s", ["line", "why"], "bad"),
-            Input("s", "bad", GroupingType.FIELDS, ("line", "why")),
-        ),
-        ("all_grouping", ("s", "bad"), Input("s", "bad", GroupingType.ALL)),
-        ("global_grouping", ("s", "bad"), Input("s", "bad", GroupingType.GLOBAL)),
-        ("direct_grouping", ("s", "to"), Input("s", "to", GroupingType.DIRECT)),
-        ("local_or_shuffle_grouping", ("s",), Input("s", "default", GroupingType.LOCAL_OR_SHUFFLE)),
-        ("partial_key_grouping", ("s", "line"), Input("s", "default", GroupingType.PARTIAL_KEY, ("line",))),
-        ("load_aware_shuffle_grouping", ("s",), Input("s", "default", GroupingType.LOAD_AWARE_SHUFFLE)),
-        ("none_grouping", ("s",), Input("s", "default", GroupingType.NONE)),
-        ("custom_grouping", ("s", chooser), Input("s", "default", GroupingType.CUSTOM)),
-    ]
-    for method, arguments, _ in calls:
-        declarer = builder.set_bolt(method, Sink())
-        assert getattr(declarer, method)(*arguments) is declarer
-    topology = builder.create_topology()
-    for method, _, wanted in calls:
-        assert topology.component(method).inputs == (wanted,)
-    assert {wanted.grouping for _, _, wanted in calls} == set(GroupingType)
-    assert topology.component("custom_grouping").inputs[0].custom is chooser
 
 
 def test_tick_levels() -> None:

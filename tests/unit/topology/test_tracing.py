@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 from helpers.alone import alone
-from helpers.ports import free_port
 from helpers.words import topology as words
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,31 +145,6 @@ def test_variables() -> None:
         TracingSettings.from_environment({"TUPLEWIRE_TRACE_SAMPLE": "2"})
     with pytest.raises(ConfigError, match="trace_sample must be a number from 0 to 1"):
         tracing.enable(sample=-1)
-
-
-_TRACED = """
-from tuplewire import tracing
-tracing.enable()
-tracing.active().begin("send", 42, {}).end()
-"""
-
-
-def test_an_absent_collector_delays_nothing() -> None:
-    """A program without a collector exits without another attempt, and logs one line about its last spans."""
-    endpoint = f"http://127.0.0.1:{free_port()}"
-    run = subprocess.run(
-        [sys.executable, "-c", _TRACED],
-        env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    (line,) = run.stderr.splitlines()
-    assert line.startswith(
-        f"tracing.collector_unreachable endpoint={endpoint.removeprefix('http://')} reason="
-    )
-    assert line.endswith("spans=1")
 
 
 _FORKED = """
