@@ -142,6 +142,16 @@ def test_black_hole_holds_bytes_and_ends_back(ends: Ends) -> None:
     assert ended(near)
 
 
+def test_black_hole_takes_new_connections(proxy: tuple[FaultProxy, Target]) -> None:
+    """A black hole accepts a new connection, which carries no bytes until the black hole ends."""
+    proxy[0].black_hole()
+    with connect(proxy[0].address) as near, proxy[1].accept() as far:
+        near.sendall(b"one")
+        assert silent(far)
+        proxy[0].resume()
+        assert take(far, 3) == b"one"
+
+
 @pytest.mark.parametrize("dead", list(Direction))
 def test_half_open(ends: Ends, dead: Direction) -> None:
     """With one direction blocked, the other works; bytes sent the blocked way arrive later."""
@@ -156,17 +166,45 @@ def test_half_open(ends: Ends, dead: Direction) -> None:
     assert take(deaf, 5) == b"lost?"
 
 
-@pytest.mark.parametrize(("fault", "little", "much"), [("delay", 0.05, 1000), ("throttle", 1_000_000, 1)])
-def test_slow_connections(ends: Ends, fault: str, little: float, much: float) -> None:
-    """A delayed or throttled connection forwards all bytes; resume() ends a fault that would last hours."""
+def test_half_open_hides_the_end_of_a_peer(ends: Ends) -> None:
+    """The close of a peer is hidden until the proxy resumes."""
+    proxy, near, far = ends
+    proxy.half_open()
+    far.close()
+    assert silent(near)
+    proxy.resume()
+    assert ended(near)
+
+
+def test_delay(ends: Ends) -> None:
+    """With a delay, all bytes arrive both ways; resume() ends a long delay."""
+    data = os.urandom(1_000_000)
+    proxy, near, far = ends
+    proxy.delay(0.05)
+    near.sendall(data)
+    assert take(far, len(data)) == data
+    far.sendall(b"back")
+    assert take(near, 4) == b"back"
+    proxy.delay(1000)
+    near.sendall(b"held")
+    assert silent(far)
+    proxy.resume()
+    assert take(far, 4) == b"held"
+
+
+def test_throttle(ends: Ends) -> None:
+    """A throttled connection forwards all bytes at its rate; resume() releases the rest."""
     data = os.urandom(50_000)
     proxy, near, far = ends
-    for strength in (little, much):
-        getattr(proxy, fault)(strength)
-        near.sendall(data)
-        if strength == much:
-            proxy.resume()
-        assert take(far, len(data)) == data
+    proxy.throttle(1_000_000)
+    near.sendall(data)
+    assert take(far, len(data)) == data
+    proxy.throttle(0.001)
+    near.sendall(data)
+    assert take(far, 1) == data[:1]
+    assert silent(far)
+    proxy.resume()
+    assert take(far, len(data) - 1) == data[1:]
 
 
 def test_faults_add_up(ends: Ends) -> None:
@@ -237,7 +275,7 @@ def test_memory_is_bounded(ends: Ends) -> None:
     """In a black hole, a sender is blocked after some megabytes."""
     proxy, near, _ = ends
     proxy.black_hole()
-    near.settimeout(0.3)
+    near.settimeout(1.0)
     sent = 0
     with suppress(TimeoutError):
         while sent < 200_000_000:

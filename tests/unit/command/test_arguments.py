@@ -43,15 +43,11 @@ def test_every_command_takes_its_worker_the_same_way(command: str, monkeypatch: 
     "line",
     [
         "recv 1 --count -1",
-        "recv 1 --count x",
         "recv 1 --idle nan",
-        "recv 1 --idle -1",
-        "recv 1 --timeout nan",
         "status --watch nan",
         "status --timeout -5",
         "top --interval nan",
         "tap --count -1",
-        "tap --bytes -1",
     ],
 )
 def test_numbers_that_are_none(line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Representations of Tuplewire's objects in a prompt and a notebook: useful and safe."""
+"""Representations of Tuplewire's objects in a notebook are safe."""
 
 from __future__ import annotations
 

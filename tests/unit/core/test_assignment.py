@@ -62,15 +62,11 @@ def test_invalid(version: int, workers: list[AssignedWorker], says: str) -> None
     ("text", "says"),
     [
         ("", "Expecting value"),
-        ("{", "Expecting"),
         ("[]", "an assignment must be an object, not"),
-        ("null", "an assignment must be an object, not None"),
         ('{"version": 1, "topology": "t"}', "needs the key 'workers'"),
-        ('{"version": "x", "topology": "t", "workers": []}', "version must be a whole number, not 'x'"),
         ('{"version": 1, "topology": "t", "workers": [{"worker_id": "w"}]}', "needs the key 'address'"),
         ('{"version": 1, "topology": "t", "workers": 5}', "workers must be a list, not 5"),
         ('{"version": 1.9, "topology": "t", "workers": []}', "version must be a whole number, not 1.9"),
-        ('{"version": 1, "topology": null, "workers": []}', "topology must be a string, not None"),
         ('{"version": 1, "topology": "", "workers": []}', "needs the name of its topology"),
         (
             '{"version": 1, "topology": "t", "workers": [], "active": 1}',

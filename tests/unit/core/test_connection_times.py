@@ -1,4 +1,4 @@
-"""Times of a connection: pacing of small frames, backoff and probes."""
+"""Times of a connection: pacing of small frames, and backoff."""
 
 from __future__ import annotations
 

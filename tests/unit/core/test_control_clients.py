@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 
 import pytest
@@ -63,10 +62,3 @@ def test_a_worker_out_of_reach_gets_a_new_channel() -> None:
             with pytest.raises(UnreachableError):
                 client.status()
             assert client._connection is None
-
-
-def test_clients_travel_before_their_first_call() -> None:
-    """Spark pickles a reader with its clients: threads start with the first call."""
-    clients = pickle.loads(pickle.dumps(ControlClients(ControlClient)))  # noqa: S301 - created here
-    assert clients.each([], ControlClient.status) == {}
-    clients.close()

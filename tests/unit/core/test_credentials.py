@@ -1,4 +1,4 @@
-"""Credentials: fields, variables, destinations of a token, names in certificates, and files of TLS."""
+"""Credentials: incomplete ones, destinations of a token, names in certificates, and files of TLS."""
 
 from __future__ import annotations
 
@@ -67,11 +67,9 @@ def test_client_raises_before_its_token_leaves() -> None:
 @pytest.mark.parametrize(
     ("name", "pattern", "matching"),
     [
-        ("worker.example", "worker.example", True),
         ("Worker.Example", "worker.EXAMPLE", True),
         ("a.workers.example", "*.workers.example", True),
         ("*.workers.example", "*.workers.example", True),
-        ("10.0.0.1", "10.0.0.1", True),
         ("spiffe://prod/worker", "spiffe://prod/worker", True),
         ("other.example", "worker.example", False),
         ("workers.example", "*.workers.example", False),
@@ -81,7 +79,6 @@ def test_client_raises_before_its_token_leaves() -> None:
         ("spiffe://prod/Worker", "spiffe://prod/worker", False),
         ("spiffe://a.workers.example", "*.workers.example", False),
         ("me@a.workers.example", "*.workers.example", False),
-        ("a@b.workers.example", "*.workers.example", False),
         ("", "*.example", False),
     ],
 )

@@ -31,18 +31,6 @@ def test_facts_are_in_the_text_and_in_the_record(caplog: pytest.LogCaptureFixtur
     assert (facts["peer"], facts["messages"]) == ("a:1", 3)
 
 
-def test_what_is_not_logged_is_not_put_into_words(caplog: pytest.LogCaptureFixture) -> None:
-    """A disabled log event is not formatted."""
-
-    class Loud:
-        def __str__(self) -> str:
-            raise AssertionError
-
-    with caplog.at_level(logging.WARNING):
-        logger.info("thing.happened", extra={"what": Loud()})
-    assert not caplog.records
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [

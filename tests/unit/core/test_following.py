@@ -121,39 +121,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_connected_stream_keeps_its_tasks() -> None:
-    """A worker that does not know a newer assignment keeps its consumer until it reports the move."""
-    one, two, three = Worker("a", 1, 2), Worker("b", 3), Worker("c")
-    cluster = Cluster(one, two, three)
-    async with cluster.receiving(one, 1, 2, 3) as receiver:
-        await until(lambda: receiver.connected)
-        two.tasks.clear()
-        three.tasks |= {2, 3}
-        cluster.assign(a=[1], b=[], c=[2, 3])  # worker a still delivers task 2
-        two.cut()
-        await until(lambda: receiver.connected and three.last == [3])
-        assert one.last == [1, 2]
-        one.tasks.discard(2)
-        await one.move(2)
-        await until(lambda: receiver.connected and three.last == [2, 3])
-
-
-async def test_workers_that_learn_of_a_move_late_are_tried_again() -> None:
-    """Neither the old nor the new owner accepts the task for a moment; the subscription finds it later."""
-    own, old, new = Worker("a"), Worker("b", 1), Worker("c")
-    cluster = Cluster(own, old, new)
-    async with cluster.receiving(own, 1) as receiver:
-        await until(lambda: receiver.connected)
-        old.tasks.clear()
-        old.cut()
-        await until(lambda: not receiver.connected)
-        requests = cluster.requests
-        await until(lambda: cluster.requests > requests + 3)
-        cluster.assign(c=[1])
-        new.tasks.add(1)
-        await until(lambda: receiver.connected and new.last == [1])
-
-
 async def test_only_the_newest_assignment_proves_a_task_unknown() -> None:
     """A worker with an older assignment may not know the task; in the newest, a missing task is an error."""
     own, old, new = Worker("a"), Worker("b", 1), Worker("c")

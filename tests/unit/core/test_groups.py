@@ -123,11 +123,6 @@ def test_a_cut_loses_nothing(count: int, *, headed: bool) -> None:
     assert all(piece.redelivered and piece.task == group.task for piece in pieces)
 
 
-def test_pieces_double() -> None:
-    """Later pieces double in size, so that this cut and the next one are cheap."""
-    assert [len(piece) for piece in cut(group_of(*[1] * 100), 3)] == [3, 3, 6, 12, 24, 48, 4]
-
-
 @pytest.mark.parametrize("sizes", [[0], [1] * 40, [100_000] * 30])
 @HEADED
 def test_wire_bytes_is_an_upper_bound(sizes: list[int], *, headed: bool) -> None:

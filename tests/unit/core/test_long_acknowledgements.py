@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 import pytest
 from helpers.cursors import answer_of, cursor_of, rejection_of
@@ -276,24 +275,3 @@ async def test_copies_that_are_due_together_are_sent_in_slices() -> None:
 
     assert sum(sent) == MESSAGES
     assert max(sent) <= TURN
-
-
-def test_a_request_for_many_tasks_is_one_report() -> None:
-    """A report covers up to one slice of tasks, and never contains two slices of the same task."""
-    reports: list[list[tuple[int, int]]] = []
-
-    class Subscription:
-        def progress(self, cursors: Sequence[pb.TaskCursor]) -> bool:
-            reports.append([(each.task, len(each.rejections)) for each in cursors])
-            return False
-
-    def take(*tasks: tuple[int, int]) -> list[list[tuple[int, int]]]:
-        reports.clear()
-        told = [cursor_of(task, 500, 500, 500, MIB, rejections(count)) for task, count in tasks]
-        asyncio.run(_take_progress(cast("Any", Subscription()), pb.Progress(tasks=told)))
-        return [each for each in reports if each]
-
-    few = [(task, 0) for task in range(1, 51)]
-    assert take(*few) == [few]
-    assert take((1, 0), (2, 250), (3, 0)) == [[(1, 0)], [(2, 100)], [(2, 100)], [(2, 50), (3, 0)]]
-    assert max(map(len, take(*[(task, 0) for task in range(1, 1001)]))) <= TURN

@@ -239,14 +239,6 @@ def test_other_refusals() -> None:
     check_report(report(histogram(1)), frozenset(["tuplewire_user_orders"]))
 
 
-def test_a_source_outside_the_topology_has_no_name() -> None:
-    """Sizes of tuples from outside the topology are reported with an empty label."""
-    sizes = counter(1, 5)
-    sizes.labels[1] = "source"
-    sizes.samples[0].labels[1] = ""
-    check_report(report(sizes))
-
-
 def test_a_name_has_one_meaning() -> None:
     """If programs define the same metric differently, the page shows only the first definition."""
     gauge = counter(2, 3)

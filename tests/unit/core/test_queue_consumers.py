@@ -172,20 +172,6 @@ def test_another_consumers_rejections_count_from_one() -> None:
     assert rejections.rejections == 2
 
 
-def test_sequences_go_on_when_tasks_come_back() -> None:
-    """The sequence of each returning task continues, independently of other tasks."""
-    queues = queues_of([1, 2])
-    put(queues, 1, b"a", b"b", b"c")
-    put(queues, 2, b"a")
-    queues.assign([])
-    assert [len(group) for group, _ in queues.leave([1, 2])] == [3, 1]
-    queues.assign([1, 2])
-    put(queues, 1, b"d")
-    put(queues, 2, b"b")
-    taken = Consumer(queues, 1, 2).subscription.take(MIB)
-    assert {each.group.task: each.first_sequence for each in taken} == {1: 4, 2: 2}
-
-
 def test_a_newcomers_credit_counts_from_its_own_cursor() -> None:
     """Messages that a consumer received from another worker do not reduce its credit here."""
     queues = queues_of([1])

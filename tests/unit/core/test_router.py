@@ -1,4 +1,4 @@
-"""Routing: calls to moves and connections, refusals, reports, and no state of removed tasks."""
+"""Routing: refusals, dropped messages, the transfer queue, and no state of removed tasks."""
 
 from __future__ import annotations
 

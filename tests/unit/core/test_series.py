@@ -6,10 +6,9 @@ import random
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
-from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from tuplewire_service.metrics.families import encode_openmetrics, encoder_for
+from tuplewire_service.metrics.families import encode_openmetrics
 from tuplewire_service.metrics.worker_metrics import Names, Totals
 
 
@@ -68,11 +67,3 @@ def test_openmetrics_is_the_librarys(registry: CollectorRegistry) -> None:
     """The encoder writes the same bytes as prometheus-client."""
     theirs = generate_openmetrics(registry)  # type: ignore[no-untyped-call]  # the library's
     assert _without_created(encode_openmetrics(registry)) == _without_created(theirs)
-
-
-def test_the_format_is_what_was_asked_for(registry: CollectorRegistry) -> None:
-    """Prometheus gets OpenMetrics on request; other clients get the text format."""
-    assert encoder_for("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")[0] is encode_openmetrics
-    encode, content_type = encoder_for("*/*")
-    assert content_type.startswith("text/plain;")
-    assert _without_created(encode(registry)) == _without_created(generate_latest(registry))

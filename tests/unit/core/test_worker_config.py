@@ -55,15 +55,6 @@ def test_environment_names_the_file(tmp_path: Path) -> None:
     assert load({}, {"TUPLEWIRE_CONFIG": str(file)}).config.topology == "words"
 
 
-def test_file_takes_storms_keys(tmp_path: Path) -> None:
-    """Storm's keys work in the file, unquoted (as TOML tables) or quoted."""
-    file = _file(
-        tmp_path, 'storm.messaging.transport = "grpc"\n"topology.executor.receive.buffer.size" = 1024\n'
-    )
-    config = load({}, {}, file).config
-    assert (config.transport, config.receive_queue_messages) == ("grpc", 1024)
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

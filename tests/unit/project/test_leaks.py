@@ -1,4 +1,4 @@
-"""The leak check detects every kind of leak."""
+"""The leak check detects threads, child processes and asyncio tasks."""
 
 from __future__ import annotations
 

@@ -75,7 +75,6 @@ def test_wrong_delays(text: str) -> None:
     [
         ({"grouping": "fields"}, "option tasks is missing"),
         ({"tasks": "1,2"}, "grouping is direct"),
-        ({"tuplewire.token": "x"}, r"unknown option .tuplewire\.token..*token_file"),
         ({"tuplewire.max_message_bytes": "many"}, r"option tuplewire\.max_message_bytes"),
     ],
 )

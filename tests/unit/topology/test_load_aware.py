@@ -172,14 +172,6 @@ def test_task_that_is_not_heard_of() -> None:
 LOCAL_ONE = [WORKER] + [EVERYTHING] * 7
 
 
-def test_near_tasks_keep_what_they_can_do() -> None:
-    """While the near tasks keep up, they get all messages."""
-    simulation = Simulation([1_000.0] * 8, 900, 1_024)
-    simulation.add(LoadAwareShuffle, LOCAL_ONE)
-    simulation.run(60)
-    assert simulation.share(0) == 1
-
-
 @pytest.mark.parametrize("queue", [1_024, 8_192])
 def test_farther_tasks_take_the_rest(queue: int) -> None:
     """If near tasks do not keep up, farther tasks get only the excess, without oscillation."""

@@ -87,13 +87,6 @@ def test_targets_and_sources() -> None:
         topology.targets_of("lines", "baad")
 
 
-@pytest.mark.parametrize("task", [0, 9, -1])
-def test_unknown_task(task: int) -> None:
-    """An unknown task is an error that contains the valid range."""
-    with pytest.raises(TopologyError, match=f"task {task} is none of this topology's, 1 to 8"):
-        wordcount().create_topology().component_of(task)
-
-
 def test_context() -> None:
     """A context contains the task's component, and its index among the component's tasks."""
     context = TopologyContext("wordcount-1", wordcount().create_topology(), 7)
