@@ -179,6 +179,18 @@ def test_a_receiver_that_knows_more_than_was_sent() -> None:
     assert contents(sending.frames()) == [(1, [(1, b"\0")])]
 
 
+def test_the_last_message_that_is_unreleased_is_told() -> None:
+    """The last unreleased entry sequence is reset after everything is released."""
+    sending = Sending()
+    for first in (50, 3):
+        sending.offer_groups(TaskGroup.of(1, [b"x", b"y"]).at(first, 0))
+        sending.frames()
+        assert list(sending.window.unreleased().values()) == [first + 1]
+        released = 2 if first == 50 else 4
+        sending.update(1 if first == 50 else 2, grants=(credit_of(1, PLENTY, PLENTY, released),))
+        assert sending.window.unreleased() == {}
+
+
 def window() -> SendWindow:
     """Return a window with a receiver that grants ample credit."""
     state = SendWindow(SessionSettings())

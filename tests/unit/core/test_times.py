@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,12 +14,14 @@ from hypothesis import strategies as st
 
 from tuplewire.session.durations import BOUNDS, Durations
 from tuplewire.session.flow import OutFrame
+from tuplewire.session.ledger import Ledger
 from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure, ReportedLoads, SendingPressure
 from tuplewire_service.worker.queue import QueueTimes
 from tuplewire_service.worker.times import (
     INTERVAL_SECONDS,
     Blocking,
     LoopLag,
+    Timekeeper,
     TimeShares,
     TimeState,
     WorkerTotals,
@@ -166,6 +170,23 @@ def test_the_last_seconds_are_told_apart() -> None:
 
 
 BETWEEN = (HIGH_LOAD + LOW_LOAD) / 2
+
+
+async def test_the_mark_of_the_last_seconds_advances() -> None:
+    """After two spans, the mark is between one and two spans old."""
+    servers = SimpleNamespace(tasks_without_credit=set)
+    router = SimpleNamespace(
+        ledger=lambda: Ledger().snapshot(0), connections=SimpleNamespace(blocked=tuple), place_of=str
+    )
+    times = Timekeeper(cast("Any", router), cast("Any", servers), 10)
+    start = times._marks[0].seconds
+    now = 0.0
+    times._clock = lambda: start + now
+    for now, age in ((4.9, 4.9), (5.0, 5.0), (9.9, 9.9), (10.0, 5.0), (14.9, 9.9), (15.0, 5.0)):
+        looking = asyncio.create_task(times.sample())
+        await asyncio.sleep(0)
+        looking.cancel()
+        assert start + now - times._marks[0].seconds == pytest.approx(age)
 
 
 def test_expired_reports_take_no_memory() -> None:
