@@ -272,3 +272,15 @@ def test_every_module_is_imported() -> None:
     reached |= {name.rpartition(".")[0] for name in reached}  # packages with an imported module
     declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert {name for name in MODULES.keys() - reached if f'"{name}:' not in declared} == IMPORTED_BY_OTHERS
+
+
+def test_class_names_are_told_apart() -> None:
+    """Class names are unique, except in the asyncio client, which repeats them deliberately."""
+    named = Counter(
+        node.name
+        for name, path in MODULES.items()
+        if name != "tuplewire.aio" and not within(name, ["tuplewire.wire"])
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, times in named.items() if times > 1] == []

@@ -104,3 +104,20 @@ def test_completion_finds_what_there_is() -> None:
         check=False,
     )
     assert names.returncode == 0, names.stderr
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (tuplewire.TaskMessageBatch, {"source"}),
+        (tuplewire.TaskMessageBatch.from_columns, {"sources", "keys", "headers"}),
+        (tuplewire.TaskMessageBatch.from_arrow, {"source", "keys", "headers"}),
+        (tuplewire.local, {"topology", "drain_seconds"}),
+        (tuplewire_topology.complete_topology, {"conf", "timeout"}),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_arguments_without_an_obvious_order_have_names(function: Any, names: set[str]) -> None:
+    """Callers must name the arguments that they could confuse."""
+    shown = inspect.signature(function).parameters.values()
+    assert {each.name for each in shown if each.kind is inspect.Parameter.KEYWORD_ONLY} == names

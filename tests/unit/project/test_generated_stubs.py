@@ -1,0 +1,62 @@
+"""Generated code opens and serves all message streams."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+CHANNEL = "clients/tuplewire/connection/grpc_channel.py", "bytes_channel"
+SERVER = "service/tuplewire_service/messaging/grpc/grpc_transport.py", "_bytes_server"
+SERVICES = "service/tuplewire_service/control/servicers.py", "Services"
+"""This class calls the methods of handlers, which have the names of a channel's methods."""
+
+PATH = re.compile(r"/?tuplewire\.v1\.(Messaging|Source)(/|$)")
+"""The path of such a method, or the name of its service."""
+
+
+def _product() -> Iterator[tuple[str, ast.Module]]:
+    for folder in ("clients", "service", "topology", "demos"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if not path.stem.endswith(("_pb2", "_pb2_grpc")):
+                yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _calls(*names: str) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield the file, the function or class, and the text of every call of these names in the product."""
+    for path, module in _product():
+        for statement in module.body:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
+                    yield (path, getattr(statement, "name", "")), ast.unparse(node)
+
+
+def test_stubs_open_the_streams() -> None:
+    """Only bytes_channel() calls a channel's stream methods, and only generated stubs use its result."""
+    streams = {place for place, _ in _calls("unary_stream", "stream_unary", "stream_stream")}
+    assert streams == {CHANNEL, SERVICES}
+    channels = [call for _, call in _calls("bytes_channel")]
+    stubs = [call for _, call in _calls("MessagingStub", "SourceStub")]
+    assert channels == ["bytes_channel(channel)"] * 2
+    unary = "SourceStub(channel)"  # polls the states of tasks, without streams
+    assert {*stubs} == {"MessagingStub(bytes_channel(channel))", "SourceStub(bytes_channel(channel))", unary}
+
+
+def test_the_generated_function_registers_the_service() -> None:
+    """The only service that is made by hand has the methods that the generated function passes."""
+    assert {place for place, _ in _calls("method_handlers_generic_handler")} == {SERVER}
+    (added,) = [call for _, call in _calls("add_MessagingServicer_to_server")]
+    assert added == "add_MessagingServicer_to_server(servicer, _bytes_server(server))"
+
+
+def test_no_path_is_written_by_hand() -> None:
+    """Only the generated code names the services with streams of messages."""
+    found = [
+        f"{path}:{node.lineno}"
+        for path, module in _product()
+        for node in ast.walk(module)
+        if isinstance(node, ast.Constant) and PATH.match(str(node.value))
+    ]
+    assert found == []
