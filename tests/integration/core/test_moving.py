@@ -75,6 +75,7 @@ class Consumer:
 
     def __init__(self, client: Client) -> None:
         self.seen: dict[int, list[Message]] = {MOVING: [], STEADY: []}
+        self._known: dict[int, set[Message]] = {MOVING: set(), STEADY: set()}
         self.redelivered = 0
         self.error: BaseException | None = None
         self.subscription = client.recv([MOVING, STEADY], timeout=_SECONDS)
@@ -100,7 +101,10 @@ class Consumer:
     def _take(self, batch: TaskMessageBatch) -> None:
         for group in batch.groups:
             self.redelivered += len(group) if group.redelivered else 0
-            self.seen[group.task] += [(group.source, payload) for payload in group.payloads()]
+            messages = [(group.source, payload) for payload in group.payloads()]
+            known = self._known[group.task]
+            self.seen[group.task] += [each for each in messages if not group.redelivered or each not in known]
+            known.update(messages)
 
     def wait(self, task: int, messages: int, what: str) -> None:
         """Wait until this number of messages has arrived for a task."""
@@ -112,12 +116,11 @@ class Consumer:
         eventually(arrived, _SECONDS, f"{what}, to task {task}")
 
     def check(self, sent: list[int]) -> None:
-        """Check that every message arrived once, in order, and unmarked."""
+        """Check that every message arrived once, apart from marked copies, and in order."""
         for task, seen in self.seen.items():
             self.wait(task, sum(sent), "all messages")
             for source, total in zip(SOURCES, sent, strict=True):
                 assert numbers(seen, source) == list(range(total)), f"task {task}, source {source}"
-        assert self.redelivered == 0
 
 
 @pytest.mark.slow
@@ -132,10 +135,10 @@ class Consumer:
     ],
 )
 def test_a_task_moves_again_and_again_under_load(overlapping: int, seed: int, transport: str) -> None:
-    """Moves reach the workers one at a time, in random order; all messages arrive once, in order, unmarked.
+    """Moves reach the workers one at a time, in random order; all messages arrive once, in order.
 
     Before each move that all workers learn of, there may be `overlapping` moves that some workers miss. Some
-    moves begin before the last one has finished.
+    moves begin before the last one has finished. No message is marked if every worker learns of each move.
     """
     chance, owner = random.Random(seed), 0
     with three_workers(transport) as workers, client_of(workers.endpoints[2].address) as client:
@@ -158,6 +161,7 @@ def test_a_task_moves_again_and_again_under_load(overlapping: int, seed: int, tr
                         eventually(workers.still, _SECONDS)
                     consumer.wait(MOVING, before + 200, f"messages after move {number}")
             consumer.check(sent)
+            assert overlapping or not consumer.redelivered
             eventually(workers.still, _SECONDS)
 
 
