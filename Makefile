@@ -156,6 +156,10 @@ bench-idle: $(VENV)/.dev ## Measure workers that have nothing to do: start, memo
 bench-cores: $(VENV)/.dev ## Measure what a message costs with more workers: what more cores would bring
 	$(BIN)/python tests/tools/bench/mesh.py cores $(ARGS)
 
+.PHONY: bench-calls
+bench-calls: $(VENV)/.dev ## Count the Python calls of a message that travels alone; ARGS=--cpu for CPU times
+	$(BIN)/python tests/tools/bench/calls.py $(ARGS)
+
 .PHONY: bench-compare
 bench-compare: $(VENV)/.dev ## Run the bench of two commits by turns: BASE=commit, ARGS='--only hop --pairs 5'
 	$(BIN)/python tests/tools/bench/compare.py $(BASE) $(ARGS)
