@@ -70,7 +70,7 @@ class LonePath:
         self._received.close()
 
     def send(self, messages: int) -> None:
-        """Send messages one by one, each after the one before was received."""
+        """Send messages one at a time, each after the one before was received."""
         due = time.monotonic()
         for _ in range(messages):
             due = max(due + 1 / RATE, time.monotonic())
