@@ -8,9 +8,11 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 
+@lru_cache(1 << 12)
 def varint(value: int) -> bytes:
     """Return protobuf's base-128 encoding of a non-negative number."""
     if value < 0x80:

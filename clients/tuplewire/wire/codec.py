@@ -1,8 +1,9 @@
 """Encoding and decoding of frames, by group and never by message.
 
-encode_frame() joins the columns by hand with one copy; the protobuf library would make four. The result is an
-ordinary `SendRequest{frame}` or `RecvResponse{frame}`, which both have the frame as field 2. Tests compare it
-with the generated code. The protobuf library decodes frames, with the schema OpaqueFrame.
+encode_frame() joins the columns by hand with one copy; the protobuf library, which encodes the other fields,
+would make four. The result is an ordinary `SendRequest{frame}` or `RecvResponse{frame}`, which both have the
+frame as field 2. Tests compare it with the generated code. The protobuf library decodes frames, with the
+schema OpaqueFrame.
 
 Used by the streams of clients and workers, staged rows of sinks, and the local transport. Owns no state.
 Thread-safe. Design: docs/design/sessions.md.
@@ -11,6 +12,7 @@ Thread-safe. Design: docs/design/sessions.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
@@ -19,30 +21,20 @@ from tuplewire.errors import MalformedError
 from tuplewire.session.credit import MAX_TASKS
 from tuplewire.values.columns import varint
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, flow_of, task_and_forwarded
-from tuplewire.wire.messaging_pb2 import Flow, RecvResponse, SendRequest
-from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueMessage
+from tuplewire.wire.messaging_pb2 import RecvResponse, SendRequest
+from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup, OpaqueMessage
 
 _Message = TypeVar("_Message", SendRequest, RecvResponse)
 
 # Protobuf tags: field number << 3 | wire type.
 _FRAME = b"\x12"
-_SEQUENCE = b"\x08"
 _GROUP = b"\x12"
-_ASSIGNMENT_VERSION = b"\x18"
-_TASK = b"\x08"
-_SOURCE = b"\x10"
-_LENGTHS = b"\x1a"
-_DATA = b"\x22"
-_FIRST_SEQUENCE = b"\x28"
-_REDELIVERED = b"\x30\x01"
-_FORWARDED = b"\x39"
-_ACCEPTED = b"\x41"
-_RETAINED_UPSTREAM = b"\x48\x01"
-_HEADER_LENGTHS = b"\x52"
-_HEADER_DATA = b"\x5a"
-_FRAME_ACCEPTED = b"\x21"
-_CLOSED = b"\x2a"
-_ACK_IMMEDIATELY = b"\x30\x01"
+_COLUMNS = (
+    (b"\x1a", attrgetter("lengths")),
+    (b"\x22", attrgetter("data")),
+    (b"\x52", attrgetter("header_lengths")),
+    (b"\x5a", attrgetter("header_data")),
+)
 
 
 def encode_frame(
@@ -64,52 +56,36 @@ def encode_frame(
         accepted_micros: The time of acceptance of each run's first message.
         assignment_version, closed: Fields of Frame, for Send; `closed` has flows.
     """
-    parts: list[bytes] = [_SEQUENCE + varint(sequence)]
-    if assignment_version:
-        parts.append(_ASSIGNMENT_VERSION + varint(assignment_version))
     frame_accepted = accepted_micros[0] if accepted_micros else 0
-    if ack_immediately:
-        parts.append(_ACK_IMMEDIATELY)
-    if frame_accepted:
-        parts.append(_FRAME_ACCEPTED + frame_accepted.to_bytes(8, "little"))
+    told = OpaqueFrame(
+        sequence=sequence,
+        assignment_version=assignment_version,
+        accepted_unix_micros=frame_accepted,
+        ack_immediately=ack_immediately,
+    )
     for flow in closed:
         task, forwarded = task_and_forwarded(flow)
-        told = Flow(task=task, forwarded=forwarded).SerializeToString()
-        parts.append(_CLOSED + varint(len(told)) + told)
+        told.closed.add(task=task, forwarded=forwarded)
+    parts = [b"", told.SerializeToString()]
     # The first run's time is a field of the frame. Other runs have a time only if it differs.
     for index, run in enumerate(runs):
         group = run[0]
-        lengths = [piece.lengths for piece in run]
-        data = [piece.data for piece in run]
-        lengths_size, data_size = sum(map(len, lengths)), sum(map(len, data))
-        head = _TASK + varint(group.task)
-        if group.source is not None:
-            head += _SOURCE + varint(group.source)
-        first = first_sequences[index] if first_sequences else group.entry_sequence
-        if first:
-            head += _FIRST_SEQUENCE + varint(first)
-        if group.redelivered:
-            head += _REDELIVERED
-        if group.forwarded:
-            head += _FORWARDED + group.forwarded.to_bytes(8, "little")
-        if accepted_micros and accepted_micros[index] != frame_accepted:
-            head += _ACCEPTED + accepted_micros[index].to_bytes(8, "little")
-        if group.retained_upstream:
-            head += _RETAINED_UPSTREAM
-        head += _LENGTHS + varint(lengths_size)
-        middle = _DATA + varint(data_size)
-        size = len(head) + lengths_size + len(middle) + data_size
-        if not group.header_lengths:
-            parts += (_GROUP + varint(size) + head, *lengths, middle, *data)
-            continue
-        headers = [piece.header_data for piece in run]
-        headers_size = sum(map(len, headers))
-        header_lengths = _HEADER_LENGTHS + varint(lengths_size)
-        end = _HEADER_DATA + varint(headers_size)
-        size += len(header_lengths) + lengths_size + len(end) + headers_size
-        parts += (_GROUP + varint(size) + head, *lengths, middle, *data, header_lengths)
-        parts += (*(piece.header_lengths for piece in run), end, *headers)
-    parts.insert(0, _FRAME + varint(sum(map(len, parts))))
+        micros = accepted_micros[index] if accepted_micros else 0
+        head = OpaqueGroup(
+            task=group.task,
+            source=group.source,
+            first_sequence=first_sequences[index] if first_sequences else group.entry_sequence,
+            redelivered=group.redelivered,
+            forwarded=group.forwarded,
+            accepted_unix_micros=micros if micros != frame_accepted else 0,
+            retained_upstream=group.retained_upstream,
+        ).SerializeToString()
+        columns = [head]
+        for tag, column in _COLUMNS if group.header_lengths else _COLUMNS[:2]:
+            pieces = list(map(column, run))
+            columns += (tag + varint(sum(map(len, pieces))), *pieces)
+        parts += (_GROUP + varint(sum(map(len, columns))), *columns)
+    parts[0] = _FRAME + varint(sum(map(len, parts)))
     return b"".join(parts)
 
 
