@@ -56,15 +56,19 @@ class Connecting(Suspendable, Protocol):
 
 
 class _Selector(selectors.DefaultSelector):
-    """The selector of a loop; reports the start and end of each wait."""
+    """The selector of a loop; can report the start and end of each wait."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.on_wait: Callable[[float, float], None] | None = None
+    def report(self, on_wait: Callable[[float, float], None] | None) -> None:
+        """Report waits from now on; None: stop. Without a report, select() has no other cost."""
+        if on_wait is None:
+            vars(self).pop("select", None)
+        else:
+            vars(self)["select"] = partial(self._reported, on_wait)
 
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        on_wait = self.on_wait  # another thread may reset it during the wait
-        if on_wait is None or (timeout is not None and timeout <= 0):
+    def _reported(
+        self, on_wait: Callable[[float, float], None], timeout: float | None = None
+    ) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout <= 0:
             return super().select(timeout)
         began = time.monotonic()
         ready = super().select(timeout)
@@ -147,7 +151,7 @@ class EventLoopThread:
 
         The loop calls the listener after the wait, before the callbacks that are due. It must not raise.
         """
-        self._selector.on_wait = listener
+        self._selector.report(listener)
 
     @property
     def inside(self) -> bool:

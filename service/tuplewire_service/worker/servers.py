@@ -7,6 +7,7 @@ Used by worker.py and times.py. Owns the bound servers. Call only from the event
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
@@ -46,6 +47,8 @@ class Servers:
         self._topology = topology
         self.bound: list[StreamedServer[Any]] = []
         """All servers."""
+        self.without_credit: list[Counter[int]] = []
+        """The tasks without credit of each server; see SendService."""
         self.addresses: list[str] = []
         """Every address at which programs are served."""
         self.peer_addresses: list[str] = []
@@ -65,6 +68,7 @@ class Servers:
         # bind() waits for the messaging loop, so it must not run on it.
         server = await asyncio.to_thread(context.bind, self._topology, port, callback)
         self.bound.append(server)
+        self.without_credit.append(server.senders.tasks_without_credit)
         return list(server.addresses)
 
     async def restrict_intake(self, intake: AcceptedPeers) -> None:
@@ -79,12 +83,11 @@ class Servers:
 
     def tasks_without_credit(self) -> set[int]:
         """Return the tasks for which a sender has used up its window."""
-        return {task for each in self.bound for task in each.senders.tasks_without_credit}
+        return set().union(*self.without_credit)
 
     def longest_without_credit(self) -> list[int]:
         """Return, for each server, the task that has been exhausted longest."""
-        without_credit = [each.senders.tasks_without_credit for each in self.bound]
-        return [next(iter(each)) for each in without_credit if each]
+        return [next(iter(each)) for each in self.without_credit if each]
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the addresses, and the summed counts, to a worker's status."""

@@ -50,9 +50,11 @@ class TimeState(enum.StrEnum):
 class TimeShares:
     """Sums the waits of an event loop by cause; other time is busy. Call only from the event loop."""
 
-    __slots__ = ("_began", "_waited")
+    __slots__ = ("_began", "_waited", "idle")
 
     def __init__(self, now: float) -> None:
+        self.idle = 0.0
+        """The seconds of other waits, during which nothing was blocked."""
         self._began = now
         self._waited = dict.fromkeys(TimeState, 0.0)
 
@@ -81,6 +83,7 @@ class TimeShares:
     def seconds(self, now: float) -> dict[str, float]:
         """Return the seconds in each state since the start; their sum is the elapsed time."""
         shares = {state.value: waited for state, waited in self._waited.items()}
+        shares[TimeState.IDLE] += self.idle
         shares[TimeState.BUSY] = now - self._began - sum(shares.values())
         return shares
 
@@ -192,8 +195,11 @@ class Timekeeper:
 
     def waited(self, began: float, ended: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.on_wait."""
-        pressure = self._router.pressure
-        here = {self._router.place_of(task) == LOCAL for task in self._servers.longest_without_credit()}
+        pressure, servers = self._router.pressure, self._servers
+        if not (pressure.without_credit or pressure.held or any(servers.without_credit)):  # nearly always
+            self._shares.idle += ended - began
+            return
+        here = {self._router.place_of(task) == LOCAL for task in servers.longest_without_credit()}
         # Programs also send messages for tasks of other workers through this one.
         there = False in here or pressure.without_credit > 0
         since = pressure.held_since
