@@ -112,7 +112,7 @@ class SendBuffer:
         self.wake()
 
     def _sent_as_one(self, group: TaskGroup) -> bool:
-        return len(group) == 1 and group.plain and self.send_one(group.task, group.data, group.source)
+        return group.count == 1 and group.plain and self.send_one(group.task, group.data, group.source)
 
     async def send_async(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
         """Do the same as send, on any event loop. A cancelled call accepts no messages."""

@@ -84,9 +84,9 @@ class SubmissionQueue:
             if isinstance(entry, list):
                 messages = size = 0
                 for group in entry:
-                    messages += len(group)
+                    messages += group.count
                     size += group.size_bytes
-                    of_flow[group.flow] = of_flow.get(group.flow, 0) + len(group)
+                    of_flow[group.flow] = of_flow.get(group.flow, 0) + group.count
                 self.extra_messages += messages - 1
             else:
                 task, _, payload = entry

@@ -35,13 +35,13 @@ class Delivery:
     @property
     def last(self) -> int:
         """The sequence of the last message."""
-        return self.first_sequence + len(self.group) - 1
+        return self.first_sequence + self.group.count - 1
 
     def within(self, after: int, last: int) -> Delivery | None:
         """Return the messages after the sequence `after`, up to `last`; None if there are none."""
         first = max(after + 1, self.first_sequence)
         stop = min(last, self.last) + 1
-        if stop - first == len(self.group):
+        if stop - first == self.group.count:
             return self
         if first >= stop:
             return None
@@ -267,7 +267,7 @@ class ConsumeWindow:
         start = 0
         index_of = attrgetter("index")
         for delivery in arrived.deliveries:
-            task, count = delivery.group.task, len(delivery.group)
+            task, count = delivery.group.task, delivery.group.count
             state = self._tasks[task]
             # Otherwise the task has started again, and the worker redelivers these messages.
             if arrived.epoch >= state.epoch:
@@ -293,7 +293,7 @@ class ConsumeWindow:
                 anew.rejections, anew.awaited_rejection = state.rejections, state.rejected
                 anew.reported_rejections = state.reported_rejections
                 return
-        state.acknowledge(first + len(delivery.group) - 1)
+        state.acknowledge(first + delivery.group.count - 1)
 
     def waiting(self) -> set[int]:
         """Return the tasks that wait for an answer. All their local messages will be redelivered."""

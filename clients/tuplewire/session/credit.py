@@ -92,7 +92,7 @@ class CreditBook:
                 account = self._accounts.get(group.flow)
                 if account is None:
                     account = self._accounts[group.flow] = _Account(*self.initial)
-                count, size = len(group), group.size_bytes
+                count, size = group.count, group.size_bytes
                 account.received_messages += count
                 account.received_bytes += size
                 self.received_messages += count
@@ -108,7 +108,7 @@ class CreditBook:
     def refused(self, group: TaskGroup) -> None:
         """Subtract refused messages from the counts. The sender does not count them either."""
         account = self._accounts[group.flow]
-        count, size = len(group), group.size_bytes
+        count, size = group.count, group.size_bytes
         account.received_messages -= count
         account.received_bytes -= size
         self.received_messages -= count

@@ -34,7 +34,7 @@ class Entry:
     @property
     def messages(self) -> int:
         """The number of messages."""
-        return len(self.group)
+        return self.group.count
 
     def having(self, group: TaskGroup) -> Entry:
         """Return this entry with other messages."""
@@ -119,7 +119,7 @@ class Flow:
         while pending:
             entry = pending[0]
             group = entry.group
-            count, size = len(group), group.size_bytes
+            count, size = group.count, group.size_bytes
             # 1. A frame takes at least one entry, so an entry above the frame's size is sent alone.
             if entries and (wire_bytes(group) > room or len(entries) >= MAX_FRAME_GROUPS):
                 return 0
@@ -190,7 +190,7 @@ class InFlight:
         first_micros = self.entries[0].accepted_micros if self.entries else 0
         for entry in self.entries:
             group = entry.group
-            messages += len(group)
+            messages += group.count
             size += group.size_bytes
             micros = entry.accepted_micros
             # A frame contains the time of its first message once, and a run only a different time.

@@ -18,7 +18,7 @@ from tuplewire.session.flow import Entry, Flow, InFlight
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire.session.pieces import cut_off
 from tuplewire.settings.config import AckMode, Overflow, SessionSettings
-from tuplewire.values.group import TaskGroup, entry_worker, task_and_forwarded
+from tuplewire.values.group import COUNT, SIZE_BYTES, TaskGroup, entry_worker, task_and_forwarded
 
 
 def excess(held: int, offered: int, bound: int) -> int:
@@ -106,7 +106,7 @@ class PendingMessages:
 
     def _account(self, entry: Entry, dropped: DropReason | None) -> Settled:
         group = entry.group
-        count, size = len(group), group.size_bytes
+        count, size = group.count, group.size_bytes
         self._release(entry, count, size)
         if dropped is None:
             self._ledger.acknowledged += count
@@ -131,7 +131,7 @@ class PendingMessages:
         """Return the number of pending messages that are not known to be stored by another process."""
         waiting = (entry.group for flow in self._flows.values() for entry in flow.pending)
         on_the_way = (entry.group for frame in self._in_flight for entry in frame.entries)
-        return sum(len(group) for group in chain(waiting, on_the_way) if not group.retained_upstream)
+        return sum(group.count for group in chain(waiting, on_the_way) if not group.retained_upstream)
 
     def with_receiver(self) -> int:
         """Return an upper bound on the messages that only the receiver has: acknowledged, but not released.
@@ -141,7 +141,7 @@ class PendingMessages:
         """
         count = sum(flow.unreleased for flow in self._flows.values())
         # Frames in flight count as sent, but this window still has their messages.
-        return count - sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
+        return count - sum(entry.group.count for frame in self._in_flight for entry in frame.entries)
 
     @property
     def receiver_has_none(self) -> bool:
@@ -226,8 +226,8 @@ class PendingMessages:
         left: list[tuple[TaskGroup, Any]] = []
         for entry in self._remove_all():
             group = entry.group
-            self._release(entry, len(group), group.size_bytes)
-            self._ledger.accepted -= len(group)
+            self._release(entry, group.count, group.size_bytes)
+            self._ledger.accepted -= group.count
             left.append((group if entry.age else group.as_redelivered(), entry.token))
         # Messages of one entry worker may be in several flows.
         return sorted(left, key=lambda each: each[0].entry_sequence)
@@ -273,10 +273,10 @@ class PendingMessages:
 
     def ledger(self) -> LedgerSnapshot:
         """Return the balance. Pending messages are counted, not derived from other counts."""
-        pending = sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
+        pending = sum(entry.group.count for frame in self._in_flight for entry in frame.entries)
         for flow in self._flows.values():
-            pending += sum(len(entry.group) for entry in flow.pending)
-            pending += sum(len(each.group) for each in flow.unprocessed if isinstance(each, Entry))
+            pending += sum(entry.group.count for entry in flow.pending)
+            pending += sum(each.group.count for each in flow.unprocessed if isinstance(each, Entry))
         return self._ledger.snapshot(pending)
 
     # --- bounds -----------------------------------------------------------------------------
@@ -293,7 +293,7 @@ class PendingMessages:
         `more_to` is the number of additional messages of each flow.
         """
         settings = self._settings
-        messages, size = sum(map(len, groups)), sum(group.size_bytes for group in groups)
+        messages, size = sum(map(COUNT, groups)), sum(map(SIZE_BYTES, groups))
         return not (
             excess(self.messages + more_messages, messages, settings.max_pending_messages)
             or excess(self.size_bytes + more_bytes, size, settings.max_pending_bytes)
@@ -319,7 +319,7 @@ class PendingMessages:
         crowded: dict[int, int] = {}
         for group in groups:
             number = group.flow
-            count = offered[number] = offered.get(number, 0) + len(group)
+            count = offered[number] = offered.get(number, 0) + group.count
             held = self.held_of(number) + more_to.get(number, 0)
             if too_many := excess(held, count, limit):
                 crowded[number] = held - too_many
@@ -331,7 +331,7 @@ class PendingMessages:
         Returns False, without dropping any, if the written messages alone use up too much space.
         """
         settings, flows = self._settings, self._flows
-        messages, size = sum(map(len, groups)), sum(group.size_bytes for group in groups)
+        messages, size = sum(map(COUNT, groups)), sum(map(SIZE_BYTES, groups))
         most = self.messages - excess(self.messages, messages, settings.max_pending_messages)
         most_bytes = self.size_bytes - excess(self.size_bytes, size, settings.max_pending_bytes)
         crowded = self._is_nearly_full(groups, {})

@@ -27,8 +27,8 @@ def most_messages(group: TaskGroup, max_bytes: int) -> int:
 def starting_within(group: TaskGroup, size_bytes: int) -> int:
     """Return the number of messages that start within the first `size_bytes` bytes (see TaskGroup)."""
     if size_bytes > group.size_bytes:
-        return len(group)
-    return min(len(group), bisect_left(list(accumulate(group.message_sizes(), initial=0)), size_bytes))
+        return group.count
+    return min(group.count, bisect_left(list(accumulate(group.message_sizes(), initial=0)), size_bytes))
 
 
 def cut(group: TaskGroup, count: int) -> list[TaskGroup]:
@@ -39,10 +39,10 @@ def cut(group: TaskGroup, count: int) -> list[TaskGroup]:
     most log(n) times.
     """
     bounds = [0]
-    while count < len(group):
+    while count < group.count:
         bounds.append(count)
         count *= 2
-    return group.cut((*bounds, len(group)))
+    return group.cut((*bounds, group.count))
 
 
 def cut_off(group: TaskGroup, messages: int, size_bytes: int) -> list[TaskGroup]:
@@ -51,7 +51,7 @@ def cut_off(group: TaskGroup, messages: int, size_bytes: int) -> list[TaskGroup]
     The head is the whole group if that is smaller.
     """
     count = max(messages, starting_within(group, size_bytes)) if size_bytes > 0 else messages
-    return cut(group, count) if count < len(group) else [group]
+    return cut(group, count) if count < group.count else [group]
 
 
 def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
@@ -66,7 +66,7 @@ def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
             bounds.append(index)
             begin = end
         end += size
-    return group.cut((*bounds, len(group)))
+    return group.cut((*bounds, group.count))
 
 
 def by_size(group: TaskGroup, limit_bytes: int) -> list[tuple[bool, TaskGroup]]:

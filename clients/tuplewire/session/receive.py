@@ -97,7 +97,7 @@ class ReceiveSession:
         refusal = Refusal(
             sequence=sequence,
             task=group.task,
-            messages=len(group),
+            messages=group.count,
             code=f"ERROR_CODE_{error.code}",
             detail=str(error),
             owner=error.owner,

@@ -92,7 +92,7 @@ class SendWindow(PendingMessages):
             if flow.all_released:
                 flow.highest = 0
             flow.used_since_sweep = True
-            messages = len(group)
+            messages = group.count
             flow.held += messages
             flow.highest = max(flow.highest, group.end - 1)
             self._make_ready(number)
@@ -381,7 +381,7 @@ class SendWindow(PendingMessages):
                 else:
                     self._settle(entry, why)
                     group, flow = entry.group, self._flows[entry.group.flow]
-                    flow.sent_messages -= len(group)  # neither side counts refused messages
+                    flow.sent_messages -= group.count  # neither side counts refused messages
                     flow.sent_bytes -= group.size_bytes
                     if flow.pending and flow.has_credit:
                         self._ready[group.flow] = None

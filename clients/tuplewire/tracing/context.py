@@ -88,5 +88,5 @@ def with_entry(group: TaskGroup, entry: bytes, max_message_bytes: int) -> TaskGr
     """
     if MARK in group.header_data or max(group.message_sizes(), default=0) + len(entry) > max_message_bytes:
         return group
-    headers = group.encoded_headers() or [b""] * len(group)
+    headers = group.encoded_headers() or [b""] * group.count
     return group.with_headers([each + entry for each in headers])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
 
 from tuplewire.errors import MessageError
 from tuplewire.text.counts import counted
-from tuplewire.values.group import BytesLike, TaskGroup, payload_column, task_column
+from tuplewire.values.group import COUNT, BytesLike, TaskGroup, payload_column, task_column
 from tuplewire.values.message import Headers, ReadHeaders, TaskMessage, encoded_of
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
     def _hold(self, columns: _Columns | None, groups: tuple[TaskGroup, ...] | None = None) -> Self:
         self._columns, self._groups = columns, groups
-        self._count = len(columns[2]) if columns is not None else sum(map(len, groups or ()))
+        self._count = len(columns[2]) if columns is not None else sum(map(COUNT, groups or ()))
         self._grouped = columns is None
         return self
 
@@ -164,7 +164,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             payloads: list[bytes] = []
             headers: list[bytes] | None = [] if any(group.header_lengths for group in self.groups) else None
             for group in self.groups:
-                count = len(group)
+                count = group.count
                 if headers is not None:
                     headers.extend(group.encoded_headers() or [b""] * count)
                 tasks.extend(array("i", [group.task]) * count)
@@ -273,10 +273,10 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         parts = []
         end = 0
         for group in self.groups:
-            begin, end = end, end + len(group)
-            inner = (max(start - begin, 0), min(stop - begin, len(group)))
+            begin, end = end, end + group.count
+            inner = (max(start - begin, 0), min(stop - begin, group.count))
             if inner[0] < inner[1]:
-                parts.append(group if inner == (0, len(group)) else group.slice(*inner))
+                parts.append(group if inner == (0, group.count) else group.slice(*inner))
         return TaskMessageBatch.from_groups(parts)
 
     def __add__(self, other: object) -> TaskMessageBatch:

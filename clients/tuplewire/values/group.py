@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from operator import add
+from operator import add, attrgetter
 from operator import index as to_int
 from typing import Any, Self, SupportsIndex, TypeAlias
 
@@ -84,6 +84,8 @@ _HOP = 1 << 32
 """One hop in `forwarded`: the entry worker's number, which is lower, plus this value for each hop."""
 _UNQUEUED_HOP = 1 << 56
 """Also added for each hop since the messages last waited in the queue of their task's owner."""
+COUNT, SIZE_BYTES, FORWARDED = attrgetter("count"), attrgetter("size_bytes"), attrgetter("forwarded")
+"""Return these attributes of a group. With sum() and map(), a batch needs no loop in Python."""
 MAX_FRAME_GROUPS = 1000
 """Limit for the groups of a frame. The receiver needs about 10 us for each and is blocked in that time."""
 MAX_UNQUEUED_HOPS = 16
@@ -123,6 +125,7 @@ class TaskGroup:
         source: The sending task; None if the sender is not a task.
         lengths: The length of each payload, in four little-endian bytes.
         data: The concatenated payloads.
+        count: The number of messages.
         header_lengths: The same for encoded keys and headers (values/headers.py); empty if there are none.
         size_bytes: Bytes of payloads, keys and headers, as counted by limits and credit.
         redelivered: True if the messages may be duplicates, because a process failed, or a connection broke
@@ -155,8 +158,10 @@ class TaskGroup:
     header_data: bytes = b""
     flow: int = field(init=False)
     size_bytes: int = field(init=False)
+    count: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.count = len(self.lengths) >> 2
         self.flow = flow_of(self.task, self.forwarded) if self.forwarded else self.task
         self.size_bytes = len(self.data) + len(self.header_data) if self.header_data else len(self.data)
 
@@ -195,34 +200,37 @@ class TaskGroup:
 
         Raises MalformedError if the columns are inconsistent or empty, InvalidTaskError for an invalid id.
         """
-        check_task(self.task)
-        if self.source is not None:
-            check_task(self.source)
+        task, source = self.task, self.source
+        if not MIN_TASK <= task <= MAX_TASK:
+            check_task(task)
+        if source is not None and not MIN_TASK <= source <= MAX_TASK:
+            check_task(source)
         if len(self.lengths) % 4 or not self.lengths:
             raise MalformedError(
-                f"a group to task {self.task} has {len(self.lengths)} bytes of lengths; "
-                "each message takes four"
+                f"a group to task {task} has {len(self.lengths)} bytes of lengths; each message takes four"
             )
-        self._check_column(self.lengths, self.data, "payload")
+        if (total := sum(array("I", self.lengths))) != len(self.data):
+            raise MalformedError(
+                f"a group to task {task} says {total} bytes of payload and holds {len(self.data)}"
+            )
         if self.header_lengths or self.header_data:
-            if len(self.header_lengths) != len(self.lengths):
-                raise MalformedError(
-                    f"a group to task {self.task} has {len(self.header_lengths)} bytes of header_lengths for "
-                    f"{len(self)} messages; each takes four, or the column is absent"
-                )
-            self._check_column(self.header_lengths, self.header_data, "headers")
+            self._check_headers()
         return self
 
-    def _check_column(self, lengths: bytes, data: bytes, what: str) -> None:
-        total = sum(array("I", lengths))
-        if total != len(data):
+    def _check_headers(self) -> None:
+        if len(self.header_lengths) != len(self.lengths):
             raise MalformedError(
-                f"a group to task {self.task} says {total} bytes of {what} and holds {len(data)}"
+                f"a group to task {self.task} has {len(self.header_lengths)} bytes of header_lengths for "
+                f"{self.count} messages; each takes four, or the column is absent"
+            )
+        if (total := sum(self.header_sizes())) != len(self.header_data):
+            raise MalformedError(
+                f"a group to task {self.task} says {total} bytes of headers and holds {len(self.header_data)}"
             )
 
     def __len__(self) -> int:
         """Return the number of messages."""
-        return len(self.lengths) >> 2
+        return self.count
 
     def __repr__(self) -> str:
         size = f"{counted(len(self), 'message')}, {counted(len(self.data), 'byte')}"
@@ -231,7 +239,7 @@ class TaskGroup:
     @property
     def end(self) -> int:
         """The entry_sequence after the last message; 0 if the messages have no entry_sequence."""
-        return self.entry_sequence and self.entry_sequence + len(self)
+        return self.entry_sequence and self.entry_sequence + self.count
 
     def sizes(self) -> array[int]:
         """Return the length of each payload in bytes."""

@@ -105,8 +105,10 @@ def plain_frame(groups: Iterable[TaskGroup]) -> bytes:
     return data[start + 1 :]
 
 
-def closed_flows_of(frame: OpaqueFrame) -> list[int]:
+def closed_flows_of(frame: OpaqueFrame) -> Sequence[int]:
     """Return the flows that a frame closes. Raise MalformedError for more flows than a session may have."""
+    if not frame.closed:  # nearly always
+        return ()
     if (count := len(frame.closed)) > MAX_TASKS:
         raise MalformedError(f"a frame closes {count} flows; a session has at most {MAX_TASKS}")
     return [flow_of(each.task, each.forwarded) for each in frame.closed]
@@ -119,19 +121,20 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
             f"a frame has {count} groups, and may have {MAX_FRAME_GROUPS}: put the others into more frames"
         )
     accepted = frame.accepted_unix_micros
-    return [
-        TaskGroup(
-            group.task,
-            group.source if group.HasField("source") else None,
-            group.lengths,
-            group.data,
-            redelivered=group.redelivered,
-            forwarded=group.forwarded,
-            entry_sequence=group.first_sequence,
-            accepted_micros=group.accepted_unix_micros or accepted,
-            retained_upstream=group.retained_upstream,
-            header_lengths=group.header_lengths,
-            header_data=group.header_data,
-        ).checked()
-        for group in frame.groups
-    ]
+    groups = []
+    for each in frame.groups:
+        group = TaskGroup(
+            each.task,
+            each.source if each.HasField("source") else None,
+            each.lengths,
+            each.data,
+            redelivered=each.redelivered,
+            forwarded=each.forwarded,
+            entry_sequence=each.first_sequence,
+            accepted_micros=each.accepted_unix_micros or accepted,
+            retained_upstream=each.retained_upstream,
+            header_lengths=each.header_lengths,
+            header_data=each.header_data,
+        )
+        groups.append(group.checked())
+    return groups

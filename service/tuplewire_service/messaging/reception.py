@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from tuplewire.errors import ClosedError, RefusedError
 from tuplewire.text.events import event_logger
 from tuplewire.text.log_rate import LogRate
-from tuplewire.values.group import TaskGroup, route_of
+from tuplewire.values.group import COUNT, FORWARDED, SIZE_BYTES, TaskGroup, route_of
 from tuplewire.values.message import SHUTDOWN, TaskMessage, encoded_of
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.messaging.base import BLOCK, IConnectionCallback, InboundSession, ReceivedBatch
@@ -70,9 +70,9 @@ class Reception(IConnectionCallback):
         if source not in self._received and len(self._received) >= MAX_SOURCES:
             source = OTHER
         counts = self._received.setdefault(source, [0, 0, 0])
-        counts[0] += sum(map(len, groups))
+        counts[0] += sum(map(COUNT, groups))
         counts[1] += 1
-        counts[2] += sum(group.size_bytes for group in groups)
+        counts[2] += sum(map(SIZE_BYTES, groups))
 
     def deliver(
         self, end: Session, sequence: int, groups: Sequence[TaskGroup], assignment_version: int
@@ -90,13 +90,15 @@ class Reception(IConnectionCallback):
                 error = RefusedError("the receiver failed; its log says why")
                 batch.refusals = [(group, error) for group in some]
             for group, error in batch.refusals:
-                self.refused_messages[error.code] += len(group)
+                self.refused_messages[error.code] += group.count
                 end.state.refuse(sequence, group, error)
+            if batch.held:
+                continue
             refused = {id(group) for group, _ in batch.refusals}
-            done = () if batch.held else [group for group in some if id(group) not in refused]
-            for group in done:
+            for group in some:
                 # The result is not needed: the acknowledgement of this frame contains the grant.
-                end.state.credit.released(group.flow, len(group), group.size_bytes)
+                if id(group) not in refused:
+                    end.state.credit.released(group.flow, group.count, group.size_bytes)
 
     def register(self, callback: IConnectionCallback) -> None:
         """Deliver to the callback from now on. Raises ClosedError if there is another receiver."""
@@ -139,7 +141,8 @@ class Reception(IConnectionCallback):
 def _by_forwarded(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]:
     """Return the groups by forwarding worker; nearly always, all have the same."""
     # Releases are counted by route, and a batch has one inbound to release its groups.
+    came_by = set(map(FORWARDED, groups))
+    if len(came_by) == 1:
+        return {route_of(came_by.pop()): groups}
     routes = dict.fromkeys(route_of(group.forwarded) for group in groups)
-    if len(routes) == 1:
-        return dict.fromkeys(routes, groups)
     return {route: [group for group in groups if route_of(group.forwarded) == route] for route in routes}

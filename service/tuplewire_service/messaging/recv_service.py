@@ -262,9 +262,9 @@ def _fitting(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]
     if len(deliveries) > 1:
         half = len(deliveries) // 2
         parts = [deliveries[:half], deliveries[half:]]
-    elif len(group) > 1:
-        half = len(group) // 2
-        later = Delivery(first + half, group.slice(half, len(group)))
+    elif group.count > 1:
+        half = group.count // 2
+        later = Delivery(first + half, group.slice(half, group.count))
         parts = [[Delivery(first, group.slice(0, half))], [later]]
     else:
         raise PayloadTooLargeError(

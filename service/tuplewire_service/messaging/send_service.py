@@ -324,12 +324,12 @@ class SendService(StreamService):
             groups, closed = frame.groups(), frame.closed
         else:
             groups, closed = groups_of(frame), closed_flows_of(frame)
-        # Forwarded messages need no credit, so a program could send them without a bound.
-        if not session.worker_number and any(group.forwarded for group in groups):
-            raise MalformedError("only a worker passes messages on")
         limit = self.settings.session.max_message_bytes
-        # The sum comes first: nearly always, the whole group is within the limit.
         for group in groups:
+            # Forwarded messages need no credit, so a program could send them without a bound.
+            if group.forwarded and not session.worker_number:
+                raise MalformedError("only a worker passes messages on")
+            # The sum comes first: nearly always, the whole group is within the limit.
             if group.size_bytes > limit and (size := max(group.message_sizes())) > limit:
                 raise PayloadTooLargeError(
                     f"a message of {size} bytes to task {group.task} exceeds the limit of {limit}"
@@ -341,7 +341,7 @@ class SendService(StreamService):
             return
         self.reception.count(session.source, groups)
         for group, error in denied:
-            self.reception.refused_messages[error.code] += len(group)
+            self.reception.refused_messages[error.code] += group.count
         self.reception.deliver(session, frame.sequence, accepted, frame.assignment_version)
 
     async def _write(self, session: Session, stream: SendStream) -> None:

@@ -56,7 +56,7 @@ class Recorder(IConnectionCallback):
                 if group.task in self._held_tasks:
                     self._held.append((batch, group))
                 else:
-                    batch.inbound.release(group.task, len(group), group.size_bytes)
+                    batch.inbound.release(group.task, group.count, group.size_bytes)
 
     def release(self) -> None:
         """Release all held messages, and hold no more."""
@@ -64,7 +64,7 @@ class Recorder(IConnectionCallback):
             held, self._held = self._held, []
             self._held_tasks = frozenset()
         for batch, group in held:
-            batch.inbound.release(group.task, len(group), group.size_bytes)
+            batch.inbound.release(group.task, group.count, group.size_bytes)
 
     def seen(self) -> list[tuple[int | None, int, bytes]]:
         """Return (source, task, payload) of all messages, in order of arrival."""

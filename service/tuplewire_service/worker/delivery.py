@@ -86,10 +86,10 @@ class DeliveryLog:
     def append(self, group: TaskGroup, token: Any = None) -> None:
         """Add messages at the tail. progress() returns the token when they are acknowledged."""
         self._waiting.append(HeldEntry(self.tail + 1, group, token))
-        self.tail += len(group)
+        self.tail += group.count
         self.queued_bytes += group.size_bytes
         if not group.retained_upstream:
-            self.unretained += len(group)
+            self.unretained += group.count
 
     def take(
         self,
@@ -123,7 +123,7 @@ class DeliveryLog:
                 credit - self.taken,
                 most_messages(group, frame_room),
             )
-            if count < len(group):
+            if count < group.count:
                 _cut_first(self._waiting, count)
             entry = self._waiting.popleft()
             if doubtful is not None and doubtful(entry.group, entry.token):
@@ -152,7 +152,7 @@ class DeliveryLog:
                 continue
             group = delivery.group
             count = min(starting_within(group, max_bytes), most_messages(group, max_bytes))
-            if count < len(group):
+            if count < group.count:
                 found.append(Delivery(delivery.first_sequence, group.slice(0, count)))
                 break
             found.append(delivery)
@@ -181,10 +181,10 @@ class DeliveryLog:
                 _cut_first(self._delivered, acknowledged - entry.first + 1)
             entry = self._delivered.popleft()
             size = entry.group.size_bytes
-            done.append(Done(entry.token, len(entry.group), size, entry.group.accepted_micros))
+            done.append(Done(entry.token, entry.group.count, size, entry.group.accepted_micros))
             self.queued_bytes -= size
             if not entry.group.retained_upstream:
-                self.unretained -= len(entry.group)
+                self.unretained -= entry.group.count
         self.acknowledged = max(self.acknowledged, acknowledged)
         return done
 
@@ -238,7 +238,7 @@ class DeliveryLog:
 def _cut_first(entries: EntryQueue, count: int) -> None:
     """Split the first entry after `count` messages."""
     entry = entries.popleft()
-    stop = entry.first + len(entry.group)
+    stop = entry.first + entry.group.count
     for piece in reversed(cut(entry.group, count)):
         stop -= len(piece)
         entries.appendleft(HeldEntry(stop, piece, entry.token))

@@ -38,7 +38,7 @@ class HeldEntry:
     @property
     def last(self) -> int:
         """The sequence of the last message."""
-        return self.first + len(self.group) - 1
+        return self.first + self.group.count - 1
 
 
 @dataclass(slots=True, eq=False)
@@ -145,7 +145,7 @@ class EntryQueue:
             if (count := sequence - entry.first + 1) > 0:
                 group = entry.group
                 self.append(HeldEntry(entry.first, group.slice(0, count), entry.token))
-                entry = HeldEntry(sequence + 1, group.slice(count, len(group)), entry.token)
+                entry = HeldEntry(sequence + 1, group.slice(count, group.count), entry.token)
             to.appendleft(_redelivered(entry) if redelivered else entry)
 
 
@@ -179,7 +179,7 @@ def _row(group: TaskGroup) -> bytes:
         group.forwarded,
         group.entry_sequence,
         group.accepted_micros,
-        len(group),
+        group.count,
         _REDELIVERED * group.redelivered
         + _RETAINED_UPSTREAM * group.retained_upstream
         + _HEADERS * bool(group.header_lengths),

@@ -303,7 +303,7 @@ class EntrySequences:
     def place(self, group: TaskGroup, now_micros: int, *, retained_upstream: bool) -> TaskGroup:
         """Return messages with their entry sequence, which only grows. For arguments, see TaskGroup.at()."""
         entry_sequence = self._next.get(group.task, self._first)
-        self._next[group.task] = entry_sequence + len(group)
+        self._next[group.task] = entry_sequence + group.count
         return group.at(entry_sequence, now_micros, retained_upstream=retained_upstream)
 
     def forget(self, task: int) -> None:

@@ -117,7 +117,7 @@ class HeldOfTask(NamedTuple):
         worker = following = 0
         for each in self.messages:
             sequence, group = each.first, each.group
-            count = len(group)
+            count = group.count
             # Only a part of a group may be up to `last`.
             if last and sequence + count - 1 > last:
                 count = last - sequence + 1

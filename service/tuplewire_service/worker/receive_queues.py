@@ -267,7 +267,7 @@ class ReceiveQueues:
 
     def clear(self) -> int:
         """Drop every message without releasing it to its sender; return the number of messages."""
-        return sum(len(group) for queue in self._all() for group, _ in queue.log.remove())
+        return sum(group.count for queue in self._all() for group, _ in queue.log.remove())
 
     def reached(self, queue: Queue, last: int) -> None:
         """Account for the first delivery of messages up to a sequence, to a consumer or a reader."""
@@ -280,7 +280,7 @@ class ReceiveQueues:
         self.reached(queue, queue.log.taken)
         for delivery in deliveries:
             if delivery.group.redelivered:
-                self.redelivered_messages += len(delivery.group)
+                self.redelivered_messages += delivery.group.count
 
     async def wait_for_change(self, seen: Mapping[int, int], seconds: float) -> None:
         """Wait until a task has messages after its last seen sequence, or is not local.

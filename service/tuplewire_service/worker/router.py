@@ -249,7 +249,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                     batch.refuse(group, self.table.not_here(group.task))  # 6.
                     continue
                 self._drops.unroutable(group, inbound)  # 6. Its program was already notified of acceptance.
-            self._ledger.accepted += len(group)
+            self._ledger.accepted += group.count
         self._transfer.drain()
         if self.taps:
             self.taps.offer(batch, self.place_of)
@@ -369,7 +369,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     @property
     def unretained_messages(self) -> int:
         """Number of held messages that are not known to be stored by another process."""
-        waiting = sum(len(group) for group in self._waiting() if not group.retained_upstream)
+        waiting = sum(group.count for group in self._waiting() if not group.retained_upstream)
         return self.queues.unretained_messages + waiting + self.connections.unretained_messages
 
     @property

@@ -76,7 +76,7 @@ class StagedGroup:
         """Describe a group in memory, or at `place`: the offset and the length in the file."""
         checksum = adler32(group.header_data, adler32(group.data, 0) & _SUM) & _SUM
         kept = group if place is None else None
-        return cls(stage, group.task, len(group), group.size_bytes, kept, checksum, *(place or ()))
+        return cls(stage, group.task, group.count, group.size_bytes, kept, checksum, *(place or ()))
 
 
 @dataclass(slots=True, eq=False)

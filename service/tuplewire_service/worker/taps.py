@@ -53,7 +53,7 @@ class Tap:
 
     def offer(self, group: TaskGroup, batch: ReceivedBatch, place: str) -> None:
         """Copy the sampled messages of a group."""
-        count = len(group)
+        count = group.count
         self.passed += count
         # Carries the fraction over, so small groups are sampled correctly.
         self._share += count * self._wanted.sample

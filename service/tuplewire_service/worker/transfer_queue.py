@@ -39,11 +39,11 @@ class Drops:
 
     def give_up(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, why: str) -> None:
         """Count messages as dropped, log it at a limited rate, and release them to their sender."""
-        if messages := self._log_rate.due(reason, len(group)):
+        if messages := self._log_rate.due(reason, group.count):
             extra = {"task": group.task, "messages": messages, "reason": reason.value, "why": why}
             logger.warning("messages.dropped", extra=extra)
-        self._ledger.dropped[reason] += len(group)
-        inbound.release(group.task, len(group), group.size_bytes)
+        self._ledger.dropped[reason] += group.count
+        inbound.release(group.task, group.count, group.size_bytes)
 
     def unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Drop messages that were accepted for a task without an owner."""

@@ -52,7 +52,7 @@ class _Forwarded:
         self.to = to
         self.contexts = contexts
         self.began_ns = time.time_ns()
-        self.left = len(group)
+        self.left = group.count
         """Number of messages that are not settled."""
 
 

@@ -81,7 +81,7 @@ def with_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> TaskGroup:
     """Return the messages of these tuples, with their contexts as headers."""
     entries = [b"" if each.trace is None else entry_for(each.trace[0].decode()) for each in tuples]
     # A tuple that cannot be serialized has no payload, so payloads and tuples do not match.
-    return group.with_headers(entries) if any(entries) and len(group) == len(entries) else group
+    return group.with_headers(entries) if any(entries) and group.count == len(entries) else group
 
 
 def take_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> None:
