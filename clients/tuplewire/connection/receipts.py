@@ -7,7 +7,7 @@ from the event loop, except watch(). Design: docs/design/sessions.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tuplewire.connection.receiver_reports import warn_of_lost
@@ -27,8 +27,10 @@ class Receipts:
         self._window = buffer.window
         self._lock = buffer.lock
         self._watched: set[int] = set()
-        self._reported_watched = True
-        self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
+        self.reported_watched = True
+        """True if the receiver knows the watched tasks."""
+        self.close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
+        """The monotonic time at which the next frame should close unused flows."""
         self.receiver_lost = False
         """True if the last connection broke, and there is no new one."""
         self.assignment_version = 0
@@ -46,7 +48,7 @@ class Receipts:
             window.opened(welcome)
             buffer.refused.add_too_large(window.settled[settled_before:], window.max_message_bytes)
             # A receiver without memory of the session does not know the watched tasks.
-            self._reported_watched = not self._watched
+            self.reported_watched = not self._watched
             self.assignment_version = welcome.assignment_version
             self.receiver_lost = False
             self._add_refusals(welcome.refusals, known)
@@ -60,11 +62,13 @@ class Receipts:
                 known = self._window.acknowledged
                 self._window.update(update)
                 self._add_refusals(update.refusals, known)
-        self._buffer.refused.log()
+        if update.refusals:
+            self._buffer.refused.log()
 
-    def _add_refusals(self, refusals: Iterable[Refusal], known: int) -> None:
+    def _add_refusals(self, refusals: Sequence[Refusal], known: int) -> None:
         """Add refusals in frames after `known`: earlier ones were reported."""
-        self._buffer.refused.add(each for each in refusals if each.sequence > known)
+        if refusals:
+            self._buffer.refused.add(each for each in refusals if each.sequence > known)
         self._buffer.notify()
 
     def lost(self, *, answers: bool) -> None:
@@ -77,23 +81,16 @@ class Receipts:
             self._window.receiver_answers |= answers
             self._buffer.notify()
 
-    @property
-    def close_unused_due(self) -> bool:
-        """True if it is time to close unused flows with the next frame."""
-        return time.monotonic() >= self._close_unused_at
-
     def close_unused(self) -> None:
-        """Close unused flows with the next frame, if it is time; with the lock."""
-        if self.close_unused_due:  # the receiver then forgets the flows, and the watch on their tasks
-            self._watched.difference_update(self._window.close_unused())
-            self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
+        """Close unused flows with the next frame; with the lock."""
+        # The receiver then forgets the flows, and the watch on their tasks.
+        self._watched.difference_update(self._window.close_unused())
+        self.close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
 
     def next_watched(self) -> Collection[int]:
-        """Return the tasks whose releases the receiver should report; none if it knows them."""
-        if self._reported_watched:
-            return ()
+        """Return the tasks whose releases the receiver should report."""
         with self._lock:
-            self._reported_watched = True
+            self.reported_watched = True
             return tuple(self._watched)
 
     def take_back(self) -> list[tuple[TaskGroup, Any]]:
@@ -115,5 +112,5 @@ class Receipts:
             if self._watched.issuperset(tasks):
                 return
             self._watched.update(tasks)
-            self._reported_watched = False
+            self.reported_watched = False
         self._buffer.wake()

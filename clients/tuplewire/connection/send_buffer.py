@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from tuplewire.connection.receiver_reports import RefusedMessages
 from tuplewire.connection.submission_queue import (
@@ -171,7 +171,8 @@ class SendBuffer:
         settings, window, submitted = self._settings, self.window, self.submitted
         size = len(payload)
         with self.lock:
-            self._check_open()
+            if self.closing or self.failed is not None:
+                self._raise_closed()
             submitted.count()
             if (
                 size > window.max_message_bytes
@@ -202,11 +203,8 @@ class SendBuffer:
             window.max_message_bytes,
         )
 
-    def _check_open(self) -> None:
-        if self.failed is not None:
-            raise self.failed
-        if self.closing:
-            raise ClosedError(f"the connection to {self.address} is closed{self.closed_because}")
+    def _raise_closed(self) -> NoReturn:
+        raise self.failed or ClosedError(f"the connection to {self.address} is closed{self.closed_because}")
 
     def _accept(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
         """Do the same as offer; with the lock, and without waking the loop.
@@ -215,14 +213,17 @@ class SendBuffer:
         2. Another thread submits the messages if the bounds allow it.
         3. Otherwise, with `drop_oldest`, the loop decides.
         """
-        self._check_open()
+        if self.closing or self.failed is not None:
+            self._raise_closed()
         check_sizes(groups, self.window.max_message_bytes)
         if not groups:
             return True
         # 1. The published room does not include messages that the window accepts directly.
         if threading.get_ident() == self.loop_thread:
-            self.take_submitted()
-            self.submitted.shut()
+            if self.submitted.entries or self.offers:
+                self.take_submitted()
+            if self.submitted.room_elsewhere:
+                self.submitted.shut()
             return self.window.offer(groups, token, retain=retain, now_micros=time.time_ns() // 1000)
         # 2. Only the loop changes the window, so an interrupt never leaves the window half changed.
         if self._hand_over(groups):
@@ -324,7 +325,8 @@ class SendBuffer:
                 self.window.accept(batch, now_micros=now_micros)
             submitted.start_count()
             self._make_room()
-            submitted.forget(len(entries))  # after _make_room(): a message is never missing in both counts
+            # After _make_room(), which excludes them: a message is never missing in both counts.
+            del submitted.entries[: len(entries)]
             if self.ended or self.failed is not None:  # submitted while the buffer was being closed
                 self.abandon(DropReason.CLOSED if self.failed is None else DropReason.REFUSED)
         # Offers follow the entries, because earlier messages of the same caller are among the entries.

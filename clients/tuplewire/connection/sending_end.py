@@ -89,7 +89,9 @@ class SendingEnd(ReconnectingStream):
         """
         buffer = self.buffer
         if threading.get_ident() == buffer.loop_thread:
-            self._wake_writer()
+            self._due.set()
+            if not self.connected:  # no frame is written
+                self._pressure.refresh(connected=False)
             if self._window.settled:
                 self._loop.call_soon(buffer.run_callbacks)
             return
@@ -106,12 +108,10 @@ class SendingEnd(ReconnectingStream):
         buffer = self.buffer
         if self._pacer.lingering and self.connected and not (buffer.asking or buffer.offers):
             return  # the next frame includes it, with later messages
-        self._pacer.release_next()
+        if self._pacer.lingering:
+            self._pacer.release_next()
         with self._lock:
             buffer.take_submitted()
-        self._wake_writer()
-
-    def _wake_writer(self) -> None:
         self._due.set()
         if not self.connected:  # no frame is written
             self._pressure.refresh(connected=False)
@@ -291,7 +291,7 @@ class SendingEnd(ReconnectingStream):
         """Request all updates again if expected ones do not arrive: they may be lost."""
         with self._lock:
             self._probing = self._window.waiting
-        if self._probing or self.receipts.close_unused_due:
+        if self._probing or time.monotonic() >= self.receipts.close_unused_at:
             self._due.set()
 
     async def _write(self, stream: ClientStream) -> None:
@@ -317,11 +317,11 @@ class SendingEnd(ReconnectingStream):
                 self._probing = False
                 probe = pb.Probe(acknowledged=self._window.acknowledged)
                 await stream.write(pb.SendRequest(probe=probe).SerializeToString())
-            if watched := self.receipts.next_watched():
+            if not self.receipts.reported_watched:
+                watched = self.receipts.next_watched()
                 request = pb.SendRequest(watch_releases=pb.WatchReleases(tasks=watched))
                 await stream.write(request.SerializeToString())
             frame = self._next_frame()
-            pressure.refresh(connected=True)
             if frame is None:
                 # 3. Without a request, acknowledgements may be delayed; see docs/design/credit.md.
                 if self.buffer.asking:
@@ -348,15 +348,22 @@ class SendingEnd(ReconnectingStream):
             # Messages that arrive during this wait share the next frame; see docs/design/credit.md.
             if wait := self._pacer.wrote(time.monotonic(), frame.size_bytes):
                 await self._pacer.linger(wait)
+            elif not self._window.has_more:  # wait without another pass
+                await self._due.wait()
+                asked = False
 
     def _next_frame(self) -> OutFrame | None:
         """Return the next frame to write; None if there is none, or no connection."""
         with self._lock:
             if not (self.connected and self.writes):
                 return None
-            self.buffer.take_submitted()
-            self.receipts.close_unused()
-            frame = self._window.next_frame(time.monotonic(), urgent=self.buffer.asking)
+            if self.buffer.submitted.entries or self.buffer.offers:
+                self.buffer.take_submitted()
+            now = time.monotonic()
+            if now >= self.receipts.close_unused_at:
+                self.receipts.close_unused()
+            frame = self._window.next_frame(now, urgent=self.buffer.asking)
+            self._pressure.refresh(connected=True)
             if frame is not None:
                 self.counts.messages += frame.messages
                 self.counts.frames += 1
@@ -375,7 +382,8 @@ class SendingEnd(ReconnectingStream):
                     continue
                 self._silence.heard()
                 self.receipts.update(update)
-                self._pacer.release_next()
+                if self._pacer.lingering:
+                    self._pacer.release_next()
                 self._pressure.acknowledged()
                 self._update()
                 self._due.set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -72,9 +72,9 @@ class BufferedStream(MessageStream):
 class ClientStream(MessageStream):
     """The connecting side of a stream."""
 
-    async def write_frame(self, frame: OutFrame) -> None:
+    def write_frame(self, frame: OutFrame) -> Awaitable[None]:
         """Write a frame of a Send stream; see write. A stream in memory passes its groups unencoded."""
-        await self.write(
+        return self.write(
             encode_frame(
                 frame.sequence,
                 frame.runs,

@@ -73,6 +73,7 @@ class SubmissionQueue:
 
     def start_count(self) -> None:
         """Reset the counts, because the loop has moved all counted messages to the window."""
+        self.extra_messages = 0
         self._counted = self.messages = self.size_bytes = 0
         self.of_flow: dict[int, int] = {}
         """The number of messages of each flow, at the last count(); as `messages` and `size_bytes`."""
@@ -112,11 +113,6 @@ class SubmissionQueue:
         self.shut()
         self.entries.append(list(groups))
 
-    def forget(self, entries: int) -> None:
-        """Remove the oldest entries. The window counts them now, and the published room excludes them."""
-        self.extra_messages = 0
-        del self.entries[:entries]
-
     @property
     def pending(self) -> int:
         """The number of submitted messages, counted entry by entry."""
@@ -124,11 +120,14 @@ class SubmissionQueue:
         return sum(sum(map(len, each)) if isinstance(each, list) else 1 for each in entries)
 
 
-def batches_of(entries: Sequence[Single | Batch]) -> Iterator[Batch]:
-    """Yield entries as batches. Consecutive single messages become one group for each task and source."""
+def batches_of(entries: Sequence[Single | Batch]) -> Iterable[Batch]:
+    """Return entries as batches. Consecutive single messages become one group for each task and source."""
     if entries and list not in set(map(type, entries)):  # the usual case, detected without a loop in Python
-        yield _groups_of(cast("Sequence[Single]", entries))
-        return
+        return (_groups_of(cast("Sequence[Single]", entries)),)
+    return _mixed_batches_of(entries)
+
+
+def _mixed_batches_of(entries: Sequence[Single | Batch]) -> Iterator[Batch]:
     for kind, some in groupby(entries, type):
         if kind is list:
             yield from cast("Iterator[Batch]", some)

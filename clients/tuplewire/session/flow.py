@@ -183,6 +183,18 @@ class InFlight:
 
     def out(self) -> OutFrame:
         """Return the frame to write. Consecutive groups of one (task, source) are joined to a run."""
+        if len(self.entries) == 1:  # nearly always
+            only = self.entries[0]
+            group, times = only.group, [only.accepted_micros]
+            return OutFrame(
+                self.sequence,
+                [[group]],
+                times,
+                group.count,
+                group.size_bytes,
+                self.closed,
+                self.ack_requested,
+            )
         runs: list[list[TaskGroup]] = []
         accepted: list[int] = []
         messages = size = 0

@@ -98,13 +98,7 @@ class PendingMessages:
         flow = self._flows.get(number)
         return flow.held if flow is not None else 0
 
-    def _settle(self, entry: Entry, dropped: DropReason | None) -> None:
-        settled = self._account(entry, dropped)
-        # A message that is settled by its acknowledgement alone is released later, by a grant.
-        if entry.token is not None and (dropped is not None or entry.retain):
-            self._released.append(settled)
-
-    def _account(self, entry: Entry, dropped: DropReason | None) -> Settled:
+    def _settle(self, entry: Entry, dropped: DropReason | None, *, releases: bool = True) -> None:
         group = entry.group
         count, size = group.count, group.size_bytes
         self._release(entry, count, size)
@@ -112,8 +106,11 @@ class PendingMessages:
             self._ledger.acknowledged += count
         else:
             self._ledger.dropped[dropped] += count
-        self.settled.append(Settled(entry.token, group.task, count, size, dropped))
-        return self.settled[-1]
+        settled = Settled(entry.token, group.task, count, size, dropped)
+        self.settled.append(settled)
+        # A message that is settled by its acknowledgement alone is released later, by a grant.
+        if releases and entry.token is not None and (dropped is not None or entry.retain):
+            self._released.append(settled)
 
     def _release(self, entry: Entry, messages: int, size_bytes: int) -> None:
         """Subtract an entry from the counts."""
@@ -214,7 +211,7 @@ class PendingMessages:
         if not self._retain:
             for flow in self._flows.values():
                 for entry in self._take_unprocessed(flow):
-                    self._account(entry, None)
+                    self._settle(entry, None, releases=False)
         for entry in self._remove_all():
             self._settle(entry, reason)
 
@@ -232,13 +229,11 @@ class PendingMessages:
         # Messages of one entry worker may be in several flows.
         return sorted(left, key=lambda each: each[0].entry_sequence)
 
-    def _make_ready(self, number: int) -> None:
-        """Mark a flow as ready. Forwarded messages go first: others of their task must follow them."""
-        if number < 0 and number not in self._ready:
+    def _make_ready_first(self, number: int) -> None:
+        """Mark a flow of forwarded messages as ready: others of their task must follow them."""
+        if number not in self._ready:
             before = {each: None for each in self._ready if each < 0}
             self._ready = {**before, number: None, **self._ready}
-        else:
-            self._ready[number] = None
 
     def _forwarded_first(self) -> list[tuple[int, Flow]]:
         """Return the flows: forwarded ones first, by first entry sequence, as others may follow them."""
@@ -294,10 +289,14 @@ class PendingMessages:
         """
         settings = self._settings
         messages, size = sum(map(COUNT, groups)), sum(map(SIZE_BYTES, groups))
+        held, held_bytes = self.messages + more_messages, self.size_bytes + more_bytes
         return not (
-            excess(self.messages + more_messages, messages, settings.max_pending_messages)
-            or excess(self.size_bytes + more_bytes, size, settings.max_pending_bytes)
-            or self._is_nearly_full(groups, more_to)
+            (held and held + messages > settings.max_pending_messages)
+            or (held_bytes and held_bytes + size > settings.max_pending_bytes)
+            # All flows together hold at least as much as any one.
+            or (
+                held + messages > settings.max_pending_task_messages and self._is_nearly_full(groups, more_to)
+            )
         )
 
     def _is_short_of_space(self, entries: Iterable[Entry]) -> bool:
@@ -307,7 +306,12 @@ class PendingMessages:
             bool(self.without_credit)
             or self.messages * 2 >= settings.max_pending_messages
             or self.size_bytes * 2 >= settings.max_pending_bytes
-            or any(flows[each.group.flow].held * 2 >= settings.max_pending_task_messages for each in entries)
+            or (
+                self.messages * 2 >= settings.max_pending_task_messages  # otherwise no flow has so many
+                and any(
+                    flows[each.group.flow].held * 2 >= settings.max_pending_task_messages for each in entries
+                )
+            )
         )
         # With a request in flight, an acknowledgement that frees space will follow anyway.
         return short and not any(frame.ack_requested for frame in self._in_flight)

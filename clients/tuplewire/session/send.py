@@ -89,13 +89,16 @@ class SendWindow(PendingMessages):
             accepted = group.accepted_micros or now_micros
             for piece in frame_pieces(group, self._max_frame_bytes):
                 flow.pending.append(Entry(piece, token, age, retain or self._retain, accepted))
-            if flow.all_released:
+            if flow.highest and flow.all_released:
                 flow.highest = 0
             flow.used_since_sweep = True
             messages = group.count
             flow.held += messages
-            flow.highest = max(flow.highest, group.end - 1)
-            self._make_ready(number)
+            flow.highest = max(flow.highest, group.entry_sequence and group.entry_sequence + messages - 1)
+            if number < 0:
+                self._make_ready_first(number)
+            else:
+                self._ready[number] = None
             if self._drops_oldest:
                 self._oldest.add(number, age)
             self.messages += messages
@@ -203,7 +206,7 @@ class SendWindow(PendingMessages):
             frame = self._resend.popleft()
             return frame.out()
         # Messages that arrive until an acknowledgement share one large frame; see docs/design/credit.md.
-        if self._enough_in_flight:
+        if len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT and self._enough_in_flight:
             return None
         entries: list[Entry] = []
         room = self._max_frame_bytes
@@ -228,7 +231,8 @@ class SendWindow(PendingMessages):
         if not entries and not self._closing:
             return None
         ack_requested = self._ack_requests.is_due(now, urgent=urgent or self._is_short_of_space(entries))
-        frame = InFlight(self._next_sequence, entries, self._take_closing(), ack_requested)
+        closing = self._take_closing() if self._closing else ()
+        frame = InFlight(self._next_sequence, entries, closing, ack_requested)
         self._next_sequence += 1
         self._in_flight.append(frame)
         return frame.out()
@@ -239,6 +243,11 @@ class SendWindow(PendingMessages):
         return (
             len(frames) >= MAX_FRAMES_IN_FLIGHT and sum(each.ack_requested for each in frames) >= _MAX_ASKED
         )
+
+    @property
+    def has_more(self) -> bool:
+        """True if messages with credit, or repeated frames, wait after next_frame()."""
+        return bool(self._ready or self._resend)
 
     # --- unused flows -----------------------------------------------------------------------
 
@@ -269,8 +278,6 @@ class SendWindow(PendingMessages):
         return tasks
 
     def _take_closing(self) -> Sequence[int]:
-        if not self._closing:
-            return ()
         closing, self._closing = tuple(self._closing), {}
         for number in closing:
             if number in self._flows:  # used again since it was removed
@@ -292,7 +299,8 @@ class SendWindow(PendingMessages):
         """
         self._check_sent(update.sequence)
         # 1. This is done first, because steps 2 and 3 treat the rest of a frame as accepted.
-        self._refuse(update.refusals)
+        if update.refusals:
+            self._refuse(update.refusals)
         while self._in_flight and self._in_flight[0].sequence <= update.sequence:
             for entry in self._in_flight.popleft().entries:
                 flow = self._flows[entry.group.flow]

@@ -24,7 +24,7 @@ class SendEvents:
     """Called with workers that have shut down cleanly, as reported by the receiver."""
     departures: Callable[[], Sequence[Departure]] = tuple
     """Returns the workers to report to the receiver at the end of the session."""
-    assignment_version: Callable[[], int] = lambda: 0
+    assignment_version: Callable[[], int] = int
     """Returns the version of the assignment that messages are routed by; 0: none."""
     draining: Callable[[], bool] = lambda: False
     """Returns True if this worker drains. The receiver then accepts its messages longer."""

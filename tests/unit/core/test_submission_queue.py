@@ -30,12 +30,12 @@ def test_counts_are_of_everything_once() -> None:
     assert (submitted.messages, submitted.of_flow[9]) == (6, 1)
 
 
-def test_forgotten_entries_leave_what_came_meanwhile() -> None:
-    """The loop forgets only the entries that it has counted."""
+def test_entries_that_come_meanwhile_are_counted_again() -> None:
+    """The loop removes only the entries that it has counted."""
     submitted = handed_over()
     submitted.count()
     submitted.start_count()
-    submitted.forget(2)
+    del submitted.entries[:2]
     assert (submitted.messages, submitted.pending, submitted.extra_messages) == (0, 1, 0)
     submitted.count()
     assert (submitted.messages, submitted.size_bytes, submitted.of_flow) == (1, 1, {7: 1})
