@@ -216,7 +216,8 @@ class ReconnectingStream(ABC):
     async def _run_stream(self, stream: ClientStream) -> None:
         background = [self._loop.create_task(each) for each in self._background_tasks(stream)]
         try:
-            await self._read(stream)
+            # In a task of its own, a message does not continue the coroutines of the caller, too.
+            await self._loop.create_task(self._read(stream))
         finally:
             for task in background:
                 task.cancel()

@@ -90,15 +90,15 @@ class SendStream:
 
     async def until_stopped(self, reading: Coroutine[Any, Any, None]) -> None:
         """Read to the end, or until stop_reading()."""
+        # In a task of its own, a message does not continue the coroutines of the caller, too.
+        self.waiting = asyncio.create_task(reading, name="receive")
         try:
-            await reading
+            await self.waiting
         except asyncio.CancelledError:
-            # Cancelled by end(), or by a server that stops.
-            if not self.stopped or self.ending is not None:
+            # Cancelled by end(), or by a server that stops. After stop_reading(), only the read has ended.
+            if not self.stopped or self.ending is not None or (self.task and self.task.cancelling()):
                 raise
-            # The cancellation only ended the read: this task continues, until the rest is written.
-            if self.waiting is not None:
-                self.waiting.uncancel()
+        self.waiting = self.task
 
     def end(self, error: TuplewireError) -> None:
         """End the stream with an error, after a last acknowledgement; only the first error counts."""
@@ -195,7 +195,10 @@ class Session:
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
         """Release messages. Thread-safe."""
-        if self._leases.outside(self.release, flow, messages, size_bytes):
+        leases = self._leases
+        if leases.thread != threading.get_ident() and leases.outside(
+            self.release, flow, messages, size_bytes
+        ):
             return
         if self.state.credit.released(flow, messages, size_bytes):
             self.wake()
@@ -224,7 +227,8 @@ class _Inbound:
         self._came_by = came_by
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
-        self.end.release(flow_of(task, self._came_by), messages, size_bytes)
+        flow = flow_of(task, self._came_by) if self._came_by else task
+        self.end.release(flow, messages, size_bytes)
 
 
 SHARE_SECONDS = 3.0
@@ -243,12 +247,13 @@ class Leases:
         self._sharing: dict[SessionKey, Session] = {}
         self._on_gone = on_gone
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0
+        self.thread = 0
+        """The identifier of the loop's thread."""
 
     def outside(self, release: Callable[..., object], *about: int) -> bool:
         """Schedule the release on the event loop if called from another thread; return True in that case."""
         # pull() releases messages in the thread of its caller, but credit is not thread-safe.
-        if self.loop is None or threading.get_ident() == self._thread:
+        if self.loop is None or threading.get_ident() == self.thread:
             return False
         self.loop.call_soon_threadsafe(release, *about)
         return True
@@ -290,7 +295,7 @@ class Leases:
             self.forget(idle)
         self._sessions[session.key] = session
         # Not in the constructor, which runs in the thread that binds the server.
-        self.loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self.loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
         self._share(session)
 
     def connected(self, session: Session) -> None:

@@ -35,6 +35,7 @@ from tuplewire_service.messaging.server_stream import (
     StreamService,
     check_id,
     finish_writing,
+    request_of,
 )
 
 _FRAMES = (OpaqueFrame, OutFrame)
@@ -264,7 +265,6 @@ class SendService(StreamService):
         if stream.ending is not None:
             raise stream.ending
         writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
-        stream.waiting = asyncio.current_task()
         try:
             await stream.until_stopped(self._read(session, stream))
             stream.finished.set()
@@ -288,7 +288,8 @@ class SendService(StreamService):
             await finish_writing(writer)
 
     async def _read(self, session: Session, stream: SendStream) -> None:
-        while (request := await stream.wire.read_request()) is not None:
+        while (data := await stream.wire.read()) is not None:
+            request = request_of(data)
             if isinstance(request, _FRAMES):
                 # A frame without a receiver is not acknowledged: it waits here, and its sender retains it.
                 await self.opened.wait()

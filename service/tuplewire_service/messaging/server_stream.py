@@ -117,8 +117,8 @@ class ServerStream(MessageStream):
 
     async def read_request(self) -> pb.SendRequest | OpaqueFrame | OutFrame | None:
         """Return the next request of a Send stream; see read(). Also raises MalformedError."""
-        data: bytes | OutFrame | None = await self.read()  # a stream in memory passes frames unencoded
-        return decode(pb.SendRequest, data) if isinstance(data, bytes) else data
+        data = await self.read()
+        return None if data is None else request_of(data)
 
     def admit(self) -> IAccess:
         """Return the rights of the other side. Raises RefusedError if it is not admitted."""
@@ -127,6 +127,11 @@ class ServerStream(MessageStream):
     @abstractmethod
     async def refuse(self, error: TuplewireError) -> NoReturn:
         """End the stream with an error; the other side receives its code and text."""
+
+
+def request_of(data: bytes | OutFrame) -> pb.SendRequest | OpaqueFrame | OutFrame:
+    """Return a decoded request of a Send stream. A stream in memory passes frames unencoded."""
+    return decode(pb.SendRequest, data) if isinstance(data, bytes) else data
 
 
 class PendingHandshakes:
