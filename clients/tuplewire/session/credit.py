@@ -64,10 +64,12 @@ class CreditBook:
         self._max_message_bytes = max_message_bytes
         self._needs_release_acks = needs_release_acks
         self._watched: set[int] = set()
-        self._accounts = {task: _Account(*shares.window(task)) for task in shares.nearly_full_tasks}
+        self.accounts = {task: _Account(*shares.window(task)) for task in shares.nearly_full_tasks}
+        """The counts of each flow that is in use."""
         self._changed: dict[int, None] = {}
         self._exhausted = Counter() if exhausted is None else exhausted
-        self._used_up: set[int] = set()
+        self.used_up: set[int] = set()
+        """The flows without credit."""
         self.received_messages = self.received_bytes = 0
         """Messages to all tasks that were received and not refused, and their payload bytes."""
         self.released_messages = self.released_bytes = 0
@@ -75,11 +77,11 @@ class CreditBook:
 
     def too_many(self, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
         """Return the groups to tasks beyond MAX_TASKS. Forwarded groups are never among them."""
-        room = MAX_TASKS - len(self._accounts)
+        room = MAX_TASKS - len(self.accounts)
         if len(groups) <= room:
             return []
         new = dict.fromkeys(
-            group.flow for group in groups if group.flow >= 0 and group.flow not in self._accounts
+            group.flow for group in groups if group.flow >= 0 and group.flow not in self.accounts
         )
         without = set(islice(new, max(0, room), None))
         return [group for group in groups if group.flow in without]
@@ -89,16 +91,21 @@ class CreditBook:
         counted: list[TaskGroup] = []
         try:
             for group in groups:
-                account = self._accounts.get(group.flow)
+                account = self.accounts.get(group.flow)
                 if account is None:
-                    account = self._accounts[group.flow] = _Account(*self.initial)
+                    account = self.accounts[group.flow] = _Account(*self.initial)
                 count, size = group.count, group.size_bytes
                 account.received_messages += count
                 account.received_bytes += size
                 self.received_messages += count
                 self.received_bytes += size
                 counted.append(group)
-                self._check(group.flow, account)
+                # Forwarded messages (flow < 0) use the credit that their entry worker granted.
+                if group.flow >= 0 and (
+                    account.received_messages >= account.granted_messages
+                    or account.received_bytes >= account.granted_bytes
+                ):
+                    self._use_up(group.flow, account)
         except RefusedError:
             # The frame is not accepted as a whole, so none of its messages may use up credit.
             for group in counted:
@@ -107,7 +114,7 @@ class CreditBook:
 
     def refused(self, group: TaskGroup) -> None:
         """Subtract refused messages from the counts. The sender does not count them either."""
-        account = self._accounts[group.flow]
+        account = self.accounts[group.flow]
         count, size = group.count, group.size_bytes
         account.received_messages -= count
         account.received_bytes -= size
@@ -120,21 +127,18 @@ class CreditBook:
 
     def close(self, flow: int) -> None:
         """Remove a closed flow. Raises MalformedError if it is unknown or has unreleased messages."""
-        account = self._accounts.get(flow)
+        account = self.accounts.get(flow)
         if account is None or account.released_messages < account.received_messages:
             raise MalformedError(f"flow {flow} is closed while something of it is outstanding, or unknown")
         self._forget(flow)
 
     def _forget(self, flow: int) -> None:
-        del self._accounts[flow]
+        del self.accounts[flow]
         self._changed.pop(flow, None)
         self._watched.discard(flow)
         self._has_credit(flow)
 
-    def _check(self, flow: int, account: _Account) -> None:
-        # Forwarded messages (flow < 0) use the credit that their entry worker granted.
-        if flow < 0 or account.has_room:
-            return
+    def _use_up(self, flow: int, account: _Account) -> None:
         self._update_exhausted(flow, account)
         # The last message may start within the granted bytes and exceed them.
         if (
@@ -149,20 +153,20 @@ class CreditBook:
     def _update_exhausted(self, flow: int, account: _Account) -> None:
         if account.has_room:
             self._has_credit(flow)
-        elif flow not in self._used_up:
-            self._used_up.add(flow)
+        elif flow not in self.used_up:
+            self.used_up.add(flow)
             self._exhausted[flow] += 1
 
     def _has_credit(self, flow: int) -> None:
-        if flow in self._used_up:
-            self._used_up.discard(flow)
+        if flow in self.used_up:
+            self.used_up.discard(flow)
             self._exhausted[flow] -= 1
             if not self._exhausted[flow]:
                 del self._exhausted[flow]
 
     def disconnect(self) -> None:
         """Count no task as exhausted: a sender without a stream waits for nothing. See all()."""
-        for flow in list(self._used_up):
+        for flow in list(self.used_up):
             self._has_credit(flow)
 
     def released(self, flow: int, messages: int, size_bytes: int) -> bool:
@@ -172,12 +176,11 @@ class CreditBook:
         2. Everything is released: send a grant.
         3. The grant would add at least a quarter of the window: send it. Otherwise, skip it.
         """
-        account = self._accounts[flow]
+        account = self.accounts[flow]
         account.released_messages += messages
         account.released_bytes += size_bytes
         self.released_messages += messages
         self.released_bytes += size_bytes
-        window = self._shares.window(flow)
         if (
             # 1. Forwarded messages (flow < 0) are part of a move, which waits for their release.
             not self._needs_release_acks
@@ -185,11 +188,15 @@ class CreditBook:
             and flow not in self._watched
             # 2. An upstream worker's window may be smaller than this quarter, and its senders would wait.
             and account.released_messages < account.received_messages
-            # 3. A grant costs as much as a message on the stream, regardless of its content.
-            and account.released_messages + window.messages - account.granted_messages < window.messages >> 2
-            and account.released_bytes + window.size_bytes - account.granted_bytes < window.size_bytes >> 2
         ):
-            return False
+            # 3. A grant costs as much as a message on the stream, regardless of its content.
+            window = self._shares.window(flow)
+            if (
+                account.released_messages + window.messages - account.granted_messages < window.messages >> 2
+                and account.released_bytes + window.size_bytes - account.granted_bytes
+                < window.size_bytes >> 2
+            ):
+                return False
         self._changed[flow] = None
         return True
 
@@ -200,39 +207,39 @@ class CreditBook:
         """
         self._watched.update(islice(tasks, MAX_TASKS - len(self._watched)))
         # A release before this request was possibly not reported.
-        self._changed.update(dict.fromkeys(self._watched & self._accounts.keys()))
+        self._changed.update(dict.fromkeys(self._watched & self.accounts.keys()))
 
     @property
     def urgent(self) -> bool:
         """True if the next changes concern a task for which the sender has no credit."""
-        return not self._used_up.isdisjoint(self._changed)
+        return not self.used_up.isdisjoint(self._changed)
 
     @property
     def exhausted_tasks(self) -> int:
         """The number of tasks for which the window is used up."""
-        return len(self._used_up)
+        return len(self.used_up)
 
     @property
     def idle(self) -> bool:
         """True if every received message was released."""
-        return all(each.released_messages >= each.received_messages for each in self._accounts.values())
+        return all(each.released_messages >= each.received_messages for each in self.accounts.values())
 
     def on_space_freed(self, task: int) -> bool:
         """Record that a task's queue has more space; return True if the sender should get a grant."""
-        if task in self._accounts:
+        if task in self.accounts:
             self._changed[task] = None
         return task in self._changed
 
     def on_share_increase(self) -> bool:
         """Record that shares may have grown; return True if the sender has no credit for some task."""
-        self._changed.update(dict.fromkeys(self._used_up))
-        return bool(self._used_up)
+        self._changed.update(dict.fromkeys(self.used_up))
+        return bool(self.used_up)
 
     def outstanding(self) -> list[tuple[int, int, int]]:
         """Return (task, messages, bytes) of the received messages that were not released."""
         return [
             (flow, each.received_messages - each.released_messages, each.received_bytes - each.released_bytes)
-            for flow, each in self._accounts.items()
+            for flow, each in self.accounts.items()
             if flow >= 0 and each.received_messages > each.released_messages
         ]
 
@@ -243,19 +250,19 @@ class CreditBook:
 
     def all(self) -> list[TaskCredit]:
         """Return every grant, for a sender that reconnects. It may wait for credit again."""
-        grants = [self._grant(flow) for flow in self._accounts]
-        for flow, account in self._accounts.items():
+        grants = [self._grant(flow) for flow in self.accounts]
+        for flow, account in self.accounts.items():
             if flow >= 0:
                 self._update_exhausted(flow, account)
         return grants
 
     def _grant(self, flow: int) -> TaskCredit:
-        account = self._accounts[flow]
+        account = self.accounts[flow]
         window = self._shares.window(flow)
         # The maximum, because a share may shrink but a grant must never fall.
         account.granted_messages = max(account.granted_messages, account.released_messages + window.messages)
         account.granted_bytes = max(account.granted_bytes, account.released_bytes + window.size_bytes)
-        if flow in self._used_up:
+        if flow in self.used_up:
             self._update_exhausted(flow, account)
         task, forwarded = task_and_forwarded(flow)
         return TaskCredit(

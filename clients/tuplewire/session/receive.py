@@ -73,7 +73,7 @@ class ReceiveSession:
         for flow in closed:
             credit.close(flow)
         # 3. Refuse only these groups, so that the stream and the other tasks continue.
-        if over := credit.too_many(groups):
+        if len(groups) + len(credit.accounts) > MAX_TASKS and (over := credit.too_many(groups)):
             error: RefusedError = ResourceLimitError(
                 f"one session sends to at most {MAX_TASKS} tasks at a time"
             )
@@ -122,8 +122,10 @@ class ReceiveSession:
 
         All refusals of a frame are in the same update. Refusals of later frames wait for the next update.
         """
-        refusals = list(takewhile(lambda each: each.sequence > after, reversed(self._refusals)))[::-1]
         self._reported = self.last_sequence
+        if not self._refusals:
+            return Ack(sequence=self._reported, credits=grants, after=after)
+        refusals = list(takewhile(lambda each: each.sequence > after, reversed(self._refusals)))[::-1]
         if len(refusals) > MOST_REFUSALS:
             # The first frame is always complete, so that the sender makes progress.
             last = max(refusals[0].sequence, refusals[MOST_REFUSALS].sequence - 1)
@@ -141,7 +143,7 @@ class ReceiveSession:
     @property
     def urgent(self) -> bool:
         """True if the update should be sent immediately: it has refusals, or credit for a blocked sender."""
-        return self.has_more or self.credit.urgent
+        return bool((self._refusals and self.has_more) or (self.credit.used_up and self.credit.urgent))
 
     def probe(self, acknowledged: int) -> None:
         """Make the next update contain the full state. The sender knows the frames up to `acknowledged`."""

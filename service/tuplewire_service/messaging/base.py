@@ -107,8 +107,8 @@ class ReceivedBatch(TaskMessageBatch):
     def arrived(
         cls, groups: Iterable[TaskGroup], inbound: InboundSession, assignment_version: int = 0
     ) -> ReceivedBatch:
-        """Build a batch; for transports."""
-        batch = cls.from_groups(groups)
+        """Build a batch of groups that are not empty; for transports."""
+        batch = cls.__new__(cls)._hold(None, tuple(groups))
         batch.inbound, batch.held, batch.refusals = inbound, False, []
         batch.assignment_version = assignment_version
         return batch

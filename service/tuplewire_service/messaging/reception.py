@@ -78,7 +78,8 @@ class Reception(IConnectionCallback):
         self, end: Session, sequence: int, groups: Sequence[TaskGroup], assignment_version: int
     ) -> None:
         """Deliver the accepted groups of a frame; report refused and released groups to its session."""
-        for forwarded, some in _by_forwarded(groups).items():
+        direct = set(map(FORWARDED, groups)) == {0}  # nearly always
+        for forwarded, some in ({0: groups} if direct else _by_forwarded(groups)).items():
             batch = ReceivedBatch.arrived(some, end.inbound(forwarded), assignment_version)
             # The sender must get an answer even if the callback has a defect.
             try:
@@ -139,10 +140,9 @@ class Reception(IConnectionCallback):
 
 
 def _by_forwarded(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]:
-    """Return the groups by forwarding worker; nearly always, all have the same."""
+    """Return the groups by forwarding worker; usually, all have the same."""
     # Releases are counted by route, and a batch has one inbound to release its groups.
-    came_by = set(map(FORWARDED, groups))
-    if len(came_by) == 1:
-        return {route_of(came_by.pop()): groups}
     routes = dict.fromkeys(route_of(group.forwarded) for group in groups)
+    if len(routes) == 1:
+        return dict.fromkeys(routes, groups)
     return {route: [group for group in groups if route_of(group.forwarded) == route] for route in routes}

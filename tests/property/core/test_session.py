@@ -85,7 +85,7 @@ class Session(SessionMachine):
         waiting = {number for number, flow in window._flows.items() if flow.pending}
         no_credit = {number for number in waiting if not window._flows[number].has_credit}
         assert waiting - window._ready.keys() <= window.without_credit.keys() <= no_credit
-        accounts = self.worker.session.credit._accounts
+        accounts = self.worker.session.credit.accounts
         used_up = {task for task, each in accounts.items() if each.received_messages and not each.has_room}
         assert self.worker.tasks_without_credit == dict.fromkeys(used_up, 1)
 
