@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from tuplewire.connection.pacer import Pacer
@@ -37,6 +38,9 @@ _GRPC_DEFAULT_BYTES = 4 << 20
 """The response limit of a consumer that reports none."""
 _TURN_CURSORS = 100
 """Maximum number of cursors and rejections for one turn of the loop: other sessions are not delayed."""
+_MOST_BYTES = 1 << 31
+"""No message of protobuf is larger."""
+_RETAINED_UPSTREAM = attrgetter("group.retained_upstream")
 _FRAME_BYTES = 64
 """The maximum overhead of a response in addition to its groups."""
 _Denied = asyncio.Future[RefusedError]
@@ -165,7 +169,8 @@ class RecvStream:
                 self._silence.heard()
                 await _take_progress(self.subscription, request.progress)
                 # Progress ends the pause between small frames, so that a reply is not delayed.
-                self._pacer.release_next()
+                if self._pacer.lingering:
+                    self._pacer.release_next()
             elif kind == "goodbye":
                 return
             else:
@@ -179,21 +184,26 @@ class RecvStream:
             if self._probe_due:
                 self._probe_due = False
                 await wire.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
-            while answers := subscription.take_answers():  # before the messages after them
+            while subscription.answers:  # before the messages after them
+                answers = subscription.take_answers()
                 await wire.write(pb.RecvResponse(rejected=pb.Rejected(tasks=answers)).SerializeToString())
-            if moved := subscription.take_moved():
+            if subscription.moved:
+                moved = subscription.take_moved()
                 await wire.write(pb.RecvResponse(moved=pb.Moved(tasks=moved)).SerializeToString())
             if deliveries := subscription.take(self.settings.max_frame_bytes):
                 # Senders that retain messages until they are processed wait for the acknowledgement.
-                urgent = subscription.nearly_full or any(each.group.retained_upstream for each in deliveries)
+                urgent = subscription.nearly_full or any(map(_RETAINED_UPSTREAM, deliveries))
                 ack_requested = ack_requests.is_due(self._clock(), urgent=urgent)
-                for part in _fitting(deliveries, self.limit):
+                parts = (deliveries,) if self.limit > _MOST_BYTES else _fitting(deliveries, self.limit)
+                for part in parts:
                     sequence += 1
                     data = frame_of(sequence, part, ack_requested=ack_requested)
                     await wire.write(data)
                 # Messages that arrive during the pause share a frame; see docs/design/credit.md (pacing).
                 if wait := self._pacer.wrote(time.monotonic(), len(data)):
                     await self._pacer.linger(wait)
+                elif not subscription.ready:  # wait without another pass
+                    await wake.wait()
                 continue
             # Only after the last delivery, so that the consumer gets everything that was taken.
             if (error := subscription.ended) is not None:

@@ -22,6 +22,12 @@ class ISubscription(ABC):
     """The reason for the end (superseded, the task moved, a drain); None while it is active."""
     nearly_full: bool = False
     """True if the last delivery came from a queue with little free space."""
+    ready: dict[int, None]
+    """The tasks for which take() may return messages."""
+    answers: dict[int, RejectedTask]
+    """The answers to rejections that take_answers() returns, by task."""
+    moved: list[int]
+    """The tasks that take_moved() returns."""
 
     @property
     @abstractmethod
@@ -41,13 +47,13 @@ class ISubscription(ABC):
     def progress(self, cursors: Sequence[TaskCursor]) -> bool:
         """Apply reported progress. Return True if it exceeds one turn of the loop: call again to continue."""
 
+    @abstractmethod
     def take_answers(self) -> list[RejectedTask]:
         """Return new answers to rejections; send them before the result of the next take()."""
-        return []
 
+    @abstractmethod
     def take_moved(self) -> list[int]:
         """Return tasks that have moved to another worker since the last call, unless all have moved."""
-        return []
 
     @abstractmethod
     def close(self) -> None:

@@ -104,19 +104,22 @@ class EntryQueue:
     @property
     def first(self) -> HeldEntry:
         """The entry at the front. The queue must not be empty."""
-        # A run is unpacked only when its first entry is needed.
         if not self._head:
-            if self._runs:
-                self._head.extend(_entries([self._runs.popleft()]))
-            else:  # all entries are in the tail: exchange the ends instead of copying
-                self._head, self._tail = self._tail, self._head
+            self._fill_head()
         return self._head[0]
+
+    def _fill_head(self) -> None:
+        # A run is unpacked only when its first entry is needed.
+        if self._runs:
+            self._head.extend(_entries([self._runs.popleft()]))
+        else:  # all entries are in the tail: exchange the ends instead of copying
+            self._head, self._tail = self._tail, self._head
 
     def popleft(self) -> HeldEntry:
         """Remove and return the entry at the front. The queue must not be empty."""
-        entry = self.first
-        self._head.popleft()
-        return entry
+        if not self._head:
+            self._fill_head()
+        return self._head.popleft()
 
     def _pop(self) -> HeldEntry:
         if not self._tail:

@@ -43,22 +43,22 @@ class QueueSubscription(ISubscription):
         self._address = address
         self._since = time.monotonic()
         self._held: dict[int, Queue] = {}
-        self._ready: dict[int, None] = {}
-        self._answers: dict[int, RejectedTask] = {}
+        self.ready: dict[int, None] = {}
+        self.answers: dict[int, RejectedTask] = {}
         self._unsettled: list[TaskCursor] = []
         """Consumer reports that were too large for one turn of the loop."""
-        self._moved: list[int] = []
+        self.moved: list[int] = []
 
     def add(self, queue: Queue, unsettled: TaskCursor | None) -> None:
         """Add a queue. `unsettled` is a report of its consumer that progress() must finish."""
         self._held[queue.task] = queue
         if unsettled is not None:
             self._unsettled.append(unsettled)
-        self._ready[queue.task] = None
+        self.ready[queue.task] = None
 
     def mark(self, queue: Queue) -> None:
         """Note that a queue has new messages."""
-        self._ready[queue.task] = None
+        self.ready[queue.task] = None
         self._wake()
 
     def end(self, error: RefusedError) -> None:
@@ -99,17 +99,16 @@ class QueueSubscription(ISubscription):
         self.nearly_full = False
         lost = self._consumers.lost_workers
         # A resent copy of a lost worker's message may have arrived earlier.
-        doubtful = lost.had if lost else None
-        while self._ready and max_bytes > 0 and len(deliveries) < MAX_FRAME_GROUPS:
-            task = next(iter(self._ready))
-            del self._ready[task]
+        doubtful = lost.had if lost.numbers else None
+        while self.ready and max_bytes > 0 and len(deliveries) < MAX_FRAME_GROUPS:
+            task = next(iter(self.ready))
+            del self.ready[task]
             queue = self._held[task]
             # 1. The new owner delivers the messages of a task that moves; see docs/design/moves.md.
-            if queue.leaving or self._consumers.rejections.holds(queue):
+            if queue.leaving or (queue.held_until and self._consumers.rejections.holds(queue)):
                 continue
             most = MAX_FRAME_GROUPS - len(deliveries)
             taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, doubtful, most)
-            max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
             # 2. A task without credit must not keep the loop busy.
             if not taken:
                 continue
@@ -117,8 +116,10 @@ class QueueSubscription(ISubscription):
             deliveries += taken
             self.nearly_full |= self._queues.load(task) >= _NEARLY_FULL
             # 3. One task must not fill all frames.
-            if queue.log.waiting:
-                self._ready[task] = None
+            if queue.log.taken < queue.log.tail:
+                self.ready[task] = None
+            if self.ready:
+                max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
         return deliveries
 
     def progress(self, cursors: Sequence[TaskCursor]) -> bool:
@@ -129,39 +130,39 @@ class QueueSubscription(ISubscription):
                 if self._consumers.progress(queue, cursor):
                     self._unsettled.append(cursor)
                 elif cursor.rejections:
-                    self._answers[cursor.task] = RejectedTask(
+                    self.answers[cursor.task] = RejectedTask(
                         task=cursor.task, number=queue.rejected, received=queue.log.taken
                     )
                     self._wake()
                 if queue.log.waiting:
-                    self._ready[cursor.task] = None
+                    self.ready[cursor.task] = None
         # Rejections and credit may have made messages deliverable.
-        if self._ready:
+        if self.ready:
             self._wake()
         return bool(self._unsettled)
 
     def take_answers(self) -> list[RejectedTask]:
-        answers, self._answers = self._answers, {}
+        answers, self.answers = self.answers, {}
         return list(answers.values())
 
     def drop(self, queue: Queue) -> None:
         """Remove the queue of a task that has moved; the last one ends the subscription."""
         queue.consumer = None
         del self._held[queue.task]
-        self._ready.pop(queue.task, None)
+        self.ready.pop(queue.task, None)
         if not self._held:
             self.end(self._queues.not_here(queue.task))
             return
-        self._moved.append(queue.task)
+        self.moved.append(queue.task)
         self._wake()
 
     def take_moved(self) -> list[int]:
-        moved, self._moved = self._moved, []
+        moved, self.moved = self.moved, []
         return moved
 
     def close(self) -> None:
         held, self._held = self._held, {}
-        self._ready.clear()
+        self.ready.clear()
         for queue in held.values():
             if queue.consumer is self:
                 queue.consumer = None

@@ -175,23 +175,27 @@ class ReceiveQueues:
     def _all(self) -> Iterable[Queue]:
         return chain(self._queues.values(), self._leaving.values())
 
-    def put(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Queue messages for a local task, or for a task that moves away."""
+    def put(self, group: TaskGroup, inbound: InboundSession) -> bool:
+        """Queue messages for a local task, or one that moves away; return False for any other task."""
         # Messages for a task that moves follow the queued ones through its queue; see docs/design/moves.md.
-        queue = self._queues.get(group.task) or self._leaving[group.task]
+        queue = self._queues.get(group.task) or self._leaving.get(group.task)
+        if queue is None:
+            return False
         queue.log.append(group, inbound)
         if self.observer is not None:
             self.observer.queued(group, queue.log)
         self._touched.add(group.task)
         queue.times.arrived(queue.log.tail, time.monotonic())
-        queue.wake_readers()
+        if queue.readers:
+            queue.wake_readers()
         if queue.consumer is not None:
             queue.consumer.mark(queue)
+        return True
 
     def load(self, task: int) -> float:
         """Return the fill level of a local task's queue, from 0 to 1."""
         log, settings = self._queues[task].log, self._settings
-        messages = log.queued_messages / settings.receive_queue_messages
+        messages = (log.tail - log.acknowledged) / settings.receive_queue_messages
         return min(1.0, max(messages, log.queued_bytes / settings.receive_queue_bytes))
 
     def changed_loads(self) -> dict[int, float]:
