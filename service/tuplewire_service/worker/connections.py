@@ -121,7 +121,7 @@ class Connections:
         """
         if peer not in self._connections and not self._closed:
             self._open(peer)
-        return self.get(peer)
+        return self._connections.get(peer)
 
     @property
     def not_ready(self) -> list[str]:

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any, Self
 
 from tuplewire.session.consume import Delivery
+from tuplewire.session.ledger import Settled
 from tuplewire.session.pieces import cut, most_messages, starting_within, wire_bytes
-from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
+from tuplewire.values.group import MAX_FRAME_GROUPS, SIZE_BYTES, TaskGroup
 from tuplewire_service.worker.entry_queue import EntryQueue, HeldEntry
 
 
@@ -33,6 +35,16 @@ class Done:
     """See TaskGroup."""
     rejected: bool = False
     """True if the consumer rejected the messages. Their outcome is counted elsewhere."""
+
+
+_TOKEN, _MESSAGES = attrgetter("token"), attrgetter("messages")
+
+
+def release(task: int, done: Iterable[Done | Settled]) -> None:
+    """Release messages of a task to their senders: consecutive ones of one sender in one step."""
+    for token, some in groupby(done, _TOKEN):
+        run = list(some)
+        token.release(task, sum(map(_MESSAGES, run)), sum(map(SIZE_BYTES, run)))
 
 
 @dataclass(slots=True, eq=False)
@@ -113,28 +125,32 @@ class DeliveryLog:
         deliveries: list[Delivery] = []
         room = credit_bytes - self._taken_bytes
         frame_room = max_bytes
-        while (
-            self._waiting and room > 0 and frame_room > 0 and self.taken < credit and len(deliveries) < most
-        ):
-            group = self._waiting.first.group
-            # Deliver a part of a group rather than exceed the consumer's credit or the size of a frame.
-            count = min(
-                starting_within(group, min(room, frame_room)),
-                credit - self.taken,
-                most_messages(group, frame_room),
-            )
-            if count < group.count:
-                _cut_first(self._waiting, count)
+        last = min(credit, self.tail)
+        while self.taken < last and room > 0 and frame_room > 0 and len(deliveries) < most:
             entry = self._waiting.popleft()
+            group = entry.group
+            on_wire = wire_bytes(group)
+            # Deliver a part of a group rather than exceed the consumer's credit or the size of a frame.
+            if group.count > last - self.taken or on_wire > min(room, frame_room):
+                count = min(
+                    starting_within(group, min(room, frame_room)),
+                    last - self.taken,
+                    most_messages(group, frame_room),
+                )
+                if count < group.count:
+                    self._waiting.appendleft(entry)
+                    _cut_first(self._waiting, count)
+                    entry = self._waiting.popleft()
+                    on_wire = wire_bytes(entry.group)
             if doubtful is not None and doubtful(entry.group, entry.token):
                 entry.group = entry.group.as_redelivered()
             self._delivered.append(entry)
-            self.taken = entry.last
+            self.taken += entry.group.count
             size = entry.group.size_bytes
             room -= size
-            frame_room -= wire_bytes(entry.group)
+            frame_room -= on_wire
             self._taken_bytes += size
-            self._marks.append((entry.last, size))
+            self._marks.append((self.taken, size))
             deliveries.append(Delivery(entry.first, entry.group))
         return deliveries
 
@@ -173,13 +189,17 @@ class DeliveryLog:
         # A consumer cannot acknowledge messages that were not delivered to it.
         acknowledged = min(acknowledged, self.taken)
         done: list[Done] = []
-        while self._delivered and (entry := self._delivered.first).first <= acknowledged:
+        settled = self.acknowledged  # the delivered entries start after this sequence
+        while settled < acknowledged:
             if len(done) >= most:  # the next call continues here
-                acknowledged = entry.first - 1
+                acknowledged = settled
                 break
-            if entry.last > acknowledged:
-                _cut_first(self._delivered, acknowledged - entry.first + 1)
             entry = self._delivered.popleft()
+            if settled + entry.group.count > acknowledged:
+                self._delivered.appendleft(entry)
+                _cut_first(self._delivered, acknowledged - settled)
+                entry = self._delivered.popleft()
+            settled += entry.group.count
             size = entry.group.size_bytes
             done.append(Done(entry.token, entry.group.count, size, entry.group.accepted_micros))
             self.queued_bytes -= size

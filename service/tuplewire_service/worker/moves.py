@@ -173,17 +173,15 @@ class Moves:
         self._is_drained = is_drained
         self._clock = clock
         self.successors = Successors(own, incarnation)
-        self._moves: dict[int, Move] = {}
-
-    def __contains__(self, task: int) -> bool:
-        return task in self._moves
+        self.moving: dict[int, Move] = {}
+        """The move of each task that moves."""
 
     def __len__(self) -> int:
-        return len(self._moves)
+        return len(self.moving)
 
     def begin(self, task: int) -> Move:
         """Return the move of a task; start one if there is none."""
-        return self._moves.setdefault(task, Move(self._own, self._clock()))
+        return self.moving.setdefault(task, Move(self._own, self._clock()))
 
     def turn(self, task: int, peer: Peer, connection: SendingEnd) -> None:
         """Record the previous connection of a task whose messages now take another route."""
@@ -195,12 +193,12 @@ class Moves:
 
     def among(self, tasks: Iterable[int] | None = None) -> list[int]:
         """Return the moving tasks among `tasks`; None: all moving tasks."""
-        return list(self._moves) if tasks is None else [task for task in tasks if task in self._moves]
+        return list(self.moving) if tasks is None else [task for task in tasks if task in self.moving]
 
     def stay(self, tasks: Iterable[int], owner_of: Mapping[int, AssignedWorker]) -> None:
         """Forget old routes to current owners: messages to these workers follow the earlier ones anyway."""
         for task in self.among(tasks):
-            move = self._moves[task]
+            move = self.moving[task]
             owner = owner_of.get(task)
             if owner is not None and self._is_drained(task):
                 move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
@@ -218,7 +216,7 @@ class Moves:
         3. The task does not move: no order is required.
         """
         entered = entered_at(group, inbound, self._own)
-        after = self.successors.take(group.task, entered) if self.successors else None
+        after = self.successors.take(group.task, entered) if self.successors.known else None
         # 1. Only one message: later ones follow it, or wait for it.
         if after is not None and (peer := (after.worker_id, after.address)) != owner:
             connection = self._connection(peer)
@@ -227,15 +225,15 @@ class Moves:
             if connection is not None and (way is None or not _is_behind(group, way, entered, self._own)):
                 self.turn(group.task, peer, connection)
                 connection.receipts.watch([group.task])
-                self._moves[group.task].own_follow = True
-                return self._moves[group.task], connection
+                self.moving[group.task].own_follow = True
+                return self.moving[group.task], connection
         # 2. and 3. Without a move, all messages of the task take one route, in order.
-        move = self._moves.get(group.task)
+        move = self.moving.get(group.task)
         return move, move.route_of_predecessors(group, inbound) if move is not None else None
 
     def keep(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Hold messages that must wait for earlier ones on an old route; return False if none must wait."""
-        move = self._moves.get(group.task)
+        move = self.moving.get(group.task)
         if move is None or not move.must_hold(group, inbound):
             return False
         move.hold(group, inbound)
@@ -248,13 +246,13 @@ class Moves:
 
     def lose(self, peers: Container[Peer]) -> None:
         """Treat routes to these workers as occupied until give_up(): their messages will be returned."""
-        for move in self._moves.values():
+        for move in self.moving.values():
             for route in move.routes:
                 route.lost |= route.peer in peers
 
     def give_up(self, connection: SendingEnd, left: Iterable[HeldGroup]) -> list[HeldGroup]:
         """Remove the routes of a closed connection; return its messages that wait for no other old route."""
-        for move in self._moves.values():
+        for move in self.moving.values():
             move.routes = [route for route in move.routes if route.connection is not connection]
         return [(group, inbound) for group, inbound in left if not self.keep(group, inbound)]
 
@@ -262,7 +260,7 @@ class Moves:
         """Return, in order, the messages of these tasks that no longer wait; forget completed moves."""
         held_groups: list[HeldGroup] = []
         for task in self.among(tasks):
-            move = self._moves[task]
+            move = self.moving[task]
             held_groups += move.release_ready()
             # The connection of a lost route looks empty before its messages return.
             move.routes = [
@@ -270,23 +268,23 @@ class Moves:
             ]
             # Until the local queue is empty, later messages must still follow through it.
             if not (move.routes or move.waiting) and self._is_drained(task):
-                del self._moves[task]
+                del self.moving[task]
         return held_groups
 
     def close(self) -> list[TaskGroup]:
         """End every move; return the held messages."""
         groups = list(self.held_groups())
-        self._moves.clear()
+        self.moving.clear()
         return groups
 
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return the held messages."""
-        return (group for move in self._moves.values() for held in move.waiting.values() for group, _ in held)
+        return (group for move in self.moving.values() for held in move.waiting.values() for group, _ in held)
 
     def peers(self, seconds: float = 0.0) -> set[Peer]:
         """Return the workers with an old route whose move started at least `seconds` ago."""
         since = self._clock() - seconds
-        return {route.peer for move in self._moves.values() for route in move.routes if move.since <= since}
+        return {route.peer for move in self.moving.values() for route in move.routes if move.since <= since}
 
 
 class EntrySequences:
@@ -316,20 +314,18 @@ class LostWorkers:
     """Workers that disconnected without notice. Programs resend their messages, which may arrive earlier."""
 
     def __init__(self) -> None:
-        self._numbers: dict[int, None] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._numbers)
+        self.numbers: dict[int, None] = {}
+        """The numbers of these workers."""
 
     def on_worker_connection(self, number: int, *, connected: bool) -> None:
         """See IConnectionCallback."""
         # Removed first, so that a worker that is lost again becomes the newest entry.
-        self._numbers.pop(number, None)
+        self.numbers.pop(number, None)
         if not connected:
-            self._numbers[number] = None
-            if len(self._numbers) > _MOST_LOST:
-                del self._numbers[next(iter(self._numbers))]
+            self.numbers[number] = None
+            if len(self.numbers) > _MOST_LOST:
+                del self.numbers[next(iter(self.numbers))]
 
     def had(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Return True if a lost worker accepted these messages, so that a copy may have arrived earlier."""
-        return entered_at(group, inbound) in self._numbers
+        return entered_at(group, inbound) in self.numbers

@@ -12,7 +12,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
@@ -31,7 +32,7 @@ from tuplewire_service.messaging.subscription import ISubscription, ISubscriptio
 from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import GIVE_UP_SECONDS, Connections, Peer
-from tuplewire_service.worker.delivery import Done
+from tuplewire_service.worker.delivery import Done, release
 from tuplewire_service.worker.departures import Departures, OfEntry, Successor, successors_to_wire
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
 from tuplewire_service.worker.queue_subscription import QueueConsumers
@@ -87,7 +88,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             lost=partial(asyncio.get_running_loop().call_soon, self.refresh),
             departed=self.on_workers_departed,
             departures=self.departures.known,
-            assignment_version=lambda: self.table.version,
+            assignment_version=partial(getattr, self.table, "version"),
             draining=draining,
             pressure=self.pressure,
         )
@@ -174,7 +175,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _end_moves(self, tasks: Iterable[int] | None = None) -> None:
         """Route messages that leave local queues, and held ones with empty old routes; None: of all tasks."""
-        if not self._moves:
+        if not self._moves.moving:
             return
         moving = self._moves.among(tasks)
         # Queues are emptied first: their messages are older than the held ones.
@@ -186,7 +187,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def _forget(self, tasks: Iterable[int]) -> None:
         """Forget the entry sequences of tasks without an owner and without messages in transit."""
         for task in tasks:
-            if not (task in self._moves or self.holder_known(task)):
+            if not (task in self._moves.moving or self.holder_known(task)):
                 self._entry_sequences.forget(task)
 
     def holder_known(self, task: int) -> bool:
@@ -203,6 +204,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 waiting.popleft()
         finally:
             self._drops.lose(group for group, _ in waiting)
+            asyncio.get_running_loop().call_soon(self._transfer.drain)
 
     def _returned(self, connection: SendingEnd, left: Sequence[HeldGroup]) -> None:
         """Reroute the unacknowledged messages of a lost worker, then the messages that waited for them."""
@@ -219,39 +221,40 @@ class Router(IConnectionCallback, ISubscriptionSource):
         5. Earlier messages are on an old route: the messages wait. Otherwise _route() queues or sends them.
         6. No worker owns the task: refused, or dropped if the messages were forwarded before.
         """
-        batch.hold()
-        inbound, version = batch.inbound, batch.assignment_version
-        ahead = version > self.assignment_version and inbound.worker_number
+        batch.held = True
+        inbound, version, moving = batch.inbound, batch.assignment_version, self._moves.moving
+        ahead = version > self.table.version and inbound.worker_number
         if ahead:
             self.version_received = max(self.version_received, version)
         now_micros, place = time.time_ns() // 1000, self._entry_sequences.place
         # 1. Only programs are refused for an old version: no worker has accepted their messages yet.
-        stale = 0 < version < self.assignment_version and not inbound.worker_number
+        stale = 0 < version < self.table.version and not inbound.worker_number
         for group in batch.groups:
-            if stale and self.place_of(group.task) != LOCAL:
-                batch.refuse(group, self.table.stale(group.task, version))
+            task = group.task
+            if stale and self.place_of(task) != LOCAL:
+                batch.refuse(group, self.table.stale(task, version))
                 continue
             # 2. Contradictory assignments could forward a message in a cycle.
-            if group.unqueued_hops > MAX_UNQUEUED_HOPS and group.task not in self.queues:
-                batch.refuse(group, self.table.loop_error(group.task))
+            if group.forwarded and group.unqueued_hops > MAX_UNQUEUED_HOPS and task not in self.queues:
+                batch.refuse(group, self.table.loop_error(task))
                 continue
             if not inbound.worker_number:
-                if not (self.holder_known(group.task) or group.task in self._moves):  # 3.
-                    batch.refuse(group, self.table.not_here(group.task))
+                if not (task in self.table.owner_of or task in moving or self.holder_known(task)):  # 3.
+                    batch.refuse(group, self.table.not_here(task))
                     continue
                 retained = inbound.needs_release_acks
                 group = place(group, now_micros, retained_upstream=retained)  # noqa: PLW2901
-            # 4. By this newer assignment, the task belongs here.
-            if ahead:
-                self._open_early(group.task)
-            if not self._moves.keep(group, inbound) and not self._route(group, inbound):  # 5.
+            if ahead:  # 4. By this newer assignment, the task belongs here.
+                self._open_early(task)
+            # 5. and 6.
+            if not (task in moving and self._moves.keep(group, inbound)) and not self._route(group, inbound):
                 if not group.forwarded:
-                    batch.refuse(group, self.table.not_here(group.task))  # 6.
+                    batch.refuse(group, self.table.not_here(task))  # 6.
                     continue
                 self._drops.unroutable(group, inbound)  # 6. Its program was already notified of acceptance.
             self._ledger.accepted += group.count
         self._transfer.drain()
-        if self.taps:
+        if self.taps.open:
             self.taps.offer(batch, self.place_of)
 
     def _open_early(self, task: int) -> None:
@@ -275,17 +278,16 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Queue messages locally or for transfer; return False if no worker owns their task."""
         if self.observer is not None:
             inbound = self.observer.forwarded(group, inbound, self.place_of)
-        owner = self.table.owner_of.get(group.task)
-        moving, way = self._moves.destination_of(group, inbound, None if owner is None else owner.peer)
+        owner, moves, moving, way = self.table.owner_of.get(group.task), self._moves, None, None
+        if moves.moving or moves.successors.known:  # otherwise all messages of a task take one route
+            moving, way = moves.destination_of(group, inbound, None if owner is None else owner.peer)
         if way is not None:
             self._transfer.follow(way, group, inbound)
-        elif group.task in self.queues or self.queues.is_leaving(group.task):
-            self.queues.put(group, inbound)
-        elif owner is not None:
-            way = self.connections.to(owner.peer)
+        elif not self.queues.put(group, inbound):
+            if owner is None:
+                return False
+            way = None if moving is None else self.connections.to(owner.peer)
             self._transfer.put(group, inbound)
-        else:
-            return False
         if moving is not None:
             moving.record_route(group, inbound, way)
         return True
@@ -309,10 +311,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _released(self, released: Sequence[Settled]) -> None:
         """Release messages to their senders once other workers have released them."""
-        for each in released:
-            if not self._closing:  # nothing is consumed after the close
-                each.token.release(each.task, each.messages, each.size_bytes)
-        self._end_moves({each.task for each in released})
+        if not self._closing:  # nothing is consumed after the close
+            for task, some in groupby(released, attrgetter("task")):
+                release(task, some)
+        self._end_moves({each.task for each in released} if self._moves.moving else ())
         self.activity.set()
 
     def _done(self, task: int, done: Sequence[Done]) -> None:
@@ -322,7 +324,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             if each.accepted_micros and not each.rejected:
                 self.end_to_end.add((now_micros - each.accepted_micros) / 1e6, each.messages)
             self._ledger.acknowledged += 0 if each.rejected else each.messages
-            each.token.release(task, each.messages, each.size_bytes)
+        release(task, done)
         self._end_moves((task,))
         self.activity.set()
         if self.observer is not None:
@@ -360,8 +362,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
     @property
     def held_messages(self) -> int:
         """Number of accepted messages that are not settled."""
-        waiting = sum(map(len, self._waiting()))
-        return self.queues.pending_messages + waiting + self.connections.pending_messages
+        waiting = sum(map(len, self._waiting())) + self.connections.pending_messages
+        return self.queues.pending_messages + waiting
 
     def _waiting(self) -> Iterable[TaskGroup]:
         return chain(self._transfer.held_groups(), self._moves.held_groups(), self.rejections.held_groups())

@@ -36,6 +36,8 @@ class RoutingTable:
 
     def __init__(self, worker_id: str) -> None:
         self.assignment: Assignment | None = None
+        self.version = 0
+        """The version of the current assignment; 0: none."""
         self.id_mismatch = ""
         """The reason that the assignment does not apply to this worker, or an empty string."""
         self.workers: Sequence[AssignedWorker] = ()
@@ -55,6 +57,7 @@ class RoutingTable:
     def replace(self, assignment: Assignment) -> None:
         """Apply an assignment."""
         self.assignment, self.workers = assignment, assignment.workers
+        self.version = assignment.version
         self.local = assignment.tasks_of(self._worker_id)
         self.others = [
             each for each in assignment.workers if each.worker_id != self._worker_id and each.tasks
@@ -74,11 +77,6 @@ class RoutingTable:
                 or (each.tasks if outbound is None else not outbound.isdisjoint(each.tasks))
             )
         ]
-
-    @property
-    def version(self) -> int:
-        """The current version; 0: none."""
-        return self.assignment.version if self.assignment is not None else 0
 
     @property
     def not_ready(self) -> RefusedError | None:

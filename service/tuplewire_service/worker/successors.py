@@ -23,10 +23,7 @@ class Successors:
     def __init__(self, own: int, incarnation: int) -> None:
         self._own = own
         self._incarnation = incarnation
-        self._known: dict[OfEntry, Successor] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
+        self.known: dict[OfEntry, Successor] = {}
 
     def add_departures(
         self, heard: Iterable[Departure], unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
@@ -39,7 +36,7 @@ class Successors:
         for departure in heard:
             successors = successors_of(departure)
             for key in ours.intersection(successors):
-                self._known[key] = successors[key]
+                self.known[key] = successors[key]
 
     def refresh(
         self, departures: Departures, unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
@@ -52,33 +49,31 @@ class Successors:
         def successors_after(incarnation: int) -> Mapping[OfEntry, Successor] | None:
             return next(map(successors_of, departures.of([incarnation])), None)
 
-        for key in list(self._known):
+        for key in list(self.known):
             # A successor may have departed, too: its messages are processed, or at its own successor.
-            while (later := successors_after(self._known[key].incarnation)) is not None:
+            while (later := successors_after(self.known[key].incarnation)) is not None:
                 if key not in later:
-                    del self._known[key]
+                    del self.known[key]
                     break
-                self._known[key] = later[key]
+                self.known[key] = later[key]
         # Messages that were forwarded to this worker are here, or were forwarded from here.
-        self._known = {
-            key: each for key, each in self._known.items() if each.incarnation != self._incarnation
-        }
+        self.known = {key: each for key, each in self.known.items() if each.incarnation != self._incarnation}
 
     @property
     def peers(self) -> set[Peer]:
         """The known successors."""
-        return {(each.worker_id, each.address) for each in self._known.values()}
+        return {(each.worker_id, each.address) for each in self.known.values()}
 
     def take(self, task: int, entry_worker: int) -> Successor | None:
         """Remove and return the destination of the next message; None: the owner of the task."""
-        return self._known.pop((task, entry_worker), None)
+        return self.known.pop((task, entry_worker), None)
 
     def snapshot_at_shutdown(
         self, unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
     ) -> dict[OfEntry, Successor]:
         """Return the workers that hold unreleased messages of this worker, for its departure notice."""
         last: dict[OfEntry, int] = {}
-        found = dict(self._known)
+        found = dict(self.known)
         for (worker_id, address), incarnation, keys in unreleased:
             for (task, entry_worker), entry_sequence in keys.items():
                 key = task, entry_worker or self._own

@@ -123,27 +123,25 @@ def _copies(
 
 
 class Taps:
-    """The taps of one worker. True if a tap is open: the only check on the data path without taps."""
+    """The taps of one worker."""
 
     def __init__(self) -> None:
-        self._open: list[Tap] = []
+        self.open: list[Tap] = []
+        """The open taps: the only check on the data path without taps."""
         self._ended = pb.TapStatus()
-
-    def __bool__(self) -> bool:
-        return bool(self._open)
 
     def begin(self, wanted: pb.TapRequest, wake: Callable[[], None]) -> Tap:
         """Open a tap with the tasks (empty: all) and limits of `wanted`. Raises ResourceLimitError."""
-        if len(self._open) >= MOST_TAPS:
+        if len(self.open) >= MOST_TAPS:
             raise ResourceLimitError(f"{MOST_TAPS} taps are open at this worker already: end one of them")
         tap = Tap(wanted, wake)
-        self._open.append(tap)
+        self.open.append(tap)
         return tap
 
     def end(self, tap: Tap) -> None:
         """End a tap."""
-        if tap in self._open:
-            self._open.remove(tap)
+        if tap in self.open:
+            self.open.remove(tap)
         self._ended.shown += tap.shown
         self._ended.omitted += tap.omitted
 
@@ -154,20 +152,20 @@ class Taps:
         """
         refused = {id(group) for group, _ in batch.refusals}
         groups: Sequence[TaskGroup] = [group for group in batch.groups if id(group) not in refused]
-        for tap in tuple(self._open):
+        for tap in tuple(self.open):
             try:
                 for group in groups:
                     if not tap.tasks or group.task in tap.tasks:
                         tap.offer(group, batch, place_of(group.task))
             except Exception:
                 logger.exception("tap.failed")
-                self._open.remove(tap)
+                self.open.remove(tap)
                 tap.failed = True
                 tap.wake()
 
     def status(self) -> pb.TapStatus:
         """Return the counts, including closed taps."""
-        taps, ended = self._open, self._ended
+        taps, ended = self.open, self._ended
         return pb.TapStatus(
             open=len(taps),
             shown=ended.shown + sum(tap.shown for tap in taps),

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import groupby
-from operator import attrgetter, itemgetter
+from itertools import chain, groupby
+from operator import attrgetter
 
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.errors import ClosedError, MessageTooLargeError, TuplewireError
@@ -68,9 +68,7 @@ class TransferQueue:
         self._queue: list[HeldGroup] = []
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Queue a group for the next drain, in the next turn of the loop at the latest."""
-        if not self._queue:
-            self._loop.call_soon(self.drain)
+        """Queue a group for the next drain()."""
         self._queue.append((group, inbound))
 
     def held_groups(self) -> Iterator[TaskGroup]:
@@ -83,19 +81,21 @@ class TransferQueue:
         Messages of several programs keep the order of their entry sequences. An error is a defect: it is
         reported to the loop, and unsent messages are passed to Drops.lose().
         """
+        if not self._queue:
+            return
         queue, self._queue = self._queue, []
-        bundles: dict[str, tuple[AssignedWorker, list[HeldGroup]]] = {}
+        bundles: dict[str, list[tuple[AssignedWorker, InboundSession, list[TaskGroup]]]] = {}
         for group, inbound in queue:
             owner = self._table.owner_of.get(group.task)
             if owner is None:
                 self._drops.unroutable(group, inbound)
                 continue
-            bundles.setdefault(owner.worker_id, (owner, []))[1].append((group, inbound))
-        waiting = deque(
-            (owner, inbound, [group for group, _ in run])
-            for owner, held in bundles.values()
-            for inbound, run in groupby(held, itemgetter(1))
-        )
+            runs = bundles.setdefault(owner.worker_id, [])
+            if runs and runs[-1][1] is inbound:
+                runs[-1][2].append(group)
+            else:
+                runs.append((owner, inbound, [group]))
+        waiting = deque(chain.from_iterable(bundles.values()))
         try:
             while waiting:
                 owner, inbound, groups = waiting[0]
@@ -114,7 +114,7 @@ class TransferQueue:
     def _send(self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]) -> None:
         # A copy from a program may have been faster: the lost worker's messages are marked.
         if inbound.worker_number and connection is not None:
-            if lost := self._lost_workers:
+            if (lost := self._lost_workers).numbers:
                 groups = [each.as_redelivered() if lost.had(each, inbound) else each for each in groups]
             groups = list(_passed_on(groups, inbound.worker_number, connection))
         for group in self._left_by(connection, inbound, groups):

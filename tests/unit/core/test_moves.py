@@ -78,14 +78,14 @@ def held(moves: Moves, group: TaskGroup, inbound: Program) -> bool:
 
 def follows(moves: Moves, group: TaskGroup, inbound: Program, route: Route) -> bool:
     """Return True if messages must follow earlier ones by this route."""
-    move = moves._moves[TASK]
+    move = moves.moving[TASK]
     assert not move.must_hold(group, cast("InboundSession", inbound))
     return move.route_of_predecessors(group, cast("InboundSession", inbound)) is cast("Any", route)
 
 
 def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
     """Record the route of messages from another worker."""
-    moves._moves[TASK].record_route(group, cast("InboundSession", WORKER), cast("SendingEnd | None", route))
+    moves.moving[TASK].record_route(group, cast("InboundSession", WORKER), cast("SendingEnd | None", route))
 
 
 def free(moves: Moves) -> list[int]:
@@ -103,7 +103,7 @@ def test_what_follows_waits_until_the_old_route_is_empty() -> None:
     assert free(moves) == []
     route.consume(first, 3)
     assert free(moves) == [4]
-    assert TASK not in moves
+    assert TASK not in moves.moving
 
 
 def test_what_another_worker_sent_goes_after_what_came_before_it() -> None:
@@ -155,11 +155,11 @@ def test_a_move_is_over_when_everything_on_its_ways_is_done_with() -> None:
     moves = moving(route)
     assert follows(moves, messages(2, passed_on=1), WORKER, route)
     assert free(moves) == []
-    assert TASK in moves
+    assert TASK in moves.moving
     route.consume(other, 1)
     assert not follows(moves, messages(2, passed_on=1), WORKER, route)
     free(moves)
-    assert TASK not in moves
+    assert TASK not in moves.moving
 
 
 def test_a_way_that_is_given_up_holds_nobody() -> None:
@@ -178,14 +178,14 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     route = Route()
     moves = moving(route)
     route.send(messages(1))
-    moves._moves[TASK].hold(messages(2), WORKER)
+    moves.moving[TASK].hold(messages(2), WORKER)
     moves.lose({PEER})
     route.window.take_back()
-    assert moves._moves[TASK].must_hold(messages(3), WORKER)
+    assert moves.moving[TASK].must_hold(messages(3), WORKER)
     assert moves.done(moves.among()) == []
     moves.give_up(cast("SendingEnd", route), [])
     assert [group.entry_sequence for group, _ in moves.done(moves.among())] == [2]
-    assert TASK not in moves
+    assert TASK not in moves.moving
 
 
 def test_what_is_handed_back_waits_for_what_is_on_another_route() -> None:
@@ -254,7 +254,7 @@ def test_a_message_follows_earlier_ones_to_a_successor(*, entered: int, in_fligh
     successors = successors_to_wire({(TASK, entered): Successor("s", "s:1", 5)})
     departure = Departure(incarnation=3, successors=successors)
     moves.successors.add_departures([departure], [(PEER, 3, {(TASK, entered): 1})])
-    assert len(moves.successors) == 1
+    assert len(moves.successors.known) == 1
     if in_flight:
         route.send(messages(1) if entered == OWN else messages(1, passed_on=1))
     inbound = cast("InboundSession", PROGRAM if entered == OWN else WORKER)
@@ -294,7 +294,7 @@ def test_a_task_that_comes_back_to_a_former_owner(owner: str | None, *, left: bo
     moves = moving(route, left=left)
     owner_of = {} if owner is None else {TASK: AssignedWorker(owner, PEER[1], (TASK,))}
     moves.stay([TASK], owner_of)
-    move = moves._moves[TASK]
+    move = moves.moving[TASK]
     assert bool(move.routes) is moves_on
 
 
@@ -352,7 +352,7 @@ def test_the_next_message_goes_to_the_last_successor_once(
     successors = Successors(OWN, OWN_INCARNATION)
     successors.refresh(known(*departures), unreleased(A))
     assert successors.peers == ({(found.worker_id, found.address)} if found else set())
-    assert len(successors) == len(successors.peers)
+    assert len(successors.known) == len(successors.peers)
     assert [successors.take(*ENTRY) for _ in range(2)] == [found, None]
 
 

@@ -71,7 +71,7 @@ async def test_messages_are_doubted_only_while_a_worker_is_lost(router: Router) 
     seen = []
     for connected in (True, False, True):
         router.on_worker_connection(5, connected=connected)
-        seen.append(bool(router.consumers.lost_workers))
+        seen.append(bool(router.consumers.lost_workers.numbers))
     assert seen == [False, True, False]
 
 
