@@ -85,7 +85,8 @@ class BaseSubscription(Live):
 
         The remaining messages of the batch are delivered to the next subscriber.
         """
-        self._end_processing()
+        if self._processed is not None:
+            self._end_processing()
         arrived, self._current, self._seen = self._current, None, None
         rejected, self._rejected, self._void = self._rejected, {}, set()
         if arrived is not None:
@@ -197,7 +198,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
         # The receiver runs on the event loop of the parent, which a forked child does not have.
         if self._pid != os.getpid():
             raise ClosedError("the subscription belongs to the parent process; call recv() in this one")
-        self._settle()
+        self.acknowledge(self._seen)
         return self._receiver.take(timeout)
 
     def messages(

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from tuplewire.connection.grpc_channel import ANY_SIZE
@@ -33,6 +34,8 @@ from tuplewire.wire.translate import code_name
 
 logger = event_logger(__name__)
 
+_FIRST_SEQUENCE = attrgetter("entry_sequence")
+"""Returns the sequence of a delivered group's first message: both are one field on the wire."""
 _FAREWELL_SECONDS = 3.0
 """The time in which a closed subscription tries to report its last acknowledgements."""
 
@@ -251,9 +254,8 @@ class ConsumerStream(ReconnectingStream):
                         self.window.answered(response.rejected.tasks)
                 self._progress.set()
                 continue
-            deliveries = map(
-                Delivery, [group.first_sequence for group in response.groups], groups_of(response)
-            )
+            groups = groups_of(response)
+            deliveries = map(Delivery, map(_FIRST_SEQUENCE, groups), groups)
             with self._lock:
                 ack_requested, now_ns = response.ack_immediately, time.time_ns()
                 arrived = self.window.arrived(deliveries, ack_requested=ack_requested, now_ns=now_ns)

@@ -6,7 +6,7 @@ import sys
 
 from tuplewire.errors import ConfigError
 
-_LIBRARIES = {
+LIBRARIES = {
     "gevent.monkey": ("is_module_patched", ("threading", "select")),
     "eventlet.patcher": ("is_monkey_patched", ("thread", "select")),
 }
@@ -15,7 +15,7 @@ _LIBRARIES = {
 
 def refuse_green_threads() -> None:
     """Raise ConfigError if gevent or eventlet has patched threads or select: every wait would hang."""
-    for name, (asks, parts) in _LIBRARIES.items():
+    for name, (asks, parts) in LIBRARIES.items():
         # A library that is not imported has patched nothing.
         module = sys.modules.get(name)
         if module is not None and any(map(getattr(module, asks), parts)):

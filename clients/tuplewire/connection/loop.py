@@ -324,7 +324,7 @@ def _by_another_thread(thread: int, record: logging.LogRecord) -> bool:
 
 def on_messaging_loop() -> bool:
     """Return True on the loop's thread, which must not block."""
-    return _current is not None and _current.inside
+    return _current is not None and threading.current_thread() is _current._thread
 
 
 def _grpc_is_running() -> bool:

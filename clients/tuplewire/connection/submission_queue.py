@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -22,7 +23,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar, cast
 
-from tuplewire.connection.green_threads import refuse_green_threads
+from tuplewire.connection.green_threads import LIBRARIES, refuse_green_threads
 from tuplewire.connection.loop import on_messaging_loop
 from tuplewire.values.group import TaskGroup
 
@@ -194,7 +195,8 @@ class CallerCondition(threading.Condition):
 
     def wait_for(self, predicate: Callable[[], _Found], timeout: float | None = None) -> _Found:
         until = math.inf if timeout is None else time.monotonic() + timeout
-        refuse_green_threads()
+        if any(map(sys.modules.__contains__, LIBRARIES)):
+            refuse_green_threads()
         # 3. This is possible in a logging handler, for example.
         if on_messaging_loop():
             until = 0.0

@@ -20,6 +20,7 @@ from tuplewire.wire.messaging_pb2 import RejectedTask, Rejection, TaskCursor
 
 _MOST_REJECTIONS = 1000
 """Limit for the rejections of one task in one request, because a worker limits the size of requests."""
+_GROUP = attrgetter("group")
 MAX_AFTER_SECONDS = 7 * 86_400
 MAX_REASON = 1000
 """The maximum length of a reason in characters. Longer reasons are truncated."""
@@ -74,7 +75,7 @@ class Arrived:
     @property
     def groups(self) -> list[TaskGroup]:
         """The messages, in order."""
-        return [delivery.group for delivery in self.deliveries]
+        return list(map(_GROUP, self.deliveries))
 
     def parts(self) -> Iterator[Arrived]:
         """Yield each delivery separately. Only the last one requires an immediate acknowledgement."""
@@ -244,9 +245,10 @@ class ConsumeWindow:
             # 2. Acknowledgements are cumulative, so one after the gap would include the missing messages.
             if first > state.received + 1:
                 raise MalformedError(f"task {task}: message {first} came after message {state.received}")
-            last = delivery.last
-            # 3. The end of a repeated delivery may be new.
-            fresh = delivery.within(state.received, last)
+            last = first + delivery.group.count - 1
+            fresh: Delivery | None = delivery
+            if first <= state.received:  # 3. The end of a repeated delivery may be new.
+                fresh = delivery.within(state.received, last)
             if fresh is None:
                 continue
             size = fresh.group.size_bytes
@@ -273,9 +275,12 @@ class ConsumeWindow:
             if arrived.epoch >= state.epoch:
                 self._moved[task] = None
                 counts = True
-                first = bisect_left(rejected, start, key=index_of)
-                stop = bisect_left(rejected, start + count, lo=first, key=index_of)
-                self._settle(state, delivery, start, rejected[first:stop])
+                if rejected:
+                    first = bisect_left(rejected, start, key=index_of)
+                    stop = bisect_left(rejected, start + count, lo=first, key=index_of)
+                    self._settle(state, delivery, start, rejected[first:stop])
+                else:
+                    state.acknowledge(delivery.first_sequence + count - 1)
             start += count
         return counts
 

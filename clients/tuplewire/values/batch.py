@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
 
 from tuplewire.errors import MessageError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+_HEADER_LENGTHS = attrgetter("header_lengths")
 _NO_SOURCE = -1
 _MOST_SHOWN = 10
 """The number of messages of a batch that a notebook shows."""
@@ -97,7 +99,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     @classmethod
     def from_groups(cls, groups: Iterable[TaskGroup]) -> Self:
         """Build a batch from groups, in their order, sharing their columns. Empty groups are omitted."""
-        return cls.__new__(cls)._hold(None, tuple(filter(len, groups)))
+        return cls.__new__(cls)._hold(None, tuple(filter(COUNT, groups)))
 
     @classmethod
     def from_arrow(
@@ -162,8 +164,9 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         if self._columns is None:
             tasks, sources = array("i"), array("i")
             payloads: list[bytes] = []
-            headers: list[bytes] | None = [] if any(group.header_lengths for group in self.groups) else None
-            for group in self.groups:
+            groups = self.groups
+            headers: list[bytes] | None = [] if any(map(_HEADER_LENGTHS, groups)) else None
+            for group in groups:
                 count = group.count
                 if headers is not None:
                     headers.extend(group.encoded_headers() or [b""] * count)

@@ -257,7 +257,7 @@ class TaskGroup:
 
     def payloads(self) -> list[bytes]:
         """Return each payload as a bytes object."""
-        return values_of(self.lengths, self.data)
+        return [self.data] if self.count == 1 else values_of(self.lengths, self.data)
 
     def encoded_headers(self) -> list[bytes] | None:
         """Return each message's encoded key and headers (values/headers.py); None if there are none."""
