@@ -210,7 +210,7 @@ class ConsumerStream(ReconnectingStream):
         with self._lock:
             cursors = self.window.all()
             # The cursors in this request report every acknowledgement, unless some need a later request.
-            told = self._known if self.window.has_moved else self._acknowledged
+            told = self._known if self.window.moved else self._acknowledged
         subscribe = pb.Subscribe(
             protocol_version=PROTOCOL_VERSION,
             topology=self.identity.topology,
@@ -279,7 +279,7 @@ class ConsumerStream(ReconnectingStream):
                 self._report_scheduled = False
                 closed = self.over  # read before the cursors: earlier acknowledgements are still sent
                 cursors = self.window.take_moved()
-                more = self.window.has_moved
+                more = bool(self.window.moved)
             if cursors:
                 progress = pb.Progress(tasks=cursors)
                 await stream.write(pb.RecvRequest(progress=progress).SerializeToString())

@@ -363,7 +363,8 @@ class SendingEnd(ReconnectingStream):
             if now >= self.receipts.close_unused_at:
                 self.receipts.close_unused()
             frame = self._window.next_frame(now, urgent=self.buffer.asking)
-            self._pressure.refresh(connected=True)
+            if len(self._window.without_credit) != self._pressure.without_credit:
+                self._pressure.refresh(connected=True)
             if frame is not None:
                 self.counts.messages += frame.messages
                 self.counts.frames += 1

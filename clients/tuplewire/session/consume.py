@@ -157,7 +157,8 @@ class ConsumeWindow:
         self._tasks: dict[int, _Task] = {}
         self._prefetch_messages = prefetch_messages
         self._prefetch_bytes = prefetch_bytes
-        self._moved: dict[int, None] = {}
+        self.moved: dict[int, None] = {}
+        """The tasks whose cursors take_moved() returns."""
         self._subscribed: dict[int, int] = {}
         """The `received` sequence of each task in the last subscribe request, until it is answered."""
         self.worker_incarnation = 0
@@ -201,13 +202,13 @@ class ConsumeWindow:
             # 3. The answer to a subscribe request is also the answer to its rejections.
             elif state.rejections:
                 state.forget_rejections(state.reported_rejections)
-                self._moved[task] = None  # they no longer use up credit
+                self.moved[task] = None  # they no longer use up credit
         self._subscribed.clear()
 
     def _restart(self, task: int, received: int) -> _Task:
         before = self._tasks[task]
         if before.held_bytes:
-            self._moved[task] = None  # the subscribe request reported less credit than there is now
+            self.moved[task] = None  # the subscribe request reported less credit than there is now
         told = received + self._prefetch_messages
         self._tasks[task] = state = _Task(self._epoch, received, received, reported_credit=told)
         # The numbers of rejections continue, because the worker applies each number once.
@@ -273,7 +274,7 @@ class ConsumeWindow:
             state = self._tasks[task]
             # Otherwise the task has started again, and the worker redelivers these messages.
             if arrived.epoch >= state.epoch:
-                self._moved[task] = None
+                self.moved[task] = None
                 counts = True
                 if rejected:
                     first = bisect_left(rejected, start, key=index_of)
@@ -313,28 +314,23 @@ class ConsumeWindow:
             state.forget_rejections(each.number)
             if 0 < state.awaited_rejection <= each.number:
                 self._restart(each.task, each.received)
-            self._moved[each.task] = None  # an answered rejection frees credit
-
-    @property
-    def has_moved(self) -> bool:
-        """True if take_moved() has something to return."""
-        return bool(self._moved)
+            self.moved[each.task] = None  # an answered rejection frees credit
 
     def take_moved(self) -> list[TaskCursor]:
         """Return and clear the cursors that changed. One with many rejections takes several calls."""
-        moved, self._moved = self._moved, {}
-        return [self._cursor(task) for task in moved]
+        moved, self.moved = self.moved, {}
+        return list(map(self._cursor, moved))
 
     def repeat(self) -> None:
         """Make take_moved() return every cursor next time, because the worker has sent a probe."""
         self._resend_rejections()
-        self._moved.update(dict.fromkeys(self._consumed))
+        self.moved.update(dict.fromkeys(self._consumed))
 
     def all(self) -> list[TaskCursor]:
         """Return every cursor for a subscribe request; take_moved() returns rejections beyond its limit."""
         self._resend_rejections()
         # Clear this first: a cursor with too many rejections is added again.
-        self._moved.clear()
+        self.moved.clear()
         cursors = [self._cursor(task) for task in self._consumed]
         self._subscribed = {cursor.task: cursor.received for cursor in cursors}
         return cursors
@@ -348,12 +344,12 @@ class ConsumeWindow:
         # Unanswered rejections use up credit, which bounds their number.
         state.reported_credit = state.acknowledged + self._prefetch_messages - len(state.rejections)
         acknowledged, received = state.acknowledged, state.received
-        untold, later = state.next_rejections()
+        untold, later = state.next_rejections() if state.rejections else ([], None)
         if later is not None:
             # The next request contains this rejection. Until then its message must stay unacknowledged.
             acknowledged = min(acknowledged, later.sequence - 1)
             received = max(received, state.rejections[-1].sequence)  # a rejection with `wait` is the last
-            self._moved[task] = None
+            self.moved[task] = None
         room = max(0, self._prefetch_bytes - state.held_bytes)
         return TaskCursor(
             task=task,

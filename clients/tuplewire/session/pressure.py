@@ -55,16 +55,17 @@ class SendingPressure:
         """The counts that this session adds to. All connections of a worker share one object."""
         self._window = window
         self._clock = clock
-        self._without_credit = 0
+        self.without_credit = 0
+        """The number of flows without credit that `outbound` counts."""
         self._written: deque[tuple[int, int, float, Example | None]] = deque()
         """The number, messages, first write and example of each frame that is not acknowledged."""
 
     def refresh(self, *, connected: bool) -> None:
         """Update the counts. A disconnected session with messages counts as blocked."""
         without_credit = len(self._window.without_credit)
-        if without_credit != self._without_credit:
-            self.outbound.without_credit += without_credit - self._without_credit
-            self._without_credit = without_credit
+        if without_credit != self.without_credit:
+            self.outbound.without_credit += without_credit - self.without_credit
+            self.without_credit = without_credit
         # While connected, the writer reports blocked times itself: see on_idle() and writes().
         if connected:
             return

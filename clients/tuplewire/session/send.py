@@ -36,6 +36,8 @@ class SendWindow(PendingMessages):
     def __init__(self, settings: SessionSettings) -> None:
         super().__init__(settings)
         self._next_sequence = 1
+        self.has_more = False
+        """True if messages with credit, or repeated frames, were left by the last next_frame()."""
         self._initial = 0, 0
         """The first credit of a flow, in messages and bytes, unless `_exceptions` has another one."""
         self._exceptions: dict[int, tuple[int, int]] = {}
@@ -204,6 +206,7 @@ class SendWindow(PendingMessages):
         """
         if self._resend:  # frames that the receiver lacks, first and with their old numbers
             frame = self._resend.popleft()
+            self.has_more = True
             return frame.out()
         # Messages that arrive until an acknowledgement share one large frame; see docs/design/credit.md.
         if len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT and self._enough_in_flight:
@@ -235,6 +238,7 @@ class SendWindow(PendingMessages):
         frame = InFlight(self._next_sequence, entries, closing, ack_requested)
         self._next_sequence += 1
         self._in_flight.append(frame)
+        self.has_more = bool(self._ready)
         return frame.out()
 
     @property
@@ -243,11 +247,6 @@ class SendWindow(PendingMessages):
         return (
             len(frames) >= MAX_FRAMES_IN_FLIGHT and sum(each.ack_requested for each in frames) >= _MAX_ASKED
         )
-
-    @property
-    def has_more(self) -> bool:
-        """True if messages with credit, or repeated frames, wait after next_frame()."""
-        return bool(self._ready or self._resend)
 
     # --- unused flows -----------------------------------------------------------------------
 

@@ -199,7 +199,7 @@ class Client:
     def tell(self) -> list[pb.TaskCursor]:
         """Return the cursors of all pending requests, in order."""
         told = []
-        while self.window.has_moved:
+        while self.window.moved:
             told += self.window.take_moved()
         return told
 
