@@ -65,11 +65,9 @@ class CreditBook:
         self._needs_release_acks = needs_release_acks
         self._watched: set[int] = set()
         self.accounts = {task: _Account(*shares.window(task)) for task in shares.nearly_full_tasks}
-        """The counts of each flow that is in use."""
         self._changed: dict[int, None] = {}
         self._exhausted = Counter() if exhausted is None else exhausted
         self.used_up: set[int] = set()
-        """The flows without credit."""
         self.received_messages = self.received_bytes = 0
         """Messages to all tasks that were received and not refused, and their payload bytes."""
         self.released_messages = self.released_bytes = 0
@@ -101,10 +99,7 @@ class CreditBook:
                 self.received_bytes += size
                 counted.append(group)
                 # Forwarded messages (flow < 0) use the credit that their entry worker granted.
-                if group.flow >= 0 and (
-                    account.received_messages >= account.granted_messages
-                    or account.received_bytes >= account.granted_bytes
-                ):
+                if group.flow >= 0 and not account.has_room:
                     self._use_up(group.flow, account)
         except RefusedError:
             # The frame is not accepted as a whole, so none of its messages may use up credit.
@@ -191,11 +186,9 @@ class CreditBook:
         ):
             # 3. A grant costs as much as a message on the stream, regardless of its content.
             window = self._shares.window(flow)
-            if (
-                account.released_messages + window.messages - account.granted_messages < window.messages >> 2
-                and account.released_bytes + window.size_bytes - account.granted_bytes
-                < window.size_bytes >> 2
-            ):
+            messages = account.released_messages + window.messages - account.granted_messages
+            size = account.released_bytes + window.size_bytes - account.granted_bytes
+            if messages < window.messages >> 2 and size < window.size_bytes >> 2:
                 return False
         self._changed[flow] = None
         return True

@@ -183,18 +183,6 @@ class InFlight:
 
     def out(self) -> OutFrame:
         """Return the frame to write. Consecutive groups of one (task, source) are joined to a run."""
-        if len(self.entries) == 1:  # nearly always
-            only = self.entries[0]
-            group, times = only.group, [only.accepted_micros]
-            return OutFrame(
-                self.sequence,
-                [[group]],
-                times,
-                group.count,
-                group.size_bytes,
-                self.closed,
-                self.ack_requested,
-            )
         runs: list[list[TaskGroup]] = []
         accepted: list[int] = []
         messages = size = 0
@@ -206,7 +194,7 @@ class InFlight:
             size += group.size_bytes
             micros = entry.accepted_micros
             # A frame contains the time of its first message once, and a run only a different time.
-            if same_time(micros, first_micros):
+            if micros != first_micros and same_time(micros, first_micros):
                 micros = first_micros
             # A run has only the entry sequence of its first message, so it ends at a gap.
             if (

@@ -248,7 +248,6 @@ class Leases:
         self._on_gone = on_gone
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread = 0
-        """The identifier of the loop's thread."""
 
     def outside(self, release: Callable[..., object], *about: int) -> bool:
         """Schedule the release on the event loop if called from another thread; return True in that case."""

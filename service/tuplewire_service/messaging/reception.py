@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 
 from tuplewire.errors import ClosedError, RefusedError
@@ -78,8 +78,8 @@ class Reception(IConnectionCallback):
         self, end: Session, sequence: int, groups: Sequence[TaskGroup], assignment_version: int
     ) -> None:
         """Deliver the accepted groups of a frame; report refused and released groups to its session."""
-        direct = set(map(FORWARDED, groups)) == {0}  # nearly always
-        for forwarded, some in ({0: groups} if direct else _by_forwarded(groups)).items():
+        routes = {0: groups} if set(map(FORWARDED, groups)) == {0} else _by_forwarded(groups)
+        for forwarded, some in routes.items():
             batch = ReceivedBatch.arrived(some, end.inbound(forwarded), assignment_version)
             # The sender must get an answer even if the callback has a defect.
             try:
@@ -139,10 +139,9 @@ class Reception(IConnectionCallback):
         self._messages.put((SHUTDOWN, None))
 
 
-def _by_forwarded(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]:
-    """Return the groups by forwarding worker; usually, all have the same."""
-    # Releases are counted by route, and a batch has one inbound to release its groups.
-    routes = dict.fromkeys(route_of(group.forwarded) for group in groups)
-    if len(routes) == 1:
-        return dict.fromkeys(routes, groups)
-    return {route: [group for group in groups if route_of(group.forwarded) == route] for route in routes}
+def _by_forwarded(groups: Sequence[TaskGroup]) -> Mapping[int, Sequence[TaskGroup]]:
+    """Return the groups by route: releases are counted by route, and a batch has one inbound for them."""
+    routes: dict[int, list[TaskGroup]] = {}
+    for group in groups:
+        routes.setdefault(route_of(group.forwarded), []).append(group)
+    return routes

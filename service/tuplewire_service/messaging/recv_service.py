@@ -38,8 +38,6 @@ _GRPC_DEFAULT_BYTES = 4 << 20
 """The response limit of a consumer that reports none."""
 _TURN_CURSORS = 100
 """Maximum number of cursors and rejections for one turn of the loop: other sessions are not delayed."""
-_MOST_BYTES = 1 << 31
-"""No message of protobuf is larger."""
 _RETAINED_UPSTREAM = attrgetter("group.retained_upstream")
 _FRAME_BYTES = 64
 """The maximum overhead of a response in addition to its groups."""
@@ -185,16 +183,19 @@ class RecvStream:
                 self._probe_due = False
                 await wire.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
             while subscription.answers:  # before the messages after them
-                answers = subscription.take_answers()
-                await wire.write(pb.RecvResponse(rejected=pb.Rejected(tasks=answers)).SerializeToString())
+                rejected = pb.Rejected(tasks=subscription.answers.values())
+                subscription.answers.clear()
+                await wire.write(pb.RecvResponse(rejected=rejected).SerializeToString())
             if subscription.moved:
-                moved = subscription.take_moved()
-                await wire.write(pb.RecvResponse(moved=pb.Moved(tasks=moved)).SerializeToString())
+                moved = pb.Moved(tasks=subscription.moved)
+                subscription.moved.clear()
+                await wire.write(pb.RecvResponse(moved=moved).SerializeToString())
             if deliveries := subscription.take(self.settings.max_frame_bytes):
                 # Senders that retain messages until they are processed wait for the acknowledgement.
                 urgent = subscription.nearly_full or any(map(_RETAINED_UPSTREAM, deliveries))
                 ack_requested = ack_requests.is_due(self._clock(), urgent=urgent)
-                parts = (deliveries,) if self.limit > _MOST_BYTES else _fitting(deliveries, self.limit)
+                unlimited = self.limit >> 31  # no message of protobuf is larger
+                parts = (deliveries,) if unlimited else _fitting(deliveries, self.limit)
                 for part in parts:
                     sequence += 1
                     data = frame_of(sequence, part, ack_requested=ack_requested)

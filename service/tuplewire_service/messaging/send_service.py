@@ -175,9 +175,10 @@ class SendService(StreamService):
             self.reception.callback.on_worker_connection(session.worker_number, connected=connected)
 
     async def _hello(self, wire: ServerStream) -> pb.Hello | None:
-        request = await self.silent.first(wire.read_request, "hello")
-        if request is None:
+        data = await self.silent.first(wire.read, "hello")
+        if data is None:
             return None
+        request = request_of(data)
         if isinstance(request, _FRAMES) or not request.HasField("hello"):
             raise MalformedError("the first request of a Send stream must be a hello")
         return request.hello

@@ -115,11 +115,6 @@ class ServerStream(MessageStream):
     peer: str
     """The name of the other side in the log."""
 
-    async def read_request(self) -> pb.SendRequest | OpaqueFrame | OutFrame | None:
-        """Return the next request of a Send stream; see read(). Also raises MalformedError."""
-        data = await self.read()
-        return None if data is None else request_of(data)
-
     def admit(self) -> IAccess:
         """Return the rights of the other side. Raises RefusedError if it is not admitted."""
         return EVERYTHING
@@ -130,7 +125,10 @@ class ServerStream(MessageStream):
 
 
 def request_of(data: bytes | OutFrame) -> pb.SendRequest | OpaqueFrame | OutFrame:
-    """Return a decoded request of a Send stream. A stream in memory passes frames unencoded."""
+    """Return a decoded request of a Send stream. A stream in memory passes frames unencoded.
+
+    Raises MalformedError.
+    """
     return decode(pb.SendRequest, data) if isinstance(data, bytes) else data
 
 

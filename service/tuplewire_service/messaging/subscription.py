@@ -25,9 +25,9 @@ class ISubscription(ABC):
     ready: dict[int, None]
     """The tasks for which take() may return messages."""
     answers: dict[int, RejectedTask]
-    """The answers to rejections that take_answers() returns, by task."""
+    """New answers to rejections by task; send them before the result of the next take()."""
     moved: list[int]
-    """The tasks that take_moved() returns."""
+    """Tasks that have moved to another worker, unless all have moved."""
 
     @property
     @abstractmethod
@@ -46,14 +46,6 @@ class ISubscription(ABC):
     @abstractmethod
     def progress(self, cursors: Sequence[TaskCursor]) -> bool:
         """Apply reported progress. Return True if it exceeds one turn of the loop: call again to continue."""
-
-    @abstractmethod
-    def take_answers(self) -> list[RejectedTask]:
-        """Return new answers to rejections; send them before the result of the next take()."""
-
-    @abstractmethod
-    def take_moved(self) -> list[int]:
-        """Return tasks that have moved to another worker since the last call, unless all have moved."""
 
     @abstractmethod
     def close(self) -> None:

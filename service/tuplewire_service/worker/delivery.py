@@ -137,11 +137,8 @@ class DeliveryLog:
                     last - self.taken,
                     most_messages(group, frame_room),
                 )
-                if count < group.count:
-                    self._waiting.appendleft(entry)
-                    _cut_first(self._waiting, count)
-                    entry = self._waiting.popleft()
-                    on_wire = wire_bytes(entry.group)
+                entry = _first_of(self._waiting, entry, count)
+                on_wire = wire_bytes(entry.group)
             if doubtful is not None and doubtful(entry.group, entry.token):
                 entry.group = entry.group.as_redelivered()
             self._delivered.append(entry)
@@ -196,9 +193,7 @@ class DeliveryLog:
                 break
             entry = self._delivered.popleft()
             if settled + entry.group.count > acknowledged:
-                self._delivered.appendleft(entry)
-                _cut_first(self._delivered, acknowledged - settled)
-                entry = self._delivered.popleft()
+                entry = _first_of(self._delivered, entry, acknowledged - settled)
             settled += entry.group.count
             size = entry.group.size_bytes
             done.append(Done(entry.token, entry.group.count, size, entry.group.accepted_micros))
@@ -231,9 +226,9 @@ class DeliveryLog:
         if not self._delivered:
             return None
         # Split off a single message, so that replace_oldest() affects no other message of its group.
-        if len(self._delivered.first.group) > 1:
-            _cut_first(self._delivered, 1)
-        return self._delivered.first.group, self._delivered.first.token
+        entry = _first_of(self._delivered, self._delivered.popleft(), 1)
+        self._delivered.appendleft(entry)
+        return entry.group, entry.token
 
     def replace_oldest(self, group: TaskGroup, token: Any) -> None:
         """Replace the message of oldest() with another single message and its token; then call rewind()."""
@@ -255,10 +250,13 @@ class DeliveryLog:
         return left
 
 
-def _cut_first(entries: EntryQueue, count: int) -> None:
-    """Split the first entry after `count` messages."""
-    entry = entries.popleft()
+def _first_of(entries: EntryQueue, entry: HeldEntry, count: int) -> HeldEntry:
+    """Return the first `count` messages of a removed entry, and return the others to the queue's front."""
+    if count >= entry.group.count:
+        return entry
     stop = entry.first + entry.group.count
-    for piece in reversed(cut(entry.group, count)):
-        stop -= len(piece)
+    head, *rest = cut(entry.group, count)
+    for piece in reversed(rest):
+        stop -= piece.count
         entries.appendleft(HeldEntry(stop, piece, entry.token))
+    return HeldEntry(entry.first, head, entry.token)

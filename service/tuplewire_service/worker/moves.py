@@ -174,7 +174,6 @@ class Moves:
         self._clock = clock
         self.successors = Successors(own, incarnation)
         self.moving: dict[int, Move] = {}
-        """The move of each task that moves."""
 
     def __len__(self) -> int:
         return len(self.moving)
@@ -315,7 +314,6 @@ class LostWorkers:
 
     def __init__(self) -> None:
         self.numbers: dict[int, None] = {}
-        """The numbers of these workers."""
 
     def on_worker_connection(self, number: int, *, connected: bool) -> None:
         """See IConnectionCallback."""

@@ -141,10 +141,6 @@ class QueueSubscription(ISubscription):
             self._wake()
         return bool(self._unsettled)
 
-    def take_answers(self) -> list[RejectedTask]:
-        answers, self.answers = self.answers, {}
-        return list(answers.values())
-
     def drop(self, queue: Queue) -> None:
         """Remove the queue of a task that has moved; the last one ends the subscription."""
         queue.consumer = None
@@ -155,10 +151,6 @@ class QueueSubscription(ISubscription):
             return
         self.moved.append(queue.task)
         self._wake()
-
-    def take_moved(self) -> list[int]:
-        moved, self.moved = self.moved, []
-        return moved
 
     def close(self) -> None:
         held, self._held = self._held, {}

@@ -48,7 +48,6 @@ class Servers:
         self.bound: list[StreamedServer[Any]] = []
         """All servers."""
         self.without_credit: list[Counter[int]] = []
-        """The tasks without credit of each server; see SendService."""
         self.addresses: list[str] = []
         """Every address at which programs are served."""
         self.peer_addresses: list[str] = []

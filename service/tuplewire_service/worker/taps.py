@@ -127,7 +127,6 @@ class Taps:
 
     def __init__(self) -> None:
         self.open: list[Tap] = []
-        """The open taps: the only check on the data path without taps."""
         self._ended = pb.TapStatus()
 
     def begin(self, wanted: pb.TapRequest, wake: Callable[[], None]) -> Tap:

@@ -110,7 +110,8 @@ class Scene:
     def take(self) -> None:
         """Write like a worker: answers first."""
         if self.subscription is not None:
-            if answers := self.subscription.take_answers():
+            if answers := list(self.subscription.answers.values()):
+                self.subscription.answers.clear()
                 self.down.append(("answer", answers))
             for _ in range(2):
                 if taken := self.subscription.take(1):

@@ -92,7 +92,7 @@ def test_no_turn_settles_more_than_a_slice(rejected: tuple[pb.Rejection, ...]) -
     assert sum(scene.settled) == MESSAGES
     assert not scene.consumer.waiting
     assert scene.rejections.rejections == len(rejected)
-    assert [(each.number, each.received) for each in scene.consumer.take_answers()] == (
+    assert [(each.number, each.received) for each in scene.consumer.answers.values()] == (
         [(len(rejected), MESSAGES)] if rejected else []
     )
 
