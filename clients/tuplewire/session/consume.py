@@ -158,7 +158,7 @@ class ConsumeWindow:
         self._prefetch_messages = prefetch_messages
         self._prefetch_bytes = prefetch_bytes
         self.moved: dict[int, None] = {}
-        """The tasks whose cursors take_moved() returns."""
+        """The tasks of the cursors that take_moved() returns."""
         self._subscribed: dict[int, int] = {}
         """The `received` sequence of each task in the last subscribe request, until it is answered."""
         self.worker_incarnation = 0

@@ -307,7 +307,7 @@ class PendingMessages:
             or self.messages * 2 >= settings.max_pending_messages
             or self.size_bytes * 2 >= settings.max_pending_bytes
             or (
-                self.messages * 2 >= settings.max_pending_task_messages  # otherwise no flow has so many
+                self.messages * 2 >= settings.max_pending_task_messages  # otherwise no flow is half full
                 and any(
                     flows[each.group.flow].held * 2 >= settings.max_pending_task_messages for each in entries
                 )

@@ -95,7 +95,7 @@ class SendStream:
         try:
             await self.waiting
         except asyncio.CancelledError:
-            # Cancelled by end(), or by a server that stops. After stop_reading(), only the read has ended.
+            # Cancelled by end(), or by a server that stops. stop_reading() only ends the read.
             if not self.stopped or self.ending is not None or (self.task and self.task.cancelling()):
                 raise
         self.waiting = self.task
