@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from calls import count, summed
 
 LIMITS = {"producer": 49, "worker-0": 100, "worker-1": 82, "consumer": 39}
@@ -10,6 +11,7 @@ MOST_TURNS = 7.0
 """Turns of a worker's event loop for each message."""
 
 
+@pytest.mark.usefixtures("no_fork_server")  # the counter starts with the interpreter
 def test_calls_of_a_lone_message() -> None:
     """Each of the four processes stays within its limit. `make bench-calls` lists the functions."""
     sums = {name: summed(calls) for name, calls in count(500).items()}

@@ -35,7 +35,6 @@ PATH = ("producer", "worker-0", "worker-1", "consumer")
 """The processes in the order of the path: worker-0 is the entry worker, and worker-1 the owner."""
 _WARM_UP = 200
 _PARTS = 5
-_WAIT_SECONDS = 30.0
 _HEAD = "| calls for each message | Tuplewire | asyncio | others | turns |\n|---|---|---|---|---|"
 
 
@@ -59,17 +58,14 @@ class LonePath:
         words = (sys.executable, str(HERE / "calls.py"), f"--role={role}", address)
         pipe, variables = subprocess.PIPE, {**os.environ, **environment}
         process = subprocess.Popen(words, stdin=pipe, stdout=pipe, env=variables, bufsize=0)
-        self._exits.callback(process.wait, _WAIT_SECONDS)
-        return process
+        return self._exits.enter_context(process)  # closes its pipes, and waits for it
 
     def __enter__(self) -> Self:
         self.send(_WARM_UP)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._sent.close()
         self._exits.close()
-        self._received.close()
 
     def send(self, messages: int) -> None:
         """Send messages one at a time, each after the one before was received."""
