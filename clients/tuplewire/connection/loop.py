@@ -60,14 +60,11 @@ class _Selector(selectors.DefaultSelector):
 
     def report(self, on_wait: Callable[[float, float], None] | None) -> None:
         """Report waits from now on; None: stop. Without a report, select() has no other cost."""
-        if on_wait is None:
-            vars(self).pop("select", None)
-        else:
+        vars(self).pop("select", None)
+        if on_wait is not None:
             vars(self)["select"] = partial(self._reported, on_wait)
 
-    def _reported(
-        self, on_wait: Callable[[float, float], None], timeout: float | None = None
-    ) -> list[tuple[selectors.SelectorKey, int]]:
+    def _reported(self, on_wait: Callable[[float, float], None], timeout: float | None = None) -> Any:
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
         began = time.monotonic()

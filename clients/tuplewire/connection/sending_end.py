@@ -359,8 +359,7 @@ class SendingEnd(ReconnectingStream):
                 return None
             if self.buffer.submitted.entries or self.buffer.offers:
                 self.buffer.take_submitted()
-            now = time.monotonic()
-            if now >= self.receipts.close_unused_at:
+            if (now := time.monotonic()) >= self.receipts.close_unused_at:
                 self.receipts.close_unused()
             frame = self._window.next_frame(now, urgent=self.buffer.asking)
             if len(self._window.without_credit) != self._pressure.without_credit:
@@ -383,8 +382,7 @@ class SendingEnd(ReconnectingStream):
                     continue
                 self._silence.heard()
                 self.receipts.update(update)
-                if self._pacer.lingering:
-                    self._pacer.release_next()
+                self._pacer.release_next()
                 self._pressure.acknowledged()
                 self._update()
                 self._due.set()
