@@ -35,7 +35,7 @@ from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.settings.addresses import resolve_address, resolve_topology
 from tuplewire.settings.config import SessionKeywords, SessionSettings, checked_timeout, naming_settings
 from tuplewire.subscription import Live, Subscription
-from tuplewire.text.counts import counted
+from tuplewire.text.formatting import counted
 from tuplewire.tracing import observer
 from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.message import Headers, TaskMessage

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.text.escaping import escape_unprintable
+from tuplewire.text.formatting import escape_unprintable
 from tuplewire_demos.input import SHOWN_ROWS, SkippedRows
 from tuplewire_service.command.terminal import live_line, write_table, write_text
 from tuplewire_topology.running.statistics import ExecutorStatistics

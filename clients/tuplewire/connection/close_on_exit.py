@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.ledger import DropReason
-from tuplewire.text.counts import counted
 from tuplewire.text.events import event_logger
+from tuplewire.text.formatting import counted
 
 logger = event_logger(__name__)
 

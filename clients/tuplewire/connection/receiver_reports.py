@@ -6,9 +6,8 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.text.counts import counted
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.formatting import counted
 from tuplewire.wire.messaging_pb2 import Refusal
 from tuplewire.wire.translate import code_name
 

@@ -22,8 +22,7 @@ from tuplewire.connection.stream import ClientStream, StreamBroken, StreamOpener
 from tuplewire.errors import ProtocolError, RefusedError, TuplewireError, UnreachableError
 from tuplewire.session.retry import Backoff
 from tuplewire.settings.config import SessionSettings
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
 
 logger = event_logger(__name__)
 

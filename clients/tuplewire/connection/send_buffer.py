@@ -34,7 +34,7 @@ from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.session.send import SendWindow
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.config import Overflow, SessionSettings
-from tuplewire.text.counts import counted
+from tuplewire.text.formatting import counted
 from tuplewire.values.group import TaskGroup, check_sizes
 
 _ANSWER_SECONDS = 10.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from tuplewire.text.counts import counted
-from tuplewire.text.html_table import html_table
+from tuplewire.text.formatting import counted, html_table
 
 
 class Phase(enum.StrEnum):

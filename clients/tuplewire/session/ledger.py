@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuplewire.text.html_table import html_table
+from tuplewire.text.formatting import html_table
 
 
 class DropReason(enum.StrEnum):

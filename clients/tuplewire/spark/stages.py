@@ -31,8 +31,7 @@ from tuplewire.session.retry import Backoff
 from tuplewire.settings.config import KIB, SessionSettings
 from tuplewire.spark.options import SinkOptions
 from tuplewire.spark.task_workers import RETRYABLE_ERRORS, RetryDeadline, TaskWorkers
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.codec import plain_frame

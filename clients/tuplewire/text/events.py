@@ -1,4 +1,4 @@
-"""Log events: a name, and fields as `key=value`.
+"""Log events: a name, and fields as `key=value`; and the rate of events that remote peers can trigger.
 
 Most formatters show only the message of a record, so it contains the fields. `extra` contains them too, with
 the name as `event`, so that log collectors do not need to parse the message. All loggers of clients and
@@ -8,9 +8,15 @@ workers are EventLoggers.
 from __future__ import annotations
 
 import logging
-from typing import Any
+import math
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, ClassVar
 
-from tuplewire.text.escaping import escape_value
+from tuplewire.text.formatting import escape_value
+
+_MOST_KINDS = 1000
+_MOST_LINES = 100
 
 
 class EventLogger(logging.LoggerAdapter[logging.Logger]):
@@ -30,3 +36,37 @@ class EventLogger(logging.LoggerAdapter[logging.Logger]):
 def event_logger(name: str) -> EventLogger:
     """Return the event logger of a module."""
     return EventLogger(logging.getLogger(name))
+
+
+class LogRate:
+    """Permits one line per minute for each kind of event, and counts suppressed events. Not thread-safe.
+
+    All kinds together have at most 100 lines per minute, so a peer cannot fill the log with new kinds, such
+    as addresses. `quiet_seconds` is the length of this minute for the whole process; change it for debugging.
+    """
+
+    QUIET_SECONDS: ClassVar[float] = 60.0
+    quiet_seconds: ClassVar[float] = QUIET_SECONDS
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kinds: dict[Hashable, tuple[float, int]] = {}
+        """The time of the last line of each kind, and the number of events since then."""
+        self._minute = -math.inf
+        self._lines = 0
+
+    def due(self, kind: Hashable, count: int = 1) -> int:
+        """Return the number of events since the last line of this kind; 0 if no line may be written now."""
+        now = self._clock()
+        logged, since = self._kinds.pop(kind, (-math.inf, 0))
+        due = now - logged >= self.quiet_seconds and self._has_room(now)
+        if len(self._kinds) >= _MOST_KINDS:  # peers choose the kinds, so the memory for them is bounded
+            del self._kinds[next(iter(self._kinds))]
+        self._kinds[kind] = (now, 0) if due else (logged, since + count)
+        return since + count if due else 0
+
+    def _has_room(self, now: float) -> bool:
+        if now - self._minute >= self.quiet_seconds:
+            self._minute, self._lines = now, 0
+        self._lines += 1
+        return self._lines <= _MOST_LINES

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
 
 from tuplewire.errors import MessageError
-from tuplewire.text.counts import counted
+from tuplewire.text.formatting import counted
 from tuplewire.values.group import COUNT, BytesLike, TaskGroup, payload_column, task_column
 from tuplewire.values.message import Headers, ReadHeaders, TaskMessage, encoded_of
 
@@ -311,7 +311,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return f"<TaskMessageBatch: {counted(len(self), 'message')}, {counted(self.nbytes, 'byte')}>"
 
     def _repr_html_(self) -> str:
-        from tuplewire.text.html_table import html_table
+        from tuplewire.text.formatting import html_table
 
         tasks, sources, payloads, _ = self._as_columns()
         rows = [

@@ -21,7 +21,7 @@ from tuplewire.errors import (
     MessageError,
     MessageTooLargeError,
 )
-from tuplewire.text.counts import counted
+from tuplewire.text.formatting import counted
 from tuplewire.values.columns import cut_column, values_of
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview

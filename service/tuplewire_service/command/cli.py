@@ -15,7 +15,7 @@ from typing import Any
 
 import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.text.escaping import escape_unprintable
+from tuplewire.text.formatting import escape_unprintable
 from tuplewire_service.command.control_commands import add_control_commands
 from tuplewire_service.command.inspection_commands import add_inspection_commands
 from tuplewire_service.command.message_commands import add_message_commands

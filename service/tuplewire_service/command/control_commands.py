@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.errors import ConfigError, NotReadyError, TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.addresses import check_reachable, join_host_port, resolve_topology, split_host_port
-from tuplewire.text.counts import counted
-from tuplewire.text.escaping import escape_unprintable
 from tuplewire.text.events import event_logger
+from tuplewire.text.formatting import counted, escape_unprintable
 from tuplewire.values.task_ids import parse_tasks
 from tuplewire_service.command.parsers import (
     add_address,

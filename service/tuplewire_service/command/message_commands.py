@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from tuplewire.errors import ConfigError, FlushTimeoutError
 from tuplewire.settings.config import MIB
-from tuplewire.text.escaping import escape_unprintable
+from tuplewire.text.formatting import escape_unprintable
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import encoded_of

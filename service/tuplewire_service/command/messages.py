@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any, BinaryIO, TypedDict
 
 from tuplewire.errors import ConfigError, InvalidTaskError, MalformedError
-from tuplewire.text.escaping import escape_unprintable
+from tuplewire.text.formatting import escape_unprintable
 from tuplewire.values.group import check_task
 from tuplewire.values.message import TaskMessage
 

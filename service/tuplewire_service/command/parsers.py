@@ -16,7 +16,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.settings.settings import SECONDS, Kind, Settings, choice, count, settings_of, unknown, within
-from tuplewire.text.escaping import escape_unprintable
+from tuplewire.text.formatting import escape_unprintable
 from tuplewire.values.task_ids import TASK, TASKS
 from tuplewire_service.config.stop import EXIT_USAGE
 

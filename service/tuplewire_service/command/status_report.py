@@ -24,8 +24,7 @@ from google.protobuf.message import Message
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.text.counts import counted
-from tuplewire.text.escaping import escape_unprintable
+from tuplewire.text.formatting import counted, escape_unprintable
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.terminal import PROBLEM_STYLE, write_table, write_text
 from tuplewire_service.command.viewer.cluster_rows import TABLES, ClusterRows, cluster_rows

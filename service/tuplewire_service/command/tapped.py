@@ -19,7 +19,7 @@ from typing import Any
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import MalformedError, TuplewireError, UnreachableError
 from tuplewire.packing.packing import FAULTS, read_array_size, read_items, read_value
-from tuplewire.text.escaping import escape_unprintable, escape_value
+from tuplewire.text.formatting import escape_unprintable, escape_value
 from tuplewire.values.headers import decode_headers
 from tuplewire.values.message import TaskMessage
 from tuplewire.wire import control_pb2 as pb

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from tuplewire.text.escaping import escape_unprintable
+from tuplewire.text.formatting import escape_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -18,9 +18,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tuplewire.errors import MalformedError
-from tuplewire.text.escaping import escape_unprintable
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.formatting import escape_unprintable
 from tuplewire_service.metrics.families import counters
 
 logger = event_logger(__name__)

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tuplewire.errors import MalformedError, ResourceLimitError, StaleAssignmentError
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.server_stream import check_id
 from tuplewire_service.metrics.families import exposed_names

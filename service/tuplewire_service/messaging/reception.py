@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 
 from tuplewire.errors import ClosedError, RefusedError
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
 from tuplewire.values.group import COUNT, FORWARDED, SIZE_BYTES, TaskGroup, route_of
 from tuplewire.values.message import SHUTDOWN, TaskMessage, encoded_of
 from tuplewire.wire.control_pb2 import GetStatusResponse

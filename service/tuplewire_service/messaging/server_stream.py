@@ -29,8 +29,7 @@ from tuplewire.errors import (
 )
 from tuplewire.session.flow import OutFrame
 from tuplewire.settings.config import PROTOCOL_VERSION
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.identity.files import write_atomically
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
 
 logger = event_logger(__name__)
 

@@ -17,8 +17,7 @@ from functools import partial
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.identity.credentials import allowed
 from tuplewire.identity.files import Token
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.server_stream import IAccess
 from tuplewire_service.security.permissions import Permissions, Rules

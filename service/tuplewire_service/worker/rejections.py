@@ -16,8 +16,7 @@ from itertools import count, groupby
 from operator import attrgetter
 
 from tuplewire.session.ledger import DropReason, Ledger
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
 from tuplewire.values.dead_letters import again, dead_letter, headers_of, rejections_of
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import Rejection

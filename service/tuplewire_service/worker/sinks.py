@@ -13,8 +13,7 @@ from itertools import compress
 
 from tuplewire.connection.loop import watched
 from tuplewire.errors import ResourceLimitError, StagedDataLostError, UnknownRunError
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.translate import TaskContent

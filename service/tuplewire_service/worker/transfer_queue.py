@@ -18,8 +18,7 @@ from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.errors import ClosedError, MessageTooLargeError, TuplewireError
 from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.session.pieces import by_size
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
 from tuplewire.values.group import TaskGroup, entry_worker
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.assignment import AssignedWorker

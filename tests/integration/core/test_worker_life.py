@@ -68,6 +68,9 @@ class NotedLink(Link):
         self.notes.again("transfer")
         self.link.send(groups)
 
+    def lost(self) -> int:
+        return self.link.lost()
+
     def close(self, timeout: float) -> None:
         self.notes("link closes")
         self.link.close(timeout)

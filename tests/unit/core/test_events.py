@@ -10,9 +10,8 @@ from helpers.logged import logged
 
 from tuplewire.connection.receiver_reports import RefusedMessages
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.text.escaping import escape_unprintable, escape_value
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.formatting import escape_unprintable, escape_value
 
 logger = event_logger("tuplewire.test_events")
 

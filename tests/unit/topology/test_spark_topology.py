@@ -17,7 +17,7 @@ from helpers.logged import logged
 
 from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
 from tuplewire.spark.executors import check_slots
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate
 from tuplewire_topology import BasicBolt, Topology, TopologyBuilder
 from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.component import DeadLetter, TaskError

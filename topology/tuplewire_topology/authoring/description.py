@@ -16,8 +16,7 @@ from typing import Any
 
 from tuplewire.errors import MAX_TASK, TopologyError
 from tuplewire.grouping.grouping import GroupingContext
-from tuplewire.text.counts import counted
-from tuplewire.text.html_table import html_table
+from tuplewire.text.formatting import counted, html_table
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import (
     ACK_STREAM,

@@ -18,8 +18,7 @@ from itertools import pairwise
 from typing import ClassVar, NamedTuple, TypeVar
 
 from tuplewire.errors import TopologyError
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
 
 logger = event_logger(__name__)
 

@@ -14,8 +14,7 @@ from typing import Any, Self
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.running.executor import Executor

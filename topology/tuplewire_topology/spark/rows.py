@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tuplewire.errors import ConfigError, MessageError, TopologyError, TuplewireError
 from tuplewire.spark.releases import arrow_schema, parse_schema
-from tuplewire.text.events import event_logger
-from tuplewire.text.log_rate import LogRate
+from tuplewire.text.events import LogRate, event_logger
 from tuplewire_topology.authoring.collector import Emitted, SpoutOutputCollector
 from tuplewire_topology.authoring.component import DeadLetter, Spout, TaskError, TopologyContext
 from tuplewire_topology.authoring.description import ComponentKind, Topology

@@ -1,0 +1,53 @@
+"""Values in texts for users: counts with their nouns, untrusted text, and tables for notebooks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+_MOST_IN_FIELD = 2000
+_MOST_IN_CELL = 80
+"""The maximum number of characters in a cell."""
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count and its noun: `1 message`, `2,000 messages`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def escape_unprintable(text: str, keep: str = "") -> str:
+    r"""Return a string with unprintable characters escaped, such as \x1b, except `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )
+
+
+def escape_value(value: Any) -> str:
+    """Return a value for a `key=value` field: on one line, quoted if necessary, long values shortened."""
+    text = str(value)
+    if len(text) > _MOST_IN_FIELD:
+        half = _MOST_IN_FIELD // 2
+        text = f"{text[:half]} ... {text[-half:]}"
+    if not text or not text.isprintable() or any(each in ' "=\\' for each in text):
+        return escape_unprintable(json.dumps(text, ensure_ascii=False))
+    return text
+
+
+def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table with a title. Bytes are decoded as UTF-8, with escapes for other bytes."""
+    head = "".join(f"<th>{_cell(each)}</th>" for each in header)
+    body = "".join(f"<tr>{''.join(f'<td>{_cell(each)}</td>' for each in row)}</tr>" for row in rows)
+    caption = f"<caption>{_cell(title)}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bytes):
+        value = value[: 4 * _MOST_IN_CELL].decode(errors="backslashreplace")
+    text = str(value)
+    return escape(escape_unprintable(text if len(text) <= _MOST_IN_CELL else f"{text[:_MOST_IN_CELL]}..."))
