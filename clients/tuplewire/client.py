@@ -2,8 +2,7 @@
 
 Used by programs, PySpark tasks, and tuplewire.spark. Owns one sender (connection/sending_end.py), opened by
 the first send, and a receiver (connection/receiver.py) for each subscription. They do their I/O on the
-messaging loop of the process; callers submit messages and wait. Thread-safe.
-Design: docs/design/forks-and-interrupts.md, docs/design/sessions.md.
+messaging loop; callers submit messages and wait. Thread-safe. Design: docs/design/forks-and-interrupts.md.
 """
 
 from __future__ import annotations

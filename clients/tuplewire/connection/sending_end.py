@@ -71,13 +71,11 @@ class SendingEnd(ReconnectingStream):
         self._lock = self.buffer.lock
         self._pressure = SendingPressure(self._window, self._loop.time, self._events.pressure)
         self._admitted = identity.worker  # a worker always retries a refusal for its certificate
-        self._due = asyncio.Event()
-        """Set when there may be something to write."""
+        self._due = asyncio.Event()  # set when there may be something to write
         self._probing = False
         self._silence = Silence(self._loop)
         self._pacer = Pacer(settings.linger_seconds)
-        self._dismissed = False
-        """True if the receiver drains, and has closed the stream cleanly."""
+        self._dismissed = False  # True if the receiver drains, and has closed the stream cleanly
 
     def __repr__(self) -> str:
         return f"<SendingEnd {self.address} {self.buffer!r} {self.connection}>"

@@ -67,19 +67,16 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._ledger, self.activity = Ledger(), Activity()
         self._drops = Drops(self._ledger)
         self._dead: set[Peer] = set()
-        self.end_to_end = Durations()
-        """Seconds from the sender's acceptance of a message to the acknowledgement of its consumer."""
+        self.end_to_end = Durations()  # from acceptance by the sender to acknowledgement by the consumer
         self.rejections = Rejections(settings, self._ledger, self.recv, self.holder_known)
         self.queues = ReceiveQueues(settings, self._done, self.table.not_here, observer)
         self.consumers = QueueConsumers(incarnation, self.queues, self.rejections)
         self._entry_sequences = EntrySequences()
-        self.number = worker_number(settings.worker_id, incarnation)
-        """The number that identifies this process as an entry worker."""
+        self.number = worker_number(settings.worker_id, incarnation)  # as an entry worker
         self.departures, self.taps = Departures(), Taps()
         self._on_departures = on_departures
         self._draining, self._closing = draining, False
-        self.pressure = OutboundPressure()
-        """The backpressure on all connections to other workers."""
+        self.pressure = OutboundPressure()  # on all connections to other workers
         self.pressure.example = None if observer is None else observer.example
         clock = asyncio.get_running_loop().time
         events = SendEvents(
