@@ -19,6 +19,7 @@ from links import Links
 from looked import LOOKED, measure_looked
 from profiling import profiled
 from report import Line, progress, table
+from rolling import ROLLING, measure_rolling
 from rows import LATENCIES, OFFERED, REQUESTS, ROWS, measure, measure_offered
 from scrape import SCRAPE, measure_scrape
 from spark_rows import ROUNDS as SPARK_ROUNDS
@@ -39,6 +40,7 @@ GROUPS: Sequence[tuple[Sequence[str], int, Measure]] = (
     (TEAM_ROWS, 0, measure_team),
     ([row.name for row in REQUESTS], 0, partial(measure, ROUNDS, REQUESTS)),
     ([SCRAPE], 0, measure_scrape),
+    ([ROLLING], 0, measure_rolling),
     ([row.name for row in SPARK_ROWS], 0, measure_spark),
 )
 """Rows, with their share of the time, and the function that measures them. Each group has its own links."""
