@@ -241,7 +241,9 @@ class Team(Live):
             self._members.begin(self._numbers[counted], call, self._timeout if seconds is None else seconds)
             try:
                 while True:
-                    outgoing = steps.send(self._members.exchange(outgoing, sources, kind))
+                    incoming = self._members.exchange(outgoing, sources, kind)
+                    del outgoing  # values can be large
+                    outgoing = steps.send(incoming)
             except StopIteration as end:
                 return end.value
             except BaseException as error:
@@ -296,7 +298,7 @@ def unpacked(data: bytes) -> Any:
 def _once(values: Mapping[int, Any]) -> Steps:
     """Return the step of a call with one step; the result is the values of the sources."""
     got = yield packed_each(values)
-    return {rank: unpacked(bytes(each)) for rank, each in got.items()}
+    return {rank: unpacked(bytes(got.pop(rank))) for rank in [*got]}  # one copy at a time
 
 
 def reduction(flat: _Array, size: int, reducer: np.ufunc) -> Steps:
