@@ -202,6 +202,22 @@ def large_values(team: Team, megabytes: int) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def unequal_values(team: Team, rounds: int) -> None:
+    """Exchange values of unequal sizes, and large arrays with one late rank; check every element."""
+    rank, size = team.rank, team.size
+    sizes = [20 << 20, *[10] * (size - 1)]
+    assert [len(each) for each in team.all_gather(bytes(sizes[rank]))] == sizes
+    mine = [bytes(sizes[(rank + each) % size]) for each in range(size)]
+    assert [len(each) for each in team.all_to_all(mine)] == [
+        sizes[(rank + each) % size] for each in range(size)
+    ]
+    for number in range(rounds):
+        if rank == number % size:
+            time.sleep(0.2)  # the values of the others arrive before this rank sends
+        array = np.arange(2_000_003.0) + rank
+        assert np.array_equal(team.all_reduce(array), np.arange(2_000_003.0) * size + sum(range(size)))
+
+
 def hold_the_interpreter(team: Team, seconds: float) -> int:
     """Run a regular expression that holds the GIL on rank 0, while the others wait in a barrier."""
     if team.rank == 0:

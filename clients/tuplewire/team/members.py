@@ -1,7 +1,7 @@
 """One member's connection to its team: it forms the team, exchanges values, and finds lost members.
 
 Used by team.py. Owns a client, the subscription to the member's own task, and the state of the other members.
-All I/O happens in the caller's thread, during its calls. Not thread-safe. Design: docs/design/teams.md.
+It processes messages in the caller's thread, during its calls. Not thread-safe. Design: docs/design/teams.md.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.task_states import GONE_SECONDS, POLL_SECONDS, TaskStates
 from tuplewire.team.protocol import PIECE_BYTES, WINDOW, Forming, Kind, Matching, Message, unpack
 from tuplewire.text.events import event_logger
+from tuplewire.values.batch import TaskMessageBatch
 
 logger = event_logger(__name__)
 
@@ -46,7 +47,7 @@ class _OtherMember:
     call: str = ""
     """The last call that it has sent a value in."""
     left: float = 0.0
-    """If it has left, a time before its last message arrived; otherwise 0."""
+    """0 until it leaves; then the start of the read before the one that found its LEAVE or ABORT."""
 
     def facts(self, states: TaskStates) -> str:
         """Describe the member: `(task 102): last message 61 s ago in barrier #11, subscribed`."""
@@ -103,7 +104,7 @@ class Members:
         """Begin a call, which may exchange values several times."""
         self._number, self._call, self._timeout = number, call, timeout
         self._began = self._logged = time.monotonic()
-        self._next_poll = self._began + _QUIET_SECONDS
+        self._next_poll, self._expired = self._began + _QUIET_SECONDS, False
 
     def exchange(self, values: Mapping[int, Data], sources: Collection[int], kind: Kind) -> dict[int, Data]:
         """Send values to ranks, and return the next values of the sources, in their order.
@@ -119,7 +120,7 @@ class Members:
                 if (value := self._matching.take(rank, kind)) is not None:
                     got[rank] = value
             self._send_pieces(unsent, kind)
-            waits = sorted({rank for rank, rest in unsent.items() if rest}.union(sources) - got.keys())
+            waits = sorted({rank for rank, rest in unsent.items() if rest}.union({*sources} - got.keys()))
             if not waits:
                 return {rank: got[rank] for rank in sources}
             if left := [rank for rank in waits if self._others[rank].left]:
@@ -133,14 +134,23 @@ class Members:
 
     def _send_pieces(self, unsent: Mapping[int, deque[Message]], kind: Kind) -> None:
         """Send the pieces that the windows and the buffer accept, and confirm taken ones."""
-        for rank, pieces in unsent.items():
-            stream = self._matching.streams[rank, kind]
-            while pieces and stream.sent < stream.confirmed + WINDOW:
-                if not self._send(rank, pieces[0]._replace(position=stream.sent)):
-                    return
-                pieces.popleft()
-                stream.sent += 1
-        for (rank, of), stream in self._matching.streams.items():
+        streams, sent = self._matching.streams, True
+        while sent:
+            # Small pieces for several ranks take one frame, which costs the workers less than one for each.
+            together, size = dict[int, bytes](), 0
+            for rank, pieces in unsent.items():
+                stream = streams[rank, kind]
+                if pieces and stream.sent < stream.confirmed + WINDOW and size < PIECE_BYTES:
+                    together[rank] = pieces[0]._replace(position=stream.sent).packed()
+                    size += len(together[rank])
+            tasks = [self._others[rank].task for rank in together]
+            sent = bool(tasks) and self._client.try_send(
+                TaskMessageBatch.from_columns(tasks, list(together.values()))
+            )
+            for rank in together if sent else ():
+                unsent[rank].popleft()
+                streams[rank, kind].sent += 1
+        for (rank, of), stream in streams.items():
             note = Message(self.forming.team, 0, self._rank, Kind.CONFIRM, of, stream.taken)
             enough = stream.taken >= stream.reported + WINDOW // 2
             if enough and (self._others[rank].left or self._send(rank, note)):
@@ -191,11 +201,12 @@ class Members:
     def _wait(self, ranks: Sequence[int]) -> None:
         """Process messages. Raise an error if one of the ranks is lost, or the timeout has passed."""
         now = time.monotonic()
-        expired = now - self._began >= self._timeout
+        # After the timeout, messages that have arrived before it are read first.
+        expired, self._expired = self._expired, now - self._began >= self._timeout
         if expired or now >= self._next_poll:
             self._poll(ranks)
         if expired:
-            text = f"no message from {len(ranks)} of {len(self._others)} other ranks for {self._timeout:g} s"
+            text = f"waited {self._timeout:g} s for {len(ranks)} of {len(self._others)} other ranks"
             own = "" if self._receiver.connected else f"; this rank's subscription: {self._receiver.state}"
             raise errors.TeamTimeoutError(f"{self._call}: {text}: {self._facts(ranks)}{own}")
         if now - self._logged >= _LOG_SECONDS:

@@ -68,7 +68,7 @@ class Team(Live):
             **client: More arguments of the Client, such as topology, credentials and ack_mode.
 
         Raises:
-            TeamTimeoutError: Some members have not joined; the error names them.
+            TeamTimeoutError: Some members have not joined; the error of rank 0 names them.
             TeamChangedError: Another process has joined with this rank.
             ConfigError: There is no such rank, or a task is named twice.
         """

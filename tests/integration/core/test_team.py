@@ -23,6 +23,7 @@ from helpers.team_ranks import (
     stale_messages,
     sums,
     tasks_of,
+    unequal_values,
 )
 from helpers.topology import TOPOLOGY, Pair, assign, one_worker, status
 
@@ -158,6 +159,24 @@ def test_large_arrays(pair: Pair, size: int) -> None:
     assert largest < (300 + (2 * size + 4) * megabytes) * MIB
 
 
+def test_unequal_values_and_late_ranks(pair: Pair) -> None:
+    """A call ends only after this rank has sent its own value, even if all others have arrived."""
+    with ranks_of(unequal_values, tasks_of(pair, 2), addresses_of(pair), 4) as ranks:
+        assert [each.outcome() for each in ranks] == [None, None]
+
+
+def test_a_value_that_has_arrived_is_received_without_a_wait(pair: Pair) -> None:
+    """recv() with a timeout of 0 returns a value that is there."""
+    tasks = tasks_of(pair, 2)
+    join = partial(Team, tasks, address=pair.near.address, topology=TOPOLOGY, timeout=20)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(join, rank=1)
+        with join(rank=0) as first, waiting.result(20) as second:
+            first.send(1, b"value")
+            eventually(lambda: queued_of(pair, tasks[1:]))
+            assert second.recv(0, timeout=0) == b"value"
+
+
 @pytest.mark.parametrize("teams", [10, pytest.param(100, marks=pytest.mark.long)])
 def test_successive_teams_leave_nothing_behind(pair: Pair, teams: int) -> None:
     """Many teams on the same tasks leave no message, subscription, thread or open file behind."""
@@ -192,7 +211,7 @@ def test_missing_members_are_named(pair: Pair) -> None:
     with pytest.raises(TeamTimeoutError) as told:
         Team(tasks, 0, address=pair.near.address, topology=TOPOLOGY, timeout=0.5)
     text = str(told.value)
-    assert "Team(): no message from 2 of 2 other ranks for 0.5 s: rank 1 " in text
+    assert "Team(): waited 0.5 s for 2 of 2 other ranks: rank 1 " in text
     assert f"rank 2 (task {tasks[2]}): no message yet, no consumer for 0 s, 0 unread at " in text
     assert text.count(f"at {pair.far.worker_id}") == 2
 
