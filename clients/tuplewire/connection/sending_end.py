@@ -97,8 +97,7 @@ class SendingEnd(ReconnectingStream):
         drain_pass = submitted.drain_pass
         if submitted.notified_pass != drain_pass:
             self._loop.call_soon_threadsafe(self._woken)
-            # After the call: an interrupt before it leaves that to the next one.
-            submitted.notified_pass = drain_pass
+            submitted.notified_pass = drain_pass  # after the call, as an interrupt may come between
         if self._window.settled:
             self._loop.call_soon_threadsafe(buffer.run_callbacks)
 
@@ -296,15 +295,14 @@ class SendingEnd(ReconnectingStream):
         """Write until this side of the stream ends. Each pass does the first step that applies.
 
         1. The receiver drains: end this side.
-        2. There is a frame: write it.
+        2. There is a frame: write it. Then wait, unless there is more to write.
         3. A caller waits, and the last frame requested no acknowledgement: request one.
         4. The session has finished: send the goodbye, and end this side.
         5. Otherwise, wait.
 
         A due probe and new tasks to watch are written before steps 2 to 5.
         """
-        pressure = self._pressure
-        asked = False
+        pressure, asked = self._pressure, False
         while True:
             self._due.clear()
             # 1. The receiver acknowledges the frames that it has, and then ends the stream.
@@ -346,7 +344,7 @@ class SendingEnd(ReconnectingStream):
             # Messages that arrive during this wait share the next frame; see docs/design/credit.md.
             if wait := self._pacer.wrote(time.monotonic(), frame.size_bytes):
                 await self._pacer.linger(wait)
-            elif not self._window.has_more:  # wait without another pass
+            elif not (self._window.has_more or self.buffer.asking):  # wait without another pass
                 await self._due.wait()
                 asked = False
 
@@ -355,7 +353,9 @@ class SendingEnd(ReconnectingStream):
         with self._lock:
             if not (self.connected and self.writes):
                 return None
-            if self.buffer.submitted.entries or self.buffer.offers:
+            submitted = self.buffer.submitted
+            # A pass after each notification: without it, senders would not notify this loop again.
+            if submitted.entries or self.buffer.offers or submitted.notified_pass == submitted.drain_pass:
                 self.buffer.take_submitted()
             if (now := time.monotonic()) >= self.receipts.close_unused_at:
                 self.receipts.close_unused()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tuplewire
 from tuplewire.connection.submission_queue import SMALL_BYTES, SubmissionQueue, batches_of
 from tuplewire.values.group import TaskGroup
 
@@ -75,3 +76,20 @@ def test_messages_alone_become_columns() -> None:
         (task, source, [b"0", b"1", b"2"]) for task in (7, 8) for source in (1, None)
     ]
     assert not list(batches_of([]))
+
+
+def test_a_pass_follows_each_notification() -> None:
+    """A loop that was notified makes a pass: senders would not notify it again before that."""
+    with tuplewire.local("7") as worker, worker.client() as client:
+        client.send(7, b"x")
+        client.flush(20)
+        sender = client._sender
+        assert sender is not None
+        submitted = sender.buffer.submitted
+
+        def notified() -> bool:
+            submitted.notified_pass = before = submitted.drain_pass  # the notification found nothing to send
+            sender._next_frame()
+            return submitted.drain_pass > before
+
+        assert sender.thread.call(notified)
