@@ -213,6 +213,8 @@ class Asker(Live):
         with call.changed:
             if call.changed.wait_for(answered, min(_PATIENCE_SECONDS, until - time.monotonic())):
                 return
+        if until <= time.monotonic():
+            return
         polling = messaging_loop().submit(self._poll(call))
         try:
             with call.changed:

@@ -144,7 +144,7 @@ class OtherWorkers:
         self._settings = settings
         self._channels = ChannelFactory(credentials)
         self._polled: dict[str, grpc.aio.Channel] = {}
-        """The channels for polls, by address: a poll repeats until its worker fails."""
+        """The channels for polls, by address; kept until a request fails, because polls repeat."""
 
     def open_stream(self, address: str) -> StreamOpener:
         """Return the function that opens streams to an address."""
@@ -175,9 +175,10 @@ class OtherWorkers:
         return answer
 
     async def _polled_channel(self, address: str) -> grpc.aio.Channel:
-        if address not in self._polled:
-            self._polled[address] = await self._channels.channel(address, DIRECT)
-        return self._polled[address]
+        polled = self._polled  # after forget(), a poll in progress stores its channel in the old dict
+        if address not in polled:
+            polled[address] = await self._channels.channel(address, DIRECT)
+        return polled[address]
 
     async def _call(self, method: Any, request: Any, address: str) -> Any:
         metadata = self._channels.metadata(address)
@@ -190,7 +191,7 @@ class OtherWorkers:
 
     def forget(self) -> None:
         """Close the channels for polls after the calls in progress. A later poll opens new ones."""
-        self._polled.clear()
+        self._polled = {}
 
 
 class GrpcStream(MessageStream):
