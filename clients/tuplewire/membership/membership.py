@@ -59,10 +59,11 @@ class Membership:
 
     Guarantees: once settled, the numbers of tasks on two workers differ by at most one, with as few moves
     as possible. If a worker drains or is no longer listed, its tasks move immediately. It forwards its
-    messages, so none is lost, and refuses new ones only after the move. If a worker fails, its messages
-    are lost, except those of senders with `ack_mode="processed"`, which are redelivered with
-    `redelivered` set. A restarted program takes over and leaves the tasks in place. Of two programs, the
-    newer one takes over, and the other stops. The end of the block leaves the assignment unchanged.
+    messages, so none is lost, and refuses new ones only after the move, or after two polls. If a worker
+    fails, its messages are lost, except those of senders with `ack_mode="processed"`, which are
+    redelivered with `redelivered` set. A restarted program takes over and leaves the tasks in place. Of
+    two programs, the newer one takes over, and the other stops. The end of the block leaves the
+    assignment unchanged.
 
     Raises ConfigError for wrong arguments, and UnreachableError if the workers are not there in time.
     """

@@ -237,7 +237,7 @@ class Worker:
         router.refresh()  # connections to all workers, for the departure notice, open during the drain
         # 0. Senders do not notice the restart of a worker without tasks.
         self.waits_for = "a membership to move the tasks to other workers"
-        at_last = min(self._membership_until, moves_deadline)
+        at_last = min(moves_deadline, self._membership_until)  # in this order, NaN has no effect
         await router.activity.until(lambda: not (router.table.local or router.moving_tasks), at_last)
 
         def passing() -> bool:
