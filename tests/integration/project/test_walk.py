@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
-MOST_STEPS = 25
+MOST_STEPS = 20
 
 _ONE_MESSAGE = """
 import json, sys, threading
