@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -17,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 
 from tuplewire.connection.stream import MessageStream, StreamBroken
 from tuplewire.errors import (
+    DrainingError,
     MalformedError,
     PermissionDeniedError,
     ProtocolVersionError,
@@ -210,7 +212,12 @@ def log_refusal(peer: str, error: TuplewireError) -> None:
     host, code = peer.rpartition(":")[0], code_of(error)  # the port differs for each connection
     if streams := _log_rate.due((host, code)):
         extra = {"peer": peer, "streams": streams, "reason": str(error)[:MAX_DETAIL_LENGTH]}
-        logger.warning("stream.refused", extra=extra)
+        # The drain of a worker is no problem: its peers connect again.
+        logger.log(
+            logging.INFO if isinstance(error, DrainingError) else logging.WARNING,
+            "stream.refused",
+            extra=extra,
+        )
 
 
 def code_of(error: TuplewireError) -> str:
