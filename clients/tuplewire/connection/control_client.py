@@ -33,6 +33,7 @@ from tuplewire.wire.health_pb2_grpc import HealthStub
 from tuplewire.wire.messaging_pb2 import RecvResponse
 
 _POLL_SECONDS = 0.1
+_CLOSE_SECONDS = 1.0
 
 
 class ControlClient:
@@ -72,11 +73,14 @@ class ControlClient:
         return f"<ControlClient {self.address}>"
 
     def close(self) -> None:
-        """Close the channel; does nothing the second time."""
+        """Close the channel; does nothing the second time. Takes at most a second."""
         with self._lock:
             self._closed = True
             if self._connection is not None:
-                self._connection.channel.close()
+                # An interrupt in a call can leave a lock of gRPC locked. Its close() then waits forever.
+                closing = threading.Thread(target=self._connection.channel.close, daemon=True)
+                closing.start()
+                closing.join(_CLOSE_SECONDS)
 
     def _connected(self, timeout: float) -> _Connection:
         """Return the connection; open a new one if the files of the credentials have changed."""
@@ -316,6 +320,11 @@ class ControlClient:
             answers = uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
             try:
                 yield from answers
+            except RuntimeError as error:
+                # An interrupt while gRPC's wait releases its lock ends in an error of that lock.
+                raise (
+                    error.__context__ if isinstance(error.__context__, KeyboardInterrupt) else error
+                ) from None
             finally:
                 answers.cancel()
 
