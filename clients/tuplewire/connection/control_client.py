@@ -322,9 +322,9 @@ class ControlClient:
                 yield from answers
             except RuntimeError as error:
                 # An interrupt while gRPC's wait releases its lock ends in an error of that lock.
-                raise (
-                    error.__context__ if isinstance(error.__context__, KeyboardInterrupt) else error
-                ) from None
+                if isinstance(error.__context__, KeyboardInterrupt):
+                    raise error.__context__ from None
+                raise
             finally:
                 answers.cancel()
 

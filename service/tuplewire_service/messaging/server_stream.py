@@ -212,12 +212,8 @@ def log_refusal(peer: str, error: TuplewireError) -> None:
     host, code = peer.rpartition(":")[0], code_of(error)  # the port differs for each connection
     if streams := _log_rate.due((host, code)):
         extra = {"peer": peer, "streams": streams, "reason": str(error)[:MAX_DETAIL_LENGTH]}
-        # The drain of a worker is no problem: its peers connect again.
-        logger.log(
-            logging.INFO if isinstance(error, DrainingError) else logging.WARNING,
-            "stream.refused",
-            extra=extra,
-        )
+        expected = isinstance(error, DrainingError)  # its peers connect again
+        logger.log(logging.INFO if expected else logging.WARNING, "stream.refused", extra=extra)
 
 
 def code_of(error: TuplewireError) -> str:
