@@ -126,7 +126,7 @@ def test_what_it_applies_keeps_the_schemas(run: Run, name: str) -> None:
             if each["kind"] != "APIService":
                 validate(each, version)
     jobs = [each for each in others if each["kind"] == "Job"]
-    expected = {"recv", "send", "elsewhere", "upgraded", "submit-topology"}
+    expected = {"recv", "send", "elsewhere", "upgraded", "submit-topology", "submit-team"}
     if name == "plain":
         expected |= {"outgrow"}
     else:
