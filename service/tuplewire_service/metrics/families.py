@@ -1,13 +1,10 @@
-"""Metric families of a worker and of programs, and their format for Prometheus.
+"""Metric families of a worker and of programs. prometheus-client writes their text.
 
-The text is byte for byte that of prometheus-client, in a third of its time. The encoder supports only samples
-of Tuplewire's collectors: no timestamps, no native histograms, and exemplars only in buckets. Used by the
-collectors and admin_server.py. Owns no state. Thread-safe. Design: docs/design/status.md.
+Used by the collectors of the process. Owns no state. Thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
@@ -18,7 +15,6 @@ from prometheus_client.core import (
     InfoMetricFamily,
     SummaryMetricFamily,
 )
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
@@ -29,10 +25,6 @@ from tuplewire.wire import control_pb2 as pb
 
 _PREFIX = "tuplewire_"
 _BUCKETS = [*map(floatToGoString, BOUNDS), "+Inf"]
-Encoder = Callable[[Collector], bytes]
-
-_SPECIAL = re.compile(r'["\\\n]')
-_ESCAPED = {'"': r"\"", "\\": r"\\", "\n": r"\n"}
 
 
 def counter(name: str, help_text: str, value: float) -> Metric:
@@ -147,55 +139,3 @@ def _family(first: pb.MetricFamily, samples: Mapping[tuple[str, ...], pb.MetricS
         else:
             family.add_metric(labels, sample.value)  # type: ignore[attr-defined]  # a counter or a gauge
     return family
-
-
-_OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
-
-def encoder_for(accept: str) -> tuple[Encoder, str]:
-    """Return the encoder for an Accept header, and the content type."""
-    encode, content_type = choose_encoder(accept)
-    if content_type.startswith("application/openmetrics-text"):
-        return encode_openmetrics, _OPENMETRICS  # the encoder writes version 1.0 for every requested version
-    return encode, content_type
-
-
-def encode_openmetrics(registry: Collector) -> bytes:
-    """Return all families in the format OpenMetrics 1.0."""
-    lines: list[str] = []
-    for metric in registry.collect():
-        lines.append(f"# HELP {metric.name} {_escape(metric.documentation)}\n")
-        lines.append(f"# TYPE {metric.name} {metric.type}\n")
-        if metric.unit:
-            lines.append(f"# UNIT {metric.name} {metric.unit}\n")
-        lines += _samples(metric)
-    lines.append("# EOF\n")
-    return "".join(lines).encode()
-
-
-def _samples(metric: Metric) -> Iterator[str]:
-    for sample in metric.samples:
-        value = sample.value
-        # Fast path: only NaN, infinite and large values need the library's function.
-        shown = repr(float(value)) if -1e6 < value < 1e6 else _unusual(value)
-        if sample.labels:
-            labels = ",".join([f'{key}="{_escape(text)}"' for key, text in sorted(sample.labels.items())])
-            exemplar = f" # {_shown_exemplar(sample.exemplar)}" if sample.exemplar else ""
-            yield f"{sample.name}{{{labels}}} {shown}{exemplar}\n"
-        else:
-            yield f"{sample.name} {shown}\n"
-
-
-def _shown_exemplar(exemplar: Exemplar) -> str:
-    labels = ",".join(f'{key}="{_escape(text)}"' for key, text in sorted(exemplar.labels.items()))
-    return f"{{{labels}}} {_unusual(exemplar.value)} {exemplar.timestamp}"
-
-
-def _escape(text: str) -> str:
-    if _SPECIAL.search(text) is None:
-        return text
-    return _SPECIAL.sub(lambda found: _ESCAPED[found[0]], text)
-
-
-def _unusual(value: float) -> str:
-    return str(floatToGoString(value))  # type: ignore[no-untyped-call]  # the library's

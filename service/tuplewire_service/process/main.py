@@ -123,7 +123,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         plane.reserve(frozenset(family.name for family in registry.collect()))
         own = list if program is None else program.metrics  # list() returns no metrics
         registry.register(ProgramCollector(lambda: [*own(), *plane.reported()]))
-        admin = AdminServer(config.admin, registry, plane.live, plane.ready)
+        admin = AdminServer(config.admin, registry, plane.live, plane.ready, exemplars=config.tracing)
         cleanup.callback(admin.close)
         _log_addresses(config, servers, admin)
         if config.address_file:

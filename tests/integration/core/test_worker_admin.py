@@ -116,6 +116,7 @@ def test_metrics_have_every_reason(worker: Running) -> None:
     ):
         assert f"\n{sample}\n" in text
     assert 'topology="default",version="' in text
+    assert "# EOF" not in worker.get("/metrics", "application/openmetrics-text; version=1.0.0")[1]
 
 
 def test_promtool_finds_nothing(worker: Running) -> None:
