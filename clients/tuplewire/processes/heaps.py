@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """glibc's numbers for the options."""
-_HEAPS = 2
 _KEPT_BYTES = 16 * 1024 * 1024
 _LARGE_BYTES = 32 * 1024 * 1024
 """The largest threshold that glibc accepts."""
@@ -17,13 +16,13 @@ _mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt
 """glibc's function that sets an option; None with another C library."""
 
 
-def share_heaps() -> None:
-    """Let all threads share two heaps; call it before threads start. MALLOC_ARENA_MAX overrides this.
+def share_heap() -> None:
+    """Let all threads share one heap; call it before threads start. MALLOC_ARENA_MAX overrides this.
 
     By default, glibc gives each thread its own heap. Other threads cannot use the free memory in it: a
     worker's memory grew for weeks, by a seventh.
     """
-    _set("MALLOC_ARENA_MAX", _ARENA_MAX, _HEAPS)
+    _set("MALLOC_ARENA_MAX", _ARENA_MAX, 1)
 
 
 def reuse_buffers(kept_bytes: int = _KEPT_BYTES) -> None:

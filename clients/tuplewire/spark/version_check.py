@@ -19,7 +19,7 @@ from typing import Any
 
 import tuplewire
 from tuplewire.errors import ConfigError
-from tuplewire.processes.heaps import reuse_buffers, share_heaps, share_with_arrow
+from tuplewire.processes.heaps import reuse_buffers, share_heap, share_with_arrow
 
 REQUIRED = {"grpcio": ">=1.74,!=1.83.*,<2", "protobuf": ">=6.31.1,<8"}
 """The libraries that an executor needs, and their versions, as in `pyproject.toml`."""
@@ -112,7 +112,7 @@ def _prepare_executor() -> None:
     global _modules
     if len(sys.modules) > _modules and os.environ.get("SPARK_REUSE_WORKER"):
         _modules = len(sys.modules)
-        share_heaps()
+        share_heap()
         reuse_buffers(_KEPT_BYTES)
         share_with_arrow()
         gc.freeze()

@@ -24,7 +24,7 @@ import tuplewire
 from tuplewire import tracing
 from tuplewire.errors import TuplewireError
 from tuplewire.identity.files import write_atomically
-from tuplewire.processes.heaps import reuse_buffers, share_heaps
+from tuplewire.processes.heaps import reuse_buffers, share_heap
 from tuplewire.session.ledger import DropReason
 from tuplewire.settings.addresses import bracketed, join_host_port, split_host_port
 from tuplewire.text.events import event_logger
@@ -59,7 +59,7 @@ def run_worker(config: WorkerConfig, *, exit_on_stdin_eof: bool = False) -> int:
     70: a defect. A second signal ends the process immediately, with 128 + its number. `exit_on_stdin_eof`
     also stops it at the end of standard input. Raises TuplewireError if the worker cannot start.
     """
-    share_heaps()
+    share_heap()
     reuse_buffers()
     if not config.program:
         sys.setswitchinterval(_SWITCH_SECONDS)
