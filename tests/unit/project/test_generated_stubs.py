@@ -17,20 +17,22 @@ PATH = re.compile(r"/?tuplewire\.v1\.(Messaging|Source)(/|$)")
 """The path of such a method, or the name of its service."""
 
 
-def _product() -> Iterator[tuple[str, ast.Module]]:
-    for folder in ("clients", "service", "topology", "demos"):
-        for path in (ROOT / folder).rglob("*.py"):
-            if not path.stem.endswith(("_pb2", "_pb2_grpc")):
-                yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+PRODUCT = [
+    (path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+    for folder in ("clients", "service", "topology", "demos")
+    for path in (ROOT / folder).rglob("*.py")
+    if not path.stem.endswith(("_pb2", "_pb2_grpc"))
+]
 
 
 def _calls(*names: str) -> Iterator[tuple[tuple[str, str], str]]:
     """Yield the file, the function or class, and the text of every call of these names in the product."""
-    for path, module in _product():
+    for path, module in PRODUCT:
         for statement in module.body:
             for node in ast.walk(statement):
-                if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
-                    yield (path, getattr(statement, "name", "")), ast.unparse(node)
+                match node:
+                    case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in names:
+                        yield (path, getattr(statement, "name", "")), ast.unparse(node)
 
 
 def test_stubs_open_the_streams() -> None:
@@ -55,7 +57,7 @@ def test_no_path_is_written_by_hand() -> None:
     """Only the generated code names the services with streams of messages."""
     found = [
         f"{path}:{node.lineno}"
-        for path, module in _product()
+        for path, module in PRODUCT
         for node in ast.walk(module)
         if isinstance(node, ast.Constant) and PATH.match(str(node.value))
     ]

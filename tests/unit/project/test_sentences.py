@@ -22,19 +22,15 @@ LONGEST_LINE = 100
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_sentences_are_short(page: Path) -> None:
-    """A sentence has at most 35 words, and on average fewer than 18."""
-    found = sentences(page.read_text(encoding="utf-8"))
-    lengths = [len(sentence.split()) for sentence in found]
-    assert [sentence for sentence in found if len(sentence.split()) > MOST_WORDS] == []
-    assert sum(lengths) / max(1, len(lengths)) < MEAN_WORDS
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_are_short(page: Path) -> None:
-    """A line of prose has at most 100 characters; one word, such as a link, may have more."""
-    prose = without_code(page.read_text(encoding="utf-8"))
-    lines = [line for line in prose.splitlines() if not line.lstrip().startswith(("|", "#", "<!--"))]
+def test_a_page_is_easy_to_read(page: Path) -> None:
+    """A sentence has at most 35 words, on average fewer than 18; a line of prose has 100 characters."""
+    text = page.read_text(encoding="utf-8")
+    lengths = {sentence: len(sentence.split()) for sentence in sentences(text)}
+    assert [sentence for sentence, words in lengths.items() if words > MOST_WORDS] == []
+    assert sum(lengths.values()) / max(1, len(lengths)) < MEAN_WORDS
+    lines = [
+        line for line in without_code(text).splitlines() if not line.lstrip().startswith(("|", "#", "<!--"))
+    ]
     assert [line for line in lines if len(line) > LONGEST_LINE and " " in line.strip()] == []
 
 
