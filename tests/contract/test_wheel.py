@@ -1,4 +1,4 @@
-"""The published wheel: its content, its metadata, and its use without the source tree."""
+"""The published wheel: its content, metadata and use, also by the wheel of a third-party transport."""
 
 from __future__ import annotations
 
@@ -8,9 +8,34 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
-from helpers.packaging import ROOT, install, run
+from helpers.packaging import ROOT, build_wheel, install, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+TOY = ROOT / "tests" / "contract" / "toy"
+
+FIND = """
+import sys
+from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+
+for name in sys.argv[1:]:
+    conf = {TRANSPORT_KEY: name, "tuplewire.transport.worker_id": "w7"}
+    context = TransportFactory.make_context(conf)
+    assert type(context).__module__ == "toy_transport.context", type(context)
+    server = context.bind("words", 0)
+    context.connect("words", "127.0.0.1", server.port).send(3, b"hello")
+    message = server.recv()
+    (count,) = server.statistics().received
+    context.term()
+    print("toy" in TransportFactory.known(), message.task, message.message.decode(), count.source)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from the source tree."""
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +97,9 @@ def test_page_of_an_index(wheel: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel with only its required dependencies, and return the folder of its programs."""
-    return install(tmp_path_factory.mktemp("install"), wheel)
+    """Install both wheels with only their required dependencies, and return the folder of their programs."""
+    toy = build_wheel(TOY, tmp_path_factory.mktemp("toy"))
+    return install(tmp_path_factory.mktemp("install"), wheel, toy)
 
 
 def test_import(installed: Path, tmp_path: Path) -> None:
@@ -88,3 +114,17 @@ def test_command(installed: Path, tmp_path: Path) -> None:
     shown = run(installed / "tuplewire", "--help", cwd=tmp_path)
     assert "worker" in shown
     assert "run" in shown
+
+
+def test_a_third_party_transport_is_found(installed: Path, tmp_path: Path) -> None:
+    """The setting accepts an entry point, an IContext or a factory; the context is prepared, and works."""
+    names = [f"toy_transport.context{dot}{name}" for dot in ":." for name in ("ToyContext", "ToyFactory")]
+    shown = run(installed / "python", "-c", FIND, "toy", *names, cwd=tmp_path)
+    assert shown.splitlines() == ["True 3 hello w7"] * 5
+
+
+@pytest.mark.long
+def test_a_third_party_transport_conforms(installed: Path, tmp_path: Path) -> None:
+    """The shipped kit passes without a test runner, in an environment with only the two wheels."""
+    passed = run(installed / "python", TOY / "suite.py", "toy", cwd=tmp_path).split()
+    assert {"test_a_batch_arrives_in_order", "test_load_reaches_the_clients"} <= set(passed)

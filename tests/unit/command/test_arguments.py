@@ -1,4 +1,4 @@
-"""Arguments of commands: their order, and invalid numbers."""
+"""Arguments of commands: their order, and the address of the worker."""
 
 from __future__ import annotations
 
@@ -37,23 +37,3 @@ def test_every_command_takes_its_worker_the_same_way(command: str, monkeypatch: 
     monkeypatch.setenv(ADDRESS_VARIABLE, "h:1")
     assert parsed(command)["address"] == "h:1"
     assert parsed(f"{command} --address unix:///w.sock")["address"] == "unix:///w.sock"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "recv 1 --count -1",
-        "recv 1 --idle nan",
-        "status --watch nan",
-        "status --timeout -5",
-        "top --interval nan",
-        "tap --count -1",
-    ],
-)
-def test_numbers_that_are_none(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """An invalid number is wrong usage, and the error names the flag."""
-    with pytest.raises(SystemExit) as ended:
-        parsed(line)
-    assert ended.value.code == 64
-    flag = next(word for word in line.split() if word.startswith("--"))
-    assert flag in capsys.readouterr().err

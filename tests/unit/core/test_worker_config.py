@@ -222,6 +222,12 @@ def test_every_command_has_an_example() -> None:
         (["worker", "--help", "securty"], "unknown group 'securty'; did you mean security?"),
         ([], "COMMAND"),
         (["drain", "--deadline", "-1"], "--deadline: must be a time in seconds, more than 0"),
+        (["recv", "1", "--count", "-1"], "argument --count"),
+        (["recv", "1", "--idle", "nan"], "argument --idle"),
+        (["status", "--watch", "nan"], "argument --watch"),
+        (["status", "--timeout", "-5"], "argument --timeout"),
+        (["top", "--interval", "nan"], "argument --interval"),
+        (["tap", "--count", "-1"], "argument --count"),
         (["assign", "/no/such/file"], "cannot read the assignment /no/such/file"),
     ],
 )
@@ -320,20 +326,18 @@ def test_variables_of_workers_are_ignored_by_programs() -> None:
     refuse_misspelled({each.variable: "1" for each in settings_of(WorkerConfig).values()}, OF_PROGRAMS)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "meant"),
-    [
+def test_misspelled_variables_are_refused() -> None:
+    """Misspelled variables are refused: without its CA, a program would connect in plaintext."""
+    for wrong, meant in (
         ("TUPLEWIRE_ADRESS", "TUPLEWIRE_ADDRESS"),
         ("TUPLEWIRE_TOPLOGY", "TUPLEWIRE_TOPOLOGY"),
-        ("TUPLEWIRE_TLS_CERTIFCATE", "TUPLEWIRE_TLS_CERTIFICATE"),
         ("TUPLEWIRE_TOKENFILE", "TUPLEWIRE_TOKEN_FILE"),
-    ],
-)
-def test_misspelled_variables_are_refused(wrong: str, meant: str) -> None:
-    """Misspelled variables are refused: without its CA, a program would connect in plaintext."""
-    for read in (lambda: load({}, {wrong: "x"}), lambda: refuse_misspelled({wrong: "x"}, OF_PROGRAMS)):
+        ("TUPLEWIRE_TLS_CERTIFCATE", "TUPLEWIRE_TLS_CERTIFICATE"),
+    ):
         with pytest.raises(ConfigError, match=f"{wrong}; did you mean {meant}"):
-            read()
+            load({}, {wrong: "x"})
+        with pytest.raises(ConfigError, match=f"{wrong}; did you mean {meant}"):
+            refuse_misspelled({wrong: "x"}, OF_PROGRAMS)
     program = "import tuplewire; tuplewire.Client('127.0.0.1:1')"
     done = subprocess.run(
         [sys.executable, "-c", program], env={wrong: "x"}, capture_output=True, text=True, check=False

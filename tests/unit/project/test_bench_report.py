@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import kafka_rows
 import pytest
 from links import Cell, Trial
-from looked import Side, looked_lines
-from maven import NotHereError, java, libraries
-from report import RATE, compared, table
+from report import RATE, compared
 from rows import Row, latency_row, row_lines
 from spark_rows import spark_cells
 
@@ -64,37 +60,6 @@ def test_each_percentile_stands_beside_each_peer() -> None:
     assert [line.verdict for line in lines] == ["missed", *[""] * 7]
 
 
-def test_table_names_a_row_once() -> None:
-    """A second peer's line omits the row's own figures."""
-    first, second = table(list(row_lines(ROW, [_round(100_000, 200_000)]))).splitlines()[1:]
-    assert first.startswith("one by one  100,000/s       10.00  pyzmq, one a call  200,000/s   0.50")
-    assert second.split() == ["gRPC,", "one", "a", "frame", "200,000/s", "0.50", "(0.50", "-", "0.50)"]
-
-
-def test_the_live_page_is_compared_round_by_round() -> None:
-    """Rate, CPU time and latency with the page open are compared with the same round without it."""
-
-    def side(rate: int, milliseconds: int) -> Side:
-        return Side(Trial(rate, 1.0, 1.0), Trial(100, 1.0, 0.0, [milliseconds * 1_000_000] * 100))
-
-    lines = list(looked_lines("few tasks", [(side(95, 3), side(100, 2)), (side(9, 1), side(10, 1))]))
-    assert [(line.unit, line.ratio, line.verdict) for line in lines] == [
-        (RATE, 0.93, "missed"),
-        ("us", 1.08, ""),
-        ("ms", 1.25, "missed"),
-        ("ms", 1.25, "missed"),
-        ("ms", 1.25, ""),
-    ]
-    assert lines[0].title == "two workers with few tasks, and a live page of them: as much as goes"
-
-
-def test_each_cell_is_measured_once_a_round() -> None:
-    """A write is compared with several peers, but measured once in each round."""
-    cells = spark_cells(kafka_rows.ROWS)
-    assert len(cells) == len(set(cells)) == 18
-    assert [cell.peer for cell in cells if cell.verb == kafka_rows.LATENCY] == ["tuplewire", "kafka"]
-
-
 def test_lines_are_of_every_row_with_its_targets() -> None:
     """Rates are compared per round, and query latencies by percentile."""
     rounds = [
@@ -124,20 +89,3 @@ def test_lines_are_of_every_row_with_its_targets() -> None:
         ("one message through a query, 10 KB: p50", 75.0),
         ("one message through a query, 10 KB: p90", 135.0),
     ]
-
-
-def test_quick_is_a_tenth_of_the_rows() -> None:
-    """A quick run measures a tenth of the rows."""
-    cell = kafka_rows.ROWS[0].cell
-    assert kafka_rows.amount(cell, 100, quick=True) == kafka_rows.SIZES[100] // 10
-
-
-def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Maven or Java, the error of a Java benchmark contains the installation instructions."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr("maven.BUILD", tmp_path)
-    with pytest.raises(NotHereError, match=r"Maven \(mvn\) is not here: install it"):
-        libraries(tmp_path / "pom.xml")
-    with pytest.raises(NotHereError, match="install Java 17 or newer"):
-        java()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from language import __main__ as checker
-from language.__main__ import counted, findings, subject_problem
+from language.__main__ import counted, findings
 
 
 def total(text: str) -> Counter[str]:
@@ -42,20 +42,3 @@ def test_a_file_of_each_kind_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "proto" / "a.proto").write_text("// Nobody.\nmessage nobody {}  // nobody\n")
     monkeypatch.setattr(checker, "ROOT", tmp_path)
     assert [counted(part)["words"] for part in ("pages", "clients", "proto")] == [1, 3, 2]
-
-
-@pytest.mark.parametrize(
-    ("subject", "problem"),
-    [
-        ("moves: Keep order when a returned frame meets a later one", ""),
-        ("Keep order", "is not `area: Imperative ...`"),
-        ("moves: keep order", "is not `area: Imperative ...`"),
-        ("moves: Keep order.", "without a full stop"),
-        (f"moves: Keep {'x' * 60}", "has 72 characters; at most 60"),
-    ],
-)
-def test_subjects(subject: str, problem: str) -> None:
-    """A subject names its area and describes the change in the imperative."""
-    found = subject_problem(f"{subject}\n\nWhy.\n")
-    assert problem in found
-    assert bool(found) == bool(problem)
