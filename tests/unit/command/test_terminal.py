@@ -165,8 +165,9 @@ def test_messages_are_counted(terminal: StringIO, monkeypatch: pytest.MonkeyPatc
 def test_a_terminal_is_left_in_order(tmp_path: Path) -> None:
     """After Ctrl-C, a run prints one line and the cursor is visible again."""
     long = tmp_path / "long"
-    long.write_text("one two three four five\n" * 200_000, encoding="utf-8")
-    run = [sys.executable, "-m", "tuplewire_service", "run", "wordcount", "--mode=local", f"--input={long}"]
+    long.write_text("one two three four five\n" * 100_000, encoding="utf-8")
+    run = [sys.executable, "-m", "tuplewire_service", "run", "wordcount", "--mode=local", "--workers=1"]
+    run += [f"--input={long}"]
     reader, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(WIDTH)}
     with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=terminal, env=environment) as process:

@@ -20,9 +20,9 @@ ARROW_ROUNDS = 10
 """Rounds before the measurement: Arrow aligns its buffers, and finds memory that fits after some rounds."""
 _PROGRAM = f"""
 import resource
-import pyarrow as pa
 from tuplewire.processes.heaps import reuse_buffers, share_with_arrow
 def arrow(size):
+    import pyarrow as pa
     memoryview(buffer := pa.allocate_buffer(size)).cast("B")[:] = blank
     return buffer
 blank = bytes(1 << 20)
@@ -65,7 +65,7 @@ def test_arrow_takes_its_buffers_from_glibc(named: str | None) -> None:
     """Arrow uses glibc's retained memory, unless the environment names another allocator."""
     environment = {} if named is None else {"ARROW_DEFAULT_MEMORY_POOL": named}
     check = f"assert pa.default_memory_pool().backend_name == {named or 'system'!r}"
-    statement = f"reuse_buffers(); share_with_arrow(); {check}"
+    statement = f"import pyarrow as pa; reuse_buffers(); share_with_arrow(); {check}"
     new = new_pages(statement, "arrow(1 << 20)", first=ARROW_ROUNDS, **environment)
     assert new < OF_BUFFERS // 100
 
