@@ -41,18 +41,14 @@ def test_duplicates_are_trimmed() -> None:
     assert again.deliveries[0].first_sequence == 4
 
 
-def test_a_gap_is_an_error() -> None:
-    """A missing message is detected immediately."""
+def test_a_gap_or_a_foreign_task_is_an_error() -> None:
+    """A missing message and messages of a task without a subscription are detected immediately."""
     window = opened(1)
     arrive(window, 1, "abc")
     with pytest.raises(MalformedError, match="task 1: message 5 came after message 3"):
         arrive(window, 5, "e")
-
-
-def test_a_foreign_task_is_an_error() -> None:
-    """Messages of a task without a subscription raise an error."""
     with pytest.raises(MalformedError, match="task 2 came, which is not subscribed"):
-        arrive(opened(1), 1, "a", task=2)
+        arrive(window, 1, "a", task=2)
 
 
 def test_room_that_was_void_is_told() -> None:

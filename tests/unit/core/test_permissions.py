@@ -46,15 +46,11 @@ def test_what_no_rule_gives_is_denied(tmp_path: Path) -> None:
         _granted(tmp_path, "etl.example", None, "words"),
         _granted(tmp_path, "other.example", "etl"),
         _granted(tmp_path, "", None),
+        _granted(tmp_path, "operator", None),  # the name of a token is no token
     ):
         assert granted.send == TaskRanges.parse("100")
         assert 30 not in granted.receive
         assert not granted.control
-
-
-def test_a_name_is_no_token(tmp_path: Path) -> None:
-    """A certificate with the name of a token does not have the token's permissions."""
-    assert not _granted(tmp_path, "operator", None).control
 
 
 @pytest.mark.parametrize(

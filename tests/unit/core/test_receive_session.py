@@ -22,21 +22,32 @@ from tuplewire.session.shares import QueueShares, Share
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.translate import code_name
 
+WINDOW = Share(8, 80)
 
-def session(*, messages: int = 8, needs_release_acks: bool = True) -> ReceiveSession:
-    """Return a session that grants this number of messages per task."""
-    window = Share(messages, 1000)
-    return ReceiveSession(
-        1,
-        CreditBook(
-            QueueShares(window, Share(1, 1)), max_message_bytes=10, needs_release_acks=needs_release_acks
-        ),
+
+def book(
+    window: Share = WINDOW, *, needs_release_acks: bool = True, exhausted: Counter[int] | None = None
+) -> CreditBook:
+    """Return a credit book for messages of at most 10 bytes."""
+    shares = QueueShares(window, Share(1, 1))
+    return CreditBook(
+        shares, max_message_bytes=10, needs_release_acks=needs_release_acks, exhausted=exhausted
     )
+
+
+def session(messages: int = 8) -> ReceiveSession:
+    """Return a session that grants this number of messages per task."""
+    return ReceiveSession(1, book(Share(messages, 1000)))
+
+
+def group(task: int, count: int, size: int = 10) -> TaskGroup:
+    """Return `count` messages of `size` bytes each."""
+    return TaskGroup.of(task, [bytes(size)] * count)
 
 
 def small(task: int = 1, count: int = 1) -> TaskGroup:
     """Return `count` messages of one byte."""
-    return TaskGroup.of(task, [b"x"] * count)
+    return group(task, count, 1)
 
 
 def test_a_gap_is_an_error() -> None:
@@ -120,7 +131,7 @@ def test_a_flow_in_use_is_not_closed() -> None:
 
 
 def _many_refused(frames: int, refusals_each: int) -> ReceiveSession:
-    state = session(messages=10**9)
+    state = session(10**9)
     for number in range(1, frames + 1):
         groups = [small(task) for task in range(refusals_each)]
         state.accept(number, groups)
@@ -162,18 +173,16 @@ def test_a_sender_that_resumes_hears_many_refusals_in_parts() -> None:
 
 def test_a_sender_waits_for_refusals_and_for_room() -> None:
     """Refusals and new credit for a full task are sent immediately; other updates may wait."""
-    state = session(messages=2)
-    seen = []
+    state = session(2)
     state.accept(1, [small()])
-    seen.append(state.urgent)
+    seen = [state.urgent]
     state.refuse(1, small(), UnknownTaskError("no such task"))
     seen.append(state.urgent)
     state.update()
     state.accept(2, [small(count=2)])
     seen.append(state.urgent)
     state.credit.released(1, 2, 2)
-    seen.append(state.urgent)
-    assert seen == [False, True, False, True]
+    assert [*seen, state.urgent] == [False, True, False, True]
 
 
 def test_old_refusals_are_forgotten() -> None:
@@ -182,24 +191,6 @@ def test_old_refusals_are_forgotten() -> None:
     assert 1 < len(told) < 70
     assert told[-1].sequence == 70
     assert told[0].sequence > 1
-
-
-WINDOW = Share(8, 80)
-
-
-def book(
-    window: Share = WINDOW, *, needs_release_acks: bool = True, exhausted: Counter[int] | None = None
-) -> CreditBook:
-    """Return a credit book for messages of at most 10 bytes."""
-    shares = QueueShares(window, Share(1, 1))
-    return CreditBook(
-        shares, max_message_bytes=10, needs_release_acks=needs_release_acks, exhausted=exhausted
-    )
-
-
-def group(task: int, count: int, size: int = 10) -> TaskGroup:
-    """Return `count` messages of `size` bytes each."""
-    return TaskGroup.of(task, [bytes(size)] * count)
 
 
 def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
@@ -275,8 +266,7 @@ def test_a_session_is_idle_when_every_message_is_released() -> None:
     granted.released(2, 1, 10)
     idle.append(granted.idle)
     granted.released(2, 1, 10)
-    idle.append(granted.idle)
-    assert idle == [True, False, False, True]
+    assert [*idle, granted.idle] == [True, False, False, True]
 
 
 def test_larger_shares_are_told_to_a_sender_without_credit() -> None:

@@ -159,27 +159,17 @@ def given(config: Settings) -> dict[str, str]:
 
 
 @table(PAIRS)
-def test_a_wrong_value_is_refused_when_the_object_is_made(kind: type[Settings], each: Setting) -> None:
-    """A value of a wrong type or out of bounds is an error that names the setting."""
+def test_a_wrong_value_is_refused(kind: type[Settings], each: Setting) -> None:
+    """The error names the setting or the key that the user wrote, the allowed values, and no secret."""
     for wrong in [*WRONG[each.kind.metavar], object(), {"a": object()}]:
         with pytest.raises(ConfigError, match=rf"^{each.name}\b"):
             kind(**{**BESIDE[kind], each.name: wrong})
-
-
-@table(PAIRS)
-def test_a_wrong_value_is_refused_under_its_keys(kind: type[Settings], each: Setting) -> None:
-    """In a configuration, the error names the key that the user wrote, Tuplewire's or Storm's."""
     for key in filter(None, {each.key, each.storm}):
         for wrong in WRONG[each.kind.metavar]:
             if wrong is not None:
                 with pytest.raises(ConfigError) as raised:
                     kind.from_conf({key: wrong})
                 assert str(raised.value).startswith(key)
-
-
-@table(PAIRS)
-def test_an_error_says_what_is_allowed(kind: type[Settings], each: Setting) -> None:
-    """The error contains the allowed values and the given value, unless the value is secret."""
     with pytest.raises(ConfigError) as raised:
         kind(**{**BESIDE[kind], each.name: Fraction(1, 3)})
     assert str(raised.value).startswith(f"{each.name} must be {each.kind.allowed}, ")
@@ -199,21 +189,16 @@ def test_an_unknown_key_is_refused(kind: type[Settings], each: Setting) -> None:
 
 @table(PAIRS)
 def test_a_configuration_gives_the_same_object(kind: type[Settings], each: Setting) -> None:
-    """A configuration survives a round trip through JSON."""
+    """A configuration survives a round trip through JSON. Storm's key, in its unit, replaces Tuplewire's."""
     config = made(kind, each)
     assert kind.from_conf(json.loads(json.dumps(config.conf()))) == config
-
-
-@table(pair for pair in PAIRS if pair[1].storm)
-def test_storms_key_gives_the_same_object(kind: type[Settings], each: Setting) -> None:
-    """Storm's key, in Storm's unit, is equivalent to Tuplewire's; using both is an error."""
-    config = made(kind, each)
-    plain = each.kind_at(each.storm).plain(right(each))
-    rest = {key: value for key, value in config.conf().items() if key != each.key}
-    assert kind.from_conf({**rest, each.storm: plain}) == config
-    if each.storm != each.key:
-        with pytest.raises(ConfigError, match="are the same setting: keep one"):
-            kind.from_conf({each.key: right(each), each.storm: plain})
+    if each.storm:
+        plain = each.kind_at(each.storm).plain(right(each))
+        rest = {key: value for key, value in config.conf().items() if key != each.key}
+        assert kind.from_conf({**rest, each.storm: plain}) == config
+        if each.storm != each.key:
+            with pytest.raises(ConfigError, match="are the same setting: keep one"):
+                kind.from_conf({each.key: right(each), each.storm: plain})
 
 
 @table(OF_A_WORKER)
@@ -236,14 +221,15 @@ def test_flags_variables_and_file_give_the_same_object(
     assert load({}, {}, file).config == config
 
 
-@table(pair for pair in OF_A_WORKER if pair[1].kind is not ANY_TEXT)
-def test_an_error_names_the_source(kind: type[WorkerConfig], each: Setting) -> None:  # noqa: ARG001
+def test_an_error_names_the_source() -> None:
     """An invalid value is an error that names the flag or the variable."""
-    wrong = "a*b" if each.kind.metavar == "NAMES" else " "
-    with pytest.raises(ConfigError, match=rf"^flag {each.flag}\b"):
-        load({each.name: wrong}, {})
-    with pytest.raises(ConfigError, match=rf"^environment {each.variable}\b"):
-        load({}, {each.variable: wrong})
+    for each in settings_of(WorkerConfig).values():
+        wrong = "a*b" if each.kind.metavar == "NAMES" else " "
+        if each.kind is not ANY_TEXT:
+            with pytest.raises(ConfigError, match=rf"^flag {each.flag}\b"):
+                load({each.name: wrong}, {})
+            with pytest.raises(ConfigError, match=rf"^environment {each.variable}\b"):
+                load({}, {each.variable: wrong})
 
 
 @table(OF_SPARK)
@@ -255,12 +241,12 @@ def test_sparks_options_give_the_same_object(kind: type[Settings], each: Setting
     assert read(texts) == config
 
 
-@pytest.mark.parametrize("name", settings_of(Credentials))
-def test_the_environment_gives_the_same_credentials(name: str) -> None:
+def test_the_environment_gives_the_same_credentials() -> None:
     """A program's variables produce equal credentials."""
-    config = made(Credentials, settings_of(Credentials)[name])
-    variables = {settings_of(Credentials)[key].variable: text for key, text in given(config).items()}
-    assert Credentials.from_environment(variables) == config
+    for each in settings_of(Credentials).values():
+        config = made(Credentials, each)
+        variables = {settings_of(Credentials)[key].variable: text for key, text in given(config).items()}
+        assert Credentials.from_environment(variables) == config
 
 
 def test_no_key_means_two_things() -> None:
@@ -318,21 +304,13 @@ def test_keys_of_the_user_pass() -> None:
     assert LaunchSettings.from_conf(mine) == LaunchSettings()
 
 
-def test_gathering_for_no_time_is_none() -> None:
-    """linger_seconds may be 0, but not negative."""
+def test_positive() -> None:
+    """The bounds and times of a session must be positive, except linger_seconds."""
     assert SessionSettings(linger_seconds=0).linger_seconds == 0
-    with pytest.raises(ConfigError, match=r"linger_seconds must be .* from 0, not -1"):
-        SessionSettings(linger_seconds=-1)
-
-
-@pytest.mark.parametrize(
-    "name",
-    sorted(settings_of(SessionSettings).keys() - {"ack_mode", "overflow", "linger_seconds", "reject_order"}),
-)
-def test_positive(name: str) -> None:
-    """All other bounds and times of a session must be positive; the error names the setting."""
-    with pytest.raises(ConfigError, match=rf"{name} must be .* (from 1|more than 0), not 0"):
-        SessionSettings(**{name: 0})  # type: ignore[arg-type]
+    others = {"ack_mode", "overflow", "linger_seconds", "reject_order"}
+    for name in settings_of(SessionSettings).keys() - others:
+        with pytest.raises(ConfigError, match=rf"{name} must be .* (from 1|more than 0), not 0"):
+            SessionSettings(**{name: 0})  # type: ignore[arg-type]
 
 
 def test_pending_holds_a_message() -> None:
@@ -342,7 +320,10 @@ def test_pending_holds_a_message() -> None:
         SessionSettings(max_pending_bytes=10, max_message_bytes=11)
 
 
-@pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
+of_each_transport = pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
+
+
+@of_each_transport
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
@@ -359,7 +340,7 @@ def test_a_wrong_value_makes_no_context(transport: str, key: str, value: Any, al
     assert str(raised.value) == f"{key} must be {allowed}, not {value!r}"
 
 
-@pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
+@of_each_transport
 @pytest.mark.parametrize(
     ("conf", "problem"),
     [
@@ -382,7 +363,7 @@ def test_a_transports_name_is_a_text(name: object) -> None:
         TransportFactory.make_context({TRANSPORT_KEY: name})
 
 
-@pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
+@of_each_transport
 def test_a_workers_settings_make_a_context(transport: str) -> None:
     """Every transport accepts all settings that a worker passes to it."""
     config = WorkerConfig(

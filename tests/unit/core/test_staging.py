@@ -261,11 +261,6 @@ def test_a_refused_first_piece_leaves_no_epoch_open(piece: int, size: int, error
 MIB = 1 << 20
 
 
-def filled(task: int, size: int = 10) -> TaskGroup:
-    """Return a message to a task."""
-    return TaskGroup.of(task, [bytes([task % 256]) * size])
-
-
 def descriptors() -> set[str]:
     """Return the unnamed files that this process has open."""
     found = set()
@@ -293,13 +288,13 @@ def test_a_thousand_attempts_have_one_descriptor(tmp_path: Path) -> None:
     files = StageFiles(str(tmp_path))
     attempts = [files.attempt() for _ in range(1000)]
     for each in attempts:
-        each.write([filled(1)])
+        each.write([group(1)])
     assert len(descriptors() - before) == 1
     for each in attempts:
         each.close()
     assert descriptors() == before
     again = files.attempt()
-    assert [each.task for each in read(again, again.write([filled(7)]))] == [7]
+    assert [each.task for each in read(again, again.write([group(7)]))] == [7]
     again.close()
     assert descriptors() == before
 
@@ -309,12 +304,12 @@ def test_space_comes_back_with_each_attempt(tmp_path: Path) -> None:
     """Closing an attempt frees its blocks, even if its pieces are small."""
     files = StageFiles(str(tmp_path))
     stays = files.attempt()
-    place = stays.write([filled(1)])
+    place = stays.write([group(1)])
     large = files.attempt()
-    large.write([filled(2, 4 * MIB)])
+    large.write([group(2, 4 * MIB)])
     small = [files.attempt() for _ in range(100)]
     for each in small:
-        each.write([filled(3)])
+        each.write([group(3)])
     assert held_bytes(stays) >= 4 * MIB + 101 * 4096
     for each in (large, *small):
         each.close()
@@ -329,11 +324,11 @@ def test_another_file_begins_before_the_system_ends(tmp_path: Path, monkeypatch:
     before = descriptors()
     files = StageFiles(str(tmp_path))
     first = files.attempt()
-    place = first.write([filled(1, 2 * MIB)])
+    place = first.write([group(1, 2 * MIB)])
     second = files.attempt()
-    second.write([filled(2)])
+    second.write([group(2)])
     assert len(descriptors() - before) == 2
-    place += first.write([filled(3)])
+    place += first.write([group(3)])
     assert [each.task for each in read(first, place)] == [1, 3]
     first.close()
     assert len(descriptors() - before) == 1
@@ -350,7 +345,7 @@ def test_what_cannot_be_written_is_an_error_with_the_setting(tmp_path: Path) -> 
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
     try:
         with pytest.raises(ResourceLimitError, match="set its staging-directory"):
-            attempt.write([filled(1, 2 * MIB)])
+            attempt.write([group(1, 2 * MIB)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     attempt.close()

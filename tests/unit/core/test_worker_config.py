@@ -279,9 +279,7 @@ def test_zmq_is_no_way_around(shut: dict[str, str]) -> None:
     ("settings", "complaint"),
     [
         ({"tls_certificate": "tls.crt", "tls_ca": "ca.crt"}, "belong together"),
-        ({"tls_certificate": "tls.crt", "tls_key": "tls.key"}, "need tls_ca"),
         ({"tls_ca": "ca.crt"}, "tls_ca alone"),
-        ({"tls_worker_names": ("w",)}, "need tls_ca"),
         ({"tls_client_names": ("w",)}, "tls_client_names need"),
     ],
 )
@@ -314,16 +312,12 @@ OF_KUBERNETES = (
 
 
 def test_variables_of_others_are_ignored() -> None:
-    """Variables of an image are ignored; a worker also ignores a client's and those of a Service."""
+    """Variables of an image are ignored; a worker ignores those of a Service, both ignore the other's."""
     environment = dict.fromkeys(OTHERS, "1")
     refuse_misspelled(environment, OF_PROGRAMS)
+    refuse_misspelled({each.variable: "1" for each in settings_of(WorkerConfig).values()}, OF_PROGRAMS)
     environment |= dict.fromkeys(("TUPLEWIRE_ADDRESS", "PATH", *OF_KUBERNETES), "whatever")
     assert load({}, environment).origins == load({}, {}).origins
-
-
-def test_variables_of_workers_are_ignored_by_programs() -> None:
-    """A program ignores a worker's variables, because both may share an environment."""
-    refuse_misspelled({each.variable: "1" for each in settings_of(WorkerConfig).values()}, OF_PROGRAMS)
 
 
 def test_misspelled_variables_are_refused() -> None:
