@@ -31,20 +31,16 @@ class _Terminal(StringIO):
         return True
 
 
-def test_words_are_escaped() -> None:
-    """Words and skipped lines are escaped, because they come from untrusted files."""
+def test_text_of_others_is_escaped() -> None:
+    """Words and lines of files, and names in a status, are escaped, because they come from others."""
     skipped = SkippedRows(1, [SkippedRow(3, "is not UTF-8", EVIL)])
     result = WordCounts([], skipped, {}, [], {EVIL: 2}, 1.0)
     out = StringIO()
     write_words(out, result, verbose=False)
     assert "\\x1b]0;owned\\x07" in out.getvalue()
-    assert all(line.isprintable() for line in out.getvalue().splitlines())
-
-
-def test_a_status_is_escaped() -> None:
-    """Names in a status are escaped, because they come from other programs."""
     status = control_pb2.GetStatusResponse(worker_id=EVIL, topology=EVIL, addresses=[EVIL])
-    assert all(line.isprintable() for line in status_as_text(status).split("\n"))
+    shown = [*out.getvalue().splitlines(), *status_as_text(status).split("\n")]
+    assert all(line.isprintable() for line in shown)
 
 
 def test_an_ascii_terminal_shows_all_words(tmp_path: Path) -> None:

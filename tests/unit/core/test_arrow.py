@@ -20,58 +20,35 @@ PAYLOADS = [b"a", b"", b"ccc", b"dd"]
 SORTED = [TaskMessage(0, b"dd"), TaskMessage(1, b""), TaskMessage(3, b"a"), TaskMessage(3, b"ccc")]
 
 
-def binary() -> pa.Array:
-    """Return the payloads as a plain binary column."""
-    return pa.array(PAYLOADS, pa.binary())
+BINARY = pa.array(PAYLOADS, pa.binary())
+TEXT = pa.array([payload.decode() for payload in PAYLOADS])
 
 
 @pytest.mark.parametrize(
-    "tasks",
+    ("tasks", "payloads"),
     [
-        *(pa.array(TASKS, kind) for kind in (pa.int8(), pa.int32(), pa.int64(), pa.uint64())),
-        pa.array(TASKS).dictionary_encode(),
+        *((pa.array(TASKS, kind), BINARY) for kind in (pa.int8(), pa.int32(), pa.int64(), pa.uint64())),
+        (pa.array(TASKS).dictionary_encode(), BINARY),
+        *((pa.array(TASKS), pa.array(PAYLOADS, kind)) for kind in (pa.large_binary(), pa.binary_view())),
+        *((pa.array(TASKS), TEXT.cast(kind)) for kind in (pa.string(), pa.large_string())),
+        (pa.array(TASKS), BINARY.dictionary_encode().cast(pa.dictionary(pa.int8(), pa.binary()))),
+        (pa.array(TASKS), TEXT.cast(pa.large_string()).dictionary_encode()),
+        (
+            pa.chunked_array([TASKS[:1], [], TASKS[1:]], pa.int64()),
+            pa.chunked_array([PAYLOADS[:3], PAYLOADS[3:], []], pa.binary()),
+        ),
     ],
-    ids=lambda tasks: str(tasks.type),
+    ids=lambda column: str(column.type),
 )
-def test_task_types(tasks: pa.Array) -> None:
-    """Task ids may be integers of any width, also dictionary-encoded."""
-    assert list(TaskMessageBatch.from_arrow(tasks, binary())) == SORTED
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pa.binary(),
-        pa.large_binary(),
-        pa.binary_view(),
-        pa.string(),
-        pa.large_string(),
-        pa.dictionary(pa.int8(), pa.binary()),
-        pa.dictionary(pa.int32(), pa.large_string()),
-    ],
-    ids=str,
-)
-def test_payload_types(kind: pa.DataType) -> None:
-    """Payloads may be binary or text in any layout; text is sent as UTF-8."""
-    values = kind.value_type if pa.types.is_dictionary(kind) else kind
-    binaries = pa.types.is_binary(values) or pa.types.is_large_binary(values) or values == pa.binary_view()
-    column = pa.array(PAYLOADS if binaries else [p.decode() for p in PAYLOADS], values)
-    if pa.types.is_dictionary(kind):
-        column = column.dictionary_encode().cast(kind)
-    assert list(TaskMessageBatch.from_arrow(pa.array(TASKS), column)) == SORTED
-
-
-def test_chunked() -> None:
-    """Columns may have different chunks, including empty ones."""
-    tasks = pa.chunked_array([TASKS[:1], [], TASKS[1:]], pa.int64())
-    payloads = pa.chunked_array([PAYLOADS[:3], PAYLOADS[3:], []], pa.binary())
+def test_types_and_layouts(tasks: Any, payloads: Any) -> None:
+    """Tasks are integers of any width; payloads are binary, or text as UTF-8. Chunks may differ."""
     assert list(TaskMessageBatch.from_arrow(tasks, payloads)) == SORTED
 
 
 @pytest.mark.parametrize("task", [7, np.int64(7)])
 def test_one_task(task: Any) -> None:
     """A single task id applies to all rows and preserves their order."""
-    batch = TaskMessageBatch.from_arrow(task, binary(), source=np.int32(2))
+    batch = TaskMessageBatch.from_arrow(task, BINARY, source=np.int32(2))
     assert batch == TaskMessageBatch.from_columns(7, PAYLOADS, sources=2)
 
 
@@ -110,13 +87,9 @@ def test_malformed(tasks: Any, payloads: Any, says: str) -> None:
     ],
 )
 def test_bad_tasks(tasks: Any) -> None:
-    """Ids outside 0 to 2^31-1, and arguments that are not Arrow columns, are rejected."""
+    """Ids outside 0 to 2^31-1, and other arguments, are rejected; a source even if the batch is empty."""
     with pytest.raises(InvalidTaskError):
         TaskMessageBatch.from_arrow(tasks, pa.array([b"a", b"b"]))
-
-
-def test_bad_source() -> None:
-    """An invalid source is rejected even if the batch is empty."""
     with pytest.raises(InvalidTaskError):
         TaskMessageBatch.from_arrow(1, pa.array([], pa.binary()), source=-1)
 
@@ -333,14 +306,10 @@ def test_dictionaries_stay_in_proportion(index: pa.DataType, ordered: bool) -> N
     ("tasks", "error"),
     [
         (pa.array([1]), MessageError),
-        (pa.array([1, 2, 3]), MessageError),
         (pa.array([1, None]), InvalidTaskError),
         (pa.array([1, -1]), InvalidTaskError),
-        (pa.array([1, 2**31]), InvalidTaskError),
         (pa.array([0, 2**64 - 1], pa.uint64()), InvalidTaskError),
         (pa.array([0.0, 1.0]), InvalidTaskError),
-        (pa.array(["0", "1"]), InvalidTaskError),
-        (pa.array([None, None]), InvalidTaskError),
         ([1, object()], InvalidTaskError),
         (7, InvalidTaskError),
     ],

@@ -78,14 +78,6 @@ def test_sinks_have_owners() -> None:
     assert len(publish(state, sink("s"), 2, group(1, b"b"))) == 1
 
 
-def test_a_task_that_comes_later_gets_its_part() -> None:
-    """If a task moves here during an epoch, repeating the epoch publishes the task's messages."""
-    state = made()
-    publish(state, sink("s"), 3, group(1, b"a"))
-    late = group(2, b"b")
-    assert publish(state, sink("s"), 3, group(1, b"a"), late) == [late]
-
-
 def test_what_nobody_holds_waits() -> None:
     """Messages to an unassigned task wait until the task is assigned again."""
     tasks = Tasks([1])

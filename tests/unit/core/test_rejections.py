@@ -93,33 +93,25 @@ def test_after_the_last_try_a_message_is_dropped_where_nobody_takes_dead_letters
     assert (done.messages, queue.held_until) == (1, 0.0)
 
 
-async def buried(dead_letter_task: int | None, *, holder_known: bool) -> tuple[Ledger, int, bool, float]:
-    """Create a dead letter at a worker; return ledger, number of batches sent, space, and retry delay."""
+@pytest.mark.parametrize(
+    ("task", "holder_known", "sent", "counted"),
+    [(DEAD, True, 1, {"dead_lettered": 1}), (None, True, 0, {"rejected": 1}), (DEAD, False, 0, {})],
+)
+async def test_a_letter_is_sent_or_counted_or_waits(
+    task: int | None, *, holder_known: bool, sent: int, counted: dict[str, int]
+) -> None:
+    """A dead letter is sent immediately, or after an interval if its task has no holder: no busy loop."""
     ledger = Ledger()
-    sent: list[ReceivedBatch] = []
-    settings = WorkerSettings(worker_id="w", topology="t", reject_limit=1, dead_letter_task=dead_letter_task)
-    rejections = Rejections(settings, ledger, sent.append, lambda _: holder_known)
-    room = rejections.has_room
+    batches: list[ReceivedBatch] = []
+    settings = WorkerSettings(worker_id="w", topology="t", reject_limit=1, dead_letter_task=task)
+    rejections = Rejections(settings, ledger, batches.append, lambda _: holder_known)
+    assert rejections.has_room is bool(task)
     rejections.emit_dead_letter(TaskGroup.of(1, [b"x"]), 1, "no")
     await asyncio.sleep(0.05)
-    due = rejections._waiting[0].due if rejections.waiting else 0.0
+    assert (len(batches), rejections.waiting) == (sent, not holder_known)
+    assert holder_known or rejections._waiting[0].due - time.monotonic() > 0.2
     rejections.close()
-    return ledger, len(sent), room, due - time.monotonic()
-
-
-@pytest.mark.parametrize(("task", "sent", "counted"), [(DEAD, 1, "dead_lettered"), (None, 0, "rejected")])
-async def test_a_letter_is_sent_or_counted(task: int | None, sent: int, counted: str) -> None:
-    """A dead letter is sent immediately; without a dead-letter task it counts as dropped{rejected}."""
-    ledger, batches, room, _ = await buried(task, holder_known=True)
-    assert (batches, room, ledger.accepted) == (sent, bool(task), 1)
-    assert {reason.value: count for reason, count in ledger.dropped.items() if count} == {counted: 1}
-
-
-async def test_a_letter_without_a_receiver_waits() -> None:
-    """The next attempt follows after an interval; an immediate one would be a busy loop."""
-    _, sent, _, seconds = await buried(DEAD, holder_known=False)
-    assert sent == 0
-    assert seconds > 0.2
+    assert {reason.value: count for reason, count in ledger.dropped.items() if count} == counted
 
 
 def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:

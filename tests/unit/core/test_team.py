@@ -226,17 +226,6 @@ def test_a_rank_that_has_skipped_a_call_is_an_error() -> None:
         matching.take(1, Kind.VALUE)
 
 
-def test_copies_are_dropped() -> None:
-    """A piece that has been taken has no effect when it arrives again, during a later call."""
-    matching = Matching()
-    matching.begin(1, "barrier #1")
-    matching.add(value("barrier #1", 1))
-    assert matching.take(1, Kind.VALUE) == b""
-    matching.begin(2, "barrier #2")
-    matching.add(value("barrier #1", 1))
-    assert matching.take(1, Kind.VALUE) is None
-
-
 def test_memory_is_bounded() -> None:
     """A rank that ignores the window is an error, not a full memory."""
     matching = Matching()
@@ -262,18 +251,6 @@ def test_rank_0_waits_for_all() -> None:
     root.add(ready)
     assert root.missing() == [2]
     assert not root.started
-
-
-def test_a_member_that_restarts_must_be_ready_again() -> None:
-    """The process before it cannot be ready for the new team, and PREPARE for that process has no effect."""
-    root, old, new = Forming(0, 2, ID), Forming(1, 2, OTHER), Forming(1, 2, THIRD)
-    ((_, first),) = root.add(old.join())
-    ((_, stale),) = old.add(first)
-    assert root.add(new.join())
-    assert [each.kind for _, each in root.add(stale)] == [Kind.PREPARE]
-    assert not root.started
-    assert new.add(first) == []
-    assert not new.ids
 
 
 def test_a_message_of_a_call_starts_a_member() -> None:
