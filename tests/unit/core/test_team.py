@@ -253,6 +253,18 @@ def test_rank_0_waits_for_all() -> None:
     assert not root.started
 
 
+def test_a_member_that_restarts_must_be_ready_again() -> None:
+    """The process before it cannot be ready for the new team, and PREPARE for that process has no effect."""
+    root, old, new = Forming(0, 2, ID), Forming(1, 2, OTHER), Forming(1, 2, THIRD)
+    ((_, first),) = root.add(old.join())
+    ((_, stale),) = old.add(first)
+    assert root.add(new.join())
+    assert [each.kind for _, each in root.add(stale)] == [Kind.PREPARE]
+    assert not root.started
+    assert new.add(first) == []
+    assert not new.ids
+
+
 def test_a_message_of_a_call_starts_a_member() -> None:
     """A late PREPARE of an earlier team has no effect after a message of another member's call."""
     root, member = Forming(0, 2, ID), Forming(1, 2, OTHER)
