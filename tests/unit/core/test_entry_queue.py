@@ -78,7 +78,6 @@ def test_a_packed_group_keeps_every_field(some: list[TaskGroup]) -> None:
     assert not queue
 
 
-@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.sampled_from(["add", "take", "take back"]), st.integers(1, 3 * RUN)), max_size=30),
     st.sampled_from([1, 2000]),

@@ -81,7 +81,7 @@ def test_a_fork_waits_for_functions_in_their_own_threads() -> None:
 
     messaging_loop().submit(in_own_thread(handshake))
     assert entered.wait(10)
-    Timer(1.0, go.set).start()  # longer than the rest of the preparation takes
+    Timer(0.3, go.set).start()  # longer than the rest of the preparation takes
     child = os.fork()
     if not child:
         os._exit(0 if returned.is_set() else 1)

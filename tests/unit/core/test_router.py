@@ -17,6 +17,7 @@ from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.worker import receive_queues
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import RoutingTable
@@ -165,18 +166,18 @@ async def test_what_follows_by_another_way_goes_after_what_waits() -> None:
     assert connection.sent == [([1], False), ([2], False)]
 
 
-MANY = 10_000
-
-
 def assignment(version: int, *tasks: int) -> Assignment:
     """Return an assignment that gives the worker these tasks."""
     return Assignment(version, "t", (AssignedWorker("here", "127.0.0.1:1", tasks),))
 
 
-def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> None:
+def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A forgotten task that returns starts after the highest sequence of all forgotten tasks."""
-    queues = queues_of(range(2 * MANY))
-    for task in range(2 * MANY):
+    monkeypatch.setattr(receive_queues, "_MOST_TAILS", 10)
+    queues = queues_of(range(100))
+    for task in range(100):
         queues.put(TaskGroup.of(task, [b"x"] * (1 + task % 7)), Program())
     queues.leave(queues.assign([]))
     queues.assign([0])

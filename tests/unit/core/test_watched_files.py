@@ -151,51 +151,32 @@ def _garbage(valid: bytes) -> Iterator[bytes]:
         yield content
 
 
-Read = tuple[Path, Callable[[], Any]]
-"""A file, and a function that reads it and the files that belong to it."""
-
-
-def _assignment(directory: Path) -> Read:
-    path = directory / "assignment.json"
-    text = '{"worker_id": "a", "address": "h:1", "tasks": [0, 1], "node": "n", "peer_address": "h:2"}'
-    path.write_text(f'{{"version": 7, "topology": "t", "workers": [{text}]}}')
-    return path, lambda: load_assignment(path)
-
-
-def _permissions(directory: Path) -> Read:
-    path = directory / "rules.toml"
-    path.write_text('[[client]]\ntokens = ["a"]\nsend = "1,2,10-19"\nreceive = "*"\ncontrol = ["drain"]\n')
-    return path, lambda: read_rules(path)
-
-
-def _tokens(directory: Path) -> Read:
-    path = directory / "tokens"
-    path.write_text(f"# tokens\nfirst {'a' * 40}\n{'b' * 40}\n")
-    return path, lambda: read_tokens(path)
-
-
-def _certificate(changed: str) -> Callable[[Path], Read]:
-    def make(directory: Path) -> Read:
-        credentials = files_of(Authority().issue("worker.example"), directory)
-        return Path(str(getattr(credentials, changed))), lambda: read_identity(credentials)
-
-    return make
-
-
-KINDS = {
-    "assignment": _assignment,
-    "permissions": _permissions,
-    "tokens": _tokens,
-    "CA": _certificate("tls_ca"),
-    "certificate": _certificate("tls_certificate"),
-    "key": _certificate("tls_key"),
+WORKER = '{"worker_id": "a", "address": "h:1", "tasks": [0, 1], "node": "n", "peer_address": "h:2"}'
+TEXTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "assignment": (f'{{"version": 7, "topology": "t", "workers": [{WORKER}]}}', load_assignment),
+    "permissions": (
+        '[[client]]\ntokens = ["a"]\nsend = "1,2,10-19"\nreceive = "*"\ncontrol = ["drain"]\n',
+        read_rules,
+    ),
+    "tokens": (f"# tokens\nfirst {'a' * 40}\n{'b' * 40}\n", read_tokens),
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+def _made(name: str, directory: Path) -> tuple[Path, Callable[[], Any]]:
+    """Create a file; return it, and a function that reads it and the files that belong to it."""
+    if name in TEXTS:
+        text, read = TEXTS[name]
+        path = directory / name
+        path.write_text(text)
+        return path, lambda: read(path)
+    credentials = files_of(Authority().issue("worker.example"), directory)
+    return Path(str(getattr(credentials, name))), lambda: read_identity(credentials)
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "tls_ca", "tls_certificate", "tls_key"])
 def test_garbage_is_a_config_error_that_names_the_file(name: str, tmp_path: Path) -> None:
     """All bytes are read or rejected with a ConfigError, never with another error; so is a missing file."""
-    path, load = KINDS[name](tmp_path)
+    path, load = _made(name, tmp_path)
     refused = 0
     for content in _garbage(path.read_bytes()):
         path.write_bytes(content)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import kafka_rows
 import pytest
 from links import Cell, Trial
 from report import RATE, compared
 from rows import Row, latency_row, row_lines
-from spark_rows import spark_cells
 
 OURS, PEER, OTHER = Cell("sends", 1), Cell("zmq", 1), Cell("unbatched", 1)
 ROW = Row("sends", "one by one", OURS, {PEER: 0.5, OTHER: None})
@@ -58,34 +56,3 @@ def test_each_percentile_stands_beside_each_peer() -> None:
     assert [line.value for line in lines[::2]] == [1002.0, 1982.0, 2000.0, 2000.0]
     assert {line.ratio for line in lines} == {2.0}
     assert [line.verdict for line in lines] == ["missed", *[""] * 7]
-
-
-def test_lines_are_of_every_row_with_its_targets() -> None:
-    """Rates are compared per round, and query latencies by percentile."""
-    rounds = [
-        {
-            cell: Trial(
-                300 if cell.peer == "tuplewire" else 100,
-                slow,
-                nanoseconds=[number * slow * 1_000_000 for number in range(100)],
-            )
-            for cell in spark_cells(kafka_rows.ROWS)
-        }
-        for slow in (1, 2)
-    ]
-    found = [line for row in kafka_rows.ROWS for line in row_lines(kafka_rows.sized(row, 10_000), rounds)]
-    judged = {line.row: (line.ratio, line.target, line.verdict) for line in found if line.target}
-    assert judged == {
-        "write/10000": (3.0, ">= 2.0", "met"),
-        "bulk/10000": (3.0, ">= 2.0", "met"),
-        "sink/10000": (3.0, ">= 0.9", "met"),
-        "read/10000": (3.0, ">= 1.5", "met"),
-        "stream/10000": (3.0, ">= 1.2", "met"),
-        "backlog/10000": (3.0, ">= 1.2", "met"),
-        "batches/10000": (3.0, ">= 1.2", "met"),
-        "latency/10000": (1.0, "<= 0.4", "missed"),
-    }
-    assert [(line.title, line.value) for line in found[-2:]] == [
-        ("one message through a query, 10 KB: p50", 75.0),
-        ("one message through a query, 10 KB: p90", 135.0),
-    ]
