@@ -45,20 +45,16 @@ def names(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def test_every_module(names: set[str]) -> None:
-    """The wheel contains every module of all packages, the type markers, and the stubs of generated code."""
+def test_every_module_and_proto(names: set[str]) -> None:
+    """The wheel contains every module, type marker and stub of generated code, and the wire contract."""
+    protos = [path.relative_to(ROOT / "proto").as_posix() for path in (ROOT / "proto").rglob("*.proto")]
+    assert protos
+    assert {f"tuplewire/proto/{path}" for path in protos} <= names
     for folder in ("clients", "service", "topology"):
         for pattern in ("*.py", "*.pyi", "py.typed"):
             for path in (ROOT / folder).rglob(pattern):
                 assert path.relative_to(ROOT / folder).as_posix() in names
     assert {f"{name}/py.typed" for name in ("tuplewire", "tuplewire_service", "tuplewire_topology")} <= names
-
-
-def test_every_proto(names: set[str]) -> None:
-    """The wheel contains the wire contract, for users with other generators."""
-    protos = [path.relative_to(ROOT / "proto").as_posix() for path in (ROOT / "proto").rglob("*.proto")]
-    assert protos
-    assert {f"tuplewire/proto/{path}" for path in protos} <= names
 
 
 def test_nothing_else(names: set[str]) -> None:
@@ -102,18 +98,14 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(tmp_path_factory.mktemp("install"), wheel, toy)
 
 
-def test_import(installed: Path, tmp_path: Path) -> None:
-    """The installed package and its generated code can be imported without the source tree."""
-    code = "import tuplewire, tuplewire.v1.messaging_pb2_grpc; print(tuplewire.__file__)"
-    where = run(installed / "python", "-c", code, cwd=tmp_path)
-    assert Path(where.strip()).is_relative_to(installed.parent)
-
-
-def test_command(installed: Path, tmp_path: Path) -> None:
-    """The installed command runs."""
+def test_import_and_command(installed: Path, tmp_path: Path) -> None:
+    """The installed command runs; package and generated code can be imported without the source tree."""
     shown = run(installed / "tuplewire", "--help", cwd=tmp_path)
     assert "worker" in shown
     assert "run" in shown
+    code = "import tuplewire, tuplewire.v1.messaging_pb2_grpc; print(tuplewire.__file__)"
+    where = run(installed / "python", "-c", code, cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(installed.parent)
 
 
 def test_a_third_party_transport_is_found(installed: Path, tmp_path: Path) -> None:

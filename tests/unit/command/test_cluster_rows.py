@@ -56,18 +56,13 @@ def look(now: pb.GetStatusResponse, before: pb.GetStatusResponse | None = None) 
 
 
 def test_rates_are_over_the_workers_own_time() -> None:
-    """Rates are the growth between two samples, divided by the growth of the worker's age."""
+    """Rates are growth between two samples by growth of the worker's age; a restarted worker has none."""
     before = worker(age=10, accepted=100, tasks=(task(1, 50, 40),), busy=1)
     rows = cluster_rows([look(worker(age=12, accepted=300, tasks=(task(1, 150, 50),), busy=1.5), before)])
     assert (rows.workers[0].accepted_rate, rows.tasks[0].received_rate) == (100, 50)
     assert (rows.tasks[0].acknowledged_rate, rows.tasks[0].queued_messages) == (5, 100)
     assert (rows.workers[0].busy, rows.workers[0].backpressured) == (0.25, 0.75)
     assert rows.workers[0].because == "credit"
-
-
-def test_another_process_begins_anew() -> None:
-    """A restarted worker has no rates before the next sample."""
-    before = worker(age=1000, accepted=1000)
     rows = cluster_rows([look(worker(age=1, accepted=5, incarnation=2), before)])
     assert rows.workers[0].accepted_rate is None
 

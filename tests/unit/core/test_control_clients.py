@@ -15,13 +15,11 @@ class Made(list[ControlClient]):
     """Records the created clients in order; they do not connect."""
 
     def __call__(self, address: str) -> ControlClient:
-        """Create a client."""
         self.append(ControlClient(address, 1))
         return self[-1]
 
     @property
     def open(self) -> list[str]:
-        """Addresses of the clients that are open."""
         return [each.address for each in self if not each._closed]
 
 

@@ -199,10 +199,7 @@ def test_empty_messages_are_bounded_too() -> None:
     ids=["the same consumer", "another one"],
 )
 def test_a_consumer_goes_on(received: int | None, expected: list[tuple[int, str, bool]]) -> None:
-    """A resuming consumer continues after its last message.
-
-    Another one gets all unacknowledged messages in order; messages that were delivered before are marked.
-    """
+    """A resuming consumer continues after its last message; another one gets all again, marked."""
     log = log_of("abc", "def", "g")
     taken(log, credit=6)
     log.progress(2, 3)

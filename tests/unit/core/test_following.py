@@ -32,7 +32,6 @@ class Worker:
 
     @asynccontextmanager
     async def open(self, _: str) -> AsyncIterator[ClientStream]:
-        """Open a stream to the worker; see StreamOpener."""
         near, far = MemoryClientStream(), MemoryStream()
         near.join(far)
         serving = asyncio.create_task(self._serve(far))
@@ -62,13 +61,11 @@ class Worker:
         await self._connected[-1].write(pb.RecvResponse(moved=pb.Moved(tasks=tasks)).SerializeToString())
 
     def cut(self) -> None:
-        """Break the connections."""
         for stream in self._connected:
             stream.disconnect(UnreachableError("cut"))
 
     @property
     def last(self) -> list[int]:
-        """The tasks of the last subscription."""
         return [cursor.task for subscribe in self.subscribed[-1:] for cursor in subscribe.tasks]
 
 
@@ -83,11 +80,9 @@ class Cluster(OtherWorkers):
         self.assigned = {each.name: set(each.tasks) for each in workers}
 
     def open_stream(self, address: str) -> StreamOpener:
-        """See OtherWorkers."""
         return self.workers[address].open
 
     async def assignment(self, address: str) -> control_pb2.GetAssignmentResponse:
-        """See OtherWorkers."""
         self.requests += 1
         workers = [
             control_pb2.AssignedWorker(worker_id=name, address=f"{name}:1", tasks=sorted(tasks))
@@ -97,13 +92,11 @@ class Cluster(OtherWorkers):
         return control_pb2.GetAssignmentResponse(assignment=found, worker_id=self.workers[address].name)
 
     def assign(self, **tasks: Iterable[int]) -> None:
-        """Assign tasks to workers, in the next version."""
         self.version += 1
         self.assigned = {name: set(of) for name, of in tasks.items()}
 
     @asynccontextmanager
     async def receiving(self, own: Worker, *tasks: int) -> AsyncIterator[Receiver]:
-        """Subscribe to tasks at a worker."""
         identity, loop = Identity("test", "c", 1), asyncio.get_running_loop()
         address = f"{own.name}:1"
         receiver = Receiver(address, identity, tasks, SETTINGS, loop, own.open, others=self)

@@ -33,7 +33,7 @@ def guard(
         tls=tls,
         worker_names=lambda: ("*.workers.example",),
         client_names=client_names,
-        tokens=None if tokens is None else lambda: tokens,
+        tokens=None if tokens is None else lambda: tuple(tokens),
         read_rules=None if rules is None else lambda: Rules(tuple(rules)),
     )
 
@@ -179,24 +179,11 @@ def test_a_token_shares_what_the_one_before_its_slash_owns() -> None:
             access.control("Drain")
 
 
-class _Files:
-    """The contents of a guard's files, which a test can change."""
-
-    def __init__(self) -> None:
-        self.tokens: Sequence[Token] = (TOKEN,)
-        self.rules = Rules((rule("1", "1-5"),))
-
-    def guard(self) -> Guard:
-        """Return a guard that uses these contents."""
-        return Guard(topology="t", tokens=lambda: self.tokens, read_rules=lambda: self.rules)
-
-
 def test_stream_ends_once_its_token_is_gone() -> None:
     """If the file changes, streams with a removed token end, and streams with a valid token continue."""
-    files = _Files()
     other = Token("other", "abcdefghij" * 2)
-    files.tokens = (TOKEN, other)
-    guarded = files.guard()
+    tokens = [TOKEN, other]
+    guarded = guard(tls=False, tokens=tokens)
     ended: list[RefusedError] = []
     with (
         guarded.admit(SHOWN).standing(ended.append),
@@ -206,7 +193,7 @@ def test_stream_ends_once_its_token_is_gone() -> None:
     ):
         guarded.refresh()
         assert not ended
-        files.tokens = (other,)
+        tokens.remove(TOKEN)
         guarded.refresh()
         guarded.refresh()
         assert [type(each) for each in ended] == [UnauthenticatedError]
@@ -217,9 +204,8 @@ def test_stream_ends_once_its_token_is_gone() -> None:
 @pytest.mark.parametrize("reads", [Access.receive, Access.tap])
 def test_reading_ends_once_no_rule_allows_it(reads: Callable[[Access, str, list[int]], None]) -> None:
     """A consumer's stream and a tap end; a sender's stays open, because each of its frames is checked."""
-    files = _Files()
-    files.rules = Rules((rule("1", "1-5", "1-5"),))
-    guarded = files.guard()
+    rules = [rule("1", "1-5", "1-5")]
+    guarded = guard(tls=False, tokens=[TOKEN], rules=rules)
     sender, reader = guarded.admit(SHOWN), guarded.admit(SHOWN)
     sender.open_session("t", worker=False)
     reads(reader, "t", [1, 2])
@@ -227,7 +213,7 @@ def test_reading_ends_once_no_rule_allows_it(reads: Callable[[Access, str, list[
     with sender.standing(lambda _: pytest.fail("a sender")), reader.standing(ended.append):
         guarded.refresh()
         assert not ended
-        files.rules = Rules((rule(receive="1", tap="1"),))
+        rules[:] = [rule(receive="1", tap="1")]
         guarded.refresh()
     assert [type(each) for each in ended] == [PermissionDeniedError]
     assert [group.task for group, _ in sender.refused([TaskGroup.of(1, [b"a"])])] == [1]

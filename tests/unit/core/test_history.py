@@ -29,7 +29,6 @@ class Story:
         return self
 
     def sends(self, count: int) -> None:
-        """Send `count` more messages."""
         self.history.handed_over(SOURCE, TASK, self.sent + count)
         self.sent += count
         self.history.accepted(SOURCE, TASK, self.sent)
@@ -39,11 +38,9 @@ class Story:
         self.history.received(SOURCE, TASK, first, stop - first, subscription=to, redelivered=bool(mark))
 
     def dies(self, worker: str) -> None:
-        """Kill a worker."""
         self.history.worker_ended(worker, killed=True)
 
     def ends(self, worker: str) -> None:
-        """Drain a worker until it exits."""
         self.history.worker_ended(worker, killed=False)
 
     def moves_from(self, worker: str) -> None:
@@ -51,12 +48,10 @@ class Story:
         self.history.owns(TASK, NEAR if worker == FAR else FAR)
 
     def has_left(self, worker: str) -> None:
-        """Finish the move."""
         self.history.left(TASK, worker)
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on all events."""
         return self.history.verdict()
 
     def violates(self, rule: Rule, *pieces: tuple[int, int]) -> bool:

@@ -43,7 +43,6 @@ class Route:
         """Do nothing: every release is known here."""
 
     def send(self, *groups: TaskGroup) -> None:
-        """Send groups, and acknowledge them."""
         assert self.window.offer(groups, "token")
         frame = self.window.next_frame()
         assert frame is not None
@@ -275,16 +274,6 @@ def test_an_entry_sequence_is_never_given_twice() -> None:
     assert placed(1, 1) == 5
 
 
-def test_few_lost_workers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the most recently lost workers are remembered."""
-    monkeypatch.setattr("tuplewire_service.worker.moves._MOST_LOST", 2)
-    lost = LostWorkers()
-    for number in (1, 2, 3):
-        lost.on_worker_connection(number, connected=False)
-    inbound = [cast("InboundSession", Program(number)) for number in (1, 2, 3)]
-    assert [lost.had(messages(1), each) for each in inbound] == [False, True, True]
-
-
 @pytest.mark.parametrize(
     ("owner", "left", "moves_on"), [("w", True, False), ("w", False, True), (None, True, True)]
 )
@@ -298,8 +287,9 @@ def test_a_task_that_comes_back_to_a_former_owner(owner: str | None, *, left: bo
     assert bool(move.routes) is moves_on
 
 
-def test_what_a_lost_worker_had_accepted() -> None:
-    """Messages from a lost worker, or forwarded by it, are recognized, and no other messages."""
+def test_what_a_lost_worker_had_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages from a lost worker, or forwarded by it, are recognized, of the most recently lost ones."""
+    monkeypatch.setattr("tuplewire_service.worker.moves._MOST_LOST", 2)
     lost = LostWorkers()
     lost.on_worker_connection(OTHER, connected=True)
     assert not lost.had(messages(1), WORKER)
@@ -308,6 +298,10 @@ def test_what_a_lost_worker_had_accepted() -> None:
     assert lost.had(messages(1, passed_on=1), Program(300))
     assert not lost.had(messages(1), PROGRAM)
     assert not lost.had(messages(1), Program(300))
+    for number in (2, 3):
+        lost.on_worker_connection(number, connected=False)
+    inbound = [cast("InboundSession", Program(number)) for number in (OTHER, 2, 3)]
+    assert [lost.had(messages(1), each) for each in inbound] == [False, True, True]
 
 
 OWN_INCARNATION = 9

@@ -22,7 +22,6 @@ class Tasks(set[int]):
     told = 0
 
     def tell(self) -> None:
-        """Count a notification."""
         self.told += 1
 
 

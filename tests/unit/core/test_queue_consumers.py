@@ -61,7 +61,6 @@ class Consumer:
         return [(e.group.task, e.group.data, e.group.redelivered) for e in self.subscription.take(MIB)]
 
     def progress(self, task: int, acknowledged: int, *rejections: Rejection) -> None:
-        """Acknowledge and reject."""
         cursor = cursor_of(task, acknowledged, acknowledged, 1000, MIB, rejections)
         self.subscription.progress([cursor])
 

@@ -31,7 +31,6 @@ class Fixture:
         self.queues.on_done = lambda _task, done: self.done.extend(done)
 
     def put(self, *groups: str) -> None:
-        """Queue groups of messages."""
         for group in groups:
             self.queues.put(TaskGroup.joined(TASK, None, [letter.encode() for letter in group]), Program())
 

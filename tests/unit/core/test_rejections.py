@@ -57,10 +57,7 @@ def test_a_task_that_moves_away_gives_its_senders_room() -> None:
 def test_room_before_and_at_the_bound(
     most: int, below: int, rest: list[int], released: tuple[int, int]
 ) -> None:
-    """A queue of copies is full at its limit, and has space again when most copies are released.
-
-    The overhead of a copy counts: two thousand copies of one byte fill a mebibyte.
-    """
+    """Copies of one byte fill a mebibyte with their overhead; space returns when most are released."""
     messages, sender = RejectionsWithoutTimers(most=most), Program()
     rejected(messages, sender, below)
     assert not messages.is_full(1)

@@ -109,15 +109,12 @@ class Connection:
         self.buffer = self.receipts = self
 
     def to(self, _worker: Any) -> Connection:
-        """Return itself."""
         return self
 
     def watch(self, tasks: list[int]) -> None:
-        """Record the tasks."""
         self.watched.append(tasks)
 
     def offer(self, groups: Sequence[TaskGroup], _inbound: Any, *, retain: bool) -> bool:
-        """Accept groups until the connection closes."""
         if len(self.sent) == self._closes_after:
             return False
         self.sent.append(([group.task for group in groups], retain))

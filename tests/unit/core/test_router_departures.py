@@ -92,10 +92,7 @@ of_three = pytest.mark.parametrize("router", [ASSIGNMENT], indirect=True)
 async def test_errors_of_a_connection_are_settled(
     router: Router, error: Exception, reason: str, released: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The event loop reports a defect; a refusal is settled. Unsent messages count as dropped by reason.
-
-    Messages of a defect are not released, because a sender would count them as consumed.
-    """
+    """Unsent messages count as dropped by reason; after a defect, none counts as consumed for its sender."""
 
     def offer(*_: object, **__: object) -> bool:
         raise error

@@ -41,15 +41,12 @@ class Queues:
         self.inbound: Any = None
 
     def holder_known(self, task: int) -> bool:
-        """See Router."""
         return task in self.tasks
 
     def not_here(self, task: int) -> UnknownTaskError:
-        """See RoutingTable."""
         return UnknownTaskError(str(task))
 
     def recv(self, batch: ReceivedBatch) -> None:
-        """See Router."""
         self.received += batch.groups
         self.inbound = batch.inbound
 

@@ -31,7 +31,6 @@ class File(StageFile):
         self.closed = False
 
     def close(self) -> None:
-        """Close it."""
         self.closed = True
 
 

@@ -141,10 +141,7 @@ def test_blocking_is_bounded_and_keeps_its_series() -> None:
 
 
 def test_blocking_forgets_what_is_gone() -> None:
-    """A pair outside the assignment frees its series, and stays removed while it still blocks.
-
-    The shared series is retained.
-    """
+    """A pair outside the assignment frees its series, and stays removed; the shared series is retained."""
     blocking = Blocking(3)
     blocking.add([(1, "local"), (2, "local"), (1, "w2"), (3, "local")], 1.0)
     blocking.keep({1, 4}, {"local"})

@@ -70,10 +70,7 @@ def test_swapped_link_is_seen(tmp_path: Path) -> None:
 def test_broken_file_keeps_what_was(
     tmp_path: Path, broken: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unreadable file is counted and logged once, and the previous value is used until it is fixed.
-
-    An unexpected exception of the reader counts, too. Without a previous value, every call is an error.
-    """
+    """An unusable file is counted and logged once; the previous value stays. Without one, it is an error."""
     file = tmp_path / "file"
     watched = WatchedFiles([file], lambda: _number(file))
     for _ in range(2):

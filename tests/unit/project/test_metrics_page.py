@@ -68,7 +68,7 @@ def rows() -> dict[str, tuple[str, set[str]]]:
 
 
 def test_every_metric_has_its_row(tmp_path: Path) -> None:
-    """The page has the names, types and labels of all metrics of a worker with a certificate."""
+    """The page has names, types and labels of all metrics of a worker with a certificate, and the states."""
     files = files_of(Authority().issue("worker.example"), tmp_path)
     secured = WorkerConfig(tls_ca=files.tls_ca, tls_certificate=files.tls_certificate, tls_key=files.tls_key)
     told = {}
@@ -83,10 +83,6 @@ def test_every_metric_has_its_row(tmp_path: Path) -> None:
     assert rows() == told
     names = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `tuplewire_")]
     assert len(names) == len(set(names))
-
-
-def test_every_state_is_told() -> None:
-    """The page explains each state."""
     assert all(f"`{state.value}`" in PAGE for state in TimeState)
 
 
