@@ -99,7 +99,7 @@ def test_all_kinds_together_are_bounded() -> None:
 
 
 def test_refusals_are_reported_once() -> None:
-    """Refusals by the receiver and messages that are too large are reported once, in order."""
+    """Refusals and messages that are too large are reported once, in order, and at most a thousand."""
     refused = RefusedMessages("host:6700")
     refused.add([refusal_of(1, 5, 3, "TASK_NOT_LOCAL", "it has moved", "w2")])
     refused.add_too_large([Settled(None, 5, 1, 1, None), TOO_LARGE], 100)
@@ -108,11 +108,6 @@ def test_refusals_are_reported_once() -> None:
         "MESSAGE_TOO_LARGE: 2 messages to task 7, 300 bytes in all: the receiver takes 100 bytes at most",
     ]
     assert refused.take() == []
-
-
-def test_reports_of_refusals_are_bounded() -> None:
-    """A program that never flushes keeps at most a thousand reports, of any kind."""
-    refused = RefusedMessages("host:6700")
     refused.add_too_large([TOO_LARGE] * 1500, 100)
     refused.add([refusal_of(1, 5, 3, "UNKNOWN_TASK", "nobody has it", "")])
     assert len(refused.take()) == 1000

@@ -261,20 +261,13 @@ def runs(found: HeldOfTask, last: int = 0) -> Iterable[tuple[int, int, int]]:
     return list(zip(entries.messages, entries.workers, entries.entry_sequences, strict=True))
 
 
-def test_what_follows_by_the_same_way_is_one_run() -> None:
-    """A gap in the entry sequences, or another entry worker, starts a new run."""
-    assert runs(held((3, 1, 0), (2, 4, 0), (1, 9, 0), (1, 10, PEER))) == [
-        (5, OWN, 1),
-        (1, OWN, 9),
-        (1, PEER, 10),
-    ]
-
-
 @pytest.mark.parametrize(
     ("last", "expected"), [(0, [3, 2]), (11, [1]), (13, [3]), (14, [3, 1]), (99, [3, 2])]
 )
 def test_no_more_than_was_asked_for(last: int, expected: list[int]) -> None:
-    """Entries are returned up to a sequence, even within a group; 0 means all of them."""
+    """Entries are returned up to a sequence; 0 means all. A gap or another entry worker starts a new run."""
+    same_way = held((3, 1, 0), (2, 4, 0), (1, 9, 0), (1, 10, PEER))
+    assert runs(same_way) == [(5, OWN, 1), (1, OWN, 9), (1, PEER, 10)]
     assert [count for count, _, _ in runs(held((3, 1, 0), (2, 4, PEER)), last)] == expected
 
 

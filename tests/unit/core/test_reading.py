@@ -154,21 +154,6 @@ def test_a_task_that_is_not_here() -> None:
     assert not queues.acknowledge(9, 1)
 
 
-async def _waited(all_: Fixture, seen: dict[int, int], change: str) -> bool:
-    """Return True if a wait ends because of a change, False if it times out."""
-    waiting = asyncio.create_task(all_.queues.wait_for_change(seen, 60 if change else 0.05))
-    await asyncio.sleep(0)
-    if waiting.done():
-        return True
-    if change == "put":
-        all_.put("z")
-    elif change == "move":
-        all_.queues.assign([])
-    async with asyncio.timeout(30):
-        await waiting
-    return bool(change)
-
-
 @pytest.mark.parametrize(
     ("seen", "change", "news"),
     [
@@ -183,7 +168,15 @@ async def test_a_wait_ends_with_news(seen: dict[int, int], change: str, *, news:
     """A wait ends with an unread message or an absent task, and its reader is then removed."""
     all_ = Fixture()
     all_.put("ab")
-    assert await _waited(all_, seen, change) is news
+    waiting = asyncio.create_task(all_.queues.wait_for_change(seen, 60 if change else 0.05))
+    await asyncio.sleep(0)
+    assert waiting.done() is (news and not change)
+    if change == "put":
+        all_.put("z")
+    elif change == "move":
+        all_.queues.assign([])
+    async with asyncio.timeout(30):
+        await waiting
     queue = all_.queues._queues.get(TASK)
     assert queue is None or not queue.readers
 

@@ -141,7 +141,7 @@ def _many_refused(frames: int, refusals_each: int) -> ReceiveSession:
 
 
 def test_many_refusals_are_told_in_parts() -> None:
-    """Each update acknowledges the frames of its refusals and names the update before it."""
+    """Each update acknowledges the frames of its refusals, all of a frame, and names the update before it."""
     state = _many_refused(5, MOST_REFUSALS // 2)
     updates = []
     while (update := state.update()) is not None:
@@ -151,10 +151,6 @@ def test_many_refusals_are_told_in_parts() -> None:
         (2, 4, MOST_REFUSALS),
         (4, 5, MOST_REFUSALS // 2),
     ]
-
-
-def test_a_frame_with_more_refusals_is_told_whole() -> None:
-    """One update contains all refusals of a frame, so that a lost update is detected."""
     state = _many_refused(2, MOST_REFUSALS + 1)
     told = [state.update(), state.update(), state.update()]
     assert [each and (each.after, each.sequence) for each in told] == [(0, 1), (1, 2), None]

@@ -30,14 +30,10 @@ def test_deadlines(seconds: int, expired: bool) -> None:  # noqa: FBT001 - a par
 
 @pytest.mark.parametrize("value", [b"", b"x", b"-1", b"1.5", b"9" * 5000, "\u0663".encode(), None])
 def test_malformed_headers(value: bytes | None) -> None:
-    """Headers without a number count as missing."""
+    """Headers without a number count as missing; an invalid task for the answer is an error."""
     message = TaskMessage(2, b"x", headers=[(REPLY_TO, value), (DEADLINE, value)])
     assert (message.is_request, message.expired) == (False, False)
     with pytest.raises(MessageError, match="not a request"):
         answer_of(message, b"y")
-
-
-def test_a_task_outside_the_range() -> None:
-    """A request cannot name an invalid task for its answer."""
     with pytest.raises(InvalidTaskError):
         answer_of(TaskMessage(2, b"x", headers=[(REPLY_TO, b"3000000000")]), b"y")

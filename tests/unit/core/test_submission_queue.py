@@ -19,45 +19,31 @@ def handed_over() -> SubmissionQueue:
 
 
 def test_counts_are_of_everything_once() -> None:
-    """Repeated counts include each entry once; later entries are included in the next count."""
+    """Repeated counts include each entry once, also later ones; the loop removes only counted entries."""
     submitted = handed_over()
     for _ in range(2):
         submitted.count()
         assert (submitted.messages, submitted.size_bytes, submitted.of_flow) == (5, 6, {7: 4, 8: 1})
-    assert submitted.pending == 5
-    assert len(submitted.entries) + submitted.extra_messages == 5
-    submitted.entries.append((9, None, b"f"))
-    submitted.count()
-    assert (submitted.messages, submitted.of_flow[9]) == (6, 1)
-
-
-def test_entries_that_come_meanwhile_are_counted_again() -> None:
-    """The loop removes only the entries that it has counted."""
-    submitted = handed_over()
-    submitted.count()
+    assert submitted.pending == len(submitted.entries) + submitted.extra_messages == 5
     submitted.start_count()
     del submitted.entries[:2]
     assert (submitted.messages, submitted.pending, submitted.extra_messages) == (0, 1, 0)
     submitted.count()
     assert (submitted.messages, submitted.size_bytes, submitted.of_flow) == (1, 1, {7: 1})
+    submitted.entries.append((9, None, b"f"))
+    submitted.count()
+    assert (submitted.messages, submitted.of_flow[9]) == (2, 1)
 
 
 def test_room_is_for_entries_beside_those_counted() -> None:
-    """Free space is the minimum of free messages, free bytes and the task's limit, plus counted entries."""
+    """Space is the minimum of free messages, free bytes and the task's limit; none after a batch."""
     submitted = handed_over()
     submitted.count()
     submitted.make_room(100, 50 * SMALL_BYTES, 20, MESSAGE_LIMIT)
     assert (submitted.room, submitted.room_elsewhere, submitted.small_bytes) == (23, 53, SMALL_BYTES)
     submitted.make_room(10, 50 * SMALL_BYTES, 20, 100)
     assert (submitted.room, submitted.room_elsewhere, submitted.small_bytes) == (13, 13, 100)
-
-
-def test_nobody_appends_beside_a_batch_that_is_not_counted() -> None:
-    """After an uncounted batch of any size, the next caller must count before it appends."""
-    submitted = SubmissionQueue()
-    submitted.make_room(100, 100 * SMALL_BYTES, 100, MESSAGE_LIMIT)
-    assert submitted.room == 100
-    submitted.add([TaskGroup.of(7, [b"x"] * 100)])
+    submitted.add([TaskGroup.of(7, [b"x"] * 100)])  # the next caller must count before it appends
     assert submitted.room == submitted.room_elsewhere == 0
 
 

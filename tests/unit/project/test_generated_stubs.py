@@ -35,8 +35,8 @@ def _calls(*names: str) -> Iterator[tuple[tuple[str, str], str]]:
                         yield (path, getattr(statement, "name", "")), ast.unparse(node)
 
 
-def test_stubs_open_the_streams() -> None:
-    """Only bytes_channel() calls a channel's stream methods, and only generated stubs use its result."""
+def test_generated_code_opens_and_serves_the_streams() -> None:
+    """Only generated code opens streams, registers their services, and names the paths of their methods."""
     streams = {place for place, _ in _calls("unary_stream", "stream_unary", "stream_stream")}
     assert streams == {CHANNEL, SERVICES}
     channels = [call for _, call in _calls("bytes_channel")]
@@ -44,21 +44,8 @@ def test_stubs_open_the_streams() -> None:
     assert channels == ["bytes_channel(channel)"] * 2
     unary = "SourceStub(channel)"  # polls the states of tasks, without streams
     assert {*stubs} == {"MessagingStub(bytes_channel(channel))", "SourceStub(bytes_channel(channel))", unary}
-
-
-def test_the_generated_function_registers_the_service() -> None:
-    """The only service that is made by hand has the methods that the generated function passes."""
     assert {place for place, _ in _calls("method_handlers_generic_handler")} == {SERVER}
-    (added,) = [call for _, call in _calls("add_MessagingServicer_to_server")]
-    assert added == "add_MessagingServicer_to_server(servicer, _bytes_server(server))"
-
-
-def test_no_path_is_written_by_hand() -> None:
-    """Only the generated code names the services with streams of messages."""
-    found = [
-        f"{path}:{node.lineno}"
-        for path, module in PRODUCT
-        for node in ast.walk(module)
-        if isinstance(node, ast.Constant) and PATH.match(str(node.value))
-    ]
-    assert found == []
+    added = [call for _, call in _calls("add_MessagingServicer_to_server")]
+    assert added == ["add_MessagingServicer_to_server(servicer, _bytes_server(server))"]
+    constants = [node for _, module in PRODUCT for node in ast.walk(module) if isinstance(node, ast.Constant)]
+    assert [node.value for node in constants if PATH.match(str(node.value))] == []
