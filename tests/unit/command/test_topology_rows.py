@@ -108,19 +108,14 @@ def test_a_full_queue_is_enough() -> None:
     ]
 
 
-def blocked(count: Did) -> ClusterRows:
-    """Return the rows of a worker whose task 2, of the bolt, has blocked its senders for 5 s."""
-    sample = look("a", count=count)
+def test_who_is_held_up_itself_is_not_the_culprit() -> None:
+    """A bolt that blocks others because it is blocked downstream is not slow."""
+    sample = look("a", count=Did(20, sending=9.0))
     assert sample.now is not None
     sample.now.tasks.add(task=2, subscribed=True)
     sample.now.blocking.add(task="2", where="local", seconds=9, recent_seconds=5)
     sample.now.recent.seconds = 5
-    return cluster_rows([sample])
-
-
-def test_who_is_held_up_itself_is_not_the_culprit() -> None:
-    """A bolt that blocks others because it is blocked downstream is not slow."""
-    rows = blocked(Did(20, sending=9.0))
+    rows = cluster_rows([sample])
     assert (rows.components[1].blocking, rows.components[1].slow, rows.blocking) == (1.0, False, [])
 
 

@@ -59,15 +59,8 @@ def test_a_copy_keeps_every_other_field(copy: Callable[[TaskGroup], TaskGroup], 
     assert {name for name in names if getattr(copied, name) != getattr(FULL, name)} == changed
 
 
-def test_a_time_of_acceptance_is_set_once() -> None:
-    """A later worker does not replace the acceptance time that the first worker set."""
-    group = TaskGroup.of(3, [b"p"])
-    assert group.at(1, 30).accepted_micros == 30
-    assert group.at(1, 30).at(2, 40).accepted_micros == 30
-
-
 def test_what_leaves_a_queue_has_its_route() -> None:
-    """Leaving a queue resets the number of hops; new messages get their entry worker."""
+    """Leaving a queue resets the hops; new messages get their entry worker, and their time only once."""
     forwarded = FULL.as_forwarded(2)
     assert forwarded.unqueued_hops
     left = forwarded.out_of_queue(0)
@@ -75,6 +68,7 @@ def test_what_leaves_a_queue_has_its_route() -> None:
     group = TaskGroup.of(3, [b"p"])
     assert group.out_of_queue(0) is group
     assert group.out_of_queue(9).forwarded == 9
+    assert [each.accepted_micros for each in (group.at(1, 30), group.at(1, 30).at(2, 40))] == [30, 30]
 
 
 def test_every_field_travels() -> None:

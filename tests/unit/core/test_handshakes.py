@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -54,17 +55,13 @@ async def _never() -> bytes:
     return b""
 
 
-async def _at_once() -> bytes:
-    return b"hello"
-
-
 async def test_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit, the oldest silent streams are refused, and the new one is accepted."""
     monkeypatch.setattr(streamed_stream, "MAX_PENDING_HANDSHAKES", 3)
 
     silent = PendingHandshakes()
     waiting = [asyncio.create_task(silent.first(_never, "hello")) for _ in range(5)]
-    assert await silent.first(_at_once, "hello") == b"hello"
+    assert await silent.first(AsyncMock(return_value=b"hello"), "hello") == b"hello"
     for refused in waiting[:2]:
         with pytest.raises(ResourceLimitError, match=r"over 3 streams .* send the hello immediately"):
             await refused
