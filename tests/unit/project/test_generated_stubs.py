@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -17,17 +18,19 @@ PATH = re.compile(r"/?tuplewire\.v1\.(Messaging|Source)(/|$)")
 """The path of such a method, or the name of its service."""
 
 
-PRODUCT = [
-    (path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
-    for folder in ("clients", "service", "topology", "demos")
-    for path in (ROOT / folder).rglob("*.py")
-    if not path.stem.endswith(("_pb2", "_pb2_grpc"))
-]
+@cache
+def _product() -> dict[str, ast.Module]:
+    return {
+        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for folder in ("clients", "service", "topology", "demos")
+        for path in (ROOT / folder).rglob("*.py")
+        if not path.stem.endswith(("_pb2", "_pb2_grpc"))
+    }
 
 
 def _calls(*names: str) -> Iterator[tuple[tuple[str, str], str]]:
     """Yield the file, the function or class, and the text of every call of these names in the product."""
-    for path, module in PRODUCT:
+    for path, module in _product().items():
         for statement in module.body:
             for node in ast.walk(statement):
                 match node:
@@ -47,5 +50,7 @@ def test_generated_code_opens_and_serves_the_streams() -> None:
     assert {place for place, _ in _calls("method_handlers_generic_handler")} == {SERVER}
     added = [call for _, call in _calls("add_MessagingServicer_to_server")]
     assert added == ["add_MessagingServicer_to_server(servicer, _bytes_server(server))"]
-    constants = [node for _, module in PRODUCT for node in ast.walk(module) if isinstance(node, ast.Constant)]
+    constants = [
+        node for module in _product().values() for node in ast.walk(module) if isinstance(node, ast.Constant)
+    ]
     assert [node.value for node in constants if PATH.match(str(node.value))] == []

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,13 +193,21 @@ def fault(found: Import) -> str:
     return "" if allowed else f"{found}: {ours} may not import {theirs}"
 
 
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
-IMPORTS = {name: dict.fromkeys(imports_of(name, tree)) for name, tree in TREES.items()}
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return the source of every module; only in a test, because all processes of a run collect the tests."""
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
+@cache
+def all_imports() -> dict[str, list[Import]]:
+    """Return the imports of every module."""
+    return {name: list(dict.fromkeys(imports_of(name, tree))) for name, tree in trees().items()}
 
 
 def test_arrows() -> None:
     """A module imports only modules below it."""
-    faults = [fault(found) for imports in IMPORTS.values() for found in imports]
+    faults = [fault(found) for imports in all_imports().values() for found in imports]
     assert list(filter(None, faults)) == []
 
 
@@ -215,7 +224,7 @@ def test_there_is_no_cycle() -> None:
     """The table has no cycle, and no module imports itself through other modules."""
     assert not _cycles({name: part.may_import - {name} for name, part in PARTS.items()})
     inner = MODULES.keys() - {"tuplewire"}
-    assert not _cycles({name: inner & {each.target for each in IMPORTS[name]} for name in MODULES})
+    assert not _cycles({name: inner & {each.target for each in all_imports()[name]} for name in MODULES})
 
 
 def _cycles(arrows: Mapping[str, AbstractSet[str]]) -> list[str]:
@@ -251,7 +260,7 @@ def test_forbidden(module: str, statement: str) -> None:
 
 def test_every_module_is_imported() -> None:
     """Every module is used: another module imports it, or an entry point names it."""
-    reached = {each.target for imports in IMPORTS.values() for each in imports}
+    reached = {each.target for imports in all_imports().values() for each in imports}
     reached |= {name.rpartition(".")[0] for name in reached}  # packages with an imported module
     declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert {name for name in MODULES.keys() - reached if f'"{name}:' not in declared} == IMPORTED_BY_OTHERS
@@ -261,7 +270,7 @@ def test_class_names_are_told_apart() -> None:
     """Class names are unique, except in the asyncio client, which repeats them deliberately."""
     named = Counter(
         node.name
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         if name != "tuplewire.aio" and not within(name, ["tuplewire.wire"])
         for node in tree.body
         if isinstance(node, ast.ClassDef)
