@@ -58,13 +58,10 @@ def test_one_task(task: Any) -> None:
         (pa.array([1, None]), pa.array([b"a", b"b"]), "1 null"),
         (pa.array([1, 2]), pa.array([b"a", None]), r"1 null\(s\); filter or fill"),
         (pa.array([1, 2]), pa.nulls(2), r"2 null\(s\)"),
-        (pa.array([1, 2]), pa.array(["a", None]).dictionary_encode(), "1 null"),
         (pa.array([1.0, 2.0]), pa.array([b"a", b"b"]), "integers .* not double"),
-        (pa.array(["1", "2"]), pa.array([b"a", b"b"]), "integers .* not string"),
         (pa.array([1, 2]), pa.array([1, 2]), "binary or string, not int64"),
         (pa.array([1, 2]), pa.array([["a"], []]), "binary or string, not list"),
         (pa.array([1]), pa.array([b"a", b"b"]), "differ in length"),
-        (pa.array([1]), pa.array([], pa.binary()), "differ in length"),
         (pa.array([1, 2]), [b"a", b"b"], "is a list, not an Arrow array.*from_columns"),
     ],
 )
