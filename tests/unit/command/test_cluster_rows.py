@@ -56,7 +56,7 @@ def look(now: pb.GetStatusResponse, before: pb.GetStatusResponse | None = None) 
 
 
 def test_rates_are_over_the_workers_own_time() -> None:
-    """Rates are growth between two samples by growth of the worker's age; a restarted worker has none."""
+    """Rates are growth between two samples by growth of the worker's age, unless the worker restarted."""
     before = worker(age=10, accepted=100, tasks=(task(1, 50, 40),), busy=1)
     rows = cluster_rows([look(worker(age=12, accepted=300, tasks=(task(1, 150, 50),), busy=1.5), before)])
     assert (rows.workers[0].accepted_rate, rows.tasks[0].received_rate) == (100, 50)

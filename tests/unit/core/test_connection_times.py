@@ -36,7 +36,7 @@ def test_large_frames_never_wait_nor_make_others_wait() -> None:
 
 
 def test_backoff() -> None:
-    """The ceiling of a delay doubles up to a maximum and starts anew after a success; the delay is random."""
+    """The ceiling of a delay doubles up to a maximum, until a success; the delay is random."""
     backoff = Backoff(0.5, 3.0, lambda: 1.0)
     assert [backoff.next() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
     backoff.succeeded()
