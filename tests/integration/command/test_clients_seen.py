@@ -176,39 +176,6 @@ def test_the_command_tells_them(worker: Endpoint) -> None:
     assert told["resident_bytes"] > 1 << 20
 
 
-RULES = """
-[[client]]
-tokens = ["operator"]
-control = ["assign", "drain"]
-
-[[client]]
-tokens = ["one", "two"]
-send = "*"
-receive = "*"
-"""
-
-
-def test_identities_see_their_own(tmp_path: Path) -> None:
-    """Clients are identified by their token; with rules, only an operator sees the identities of others."""
-    with guarded(tmp_path, RULES, "operator", "one", "two", topology="default") as (workers, mine):
-        workers.assign({0: range(10)})
-        address = workers.endpoints[0].address
-
-        def seen(name: str) -> set[str]:
-            with ControlClient(address, credentials=mine[name]) as control:
-                told = control.status(100)
-                assert told.connected_sessions == 2
-                assert not control.status().identities
-                assert {each.identity for each in told.sessions} == set(told.identities)
-                return set(told.identities)
-
-        with Client(address, credentials=mine["one"]) as one, Client(address, credentials=mine["two"]) as two:
-            for client in (one, two):
-                deliver(client, 1, b"x")
-            assert seen("operator") == {"token one", "token two"}
-            assert seen("one") == {"token one"}
-
-
 def test_identities_are_in_the_metrics(tmp_path: Path) -> None:
     """The metrics count connected and resumable sessions by token."""
     with guarded(tmp_path, "", "operator", "one", topology="default") as (workers, mine):

@@ -15,11 +15,11 @@ from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.settings.config import AckMode
 from tuplewire_service.testing import eventually
 
-MESSAGES = 1500
-FLAGS = ["--receive-queue-messages=400"]
+MESSAGES = 1000
+FLAGS = ["--receive-queue-messages=250"]
 """Flags of the worker: the consumers have to keep a small queue empty."""
 LOST = {"SendResponse.ack", "RecvRequest.progress"}
-"""Kinds of messages that must be lost before sending stops: a slow machine sends few per 1,500 messages."""
+"""Kinds of messages that must be lost before sending stops: a slow machine sends few per 1,000 messages."""
 _tasks = count()
 
 

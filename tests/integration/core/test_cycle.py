@@ -43,13 +43,13 @@ def messages(task: int, numbers_and_hops: list[tuple[int, int]]) -> TaskMessageB
 class Task:
     """A task in its own thread. For each message that it receives, it sends one to the other task."""
 
-    def __init__(self, address: str, task: int, other: int) -> None:
+    def __init__(self, address: str, task: int, other: int, **settings: Any) -> None:
         self.finished: list[int] = []
         """The numbers of messages that have made all their hops."""
         self.given_up: list[int] = []
         """The numbers of messages that were dropped because the buffer was full."""
         self.errors: list[BufferFullError] = []
-        self._client = Client(address, topology=TOPOLOGY, **TIGHT)
+        self._client = Client(address, topology=TOPOLOGY, **{**TIGHT, **settings})
         self._batches = self._client.recv([task], timeout=0.2)
         self._other = other
         self._stop = threading.Event()
@@ -106,8 +106,8 @@ def test_cycle_without_room_gets_an_error_and_goes_on(pair: Pair) -> None:
     a, b = pair.near_task(), pair.far_task()
     seeded = 0
     with (
-        Task(pair.near.address, a, b) as near,
-        Task(pair.far.address, b, a) as far,
+        Task(pair.near.address, a, b, max_block_seconds=0.2) as near,
+        Task(pair.far.address, b, a, max_block_seconds=0.2) as far,
         Client(pair.near.address, topology=TOPOLOGY, **TIGHT) as seeding,
     ):
 
@@ -118,7 +118,7 @@ def test_cycle_without_room_gets_an_error_and_goes_on(pair: Pair) -> None:
             return bool(near.errors or far.errors)
 
         eventually(overfilled, 60, "an error for want of room")
-        assert "no room for 1 s" in str((near.errors + far.errors)[0])
+        assert "no room for 0.2 s" in str((near.errors + far.errors)[0])
         ended = (near.finished, near.given_up, far.finished, far.given_up)
         eventually(lambda: sum(map(len, ended)) == seeded, 90, "all finished or given up")
         assert sorted(number for each in ended for number in each) == list(range(seeded))

@@ -112,6 +112,7 @@ def test_what_a_killed_worker_had_queued_is_told(hops: Hops) -> None:
     assert ledger(hops.near.endpoint).acknowledged == SENT
 
 
+@pytest.mark.parametrize("hops", ["grpc"], indirect=True)
 def test_a_client_is_told_what_died_with_its_worker(hops: Hops, caplog: pytest.LogCaptureFixture) -> None:
     """A client reports and logs the number of messages lost with its worker, without consumed messages."""
     far = hops.far.endpoint
@@ -133,6 +134,7 @@ def test_a_client_is_told_what_died_with_its_worker(hops: Hops, caplog: pytest.L
     assert hops.told() == (0, SENT)
 
 
+@pytest.mark.parametrize("hops", ["zmq"], indirect=True)
 def test_a_worker_that_does_not_come_back_is_told(hops: Hops) -> None:
     """After its tasks have another owner, the connection to a failed worker closes; the count remains."""
     near = hops.near.endpoint
@@ -147,6 +149,7 @@ def test_a_worker_that_does_not_come_back_is_told(hops: Hops) -> None:
     assert lines(hops.near.log, "receiver.died") == [SENT]
 
 
+@pytest.mark.parametrize("hops", ["grpc"], indirect=True)
 def test_nothing_dies_that_is_kept_until_it_is_processed(hops: Hops) -> None:
     """Messages in the mode `processed` are resent; only a message in the mode `queued` is lost."""
     near, far = hops.near.endpoint, hops.far.endpoint

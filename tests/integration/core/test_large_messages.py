@@ -26,21 +26,26 @@ MIB = 1 << 20
 SIZE = 6 * MIB
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Endpoint]:
-    """Run a worker with eight times the default limits, and fill task 1 beyond gRPC's default."""
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """Run a worker with eight times the default limits; each test uses different tasks."""
     flags = ("--max-message-bytes=8MiB", "--max-frame-bytes=8MiB", "--receive-queue-bytes=64MiB")
-    with one_worker("w", *flags, directory=tmp_path, tasks=range(1, 5)) as endpoint:
-        with Client(endpoint.address, topology=TOPOLOGY, max_message_bytes=8 * MIB) as client:
-            client.send(1, b"x" * SIZE)
-            client.send(2, b"small")
-            for _ in range(12):
-                client.send(3, b"y" * MIB)
+    with one_worker("w", *flags, directory=tmp_path_factory.mktemp("w"), tasks=range(10)) as endpoint:
         yield endpoint
+
+
+def send(worker: Endpoint, task: int, size: int, count: int = 1) -> None:
+    """Send messages of this size."""
+    with Client(worker.address, topology=TOPOLOGY, max_message_bytes=8 * MIB) as client:
+        for _ in range(count):
+            client.send(task, bytes(size))
 
 
 def test_a_consumer_with_defaults_gets_a_large_message(worker: Endpoint) -> None:
     """The worker's limits apply to its responses; other tasks of the subscription are delivered, too."""
+    send(worker, 1, SIZE)
+    send(worker, 2, 5)
+    send(worker, 3, MIB, 12)
     with (
         Client(worker.address, topology=TOPOLOGY) as client,
         client.recv([1, 2, 3], timeout=20) as subscription,
@@ -69,12 +74,13 @@ def _frames(call: Any) -> Iterator[pb.Frame]:
 
 
 @pytest.mark.parametrize(
-    ("stated", "limit"), [({}, 4 * MIB), ({"max_response_bytes": MIB + 1000}, MIB + 1000)]
+    ("task", "stated", "limit"), [(4, {}, 4 * MIB), (5, {"max_response_bytes": MIB + 1000}, MIB + 1000)]
 )
-def test_frames_fit_a_client(worker: Endpoint, stated: dict[str, int], limit: int) -> None:
+def test_frames_fit_a_client(worker: Endpoint, task: int, stated: dict[str, int], limit: int) -> None:
     """No response exceeds gRPC's default, or a stated limit that is little more than one message."""
+    send(worker, task, MIB, 12)
     got = 0
-    with _foreign(worker, 3, **stated) as call:
+    with _foreign(worker, task, **stated) as call:
         frames = _frames(call)
         while got < 12:
             frame = next(frames)
@@ -84,13 +90,14 @@ def test_frames_fit_a_client(worker: Endpoint, stated: dict[str, int], limit: in
 
 def test_a_message_that_fits_no_response_is_named(worker: Endpoint) -> None:
     """The stream ends once, with the reason; the message remains for a consumer with a larger limit."""
-    with _foreign(worker, 1) as call:
+    send(worker, 6, SIZE)
+    with _foreign(worker, 6) as call:
         with contextlib.suppress(grpc.RpcError):
             list(_frames(call))
         answer = answer_of(call, [])
     assert answer.error == "MESSAGE_TOO_LARGE"
-    assert f"{SIZE} bytes waits in task 1" in answer.details
-    assert queued(worker, 1) == 1
+    assert f"{SIZE} bytes waits in task 6" in answer.details
+    assert queued(worker, 6) == 1
 
 
 def test_a_worker_with_smaller_limits_than_its_consumer(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tuplewire_service.testing import eventually
 
 SENDERS = 1000
 TASKS = range(10)
-MESSAGES, BATCH = 100, 20
+MESSAGES, BATCH = 40, 20
 SPARE_FILES = 200
 MORE_THREADS = 4
 """gRPC's own threads. Their number depends on the load, not on the connections."""

@@ -146,6 +146,7 @@ def test_workers_that_are_killed_again_and_again_lose_nothing(hops: TwoHops, sen
         assert ledger(worker).balanced
 
 
+@pytest.mark.parametrize("hops", ["grpc"], indirect=True)
 def test_a_killed_consumer_loses_nothing(hops: TwoHops, sender: Client) -> None:
     """Messages that a killed consumer had not acknowledged go to the next consumer, in order."""
     sender.send(numbered(TASK, range(100)))
@@ -204,6 +205,7 @@ def test_a_sender_that_hears_late_of_a_drain_still_hears_what_is_processed(
     assert sender.ledger().acknowledged == 1000
 
 
+@pytest.mark.parametrize("hops", ["grpc"], indirect=True)
 def test_what_a_drain_gives_up_is_sent_again(hops: TwoHops, sender: Client) -> None:
     """Messages that a drain drops at its deadline are still pending at their sender, which resends them."""
     far = hops.workers["far"]

@@ -82,12 +82,6 @@ def test_environment_is_enough(cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     assert _receive(cluster.near, 1, None, 1) == [b"environment"]
 
 
-def test_unix_socket_needs_no_certificate(cluster: Cluster) -> None:
-    """Programs on the worker's machine use its Unix socket without credentials."""
-    with ControlClient(cluster.near.unix_address, credentials=Credentials()) as control:
-        assert control.status().worker_id == "worker-0"
-
-
 def _refused(cluster: Cluster, credentials: Credentials, error: type[TuplewireError]) -> str:
     """Check that a program is refused on the data plane and on the control plane; return the error text."""
     with (
@@ -97,7 +91,7 @@ def _refused(cluster: Cluster, credentials: Credentials, error: type[TuplewireEr
         control.status()
     client = Client(cluster.near.address, topology=TOPOLOGY, credentials=credentials)
     try:
-        with pytest.raises(error), client.recv([10], timeout=1.0) as batches:
+        with pytest.raises(error), client.recv([10], timeout=0.3) as batches:
             next(batches)
     finally:
         client.close(0)
@@ -136,9 +130,9 @@ def test_wrong_name_is_denied(cluster: Cluster, tmp_path: Path) -> None:
     assert sum("etl.elsewhere.example" in line for line in lines) == 1
 
 
-@pytest.mark.parametrize("names", [("other.example",), ("*.elsewhere.example",), ("spiffe://test/other",)])
-def test_client_refuses_a_stranger(cluster: Cluster, names: tuple[str, ...]) -> None:
+def test_client_refuses_a_stranger(cluster: Cluster) -> None:
     """A program refuses a server with a valid certificate that does not have a worker's name."""
+    names = ("other.example", "*.elsewhere.example", "spiffe://test/other")
     told = _refused(cluster, replace(cluster.program, tls_worker_names=names), UnreachableError)
     assert "is not a worker of this cluster" in told
 

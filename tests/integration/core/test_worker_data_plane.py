@@ -33,13 +33,11 @@ from tuplewire_service.messaging.grpc import GrpcContext
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
-SMALL_QUEUES = ("--receive-queue-messages=500", "--receive-queue-bytes=1MiB")
-
 
 @pytest.fixture(scope="module")
-def workers(transport: str) -> Iterator[Pair]:
+def workers() -> Iterator[Pair]:
     """Run two workers with small queues for the tests that do not stop them."""
-    with pair_of_workers(*SMALL_QUEUES, f"--transport={transport}") as pair:
+    with pair_of_workers("--receive-queue-messages=500", "--receive-queue-bytes=1MiB") as pair:
         yield pair
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from helpers.alone import bolts_of
 from helpers.hosted import hosted
 
@@ -153,8 +152,7 @@ def arrivals(link: Link) -> list[bytes]:
     return arrived
 
 
-@pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
-def test_a_workers_life(transport: str, tmp_path: Path) -> None:
+def test_a_workers_life(tmp_path: Path) -> None:
     """A worker writes its heartbeat, opens executors and receives; it stops from the spouts to the link.
 
     Tuples queued at the shutdown are executed, and the tuples that they emit arrive. Storm closes the
@@ -162,7 +160,7 @@ def test_a_workers_life(transport: str, tmp_path: Path) -> None:
     """
     notes = Notes(tmp_path / "heartbeat.json")
     topology = topology_of(notes)
-    with hosted(topology, [2, 3], [1], transport=transport) as (here, there):
+    with hosted(topology, [2, 3], [1], transport="grpc") as (here, there):
         arrived = arrivals(there.link)
         link = NotedLink(here.link, notes)
         worker = ExecutorWorker(topology, [2, 3], topology_id="t", link=link, state_file=notes.file)

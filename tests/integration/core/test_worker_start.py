@@ -114,15 +114,14 @@ def test_every_bound_address_is_logged_and_written(shared: Running) -> None:
     assert shared.bound["addresses"] == addresses
 
 
-@pytest.mark.parametrize("transport", ["grpc", "zmq"])
-def test_json_log_is_one_object_per_line(transport: str, tmp_path: Path) -> None:
+def test_json_log_is_one_object_per_line(tmp_path: Path) -> None:
     """With --log-format=json, every line is one JSON object; only the start entry names the transport."""
-    with running(tmp_path, "--log-format=json", f"--transport={transport}") as worker:
+    with running(tmp_path, "--log-format=json", "--transport=zmq") as worker:
         worker.end()
         events = [json.loads(line) for line in worker.log.splitlines()]
     assert {"listening", "worker.started", "worker.drained"} <= {event["event"] for event in events}
     assert [(event["event"], event["transport"]) for event in events if "transport" in event] == [
-        ("worker.started", transport)
+        ("worker.started", "zmq")
     ]
     (drained,) = [event for event in events if event["event"] == "worker.drained"]
     assert drained["ledger"] == "accepted 0 = acknowledged 0 + dropped 0 + pending 0"

@@ -120,6 +120,7 @@ def test_a_peer_that_hangs_shows_as_who_blocks(workers: Pair) -> None:
             collect(consumer.recv([task], timeout=40), 20)
 
 
+@pytest.mark.parametrize("workers", ["grpc"], indirect=True)
 def test_times_count_every_message(workers: Pair) -> None:
     """Queue times and end-to-end times include the wait, and count each message once."""
     task = workers.far_task()
@@ -158,6 +159,7 @@ def test_times_count_every_message(workers: Pair) -> None:
         assert after[f'tuplewire_{family}_seconds_bucket{{le="+Inf"}}'] == counted[family] + 100
 
 
+@pytest.mark.parametrize("workers", ["grpc"], indirect=True)
 def test_a_blocked_loop_shows_in_its_lag(workers: Pair) -> None:
     """Probes that were due while the event loop was stopped report a delay."""
     probes = "tuplewire_event_loop_lag_seconds_count"
@@ -174,6 +176,7 @@ def test_a_blocked_loop_shows_in_its_lag(workers: Pair) -> None:
     eventually(lambda: late() >= before + 8, BEFORE_GIVING_UP, "eight probes that were late")
 
 
+@pytest.mark.parametrize("workers", ["grpc"], indirect=True)
 def test_settings_in_force_are_told(workers: Pair) -> None:
     """One series contains the configuration, without names, paths or secrets."""
     (config,) = (

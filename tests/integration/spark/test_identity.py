@@ -198,12 +198,11 @@ def test_messages_wait_while_another_worker_answers_at_the_address(tmp_path: Pat
         assert (ledger(near).accepted, ledger(far).accepted) == (100, 100)
 
 
-def test_two_assignments_that_contradict_each_other_make_no_circle(tmp_path: Path, transport: str) -> None:
+def test_two_assignments_that_contradict_each_other_make_no_circle(tmp_path: Path) -> None:
     """If two workers assign a task to each other, only its messages are refused, with TOO_MANY_HOPS."""
-    flag = f"--transport={transport}"
     with (
-        one_worker("a", flag, directory=tmp_path) as a,
-        one_worker("b", flag, directory=tmp_path) as b,
+        one_worker("a", directory=tmp_path) as a,
+        one_worker("b", directory=tmp_path) as b,
         client_of(a.address) as client,
     ):
         assign(a, 1, {a: [0], b: [7, 1]})

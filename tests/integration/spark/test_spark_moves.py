@@ -16,7 +16,7 @@ import pytest
 from helpers import eventually
 from helpers.moving_workers import TASK, Workers
 from helpers.spark_calls import payloads
-from helpers.topology import TOPOLOGY, has_ended, ledger, numbered, queued
+from helpers.topology import TOPOLOGY, has_ended, ledger, numbered, queued, status
 from helpers.traffic import client_of, deliver
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
@@ -27,14 +27,43 @@ from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import TuplewireStreamReader
 
 
-@pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
+@contextmanager
+def three_workers(directory: Path) -> Iterator[Workers]:
     """Run three workers, with the task at the first."""
     with ExitStack() as stack:
-        running = Workers(tmp_path, stack)
+        running = Workers(directory, stack)
         running.put("a")
         yield running
         running.discard()
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    """Run three workers for one test, which may end them."""
+    with three_workers(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    """Run three workers for all tests that read every message and end no worker."""
+    with three_workers(tmp_path_factory.mktemp("workers")) as running:
+        yield running
+
+
+@pytest.fixture
+def shared(running: Workers) -> Workers:
+    """Return the shared workers, with the task at the first and all earlier messages acknowledged."""
+    running.put("a")
+    with query(running) as last:
+
+        def settled() -> bool:
+            last.step()  # acknowledges what was read before
+            moving = any(status(each).moving_tasks for each in running.running.values())
+            return not moving and queued(running.running["a"], TASK) == 0
+
+        eventually(settled, 30)
+    return running
 
 
 def given(workers: Workers, name: str = "c", **more: str) -> Any:
@@ -118,28 +147,8 @@ def read_under_load(workers: Workers, count: int, move: Callable[[], None]) -> N
             assert mine == sorted(mine)
 
 
-def test_a_task_moves_between_micro_batches(workers: Workers) -> None:
-    """After a move between micro-batches, no message is missing or redelivered."""
-    with query(workers) as running:
-        send(workers, range(50), "a")
-        send(workers, range(50, 100), "b")
-        running.read(running.plan(70))
-        workers.put("b")
-        send(workers, range(100, 200), "c")
-        running.read_all(200)
-        workers.put("a")
-        send(workers, range(200, 300), "a")
-        running.read_all(300)
-        workers.put("c")
-        workers.put("b")
-        send(workers, range(300, 400))
-        running.read_all(400)
-        running.step()
-        assert queued(workers.running["b"], TASK) == 0
-
-
 def test_moves_of_which_the_asked_worker_has_not_heard(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch
+    shared: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that left a queue are not reported as lost: the reader waits until it learns the new owner."""
     looked = threading.Event()
@@ -151,62 +160,63 @@ def test_moves_of_which_the_asked_worker_has_not_heard(
         return found
 
     monkeypatch.setattr(RangeReader, "_has_moved", noted)
-    with query(workers, "c") as running:
-        send(workers, range(100), "a")
+    with query(shared, "c") as running:
+        send(shared, range(100), "a")
         end = running.plan()
-        workers.put("b", told=["a", "b"])
-        eventually(lambda: ledger(workers.running["a"]).pending == 0, 20, "all has left the queue")
-        workers.put("a", told=["a"])
+        shared.put("b", told=["a", "b"])
+        eventually(lambda: ledger(shared.running["a"]).pending == 0, 20, "all has left the queue")
+        shared.put("a", told=["a"])
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(running.read, end)
             assert looked.wait(20)
-            workers.put("a")
+            shared.put("a")
             reading.result(30)
         assert running.got == list(range(100))
 
 
-def test_a_task_moves_between_planning_and_reading(workers: Workers) -> None:
+def test_a_task_moves_between_planning_and_reading(shared: Workers) -> None:
     """A planned micro-batch has exactly the planned messages, also when it is read again."""
-    with query(workers) as running:
-        send(workers, range(60), "a")
-        send(workers, range(60, 100), "c")
+    with query(shared) as running:
+        send(shared, range(60), "a")
+        send(shared, range(60, 100), "c")
         end = running.plan(80)
-        workers.put("b")
-        send(workers, range(100, 150), "b")
+        shared.put("b")
+        send(shared, range(100, 150), "b")
         for _ in range(2):
             got = payloads(running.reader, running.reader.partitions(running.at, end))
             assert sorted(got) == list(range(80))
-        with query(workers, "b") as again:  # another driver
+        with query(shared, "b") as again:  # another driver
             again.at = running.at
-            workers.put("a")
+            shared.put("a")
             again.read(end)
             assert sorted(again.got) == list(range(80))
             again.read_all(150)
 
 
-def test_a_task_moves_while_it_is_read(workers: Workers) -> None:
+def test_a_task_moves_while_it_is_read(shared: Workers) -> None:
     """A reader continues at the new owner within a micro-batch; the previous owner does not wait for it."""
     count = 600
-    with client_of(workers.running["a"].address) as client:
+    with client_of(shared.running["a"].address) as client:
         deliver(
             client, TaskMessageBatch.from_columns(TASK, [b"%-12000d" % number for number in range(count)])
         )
-    with query(workers) as running:
+    with query(shared) as running:
+        before = running.at["tasks"][str(TASK)]["sequence"]
         end = running.plan()
         (partition,) = running.reader.partitions(running.at, end)
         batches = running.reader.read(partition)
         first = next(batches)
-        workers.put("b")
+        shared.put("b")
         rows = [first, *batches]
         assert [int(each) for batch in rows for each in batch.column("message").to_pylist()] == list(
             range(count)
         )
         assert [each for batch in rows for each in batch.column("sequence").to_pylist()] == list(
-            range(1, count + 1)
+            range(before + 1, before + count + 1)
         )
         running.at = end
         running.got = list(range(count))
-        send(workers, range(count, count + 100))
+        send(shared, range(count, count + 100))
         running.read_all(count + 100)
 
 
@@ -283,17 +293,17 @@ def test_messages_that_nobody_takes_over_are_named(workers: Workers) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_moves_back_to_back_under_load(workers: Workers, seed: int) -> None:
+def test_moves_back_to_back_under_load(shared: Workers, seed: int) -> None:
     """Each message arrives once and in order during forty immediate moves, some of which some workers miss.
 
     A micro-batch that waits for its timeout would fail the test.
     """
-    chance, names = random.Random(seed), list(workers.running)
+    chance, names = random.Random(seed), list(shared.running)
 
     def move() -> None:
         for _ in range(40):
             told = [each for each in chance.sample(names, len(names)) if chance.random() < 0.7]
-            workers.put(chance.choice(names), told=told)
-        workers.put("a")
+            shared.put(chance.choice(names), told=told)
+        shared.put("a")
 
-    read_under_load(workers, 1500, move)
+    read_under_load(shared, 1500, move)

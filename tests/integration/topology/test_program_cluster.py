@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import words
 from helpers.admin import samples
 from helpers.certificates import Authority
 from helpers.secured import files_of, secret_file
@@ -19,7 +18,6 @@ from helpers.worker_process import run_command
 from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TopologyError, TuplewireError
-from tuplewire.processes.child import LaunchError
 from tuplewire_topology.clusters.cluster import DistributedCluster
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology
 
@@ -118,10 +116,3 @@ def test_certificates_and_tokens(tmp_path: Path) -> None:
         assert counts_of(topology) == EXPECTED
         for url in topology.metrics_urls:
             assert 'source="client"' not in str(samples(url)), "nothing of the stranger's came in"
-
-
-def test_no_open_door() -> None:
-    """Workers refuse to listen in plaintext on an address that other machines can reach."""
-    conf = {"tuplewire.worker.listen": "0.0.0.0:0"}
-    with pytest.raises(LaunchError, match=r"(?s)ended with code 64.*there is no TLS"):
-        DistributedCluster().submit("words", conf, words.topology())

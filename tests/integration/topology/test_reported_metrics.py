@@ -27,7 +27,7 @@ from tuplewire.errors import (
 from tuplewire.wire import control_pb2
 from tuplewire_topology import BasicBolt, BasicOutputCollector, TopologyBuilder, TopologyContext, Tuple
 from tuplewire_topology.clusters.capture import FeederSpout
-from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster
+from tuplewire_topology.clusters.cluster import LocalCluster
 from tuplewire_topology.coordination.executor_reports import (
     ProgramReporter,
     component_statuses,
@@ -153,34 +153,6 @@ def test_nobody_listens(nobody: str, executors: ExecutorWorker, caplog: pytest.L
         executors.close(SECONDS)
     (line,) = not_told()
     assert line.startswith(f'program.not_reported reports=1 reason="{nobody}: no connection')
-
-
-def test_in_processes() -> None:
-    """Each process's /metrics has the metrics of its own tasks, and the cluster's status has all."""
-    conf: dict[str, Any] = {
-        "topology.workers": 2,
-        "topology.serialized.message.size.metrics": True,
-        "topology.acker.executors": 0,
-    }
-    with DistributedCluster() as cluster:
-        running = cluster.submit("words", conf, "helpers.measured_words:topology")
-        running.wait(SECONDS)
-        per_process = [samples(url) for url in running.metrics_urls]
-        check({name: value for each in per_process for name, value in each.items()})
-        mine = [{name for name in each if name.startswith("tuplewire_user_words")} for each in per_process]
-        assert sorted(map(len, mine)) in ([0, 2], [1, 1])
-        told = {(sample.task, sample.name) for each in running.status().executors for sample in each.metrics}
-        assert told == {
-            (1, "lines_left"),
-            *((task, name) for task in (2, 3) for name in ("words", "letters")),
-        }
-        sent = [
-            value
-            for each in per_process
-            for name, value in each.items()
-            if name == 'tuplewire_serialized_bytes_total{component="measure",source="lines"}'
-        ]
-        assert sum(sent) > 0
 
 
 def test_a_bound_of_series_holds() -> None:

@@ -100,15 +100,14 @@ def test_one_worker_in_this_process(book: Path) -> None:
     assert "Ledger" not in ended.stdout
 
 
-@pytest.mark.parametrize("mode", ["local", "processes"])
-def test_wrong_usage(mode: str, book: Path, tmp_path: Path) -> None:
-    """Spark options in other modes, a missing file and an existing output are refused, each in one line."""
+def test_wrong_usage(book: Path, tmp_path: Path) -> None:
+    """Spark options in another mode, a missing file and an existing output are refused, each in one line."""
     for arguments, code, problem in (
         ([f"--input={book}", "--cores=2"], 64, "--cores is for Spark"),
         (["--input=/no/such"], 1, "cannot read /no/such"),
         ([f"--input={book}", f"--output={tmp_path}"], 1, "exists already"),
     ):
-        ended = run(f"--mode={mode}", *arguments)
+        ended = run("--mode=processes", *arguments)
         assert (ended.returncode, ended.stderr.count("\n")) == (code, 1), ended.stderr
         assert problem in ended.stderr
 

@@ -1,9 +1,13 @@
-"""Executors in several workers, and the messages between them, over every link."""
+"""Executors in several workers: their messages, the outcomes of tuples, timeouts, errors and the end."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -11,19 +15,23 @@ import pytest
 from helpers.hosted import hosted
 from helpers.idle import wait_idle
 from helpers.logged import logged
+from helpers.runtimes import COUNT, Notes, Numbers, Pass, check_order, passing
 from helpers.words import EXPECTED, LINES, Lines, Split
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.errors import RefusedMessagesError, TuplewireError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_service.testing import eventually
-from tuplewire_topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Bolt, Topology, TopologyBuilder, Tuple
+from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.coordination.control_channel import ControlChannel, ControlKind, ControlMessage
+from tuplewire_topology.coordination.coordinator import Termination
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 from tuplewire_topology.running.link import Link
+from tuplewire_topology.running.timer import SimulatedTimer
 from tuplewire_topology.serial.serializer import TupleSerializer
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 class Count(BasicBolt):
@@ -51,8 +59,7 @@ def word_count(counts: Counter[str]) -> Topology:
 HERE, THERE = (2, 3), (1, 4)
 
 
-@pytest.mark.parametrize("transport", ["local", "grpc"])
-def test_words_are_counted_over_a_transport(transport: str) -> None:
+def test_words_are_counted_over_a_transport() -> None:
     """Two workers count the same as a Counter.
 
     With the setting, bytes are measured per source and destination task, and reported by component.
@@ -60,7 +67,7 @@ def test_words_are_counted_over_a_transport(transport: str) -> None:
     counts: Counter[str] = Counter()
     topology = word_count(counts)
     conf = {"topology.serialized.message.size.metrics": True}
-    with hosted(topology, HERE, THERE, transport=transport) as hosts, ExitStack() as stack:
+    with hosted(topology, HERE, THERE, transport="grpc") as hosts, ExitStack() as stack:
         here, there = workers = [
             ExecutorWorker(topology, tasks, topology_id="t", link=each.link, conf=conf)
             for tasks, each in zip((HERE, THERE), hosts, strict=True)
@@ -197,3 +204,138 @@ def test_mail_waits_for_an_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
             eventually(lambda: came or failures, SECONDS)
     assert [mail.kind for mail in came] == [ControlKind.BEGUN]
     assert failures == []
+
+
+# --- acker tasks -----------------------------------------------------------------------------------------
+
+
+SHARES = (1, 2, 4, 7), (3, 5, 6, 8)
+"""The tasks of the two workers; 7 and 8 are the ackers."""
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Notes:
+    """Return the notes of the test."""
+    return Notes(tmp_path)
+
+
+def topology_of(notes: Notes, bolt: Bolt | BasicBolt, count: int = COUNT, ackers: int = 2) -> Topology:
+    """Return a topology with numbers, a bolt that passes them on, and ackers."""
+    return with_ackers(passing(Numbers(notes, count), bolt), ackers)
+
+
+def acked(notes: Notes) -> list[int]:
+    """Return the acked numbers, sorted."""
+    return sorted(map(int, notes.read("acked")))
+
+
+@contextmanager
+def client_links() -> Iterator[list[Link]]:
+    """Yield links that are clients of two worker processes; all messages are acknowledged."""
+    with WorkerProcesses(2, "t") as processes:
+        processes.assign(dict(enumerate(SHARES)))
+        addresses = [each.unix_address for each in processes.endpoints]
+        clients = [Client(each, topology="t", ack_mode="processed") for each in addresses]
+        yield [Link(each) for each in clients]
+        for each in clients:
+            assert (each.ledger().pending, sum(each.ledger().dropped.values())) == (0, 0)
+
+
+@contextmanager
+def several(
+    topology: Topology, link: str, conf: Mapping[str, Any] | None = None, **more: Any
+) -> Iterator[list[ExecutorWorker]]:
+    """Run a topology in two workers that reach each other only through their links."""
+    with ExitStack() as stack:
+        if link == "clients":
+            links = stack.enter_context(client_links())
+        else:
+            links = [each.link for each in stack.enter_context(hosted(topology, *SHARES, transport=link))]
+        workers = [
+            ExecutorWorker(topology, share, topology_id="t", conf=conf, link=each, **more)
+            for share, each in zip(SHARES, links, strict=True)
+        ]
+        for worker in workers:
+            stack.callback(worker.close)
+            worker.start()
+        for worker in workers:
+            worker.switch(active=True)
+        yield workers
+
+
+def ask_until_over(workers: Sequence[ExecutorWorker]) -> None:
+    """Poll the workers until the topology has finished; raise TimeoutError if that takes too long."""
+    termination = Termination(len(workers))
+    deadline = time.monotonic() + SECONDS
+    while not termination.over:
+        for rank, worker in enumerate(workers):
+            report = worker.report()
+            assert report.failure is None, report.failure
+            termination.take(rank, termination.wave, report)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not over: {[worker.report() for worker in workers]}")
+        threading.Event().wait(0.005)
+
+
+@pytest.mark.parametrize("link", ["grpc", "clients"])
+def test_a_spout_hears_what_becomes_of_its_tuples(link: str, notes: Notes) -> None:
+    """Both workers process every number, its spout is notified once, and then the topology finishes."""
+    with several(topology_of(notes, Pass(notes)), link) as workers:
+        ask_until_over(workers)
+        check_order(notes)
+        assert acked(notes) == list(range(COUNT))
+        assert not notes.read("failed")
+        assert workers[0].spouts[0].pending == 0
+        assert [each.counts.errors for worker in workers for each in worker.statistics()] == [0] * 8
+
+
+def test_what_takes_too_long_has_failed(notes: Notes) -> None:
+    """A tuple that is not acked fails after the timeout, and later acks of it are ignored."""
+    timer = SimulatedTimer()
+    forgotten: list[tuple[Bolt, Tuple]] = []
+
+    class Forget(Bolt):
+        outputs = ("number",)
+
+        def execute(self, message: Tuple) -> None:
+            if notes.read("failed"):
+                self.collector.ack(message)
+            else:
+                forgotten.append((self, message))
+
+    conf = {"topology.message.timeout.secs": 30}
+    with several(topology_of(notes, Forget(), 10), "grpc", conf, timer=timer) as workers:
+        eventually(lambda: len(forgotten) == 10, SECONDS)
+        (spout,) = workers[0].spouts
+        eventually(lambda: spout.pending == 10, SECONDS)
+        for seconds in (29, 1, 15):
+            assert not any(worker.report().at_rest for worker in workers[:1])
+            timer.advance(seconds)
+            eventually(lambda: not spout._rotation_due, SECONDS)  # two due rotations count as one
+        eventually(lambda: notes.count("failed") == 10, SECONDS)
+        ask_until_over(workers)
+    assert acked(notes) == list(range(10))
+
+
+def test_messages_without_destination_do_not_hold_up_the_end(notes: Notes) -> None:
+    """Messages to tasks without a worker count as lost and as taken, so that the topology finishes."""
+    topology = topology_of(notes, Pass(notes), ackers=0)
+    with hosted(topology, [1], []) as (here, other):
+        worker = ExecutorWorker(topology, [1], topology_id="t", link=here.link)
+        worker.start()
+        worker.switch(active=True)
+        ask_until_over([worker])
+        assert (worker.report().taken, here.link.lost()) == (COUNT, COUNT)
+        worker.close()
+        other.link.close(0.0)
+
+
+def test_foreign_message_ids_are_refused(caplog: pytest.LogCaptureFixture, notes: Notes) -> None:
+    """A tuple with a message id that no executor assigned is logged as malformed, and stops nothing."""
+    topology = topology_of(notes, Pass(notes))
+    foreign = Tuple([1], topology.source(2, "default"), ((1, "mine"),))
+    with several(topology, "grpc") as workers:
+        payload = TupleSerializer(topology).serialize(foreign)
+        workers[1].transfer.receive(TaskGroup.of(5, [payload], 2), lambda: None)
+        assert len(logged(caplog, "tuple.malformed")) == 1
+        eventually(lambda: notes.count("acked") == COUNT, SECONDS)

@@ -52,13 +52,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 @pytest.fixture
-def traced(
-    seen: Collector,  # noqa: ARG001 - must start before the workers
-    request: pytest.FixtureRequest,
-) -> Iterator[Pair]:
-    """Run two workers with tracing; a test may choose the transport."""
-    transport = getattr(request, "param", "grpc")
-    with pair_of_workers("--tracing", f"--transport={transport}") as pair:
+def traced(seen: Collector) -> Iterator[Pair]:  # noqa: ARG001 - must start before the workers
+    """Run two workers with tracing."""
+    with pair_of_workers("--tracing") as pair:
         yield pair
 
 
@@ -69,7 +65,6 @@ def marked(worker: Endpoint, span: SeenSpan) -> set[str]:
     return {line.partition("{")[0] for line in text.splitlines() if mark in line}
 
 
-@pytest.mark.parametrize("traced", ["grpc", "zmq"], indirect=True)
 def test_one_message_through_two_workers(seen: Collector, traced: Pair) -> None:
     """A message has one trace: sender, entry worker, the task's worker and consumer, in this order.
 

@@ -10,7 +10,7 @@ import pytest
 from tuplewire.errors import TopologyError
 from tuplewire_topology import Stream, Topology, TopologyBuilder, TupleWindow, Window, WindowedBolt
 from tuplewire_topology.clusters.capture import FeederSpout, FixedTupleSpout
-from tuplewire_topology.clusters.cluster import DistributedCluster, LocalCluster
+from tuplewire_topology.clusters.cluster import LocalCluster
 
 SECONDS = 30.0
 
@@ -47,9 +47,8 @@ COUNTED = [[number, 0.0] for number in range(10)]
 def test_by_count() -> None:
     """Windows of four over ten numbers: two full windows, and a last one when the topology ends."""
     topology = topology_of(COUNTED, Window.count(4, 4))
-    with DistributedCluster() as cluster:
-        running = cluster.submit("counted", {"topology.workers": 2}, topology, collect=["sums"])
-        sums = running.finish(SECONDS).tuples("sums")
+    with LocalCluster() as cluster:
+        sums = cluster.submit("counted", {"topology.workers": 2}, topology).finish(SECONDS).tuples("sums")
     assert [values[0] for values in sums] == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7, 6 + 7 + 8 + 9]
 
 

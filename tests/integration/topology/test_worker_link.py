@@ -245,12 +245,11 @@ def test_a_program_without_an_assignment_has_nothing_to_report() -> None:
     worker.abort()
 
 
-@pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
-def test_spouts_wait_for_connections(transport: str) -> None:
+def test_spouts_wait_for_connections() -> None:
     """A spout emits its first tuple after all required workers are connected."""
     feeder = FeederSpout(["number"])
     topology = chain(feeder, more="s")
-    here, first, second = (host(name, topology, transport) for name in ("here", "first", "second"))
+    here, first, second = (host(name, topology, "grpc") for name in ("here", "first", "second"))
     assign(1, {here: [4], first: [1], second: [2, 3]})
     second.abort()
     taker = Taker(first, 1)
@@ -261,7 +260,7 @@ def test_spouts_wait_for_connections(transport: str) -> None:
     feeder.feed([1])
     assert not wait_idle(worker, 0.2)
     assert taker.came == []
-    again = host("second", topology, transport)
+    again = host("second", topology, "grpc")
     assign(2, {here: [4], first: [1], again: [2, 3]})
     assert wait_idle(worker, SECONDS)
     eventually(lambda: len(taker.came) == 1, SECONDS)
@@ -272,11 +271,10 @@ def test_spouts_wait_for_connections(transport: str) -> None:
         each.close(0.1)
 
 
-@pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
-def test_connections_follow_outbound_tasks(transport: str) -> None:
+def test_connections_follow_outbound_tasks() -> None:
     """A worker connects immediately to the workers that its tasks send to, and to others on demand."""
     topology = chain(FeederSpout(["number"]))
-    first, second, last = workers = [host(name, topology, transport) for name in ("first", "second", "last")]
+    first, second, last = workers = [host(name, topology, "grpc") for name in ("first", "second", "last")]
     for worker in workers:
         worker.host.attach(Idle(), topology.tasks, partial(outbound_tasks, topology))
     assign(1, {first: [4], second: [1], last: [2, 3]})
