@@ -61,16 +61,21 @@ def test_a_default_id_is_readable_and_unique(
     assert all(re.fullmatch(f"{begin}[0-9a-f]{{8}}", each) for each in ids), ids
 
 
+_HEAD = """
+import json, os, signal, sys, threading
+from tuplewire import Client, TaskMessageBatch
+from tuplewire.errors import ClosedError, RefusedError
+given = json.loads(sys.argv[1])
+"""
+
+
 def _run_script(script: str, support: int | None, **arguments: object) -> dict[str, object]:
     """Run a script in a separate process with its arguments as a dictionary; the script prints JSON."""
     variables = {} if support is None else {"GRPC_ENABLE_FORK_SUPPORT": str(support)}
-    return dict(json.loads(output_of(script, json.dumps(arguments), **variables).splitlines()[-1]))
+    return dict(json.loads(output_of(_HEAD + script, json.dumps(arguments), **variables).splitlines()[-1]))
 
 
 _FORK = """
-import json, os, sys, threading
-from tuplewire import Client, TaskMessageBatch
-given = json.loads(sys.argv[1])
 client = Client(given["address"], topology="test", source=1)
 mine, childs = given["tasks"]
 subscription = client.recv([mine], timeout=10)
@@ -130,9 +135,6 @@ def test_fork_with_open_streams(pair: Pair, support: int | None) -> None:
 
 
 _FORK_DURING_CLOSE = """
-import json, os, sys, threading
-from tuplewire import Client, TaskMessageBatch
-given = json.loads(sys.argv[1])
 client = Client(given["address"], topology="test")
 batch = TaskMessageBatch.from_columns([given["task"]] * 1000, [b"x"] * 1000)
 for _ in range(40):
@@ -158,9 +160,6 @@ print(json.dumps({"received": got, "acknowledged": client.ledger().acknowledged}
 
 
 _FORK_DURING_CONNECT = """
-import json, os, signal, sys, threading
-from tuplewire import Client
-given = json.loads(sys.argv[1])
 over = threading.Event()
 def come_and_go():
     while not over.is_set():
@@ -186,10 +185,6 @@ print(json.dumps({"codes": codes}))
 
 
 _FORK_AFTER_REFUSAL = """
-import json, os, sys
-from tuplewire import Client
-from tuplewire.errors import RefusedError
-given = json.loads(sys.argv[1])
 refused = Client(given["address"], topology="elsewhere")
 try:
     refused.send(given["task"], b"unwanted")
@@ -207,11 +202,7 @@ refused.close()
 
 
 _FORK_WITH_SERVER = """
-import json, os, sys, time
-from tuplewire import Client
-from tuplewire.errors import ClosedError
 from tuplewire_service.messaging.grpc import GrpcContext
-given = json.loads(sys.argv[1])
 context = GrpcContext()
 context.prepare({})
 server = context.bind("test", 0)

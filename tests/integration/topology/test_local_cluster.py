@@ -1,10 +1,12 @@
-"""LocalCluster, as users run and test topologies, over every transport within one process."""
+"""LocalCluster, as users run and test topologies, with load-aware shuffle and bolts that work on windows."""
 
 from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,23 @@ import pytest
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire_service.testing import eventually
-from tuplewire_topology import BasicBolt, BasicOutputCollector, FailedError, Topology, TopologyBuilder, Tuple
+from tuplewire_topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    FailedError,
+    Spout,
+    SpoutOutputCollector,
+    Stream,
+    Topology,
+    TopologyBuilder,
+    TopologyContext,
+    Tuple,
+    TupleWindow,
+    Window,
+    WindowedBolt,
+)
 from tuplewire_topology.authoring.component import TaskError
-from tuplewire_topology.clusters.capture import FeederSpout
+from tuplewire_topology.clusters.capture import FeederSpout, FixedTupleSpout
 from tuplewire_topology.clusters.cluster import LocalCluster, complete_topology
 
 PAGE = Path(__file__).parents[3] / "docs" / "tutorial" / "first-topology.md"
@@ -136,11 +152,10 @@ def test_complete_topology_wants_a_spout() -> None:
         complete_topology(word_count(FeederSpout(["line"])), {"split": [["a"]]})
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_an_error_ends_the_topology(feeder: FeederSpout, workers: int) -> None:
+def test_an_error_ends_the_topology(feeder: FeederSpout) -> None:
     """An error of a bolt in any worker ends the wait, and the status shows it."""
     with LocalCluster() as cluster:
-        running = cluster.submit("t", {"topology.workers": workers}, word_count(feeder))
+        running = cluster.submit("t", {"topology.workers": 4}, word_count(feeder))
         assert cluster.status()["t"].state == "ACTIVE"
         feeder.feed(["broken"])
         with pytest.raises(TaskError, match="of 'split': ZeroDivisionError"):
@@ -222,3 +237,152 @@ def test_a_components_wrong_setting_leaves_nothing(feeder: FeederSpout) -> None:
             return [each for each in started if not each.name.startswith("asyncio")]  # the loop's thread pool
 
         eventually(lambda: not left(), what="its threads have ended")
+
+
+SECONDS = 60.0
+PER_SECOND = 1500
+LATEST = 500
+MOST = 12_000
+
+
+class Steady(Spout):
+    """Emits a constant number of tuples per second, indefinitely."""
+
+    outputs = ("number",)
+
+    def open(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
+    ) -> None:
+        super().open(conf, context, collector)
+        self.began = time.monotonic()
+        self.next = 0
+
+    def next_tuple(self) -> None:
+        due = (time.monotonic() - self.began) * PER_SECOND
+        while self.next < due:
+            self.collector.emit([self.next])
+            self.next += 1
+
+
+class Work(BasicBolt):
+    """Takes 0.5 ms for a tuple, but 6 ms in one of its tasks."""
+
+    def __init__(self, slow: int) -> None:
+        self.slow = slow
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
+        self.seconds = 0.006 if context.task_index == self.slow else 0.0005
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
+        time.sleep(self.seconds)
+
+
+@pytest.mark.parametrize(("workers", "slow"), [(1, 0), (2, 0)], ids=["alone", "far"])
+def test_a_slow_task_gets_little(workers: int, slow: int) -> None:
+    """Senders learn that tuples wait longer at the slow task, although no queue is full."""
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Steady())
+    builder.set_bolt("work", Work(slow), 4).load_aware_shuffle_grouping("numbers")
+    conf = {"topology.workers": workers, "storm.messaging.transport": "grpc"}
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", conf, builder.create_topology(), collect=[])
+        tasks = running.topology.tasks_of("work")
+        assert len({running.worker_of(task) for task in tasks}) == workers
+        before: Counter[int] = Counter()
+
+        def share() -> float | None:
+            """Return the slow task's share of the tuples since the last call, or None if they are few."""
+            executors = [each for each in running.status().executors if each.component == "work"]
+            arrived = Counter({each.tasks[0]: each.queue.arrived for each in executors})
+            latest = arrived - before
+            if latest.total() < LATEST:
+                return None
+            before.update(latest)
+            return latest[tasks[slow]] / latest.total()
+
+        eventually(lambda: share() is not None, SECONDS, "the first tuples arrive")
+        eventually(lambda: (now := share()) is not None and now < 0.1, SECONDS, "the slow task gets little")
+        assert before.total() < MOST, "by how full its queue is, that takes longer"
+
+
+class Sums(WindowedBolt):
+    """Emits the sum and the end of each window."""
+
+    outputs = (Stream("sum", "end"), Stream("number", "at", name="late"))
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+
+    def execute_window(self, window: TupleWindow) -> None:
+        self.collector.emit([sum(each["number"] for each in window), window.end])
+
+
+class Numbers(FixedTupleSpout):
+    """Emits given numbers with their timestamps."""
+
+    outputs = ("number", "at")
+
+
+def topology_of(rows: list[list[Any]], window: Window) -> Topology:
+    """Return a topology that adds up the numbers of each window."""
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(rows))
+    builder.set_bolt("sums", Sums(window)).global_grouping("numbers")
+    return builder.create_topology()
+
+
+COUNTED = [[number, 0.0] for number in range(10)]
+
+
+def test_by_count() -> None:
+    """Windows of four over ten numbers: two full windows, and a last one when the topology ends."""
+    topology = topology_of(COUNTED, Window.count(4, 4))
+    with LocalCluster() as cluster:
+        sums = cluster.submit("counted", {"topology.workers": 2}, topology).finish(SECONDS).tuples("sums")
+    assert [values[0] for values in sums] == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7, 6 + 7 + 8 + 9]
+
+
+def test_by_a_time_of_their_own() -> None:
+    """Windows of ten seconds by the tuples' time: tuples beyond the lag go to the stream of late tuples."""
+    rows = [[1, 1.0], [2, 9.0], [4, 13.0], [8, 8.5], [16, 31.0], [32, 9.5], [64, 44.0]]
+    window = Window.seconds(10, timestamp="at", lag=5, late="late")
+    with LocalCluster() as cluster:
+        captured = cluster.submit("timed", {}, topology_of(rows, window)).finish(SECONDS)
+        assert captured.tuples("sums") == [(11, 10.0), (4, 20.0), (16, 40.0), (64, 50.0)]
+        assert captured.tuples("sums", "late") == [(32, 9.5)]
+
+
+def test_by_arrival() -> None:
+    """A window of three seconds is executed each second, by the cluster's time."""
+    feeder = FeederSpout(["number", "at"])
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", feeder)
+    builder.set_bolt("sums", Sums(Window.seconds(3, 1))).global_grouping("numbers")
+    with LocalCluster(simulated_time=True) as cluster:
+        running = cluster.submit("arriving", {}, builder.create_topology())
+        for number in (1, 2, 4, 8):
+            feeder.feed([number, 0.0])
+            running.wait(SECONDS)
+            cluster.advance(1)
+            running.wait(SECONDS)
+        feeder.feed([16, 0.0])
+        sums = [values[0] for values in running.finish(SECONDS).tuples("sums")]
+    assert sums == [1, 1 + 2, 1 + 2 + 4, 2 + 4 + 8, 4 + 8 + 16]
+
+
+def test_a_bolt_without_windows_is_refused() -> None:
+    """A WindowedBolt without windows is refused by name when the topology is built."""
+
+    class Forgotten(WindowedBolt):
+        def execute_window(self, window: TupleWindow) -> None:
+            """Do nothing."""
+
+    with pytest.raises(TopologyError, match=r"bolt 'sums' is a WindowedBolt without windows: set window"):
+        TopologyBuilder().set_bolt("sums", Forgotten())
+
+
+def test_configuration_is_kept() -> None:
+    """A windowed bolt's own tick setting overrides the topology's setting."""
+    topology = topology_of(COUNTED, Window.seconds(2))
+    configuration: Mapping[str, Any] = topology.component("sums").configuration
+    assert configuration["topology.tick.tuple.freq.secs"] == 2

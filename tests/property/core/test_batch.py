@@ -286,14 +286,3 @@ def test_deserialize(packet: bytes) -> None:
     except (InvalidTaskError, MalformedError):
         return
     assert message.serialize() == packet
-
-
-@given(st.integers(0, 2**31 - 1), payloads)
-def test_serialize(task: int, payload: bytes) -> None:
-    """A task id that fits into two bytes is serialized and restored; any other is rejected."""
-    message = TaskMessage(task, payload)
-    if task < 2**15:
-        assert TaskMessage.deserialize(message.serialize()) == message
-    else:
-        with pytest.raises(InvalidTaskError):
-            message.serialize()
