@@ -58,7 +58,7 @@ def shared(running: Workers) -> Workers:
     with query(running) as last:
 
         def settled() -> bool:
-            last.step()  # acknowledges what was read before
+            last.step()  # acknowledges the messages read before
             moving = any(status(each).moving_tasks for each in running.running.values())
             return not moving and queued(running.running["a"], TASK) == 0
 

@@ -1,4 +1,4 @@
-"""Metrics of topologies: of users, of executors, and those that a program reports to its local worker."""
+"""Metrics of topologies: of users, of executors, and reports of a program to its local worker."""
 
 from __future__ import annotations
 
