@@ -17,7 +17,6 @@ from functools import partial
 from agent import BenchError
 from links import Links
 from looked import LOOKED, measure_looked
-from profiling import profiled
 from report import Line, progress, table
 from rolling import ROLLING, measure_rolling
 from rows import LATENCIES, OFFERED, REQUESTS, ROWS, measure, measure_offered
@@ -60,13 +59,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--only", metavar="ROW", help=f"a row, or all that begin with it: {', '.join(NAMES)}")
-    parser.add_argument(
-        "--profile", metavar="ROW", help="run one row, without its peers, and print a profile of each process"
-    )
     arguments = parser.parse_args()
-    for wanted in (arguments.only, arguments.profile):
-        if not any(_matches(name, wanted) for name in NAMES):
-            parser.error(f"no row {wanted!r}; there are: {', '.join(NAMES)}")
+    if not any(_matches(name, arguments.only) for name in NAMES):
+        parser.error(f"no row {arguments.only!r}; there are: {', '.join(NAMES)}")
     return arguments
 
 
@@ -91,9 +86,6 @@ def main() -> int:
     arguments = _arguments()
     started = time.monotonic()
     try:
-        if arguments.profile:
-            print(profiled(arguments.profile, arguments.seconds))
-            return 0
         lines = _measure(arguments.only, arguments.seconds)
     except BenchError as error:
         progress("")

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,8 +18,6 @@ from typing import Any
 from campaigns.campaign import Campaign
 from campaigns.chaos import transports, workers
 from campaigns.fuzz import fuzz
-from campaigns.fuzz.attackers import replay
-from campaigns.journal import Journal
 from campaigns.soak import month, rolling
 from campaigns.soak.account import Extent
 
@@ -60,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(
         name: str, target: str, module: ModuleType, build: Build, seed: int | None = None, **defaults: Any
-    ) -> argparse.ArgumentParser:
+    ) -> None:
         each = kinds.add_parser(
             name,
             prog=f"make {target}",
@@ -68,14 +65,13 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             epilog="The same seed gives the same plan. The effect of an action also depends on timing.",
         )
-        each.set_defaults(build=build, again=f"make {target}", replay=None)
+        each.set_defaults(build=build, again=f"make {target}")
         told = "another one each time" if seed is None else seed
         each.add_argument("--seed", type=int, default=seed, help=f"seed of the plan (default: {told})")
         each.add_argument("--plan", action="store_true", help="print the plan, and start nothing")
         for option, default in defaults.items():
             flag, about = f"--{option.replace('_', '-')}", f"{_HELP[option]} (default: {default})"
             each.add_argument(flag, type=type(default), default=default, help=about)
-        return each
 
     faults: dict[str, Any] = {"minutes": 1.0, "every": 1.0, "rate": 2000.0}
     add("chaos", "chaos", workers, _chaos(workers.WorkerChaos), transport="grpc", **faults)
@@ -93,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         fuzz,
         lambda given, at: fuzz.Fuzz(given.seed, given.minutes * 60, directory=at),
         minutes=3.0,
-    ).add_argument("--replay", metavar="LEVEL/THREAD/NUMBER", help="repeat one conversation of the seed only")
+    )
     add("month", "soak", month, _month, seed=7, days=30)
     add(
         "rolling",
@@ -106,26 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _replay(seed: int, place: str, directory: Path) -> int:
-    """Repeat one conversation, and print it with its answer and the worker's log."""
-    with ExitStack() as stack:
-        journal = Journal(directory / "run.jsonl")
-        stack.callback(journal.close)
-        worker = fuzz.target(directory, journal, stack)
-        conversation, answer = replay(seed, place, worker.endpoint.address)
-        print(f"{conversation}\n{answer}")
-        worker.stop()
-        print(worker.log)
-    shutil.rmtree(directory)
-    return 0
-
-
 def main() -> int:
     """Run the campaign of the command line, and print its report."""
-    parser = _parser()
-    arguments = parser.parse_args()
-    if arguments.replay and arguments.seed is None:
-        parser.error("--replay needs the --seed that the conversation belongs to")
+    arguments = _parser().parse_args()
     words = sys.argv[2:]
     if arguments.seed is None:
         arguments.seed = time.time_ns() % 1_000_000
@@ -135,8 +114,6 @@ def main() -> int:
             print(f"{action.at:7.1f} s  {action}")
         return 0
     directory = Path(tempfile.mkdtemp(prefix="tuplewire-campaign-"))
-    if arguments.replay:
-        return _replay(arguments.seed, arguments.replay, directory)
     campaign: Campaign = arguments.build(arguments, directory)
     print(f"seed {arguments.seed}; journals and logs in {directory}", flush=True)
     campaign.run()

@@ -17,7 +17,7 @@ from campaigns.fuzz.garbage import garbage
 from campaigns.fuzz.misuse import misuse
 from campaigns.fuzz.refused import refused
 from campaigns.fuzz.wire import Wire
-from helpers.hostile import OPTIONS, SEND, Answer, frame, hello
+from helpers.hostile import OPTIONS, SEND, frame, hello
 from helpers.program import Threads, serve
 
 from tuplewire import Credentials
@@ -75,16 +75,11 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     """The number of occurrences of each answer; below gRPC, of each kind of attack."""
     complaints: list[str] = field(default_factory=list)
-    """The first wrong answers, each with the position that --replay accepts."""
+    """The first wrong answers, each with its level, thread, number and conversation."""
 
 
 Attack = Callable[[random.Random], tuple[str, str]]
 """Runs one attack; returns the answer, and the complaint about it, if any."""
-
-
-def chance(seed: int, level: str, thread: int, number: int) -> random.Random:
-    """Return the random generator of one attack."""
-    return random.Random(f"{seed}/{level}/{thread}/{number}")
 
 
 def attackers(pipe: Connection, seed: int, crew: Sequence[Attacker], most: int | None) -> None:
@@ -116,7 +111,7 @@ def attackers(pipe: Connection, seed: int, crew: Sequence[Attacker], most: int |
                 for number in some:
                     if not going.is_set() or threads.stop.wait(each.pause):
                         break
-                    note(each, number, *attack(chance(seed, each.level, each.number, number)))
+                    note(each, number, *attack(random.Random(f"{seed}/{each.level}/{each.number}/{number}")))
 
     def progress() -> Tally:
         with lock:
@@ -169,11 +164,3 @@ def _intrude(address: str, foreign: Credentials | None) -> tuple[str, str]:
     except UnreachableError:
         return FOREIGN, ""
     return FOREIGN, "a worker has answered a foreign certificate"
-
-
-def replay(seed: int, place: str, address: str) -> tuple[Conversation, Answer]:
-    """Repeat one conversation; place: level/thread/number, as in a complaint."""
-    level, thread, number = place.split("/")
-    conversation = SPEECH[level](chance(seed, level, int(thread), int(number)))
-    with grpc.insecure_channel(address, options=OPTIONS) as channel:
-        return conversation, hold(channel, conversation)

@@ -1,6 +1,6 @@
 """Hostile input on every level at the same time, next to a well-behaved session.
 
-Every conversation is drawn from the seed, and can be repeated alone.
+Every conversation is drawn from the seed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from pathlib import Path
 from campaigns.campaign import Action, Campaign
 from campaigns.cluster import Cluster
 from campaigns.fuzz.attackers import WIRE, Attacker, Tally, attackers
-from campaigns.journal import Journal
 from campaigns.steady import Steady
 from helpers.memory import MIB, rss
 from helpers.program import Program
-from helpers.restartable import RestartableWorker
 from helpers.streams import Load
 
 from tuplewire.session.ledger import LedgerSnapshot
@@ -51,15 +49,6 @@ _PAUSE_SECONDS = 0.002
 _LOOKS_PER_LINE = 20
 
 
-def target(directory: Path, journal: Journal, stack: ExitStack) -> RestartableWorker:
-    """Start a worker to be attacked."""
-    cluster = Cluster(directory, journal, _FLAGS, drain_seconds=1)
-    stack.callback(cluster.discard)
-    cluster.add(_WORKER)
-    cluster.assign(dict.fromkeys([*HOSTILE_TASKS, HEALTHY_TASK], _WORKER))
-    return cluster.workers[_WORKER]
-
-
 class Fuzz(Campaign):
     """An attack for a number of seconds, or for a number of attacks by each thread."""
 
@@ -83,7 +72,11 @@ class Fuzz(Campaign):
         """See Campaign."""
         self._stack = stack
         self._attackers: dict[str, Program] = {}
-        self._worker = target(self.directory, self.journal, stack)
+        cluster = Cluster(self.directory, self.journal, _FLAGS, drain_seconds=1)
+        stack.callback(cluster.discard)
+        cluster.add(_WORKER)
+        cluster.assign(dict.fromkeys([*HOSTILE_TASKS, HEALTHY_TASK], _WORKER))
+        self._worker = cluster.workers[_WORKER]
         self._endpoint = self._worker.endpoint
         address = self._endpoint.address
         load = Load([HEALTHY_TASK], batch=20, pause=_PAUSE_SECONDS)
