@@ -58,7 +58,6 @@ class Kafka(Peer):
         return consumer
 
     def begin(self) -> None:
-        """See Peer."""
         self._topic = self._create(PARTITIONS)
 
     def save(self, frame: DataFrame, options: Mapping[str, str]) -> None:
@@ -74,7 +73,6 @@ class Kafka(Peer):
         return frame
 
     def take(self) -> int:
-        """See Peer."""
         consumer = self._consumer(self._topic, PARTITIONS)
         count = sum(map(int, consumer.endOffsets(consumer.assignment()).values()))
         consumer.close()

@@ -186,13 +186,11 @@ class Tuplewire(Peer):
         frame.write.format("tuplewire").mode("append").options(**self.where, **options).save()
 
     def load(self, reader: Any, **options: str) -> DataFrame:
-        """See Peer."""
         given = {**self.where, "tasks": ",".join(map(str, TASKS)), **options}
         frame: DataFrame = reader.format("tuplewire").options(**given).load()
         return frame
 
     def take(self) -> int:
-        """See Peer."""
         return sum(map(self.drain, TASKS))
 
     def drain(self, task: int) -> int:

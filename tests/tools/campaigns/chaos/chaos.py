@@ -84,7 +84,6 @@ class Chaos(Campaign):
         """The kinds of faults, each with its weight."""
 
     def plan(self) -> Iterator[Action]:
-        """See Campaign."""
         return schedule(self.seed, self.seconds, self.every, self.weights, self.targets.draw)
 
     # --- programs ------------------------------------------------------------------------------------
@@ -160,7 +159,6 @@ class Chaos(Campaign):
         }
 
     def report(self) -> Iterator[str]:
-        """See Campaign."""
         yield "faults: " + ", ".join(f"{number} {kind}" for kind, number in sorted(self.done.items()))
         for name, mode in self.modes.items():
             yield f"ledger of {name} ({mode}): {self.ledgers.get(name) or 'unknown, it did not finish'}"

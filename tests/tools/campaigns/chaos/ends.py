@@ -150,7 +150,6 @@ class Consumer(End):
             self._over.wait(_WORK_SECONDS)
 
     def finish(self) -> int:
-        """See End."""
         self._stop()
         return 0
 
@@ -188,7 +187,6 @@ class Receiver(End, IConnectionCallback):
             inbound.release(group.task, len(group), len(group.data))
 
     def kill(self) -> None:
-        """See End."""
         self._server.abort()
         self._stop()
         self._release()  # only the exit of a process loses held messages
@@ -310,7 +308,6 @@ class Sender(Sending):
         self._begin(config, source, AckMode.PROCESSED, by_task)
 
     def kill(self) -> None:
-        """See End."""
         self._stop()
         for client in self._clients:
             client.abort()
@@ -338,22 +335,18 @@ class Within(Program):
     _end: End
 
     def start(self) -> None:
-        """See Program."""
         self._end = ENDS[self._config["role"]](self.next_config())
 
     def signal(self, number: signal.Signals) -> None:
-        """See Program."""
         self._end.signal(number)
 
     def kill(self) -> None:
-        """See Program."""
         self._end.kill()
 
     def begin_end(self) -> None:
         """Do nothing: end() closes it."""
 
     def end(self, timeout: float) -> int:
-        """See Program."""
         del timeout  # finish() has its own timeout
         return self._end.finish()
 

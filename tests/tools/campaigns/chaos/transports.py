@@ -42,11 +42,9 @@ class TransportChaos(Chaos):
 
     @property
     def weights(self) -> Mapping[Kind, int]:
-        """See Chaos."""
         return _OF_PROGRAMS if self.transport == "local" else {**OF_WAYS, **_OF_PROGRAMS}
 
     def open(self, stack: ExitStack) -> None:
-        """See Campaign."""
         self._killed: set[Path] = set()
         """The journals of senders that were killed."""
         ports = {name: self.directory / f"{name}.port" for name in RECEIVERS}
@@ -71,7 +69,6 @@ class TransportChaos(Chaos):
             self.launch(stack, sender, {**config, "receivers": receivers})
 
     def act(self, action: Action) -> None:
-        """See Campaign."""
         match action.kind:
             case Kind.KILL_PRODUCER:
                 program = self.programs[action.target]

@@ -78,7 +78,6 @@ class WorkerChaos(Chaos):
         return address
 
     def open(self, stack: ExitStack) -> None:
-        """See Campaign."""
         self._chance = random.Random(self.seed)
         self.control: Counter[Fate] = Counter()
         self.workers: dict[str, LedgerSnapshot | None] = {}
@@ -95,7 +94,6 @@ class WorkerChaos(Chaos):
             self.launch(stack, each.name, {**each.config, "workers": reached}, host)
 
     def act(self, action: Action) -> None:
-        """See Campaign."""
         cluster, target = self.cluster, action.target
         match action.kind:
             case Kind.CONTROL:
@@ -155,7 +153,6 @@ class WorkerChaos(Chaos):
         self.judge()
 
     def report(self) -> Iterator[str]:
-        """See Campaign."""
         yield f"control messages: {self.control[Fate.LOST]:,} lost, {self.control[Fate.DOUBLED]:,} doubled"
         for name, ledger in self.workers.items():
             yield f"ledger of {name}: {ledger or 'unknown, it does not answer'}"

@@ -64,12 +64,10 @@ class Fuzz(Campaign):
         """The worker's memory, sampled at equal intervals."""
 
     def plan(self) -> Iterator[Action]:
-        """See Campaign."""
         for level, threads in THREADS.items():
             yield Action(0.0, "attack", level, value=f"{threads} connections")
 
     def open(self, stack: ExitStack) -> None:
-        """See Campaign."""
         self._stack = stack
         self._attackers: dict[str, Program] = {}
         cluster = Cluster(self.directory, self.journal, _FLAGS, drain_seconds=1)
@@ -89,7 +87,6 @@ class Fuzz(Campaign):
         return sum(self.steady.received().values())
 
     def act(self, action: Action) -> None:
-        """See Campaign."""
         level, endpoint = action.target, self._endpoint
         addresses = [endpoint.address]
         if level == WIRE:
@@ -118,14 +115,12 @@ class Fuzz(Campaign):
         )
 
     def is_over(self, seconds: float) -> bool:
-        """See Campaign."""
         if self.attacks is None:
             return seconds >= self.seconds
         counts = {level: sum(tally.counts.values()) for level, tally in self.tallies.items()}
         return counts == {level: self.attacks * threads for level, threads in THREADS.items()}
 
     def finish(self) -> None:
-        """See Campaign."""
         self.tallies = {level: each.ask("finish") for level, each in self._attackers.items()}
         self.memory.append(rss(self._endpoint.process_id))
         self.faults += (
@@ -154,7 +149,6 @@ class Fuzz(Campaign):
         return [max(piece, default=0) for piece in pieces]
 
     def report(self) -> Iterator[str]:
-        """See Campaign."""
         for level, tally in self.tallies.items():
             counts = ", ".join(f"{key} {count:,}" for key, count in tally.counts.most_common())
             yield f"{level:8} {tally.counts.total():8,}: {counts}"

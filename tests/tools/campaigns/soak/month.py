@@ -67,7 +67,6 @@ class Month(Campaign):
         self._sources = _FIRST_SOURCE
 
     def plan(self) -> Iterator[Action]:
-        """See Campaign."""
         events = [_CERTIFICATES, _PEERS_COME, _RESTARTED]
         quiet = [_NO_EVENT] * (self._extent.generations - len(events) - 1)
         for day in range(1, self._extent.days + 1):
@@ -116,7 +115,6 @@ class Month(Campaign):
         return self._cluster.workers[name].endpoint
 
     def act(self, action: Action) -> None:
-        """See Campaign."""
         if action.kind == _NIGHT:
             self._night()
         else:
@@ -134,7 +132,6 @@ class Month(Campaign):
         return ", ".join(parts)
 
     def report(self) -> Iterator[str]:
-        """See Campaign."""
         account = self.account
         yield f"lived in {_clock(self.seconds_so_far)}, SEED={self.seed}"
         for what, counts in (
@@ -285,7 +282,6 @@ class Month(Campaign):
     # --- the end ------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """See Campaign."""
         self._note_attacks("finish")
         self.faults += self._steady.finish(self._roaming)
         self.faults += self._follower.ask("problems")

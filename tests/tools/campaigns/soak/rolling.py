@@ -46,12 +46,10 @@ class RollingRestarts(Campaign):
         """The number of messages that all workers have accepted."""
 
     def plan(self) -> Iterator[Action]:
-        """See Campaign."""
         for number in range(1, self._restarts + 1):
             yield Action(0.0, "restart", WORKERS[number % len(WORKERS)], value=number)
 
     def open(self, stack: ExitStack) -> None:
-        """See Campaign."""
         self._cluster = Cluster(self.directory, self.journal, drain_seconds=self._drain_seconds)
         stack.callback(self._cluster.discard)
         self._cluster.add(*WORKERS)
@@ -82,7 +80,6 @@ class RollingRestarts(Campaign):
         eventually(moved, _WAIT_SECONDS, f"{self._progress} more messages of every stream")
 
     def finish(self) -> None:
-        """See Campaign."""
         self._await_progress()
         self.faults += self.steady.finish()
         self._cluster.end_all()
@@ -106,6 +103,5 @@ class RollingRestarts(Campaign):
         )
 
     def report(self) -> Iterator[str]:
-        """See Campaign."""
         yield f"{self.done['restart']} restarts, {sum(self.steady.produced.sent.values()):,} messages sent"
         yield f"accepted by all workers: {self.accepted:,}, expected {self.expected_accepted:,}"
