@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Self
 
 from helpers.fork_server import no_fork_server
 from helpers.restartable import Host
+from helpers.scripts import ran
 from helpers.tools import missing, require_tool
 
 _CLONE_NEWNET = 0x40000000
@@ -41,9 +41,7 @@ def _set_namespace(descriptor: int) -> None:
 
 
 def _run(*words: str, standard_input: str | None = None) -> None:
-    done = subprocess.run(
-        words, input=standard_input, capture_output=True, text=True, check=False, timeout=_SECONDS
-    )
+    done = ran(*words, input=standard_input, seconds=_SECONDS)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -32,6 +31,7 @@ from helpers.manifests import (
 )
 from helpers.pod_checks import check_pod
 from helpers.schemas import VERSIONS, validate
+from helpers.scripts import ran
 from helpers.tools import ROOT, missing
 
 from tuplewire.settings.settings import FLAG, Setting, settings_of
@@ -314,14 +314,9 @@ def test_the_manifests_are_current() -> None:
 def test_the_spark_application_is_current() -> None:
     """deploy/spark-application.yaml is generated from the manifests."""
     deploy = ROOT / "deploy"
-    made = subprocess.run(
-        [sys.executable, deploy / "make_spark_application.py"],
-        input=(deploy / "manifests.yaml").read_text(encoding="utf-8"),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    ).stdout
+    rendered = (deploy / "manifests.yaml").read_text(encoding="utf-8")
+    script = deploy / "make_spark_application.py"
+    made = ran(sys.executable, script, input=rendered, check=True, seconds=120).stdout
     assert (deploy / "spark-application.yaml").read_text(encoding="utf-8") == made, "run make manifests"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from deploy.foreign_clients import GRPCLIB_VENV, client, generate
 from helpers import eventually
+from helpers.scripts import ran
 from helpers.tools import ROOT, missing, require_tool
 from helpers.topology import ledger
 
@@ -58,15 +58,7 @@ def test_the_conversations_of_the_page_work(
     command, variables = interpreter(name, tmp_path)
     port = worker.address.rpartition(":")[2]
     before = ledger(worker)
-    run = subprocess.run(
-        [*command, block[1].replace("6700", port)],
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    run = ran(*command, block[1].replace("6700", port), cwd=ROOT, env={**os.environ, **variables})
     assert run.returncode == 0, run.stderr
     assert "helloworld" in run.stdout or "aGVsbG93b3JsZA==" in run.stdout
     eventually(lambda: not ledger(worker).pending, 10, "everything acknowledged")

@@ -19,6 +19,7 @@ from helpers.manifests import Manifest, container, executor, rendered, the
 from helpers.pod_checks import check_pod
 from helpers.restartable import RestartableWorker
 from helpers.schemas import VERSIONS, validate
+from helpers.scripts import ran
 from helpers.tools import ROOT
 from helpers.topology import TOPOLOGY, acknowledged, assignment_file
 
@@ -67,9 +68,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def _run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [BASH, SCRIPT, *words], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    return ran(BASH, SCRIPT, *words, env=environment)
 
 
 def _inputs(output: str) -> list[Manifest]:

@@ -17,6 +17,7 @@ from helpers import eventually
 from helpers.admin import samples
 from helpers.certificates import Authority
 from helpers.restartable import RestartableWorker
+from helpers.scripts import ran
 from helpers.secured import tls_flags
 from helpers.tools import ROOT, require_tool
 from helpers.topology import (
@@ -258,9 +259,7 @@ def test_a_worker_tells_its_status_to_whoever_has_a_certificate(secured: Secured
     endpoint = secured.pair.near
     url = f"https://{endpoint.address}/tuplewire.v1.Control/GetStatus"
     call = [buf, "curl", "--protocol", "grpc", "--schema", "proto", url]
-    answer = subprocess.run(
-        [*call, *secured.flags(ca="cacert")], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-    )
+    answer = ran(*call, *secured.flags(ca="cacert"), cwd=ROOT, check=True)
     assert json.loads(answer.stdout)["workerId"] == endpoint.worker_id
     stranger = Authority().issue("program.example").write(tmp_path)
     refused = subprocess.run(

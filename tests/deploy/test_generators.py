@@ -11,6 +11,7 @@ from pathlib import Path
 
 from deploy.foreign_clients import GRPCLIB_VENV, NODE_MODULES, generate
 from google.protobuf import descriptor_pb2
+from helpers.scripts import ran
 from helpers.tools import ROOT, missing, require_tool
 
 from tuplewire.wire import messaging_pb2
@@ -40,14 +41,8 @@ process.stdout.write(toBinary(HelloSchema, hello));
 
 def python(text: str, *path: Path) -> str:
     """Run a program with these folders as its path, in an environment without Tuplewire."""
-    done = subprocess.run(
-        [GRPCLIB_VENV / "bin" / "python", "-c", text],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    done = ran(GRPCLIB_VENV / "bin" / "python", "-c", text, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

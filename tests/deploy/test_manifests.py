@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import subprocess
 import sys
 import tempfile
 import tomllib
@@ -26,6 +25,7 @@ from helpers.manifests import (
     variables,
 )
 from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
+from helpers.scripts import ran
 from helpers.tools import ROOT
 from helpers.worker_process import environment_without_ours
 
@@ -63,9 +63,7 @@ def config_of(profile: str, kind: str) -> Mapping[str, Any]:
         ]
         command = [sys.executable, "-m", "tuplewire_service", *arguments, "--print-config"]
         environment = {**environment_without_ours(), **known}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=60
-        )
+        done = ran(*command, env=environment)
     assert done.returncode == 0, done.stderr
     return tomllib.loads(done.stdout)
 

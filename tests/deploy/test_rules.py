@@ -14,6 +14,7 @@ import pytest
 import yaml
 from helpers.manifests import CHART, cluster, the
 from helpers.prometheus import PROMETHEUS, discovered, with_files
+from helpers.scripts import ran
 from helpers.tools import ROOT, require_tool
 
 FILES = CHART / "files"
@@ -28,7 +29,7 @@ UNITS = yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text(encoding="utf-8
 def promtool(*words: str | Path) -> str:
     """Run promtool; fail the test with its output if it reports a problem."""
     program = require_tool("promtool", "Debian's package prometheus")
-    run = subprocess.run([program, *words], capture_output=True, text=True, timeout=60, check=False)
+    run = ran(program, *words)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 

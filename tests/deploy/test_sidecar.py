@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from helpers import eventually
 from helpers.certificates import Authority
 from helpers.manifests import PROFILES, cluster, container, executor, the, variables
 from helpers.pod_here import PodHere, pod_here
+from helpers.scripts import ran
 from helpers.secured import secret_file
 from helpers.worker_process import environment_without_ours
 
@@ -195,14 +195,7 @@ def test_a_sink_needs_both_tokens_and_no_more(profile: str, pods: Pods) -> None:
     written = pods.near.run(STAGE.replace("ADDRESS", pods.near.address))
     assert written.returncode == 0, written.stderr
     driver = {**environment_without_ours(), **pods.driver}
-    done = subprocess.run(
-        [sys.executable, "-c", COMMIT.replace("WRITTEN", written.stdout.strip())],
-        env=driver,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ran(sys.executable, "-c", COMMIT.replace("WRITTEN", written.stdout.strip()), env=driver)
     assert done.returncode == 0, done.stderr
     for pod, task, payload in ((pods.near, 1, "row"), (pods.far, 2, "other")):
         received = pod.run(RECEIVE.replace("[2]", f"[{task}]"))

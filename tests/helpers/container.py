@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from helpers import eventually
+from helpers.scripts import ran
 from helpers.tools import ROOT, missing, require_tool
 
 SOCKETS = "/run/tuplewire"
@@ -59,7 +60,7 @@ def require_namespaces() -> list[str]:
     """Return the command that starts a program so that crun can run; skip loudly if that is not permitted."""
     wrapper = [require_tool("unshare", "Debian's util-linux"), "--mount", "--propagation=private"]
     wrapper += ["bash", "-c", _PRIVATE_CGROUPS, "_"]
-    tried = subprocess.run([*wrapper, "true"], capture_output=True, text=True, timeout=30, check=False)
+    tried = ran(*wrapper, "true", seconds=30)
     if tried.returncode:
         missing(
             f"a mount namespace, which only root gets, and not in every container: {tried.stderr.strip()}"
@@ -154,14 +155,8 @@ def build_image(layout: Path) -> None:
     for tool in ("buildah", "skopeo", "mmdebstrap"):
         require_tool(tool, f"Debian's {tool}")
     trusted = f"{os.environ.get('PIP_TRUSTED_HOST', '')} {NAME_OF_AN_INDEX}"
-    built = subprocess.run(
-        [ROOT / "deploy" / "build-image.sh", "--out", layout],
-        env=os.environ | {"PYTHON": sys.executable, "PIP_TRUSTED_HOST": trusted},
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
-    )
+    environment = os.environ | {"PYTHON": sys.executable, "PIP_TRUSTED_HOST": trusted}
+    built = ran(ROOT / "deploy" / "build-image.sh", "--out", layout, env=environment, seconds=540)
     assert built.returncode == 0, built.stderr
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from helpers.scripts import ran
 from helpers.tools import ROOT, missing
 
 Manifest = dict[str, Any]
@@ -32,7 +33,7 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     program = shutil.which(_HELM) or shutil.which("helm")
     if program is None:
         missing("helm is not there; deploy/install-tools.sh builds it")
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    return ran(program, *arguments)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from helpers.packaging import ROOT
 from helpers.ports import free_port
+from helpers.scripts import ran
 
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _ADDRESS = "127.0.0.1:6700"
@@ -129,8 +130,10 @@ def paste(
         else:
             program.append(there)
     run_program()
-    return subprocess.run(
-        ["bash", "-c", "\n".join(script)],
+    return ran(
+        "bash",
+        "-c",
+        "\n".join(script),
         cwd=folder,
         env={
             **os.environ,
@@ -139,10 +142,7 @@ def paste(
             **(at_address if any("tuplewire worker" in text for _, text in pasted) else {}),
             **(environment or {}),
         },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=seconds,
+        seconds=seconds,
     )
 
 

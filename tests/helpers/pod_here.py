@@ -15,6 +15,7 @@ from typing import Any
 from helpers import eventually
 from helpers.admin import get
 from helpers.manifests import Manifest, container, variables
+from helpers.scripts import ran
 from helpers.worker_process import environment_without_ours
 
 SPARK = "spark-kubernetes-executor"
@@ -71,21 +72,14 @@ class PodHere:
         for name in without:
             environment.pop(name, None)
         command = [sys.executable, "-c", program]
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
+        return ran(*command, env=environment, seconds=_SECONDS)
 
     def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the command `tuplewire` in the worker's container, as `kubectl exec` does."""
         worker = container(self.pod)
         local = [self.local(worker, text) for text in arguments]
-        return subprocess.run(
-            [sys.executable, "-m", "tuplewire_service", *local],
-            env=self._environment(worker),
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
+        return ran(
+            sys.executable, "-m", "tuplewire_service", *local, env=self._environment(worker), seconds=_SECONDS
         )
 
     @contextmanager

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 from helpers.manifests import Manifest
+from helpers.scripts import ran
 from helpers.tools import ROOT, missing, require_tool
 
 NEWEST = "newest"
@@ -44,13 +44,5 @@ def _validate_by_operator(manifest: Manifest, models: str) -> None:
     if not (modules / "node_modules" / models).is_dir():
         missing(f"{models} is not in {modules}; make deploy-tools installs it")
     script = _VALIDATE.format(models=models, version=manifest["apiVersion"])
-    run = subprocess.run(
-        [node, "--input-type=module", "--eval", script],
-        cwd=modules,
-        input=json.dumps(manifest),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    run = ran(node, "--input-type=module", "--eval", script, cwd=modules, input=json.dumps(manifest))
     assert run.returncode == 0, run.stderr

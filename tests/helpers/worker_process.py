@@ -15,6 +15,7 @@ from typing import Any
 
 from helpers import eventually
 from helpers.admin import get
+from helpers.scripts import ran
 from tuplewire.settings.settings import ENVIRONMENT_PREFIX
 from tuplewire.wire import control_pb2
 from tuplewire_service.control.control_messages import assignment_to_wire
@@ -30,14 +31,7 @@ def environment_without_ours() -> dict[str, str]:
 
 def run_command(*arguments: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        env=environment_without_ours(),
-    )
+    return ran(*COMMAND, *map(str, arguments), seconds=timeout, env=environment_without_ours())
 
 
 @dataclass

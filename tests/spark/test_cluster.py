@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ import venv_pack
 from helpers.drivers import INTERPRETED, TOPOLOGY, beside_its_worker, local_cluster, report, run_driver
 from helpers.interpreters import make_interpreter, make_movable_interpreter, site_packages
 from helpers.packaging import ROOT, build_wheel
+from helpers.scripts import ran
 from pyspark.sql import SparkSession
 from warm_spark import WarmSpark
 
@@ -104,18 +104,10 @@ def submit(python: Path, py_file: Path, address: str, cwd: Path, java_options: s
         "SPARK_LAUNCHER_OPTS": java_options,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    ran = subprocess.run(
-        [*command, *flags, str(APPLICATION), address],
-        capture_output=True,
-        check=False,
-        cwd=cwd,
-        env=environment,
-        start_new_session=True,
-        text=True,
-        timeout=DRIVER_SECONDS,
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    rows, *places = json.loads(ran.stdout.splitlines()[-1])
+    application = [*command, *flags, str(APPLICATION), address]
+    done = ran(*application, cwd=cwd, env=environment, start_new_session=True, seconds=DRIVER_SECONDS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows, *places = json.loads(done.stdout.splitlines()[-1])
     return rows, places
 
 

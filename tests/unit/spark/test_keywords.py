@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 import pydoc
 import re
-import subprocess
-import sys
 from typing import Any, get_type_hints
 
 import pytest
+from helpers.scripts import output_of
 
 import tuplewire
 import tuplewire.spark
@@ -97,13 +96,7 @@ def test_completion_finds_what_there_is() -> None:
     assert clusters < set(tuplewire_topology.__all__)
     assert all(hasattr(tuplewire_topology, name) for name in tuplewire_topology.__all__)
     assert sorted(dir(tuplewire.spark)) == sorted(tuplewire.spark.__all__)
-    names = subprocess.run(
-        [sys.executable, "-c", "import tuplewire; print(tuplewire.aio.Client, tuplewire.errors.ClosedError)"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert names.returncode == 0, names.stderr
+    output_of("import tuplewire; print(tuplewire.aio.Client, tuplewire.errors.ClosedError)")
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 from helpers.alone import alone
+from helpers.scripts import output_of
 from helpers.words import topology as words
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,7 +173,4 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_a_fork_does_not_wait_for_a_thread_of_its_parent() -> None:
     """A child reads the settings even if another thread was reading them during the fork."""
-    ended = subprocess.run(
-        [sys.executable, "-c", _FORKED], capture_output=True, text=True, timeout=20, check=True
-    )
-    assert ended.stdout == "0\n"
+    assert output_of(_FORKED) == "0\n"
