@@ -8,11 +8,9 @@ import urllib.request
 _SECONDS = 30
 
 
-def get(url: str, accept: str = "", authorization: str = "") -> tuple[int, str]:
-    """Return the status and body of any response. accept, authorization: request headers."""
-    given = {"Accept": accept, "Authorization": authorization}
-    headers = {name: value for name, value in given.items() if value or name == "Accept"}
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - our own http address
+def get(url: str, accept: str = "") -> tuple[int, str]:
+    """Return the status and body of any response. accept: a request header."""
+    request = urllib.request.Request(url, headers={"Accept": accept})  # noqa: S310 - our own http address
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as response:  # noqa: S310
             return response.status, response.read().decode()

@@ -68,23 +68,14 @@ class ControlFaults:
         seed: Seed of the random numbers.
         lose: Probability of losing a control message while the faults are on.
         double: Probability of duplicating a control message while the faults are on.
-        listen: host:port; port 0 means any free port.
     """
 
-    def __init__(
-        self,
-        target: str,
-        *,
-        seed: int = 0,
-        lose: float = 0.3,
-        double: float = 0.3,
-        listen: str = "127.0.0.1:0",
-    ) -> None:
+    def __init__(self, target: str, *, seed: int = 0, lose: float = 0.3, double: float = 0.3) -> None:
         if not (lose >= 0 and double >= 0 and lose + double <= 1):
             raise ValueError(f"lose ({lose}) and double ({double}) are probabilities, at most 1 together")
         self.target = target
-        self.address = listen
-        """The address for clients, with the real port once started."""
+        self.address = ""
+        """The address for clients, once started."""
         self.on = False
         """True while messages are lost and duplicated."""
         self.counts: Counter[tuple[str, Fate]] = Counter()
@@ -123,9 +114,9 @@ class ControlFaults:
             for name, kinds in (("Send", _SEND), ("Recv", _RECV))
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))
-        port = server.add_insecure_port(self.address)
+        port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        self.address = f"{self.address.rpartition(':')[0]}:{port}"
+        self.address = f"127.0.0.1:{port}"
         self._thread.pinned += 1
 
     async def _carry(self, method: str, kinds: tuple[_Kinds, _Kinds], _: object, context: _Context) -> None:

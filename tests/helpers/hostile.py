@@ -109,9 +109,9 @@ def frame(sequence: int = 1, payloads: tuple[bytes, ...] = (b"x",), task: int = 
     return encode_frame(sequence, [[TaskGroup.of(task, payloads)]])
 
 
-def raw_frame(*, task: int = TARGET_TASK, lengths: bytes = b"", data: bytes = b"", source: int = 0) -> bytes:
+def raw_frame(*, task: int = TARGET_TASK, lengths: bytes = b"", data: bytes = b"") -> bytes:
     """Return a frame with one group of exactly these columns, which may contradict each other."""
-    group = b"\x08" + varint(task % 2**64) + b"\x10" + varint(source % 2**64)
+    group = b"\x08" + varint(task % 2**64) + b"\x10\x00"
     group += b"\x1a" + varint(len(lengths)) + lengths + b"\x22" + varint(len(data)) + data
     body = b"\x08\x01\x12" + varint(len(group)) + group
     return b"\x12" + varint(len(body)) + body

@@ -52,9 +52,6 @@ class Sending:
         sequence: int = 0,
         *,
         initial: int = PLENTY,
-        initial_bytes: int = PLENTY,
-        grants: tuple[pb.TaskCredit, ...] = (),
-        refusals: tuple[pb.Refusal, ...] = (),
         max_message_bytes: int = 2**30,
         max_request_bytes: int = 2**31,
     ) -> list[Settled]:
@@ -62,9 +59,7 @@ class Sending:
         welcome = pb.Welcome(
             receiver_incarnation=incarnation,
             last_sequence=sequence,
-            initial_credit=credit_of(0, initial, initial_bytes, 0),
-            credits=grants,
-            refusals=refusals,
+            initial_credit=credit_of(0, initial, PLENTY, 0),
             max_message_bytes=max_message_bytes,
             max_frame_bytes=max_request_bytes,
         )

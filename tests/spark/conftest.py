@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_demos.local_session import local_session
 
 CORES = 6
+HERE = Path(__file__).parent
 
 
 @dataclass
@@ -47,9 +49,29 @@ def warm_spark() -> Iterator[WarmSpark]:
         yield warm
 
 
+_running = ExitStack()
+"""Ends the session that all tests share."""
+
+
 @pytest.fixture(scope="session")
 def spark(warm_spark: WarmSpark) -> Iterator[SparkSession]:
     """Start the session that all tests share, with slots for four bolts and two spouts."""
+    with _running:
+        yield _running.enter_context(_started(warm_spark))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the session after the last test here, while the other processes of `make test` go on.
+
+    Its JVM may write the archive of classes at its exit, which takes many seconds.
+    """
+    if item.config.getoption("one_spark") and (nextitem is None or HERE not in nextitem.path.parents):
+        _running.close()
+
+
+@contextmanager
+def _started(warm_spark: WarmSpark) -> Iterator[SparkSession]:
     conf = {
         "spark.connect.grpc.binding.port": "0",  # any free port, for tests that serve Spark Connect
         # A barrier stage with too few slots fails after a second, not after ten minutes.

@@ -31,10 +31,11 @@ def environment(directory: Path) -> dict[str, str]:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("pasted", PASTED_ON_SPARK, ids=lambda each: each.pages[0])
-def test_pasted(pasted: Pasted, tmp_path: Path) -> None:
+def test_pasted(pasted: Pasted, times: int, tmp_path: Path) -> None:
     """Every block of a page runs, one after another, also if a reader pastes the page again."""
-    check(pasted, paste(pasted.pages * 2, tmp_path, _SECONDS, environment(tmp_path / "java")))
+    check(pasted, paste(pasted.pages * times, tmp_path, _SECONDS, environment(tmp_path / "java")))
 
 
 @pytest.mark.spark

@@ -166,31 +166,6 @@ def test_rows_of_a_frame(spark: SparkSession, run: Run) -> None:
     assert found == pairs(COUNT)
 
 
-class OddOnes(Double):
-    """Accepts only odd numbers."""
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        if message["number"] % 2 == 0:
-            raise ValueError("an even number")
-        super().execute(message, collector)
-
-
-def test_rows_that_always_fail_are_given_up(spark: SparkSession, run: Run) -> None:
-    """A row that always fails is emitted three times; the result has the number, examples and errors."""
-    result = run(
-        doubling(Rows("number"), OddOnes(), 2),
-        conf={**TWO, "topology.error.policy": "skip"},
-        outputs=SCHEMA,
-        rows=spark.range(20).withColumnRenamed("id", "number"),
-    )
-    assert sorted(map(tuple, result.frame.collect())) == [pair for pair in pairs(20) if pair[0] % 2]
-    assert result.failed_rows.rows == 10
-    assert {int(example.removeprefix("number=")) % 2 for example in result.failed_rows.examples} == {0}
-    assert all("ValueError: an even number" in error for error in result.failed_rows.errors)
-    spouts = [each for each in result.executors if each.component == "numbers"]
-    assert sum(each.counts.failed for each in spouts) == 30
-
-
 class Choosy(Double):
     """Raises an error at one of four numbers, and fails another."""
 
@@ -236,7 +211,12 @@ def test_dead_letters_are_rows_of_the_result(spark: SparkSession, run: Run) -> N
         )
         for number in range(0, 40, 2)
     ]
-    assert (result.failed_rows.dead_letters, result.failed_rows.rows) == (20, 10)
+    failed = result.failed_rows
+    assert (failed.dead_letters, failed.rows) == (20, 10)
+    assert {int(example.removeprefix("number=")) % 4 for example in failed.examples} == {2}
+    assert any("ValueError: no number" in error for error in failed.errors)
+    spouts = [each for each in result.executors if each.component == "numbers"]
+    assert sum(each.counts.failed for each in spouts) == 30
     assert told[-1].dead_letters == 20
     assert letters.where("time between now() - interval 1 hour and now()").count() == 20
     again = run(
@@ -319,22 +299,12 @@ def test_failures_are_named(
         run(doubling(spout, made), **more)
 
 
-def test_stop(submit: Submit, tmp_path: Path) -> None:
-    """An endless topology stops on request, after all emitted tuples are processed."""
-    running = submit(doubling(Numbers(None, tmp_path), Double()), conf=SMALL, name="endless")
-    assert running.progress() == TopologyProgress()
-    with pytest.raises(TimeoutError, match="it continues"):
-        running.result(0.01)
-    eventually(lambda: running.progress().executed > 1000, SECONDS, "tuples are executed")
-    running.stop()
-    result = running.result(SECONDS)
-    emitted = int((tmp_path / "emitted").read_text())
-    assert result.frame.count() == emitted
-
-
 def test_cancelled_job(spark: SparkSession, submit: Submit, tmp_path: Path) -> None:
     """A topology with a cancelled job still processes its emitted tuples, and closes all components."""
     running = submit(doubling(Numbers(None, tmp_path), Tally(tmp_path)), conf=SMALL, name="endless")
+    assert running.progress() == TopologyProgress()
+    with pytest.raises(TimeoutError, match="it continues"):
+        running.result(0.01)
     eventually(lambda: running.progress().executed > 1000, SECONDS, "tuples are executed")
     context = spark.sparkContext
     (job,) = context.statusTracker().getActiveJobsIds()

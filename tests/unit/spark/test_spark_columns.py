@@ -22,9 +22,9 @@ from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 
 
-def delivery(first: int, *payloads: bytes, source: int | None = None, accepted_micros: int = 0) -> Delivery:
+def delivery(first: int, *payloads: bytes, accepted_micros: int = 0) -> Delivery:
     """Return messages of task 4, starting at a sequence."""
-    return Delivery(first, TaskGroup.of(4, list(payloads), source).accepted(accepted_micros))
+    return Delivery(first, TaskGroup.of(4, list(payloads)).accepted(accepted_micros))
 
 
 class AllTasks(SinkWorkers):

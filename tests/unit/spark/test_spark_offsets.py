@@ -44,9 +44,9 @@ def at(sequence: int, worker: int = WORKER) -> TaskOffset:
     return TaskOffset(worker, sequence, "w:1")
 
 
-def runs(first: int, *each: tuple[int, int, int], begin: int = 0) -> Runs:
+def runs(first: int, *each: tuple[int, int, int]) -> Runs:
     """Return runs of (number of messages, entry worker, entry sequence)."""
-    return Runs(first, begin, each)
+    return Runs(first, 0, each)
 
 
 def planned(start: Offset, now: dict[int, Held], numbers: dict[int, Runs]) -> Offset:
