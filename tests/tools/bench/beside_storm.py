@@ -25,7 +25,8 @@ POM = HERE / "storm" / "pom.xml"
 _JVM = ("-Xmx768m", "-XX:+UseG1GC")
 """The JVM options of a worker by Storm's defaults."""
 _WARM_SECONDS = 3.0
-_LATENCY_SHARE = 0.2
+_SECONDS, _LATENCY_SECONDS = 72.0, 18.0
+"""The time of all trials together."""
 
 
 def _row(frame: int, target: float | None) -> Row[Cell]:
@@ -73,28 +74,19 @@ class StormLinks(Links):
 
 
 def main() -> int:
-    """Run the measurements of the command line."""
-    parser = argparse.ArgumentParser(
+    """Measure, and print the table."""
+    argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=90.0, help="time to measure (default: 90)")
-    parser.add_argument("--only", metavar="ROW", choices=[row.name for row in (*ROWS, LATENCY_ROW)])
-    arguments = parser.parse_args()
-    return outcome("bench-storm", lambda: _measured(arguments.only, arguments.seconds))
+    ).parse_args()
+    return outcome("bench-storm", _measured)
 
 
-def _measured(only: str | None, seconds: float) -> str:
+def _measured() -> str:
     """Return the table and the text below it."""
-    names = [row.name for row in (*ROWS, LATENCY_ROW) if only in {None, row.name}]
-    latency = LATENCY_ROW.name in names
-    share = _LATENCY_SHARE if latency and len(names) > 1 else float(latency)
     started = time.monotonic()
-    lines = []
     with StormLinks() as links:
-        if share < 1:
-            lines += measure(ROUNDS, ROWS, links, names, seconds * (1 - share))
-        if latency:
-            lines += measure(LATENCY_ROUNDS, [LATENCY_ROW], links, names, seconds * share)
+        lines = measure(ROUNDS, ROWS, links, [row.name for row in ROWS], _SECONDS)
+        lines += measure(LATENCY_ROUNDS, [LATENCY_ROW], links, [LATENCY_ROW.name], _LATENCY_SECONDS)
         links.still()
     return (
         f"{table(lines)}\n\n"
