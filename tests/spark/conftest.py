@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -77,6 +78,7 @@ def _started(warm_spark: WarmSpark) -> Iterator[SparkSession]:
         # A barrier stage with too few slots fails after a second, not after ten minutes.
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "1",
+        "spark.python.daemon.module": "warm_daemon",
         # Most plans run once here: compiling them takes longer than running them.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -100,6 +102,7 @@ def _jvm_without_fork(environment: Mapping[str, str]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pyspark.java_gateway.Popen", spawn)
+        patch.setenv("PYTHONPATH", str(HERE / "daemon"), prepend=os.pathsep)
         for name, value in environment.items():
             patch.setenv(name, value)
         yield

@@ -33,6 +33,8 @@ def quiet() -> Progress:
 # --- flights ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
+@pytest.mark.slow
 def test_flights_of_2013(spark: SparkSession, flights_workers: list[str], quiet: Progress) -> None:
     """All 336,776 flights go through both workers, and the result equals Spark's own."""
     with flight_topology.nyc_flights() as path:
