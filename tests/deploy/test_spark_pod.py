@@ -18,12 +18,13 @@ import pytest
 import yaml
 from helpers import eventually
 from helpers.drivers import as_program
-from helpers.kubernetes_api import KubernetesApi, kubernetes_api
+from helpers.kubernetes_api import KubernetesApi
 from helpers.manifests import Manifest, cluster, container, executor, selects, the, variables
 from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
 from helpers.pod_here import SPARK, PodHere, pod_here
 from helpers.schemas import VERSIONS, validate
 from helpers.scripts import ran
+from helpers.served import served
 from helpers.topology import collect
 
 from tuplewire import Client, TaskMessageBatch
@@ -84,7 +85,7 @@ def profile(request: pytest.FixtureRequest) -> str:
 def pod(profile: str, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """Return the executor's pod that Spark requests, with the template of the profile."""
     template = _template(tmp_path_factory.mktemp(profile), profile, "executor")
-    with kubernetes_api() as api:
+    with served(KubernetesApi()) as api:
         settings = {
             **_settings(api, template),
             "spark.scheduler.minRegisteredResourcesRatio": "0",
@@ -145,7 +146,7 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesAp
     """Submit a program with our settings, and return the API with the requested objects."""
     folder = tmp_path_factory.mktemp("submit")
     template, drivers = (_template(folder, SUBMITTED, role) for role in ("executor", "driver"))
-    with kubernetes_api() as api:
+    with served(KubernetesApi()) as api:
         settings = {
             **kubernetes.settings(template, driver_template=drivers),
             "spark.kubernetes.container.image": IMAGE,
@@ -254,7 +255,7 @@ def test_executors_send_through_the_worker_beside_them(tmp_path: Path) -> None:
     template = _template(tmp_path, "dev", "executor")
     config = the(cluster("dev"), "ConfigMap", "tuplewire-config")["data"]["worker.toml"]
     port_file = tmp_path / "port"
-    with kubernetes_api() as api:
+    with served(KubernetesApi()) as api:
         settings = {**_settings(api, template), "spark.executor.memory": "512m"}
         command, environment = as_program(__file__, json.dumps(settings), port_file)
         driver = subprocess.Popen(

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import yaml
 
 from helpers.manifests import Manifest
-from helpers.served import JsonHandler, served
+from helpers.served import JsonHandler
 
 _KINDS = {"pods": "Pod", "configmaps": "ConfigMap"}
 
 
 class KubernetesApi(ThreadingHTTPServer):
-    """Accepts every resource, and reports it as running without starting anything."""
+    """Accepts every resource, and reports it as running without starting anything. Run it by served()."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -30,11 +29,6 @@ class KubernetesApi(ThreadingHTTPServer):
     def of_kind(self, kind: str) -> list[Manifest]:
         """Return the created resources of one kind."""
         return [each for each in self.created if each["kind"] == kind]
-
-
-def kubernetes_api() -> AbstractContextManager[KubernetesApi]:
-    """Run the server during the block."""
-    return served(KubernetesApi())
 
 
 class _Handler(JsonHandler, BaseHTTPRequestHandler):

@@ -6,6 +6,7 @@ the peak memory of the JVM and of its Python processes after each step.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,24 +30,13 @@ PARTITIONS = 4
 KIB = 1024
 
 
-def children() -> dict[int, list[int]]:
-    """Return the children of each process."""
-    found: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        found.setdefault(parent, []).append(int(stat.parent.name))
-    return found
-
-
 def descendants(process_id: int) -> list[int]:
     """Return a process and its descendants, itself first."""
-    families = children()
     found = [process_id]
     for each in found:
-        found += families.get(each, [])
+        for children in Path(f"/proc/{each}/task").glob("*/children"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, children.read_text(encoding="ascii").split())
     return found
 
 
