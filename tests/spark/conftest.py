@@ -63,7 +63,7 @@ def spark(warm_spark: WarmSpark) -> Iterator[SparkSession]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the session after the last test here, while the other processes of `make test` go on.
+    """End the session after the last test here, while the other processes of `make test` continue.
 
     Its JVM may write the archive of classes at its exit, which takes many seconds.
     """
