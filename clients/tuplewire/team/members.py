@@ -252,12 +252,13 @@ class Members:
     def close(self, error: BaseException | None) -> None:
         """Send the end to the other members, with at most 2,000 characters; close the connections."""
         text = "" if error is None else f"{type(error).__name__}: {error}"[:2000]
-        kind, body = Kind.ABORT if text else Kind.LEAVE, text.encode(errors="replace")
-        note = Message(self.forming.team, 0, self._rank, kind, body=body)
+        note = self.forming.note(Kind.ABORT if text else Kind.LEAVE, text.encode(errors="replace"))
         now, self._closing = time.monotonic(), True
-        # A member that has left a moment ago still reads.
-        unsent = {rank for rank, each in self._others.items() if not 0 < each.left < now - _LEAVE_SECONDS / 2}
+        recent = now - _LEAVE_SECONDS / 2  # a member that has left after this time still reads
         try:
+            if self._read < recent:
+                self._receive()  # members that have left in the meantime would not read the note
+            unsent = {rank for rank, each in self._others.items() if not 0 < each.left < recent}
             # The last messages of the others would stay in the queue of this task, and delay a drain.
             while time.monotonic() < now + _LEAVE_SECONDS:
                 unsent = {rank for rank in unsent if not self._send(rank, note)}

@@ -97,7 +97,7 @@ class Forming:
 
     def join(self) -> Message:
         """Return the message that another rank than 0 sends to it, every 0.5 s until the team has started."""
-        return self._note(Kind.JOIN, self._own_id)
+        return self.note(Kind.JOIN, self._own_id)
 
     def add(self, message: Message) -> list[tuple[int, Message]]:
         """Process a message of a member; return answers, with the ranks to send them to."""
@@ -124,11 +124,12 @@ class Forming:
         elif team == self.team:
             self._ready.add(rank)
             self.started = len(self._ready) == self._size
-            return [(other, self._note(Kind.START)) for other in range(1, self._size) if self.started]
+            return [(other, self.note(Kind.START)) for other in range(1, self._size) if self.started]
         unready = {rank}.union(self._known.keys() - self._ready) if self.ids else ()
-        return [(other, self._note(Kind.PREPARE, b"".join(self.ids))) for other in sorted(unready)]
+        return [(other, self.note(Kind.PREPARE, b"".join(self.ids))) for other in sorted(unready)]
 
-    def _note(self, kind: Kind, body: bytes = b"") -> Message:
+    def note(self, kind: Kind, body: bytes = b"") -> Message:
+        """Return a message outside of calls."""
         return Message(self.team, 0, self._rank, kind, body=body)
 
 

@@ -205,6 +205,18 @@ def test_successive_teams_leave_nothing_behind(pair: Pair, teams: int) -> None:
     eventually(lambda: open_files() <= files + 5, 5, "files are closed")
 
 
+def test_a_late_leave_is_not_sent_to_a_closed_member(pair: Pair) -> None:
+    """A member that computes while another one leaves and closes sends it no message."""
+    tasks = tasks_of(pair, 2)
+    join = partial(Team, tasks, address=pair.near.address, topology=TOPOLOGY, timeout=20)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(join, rank=1)
+        first, second = join(rank=0), waiting.result(20)
+        first.close()
+        second.close()
+    assert queued_of(pair, tasks) == 0
+
+
 def test_missing_members_are_named(pair: Pair) -> None:
     """If some members do not join, the error names them, their workers and the state of their tasks."""
     tasks = [pair.near_task(), pair.far_task(), pair.far_task()]
