@@ -124,8 +124,8 @@ deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages 
 	deploy/install-tools.sh
 
 # Tests of `make test` that prove what production needs, too: who may talk, workers that find each other, metrics.
-PRODUCTION := $(addprefix tests/integration/core/test_,tls.py permissions.py open_ports.py channels.py membership.py \
-	worker_admin.py worker_times.py membership_program.py restarting_server.py) tests/integration/spark/test_tokens.py \
+PRODUCTION := $(addprefix tests/integration/core/test_,tls.py permissions.py open_ports.py membership.py \
+	worker_control.py worker_times.py restarting_server.py) tests/integration/spark/test_tokens.py \
 	tests/integration/topology/test_program_rolls.py \
 	$(addprefix tests/unit/,project/test_layers.py project/test_metrics_page.py project/test_docs.py core/test_series.py \
 	core/test_worker_config.py spark/test_spark_kubernetes.py topology/test_storm_keys.py) \
