@@ -225,14 +225,18 @@ class ReceiveQueues:
         Urgent tasks rank first, then tasks with most unacknowledged messages, then with most received
         messages.
         """
-        ranks: list[tuple[bool, int, int, int]] = []
-        # A copy, because queues may be added and removed between two slices.
-        for number, (task, queue) in enumerate(list(self._queues.items())):
-            if number % _RANKED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            log = queue.log
-            ranks.append((task in urgent, log.tail - log.acknowledged, log.tail, -task))
-        return sorted(-rank[-1] for rank in heapq.nlargest(most, ranks))
+
+        def rank(task: int) -> tuple[bool, int, int, int]:
+            log = self._queues[task].log
+            return task in urgent, log.tail - log.acknowledged, log.tail, -task
+
+        tasks, best = list(self._queues), list[int]()
+        for start in range(0, len(tasks), _RANKED_AT_ONCE):
+            await asyncio.sleep(0)  # meanwhile, queues may be removed
+            found = chain(best, tasks[start : start + _RANKED_AT_ONCE])
+            # A list of all ranks would cause collections of garbage, which visit the objects of all tasks.
+            best = heapq.nlargest(most, (each for each in found if each in self._queues), key=rank)
+        return sorted(best)
 
     def add_to(
         self, status: pb.GetStatusResponse, tasks: Iterable[int] | None, congested: Container[int]
