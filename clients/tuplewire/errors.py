@@ -311,7 +311,7 @@ class TooManyHopsError(RefusedError, code="TOO_MANY_HOPS"):
 
 
 class StaleEpochError(RefusedError, code="STALE_EPOCH"):
-    """A sink's epoch is older than its last published epoch, or too far ahead of it."""
+    """A sink's epoch is too old or too far ahead, or a task has already got it with other messages."""
 
 
 class StagedDataLostError(RefusedError, code="STAGED_DATA_LOST"):

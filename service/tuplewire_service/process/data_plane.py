@@ -127,7 +127,9 @@ class DataPlane:
         if self._assignment_source is not None:
             watches.append(("assignment file", self._assignment_source.watch()))
         if self._state is not None:
-            watches.append(("state file", self._state.keep(lambda: self.worker.router.unretained_messages)))
+            router, rows = self.worker.router, self.worker.sinks.publications
+            keep = self._state.keep(lambda: router.unretained_messages + rows.waiting_messages)
+            watches.append(("state file", keep))
         self._watches = [watched(asyncio.create_task(watch, name=name)) for name, watch in watches]
 
     def assign(self, assignment: Assignment) -> None:

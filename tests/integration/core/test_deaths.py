@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from helpers.logged import logged
-from helpers.restartable import RestartableWorker
+from helpers.restartable import RestartableWorker, restartable
+from helpers.sinks import publish
 from helpers.topology import (
     TOPOLOGY,
     assign,
@@ -26,6 +27,8 @@ from helpers.topology import (
 )
 from helpers.traffic import client_of
 
+from tuplewire import TaskGroup
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.testing import eventually
 
@@ -248,6 +251,22 @@ def test_where_others_go_on_a_death_is_told(mortal: RestartableWorker, tmp_path:
         mortal.wait_ready()
     assert metric(mortal.endpoint, PREDECESSOR) == 1
     assert queued(mortal.endpoint, TASK) == 0
+
+
+def test_committed_rows_are_told(tmp_path: Path) -> None:
+    """The next worker reports committed rows of a sink, in the queue and waiting for space in it."""
+    state = tmp_path / "state"
+    flags = f"--state-file={state}", "--receive-queue-messages=2"
+    with restartable(tmp_path, [TASK], *flags) as worker:
+        with ControlClient(worker.endpoint.address) as control:
+            assert publish(control, "s", 1, [TaskGroup.of(TASK, [b"row"])] * 5) == 5
+        assert queued(worker.endpoint, TASK) == 2
+        assert metric(worker.endpoint, "tuplewire_publishing_messages") == 3
+        eventually(lambda: json.loads(state.read_text(encoding="utf-8"))["unretained_messages"] == 5)
+        worker.kill()
+        worker.start()
+        worker.wait_ready()
+        assert metric(worker.endpoint, PREDECESSOR) == 5
 
 
 def test_letters_go_with_their_task_and_end_with_the_last_worker(tmp_path: Path) -> None:
