@@ -242,7 +242,7 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
     Guarantee: consumers see exactly one attempt of each partition and micro-batch, for any failure and any
     number of attempts. If the driver fails while it publishes, the restarted driver publishes the micro-batch
     again. The workers then accept the missing part of it, also if tasks have moved. This holds while the
-    workers run or drain, and if a row has the same task when it is computed again.
+    workers run or drain, and if a row has the same task and content when it is computed again.
 
     Spark creates one writer for each micro-batch, in the driver.
     """
