@@ -148,6 +148,7 @@ def test_discovery(tmp_path: Path) -> None:
             "instance": address,
             "job": "tuplewire",
             "namespace": "spark",
+            "role": "executor",
             "worker": worker,
         }
         for worker, address in (("exec-1", "10.0.0.1:9464"), ("messaging-0", "10.0.0.4:9464"))
@@ -155,7 +156,7 @@ def test_discovery(tmp_path: Path) -> None:
 
 
 def test_the_operator_finds_the_same() -> None:
-    """PodMonitor and prometheus.yml agree on label, port, job, interval and the name of a worker."""
+    """PodMonitor and prometheus.yml agree on label, port, job, interval, and a worker's name and role."""
     monitor = the(cluster("prod"), "PodMonitor")["spec"]
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8"))
     (job,) = config["scrape_configs"]
@@ -169,5 +170,6 @@ def test_the_operator_finds_the_same() -> None:
     assert endpoint["port"] == by_target["__meta_kubernetes_pod_container_port_name"]["regex"]
     assert endpoint["interval"] == config["global"]["scrape_interval"]
     assert endpoint["relabelings"] == [
-        {"sourceLabels": by_target["worker"]["source_labels"], "targetLabel": "worker"}
+        {"sourceLabels": by_target[label]["source_labels"], "targetLabel": label}
+        for label in ("worker", "role")
     ]

@@ -35,6 +35,7 @@ def discovered(name: str, address: str, **labels: str) -> dict[str, Any]:
         "pod_name": name,
         "pod_phase": "Running",
         "pod_label_app_kubernetes_io_name": "tuplewire",
+        "pod_label_app_kubernetes_io_component": "executor",
         "pod_container_name": "tuplewire",
         "pod_container_init": "true",
         "pod_container_port_name": "metrics",
