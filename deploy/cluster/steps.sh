@@ -157,7 +157,7 @@ spark_stream() {
 upgrade() {
     step "An upgrade" "that workers take other tasks under a new version, without a restart"
     if $secure; then
-        run "${chart[@]}" upgrade tuplewire deploy/helm/tuplewire --reuse-values --set assignment.tasksPerWorker=3
+        run "${chart[@]}" upgrade tuplewire deploy/helm/tuplewire --reset-then-reuse-values --set assignment.tasksPerWorker=3
     else
         apply_from helm template tuplewire deploy/helm/tuplewire "${values[@]}" \
             --set assignment.tasksPerWorker=3,assignment.version=2
@@ -193,14 +193,14 @@ change_it() {
     step "The release" "that it changes, and goes back to what it was"
     if $own; then
         monitor_kinds | run_with "${all[@]}" apply --filename -
-        guide "helm upgrade tuplewire deploy/helm/tuplewire --reuse-values \\"
+        guide "helm upgrade tuplewire deploy/helm/tuplewire --reset-then-reuse-values \\"
     fi
-    guide 'helm upgrade tuplewire deploy/helm/tuplewire --reuse-values --set'
+    guide 'helm upgrade tuplewire deploy/helm/tuplewire --reset-then-reuse-values --set'
 }
 
 scale() {
     step "Two memberships" "that they assign the tasks to the workers without harm to each other"
-    run "${chart[@]}" upgrade tuplewire deploy/helm/tuplewire --reuse-values \
+    run "${chart[@]}" upgrade tuplewire deploy/helm/tuplewire --reset-then-reuse-values \
         --set membership.enabled=true,membership.tasks=0-7,autoscaling.kind=hpa,autoscaling.min=2,autoscaling.max=3
     ready
     run "${kube[@]}" scale deployment/tuplewire-membership --replicas=2

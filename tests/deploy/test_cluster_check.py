@@ -108,7 +108,8 @@ def test_one_round_alone(run: Run, name: str) -> None:
 def test_it_runs_the_commands_of_the_guide(run: Run) -> None:
     """The printed commands include every kubectl and helm command of docs/how-to/deploy.md, unchanged."""
     guide = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
-    code = "\n".join(re.findall(r"(?ms)^```\n(.*?)^```$", guide))
+    blocks = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", guide)
+    code = "\n".join(text for language, text in blocks if not language)
     wanted = [line for line in code.splitlines() if line.lstrip().startswith(("helm ", "kubectl ", "secret"))]
     assert len(wanted) > 15
     printed = {line.removeprefix("$ ") for line in run("--print").stdout.splitlines()}

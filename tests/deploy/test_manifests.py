@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+import yaml
 from helpers.manifests import (
     PROFILES,
     Manifest,
@@ -25,6 +26,7 @@ from helpers.manifests import (
     variables,
 )
 from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
+from helpers.schemas import VERSIONS, validate
 from helpers.scripts import ran
 from helpers.tools import ROOT
 from helpers.worker_process import environment_without_ours
@@ -351,9 +353,46 @@ def test_executors_may_not_control(profile: str, tmp_path: Path) -> None:
             assert ("/etc/tuplewire/permissions" in paths) == (one["name"] == "tuplewire")
 
 
+PAGE = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
+EXAMPLES = tuple(yaml.safe_load(text) for text in re.findall(r"(?ms)^```yaml\n(.*?)^```$", PAGE))
+
+
+def test_the_page_has_a_program(tmp_path: Path) -> None:
+    """The program's pod has the files and variables of an executor, and can reach the first worker."""
+    pod, other = the(EXAMPLES, "Pod"), executor("prod")
+    check_pod(pod)
+    spark, program = container(other, "spark-kubernetes-executor"), container(pod, "program")
+    expected = {**variables(spark), "TUPLEWIRE_ADDRESS": "tuplewire-worker-0.tuplewire-workers:6700"}
+    assert variables(program) == expected
+    path = tmp_path / "assignment.json"
+    path.write_text(the(cluster("prod"), "ConfigMap", "tuplewire-assignment")["data"][path.name], "utf-8")
+    assert expected["TUPLEWIRE_ADDRESS"] in {each.address for each in load_assignment(path).workers}
+    assert all(mounted(program, path) for path in expected.values() if path.startswith("/"))
+    secrets = [each.get("secret") for each in other["spec"]["volumes"]]
+    assert all(each["secret"] in secrets for each in pod["spec"]["volumes"])
+    assert pod["spec"]["securityContext"]["fsGroup"] == other["spec"]["securityContext"]["fsGroup"]
+    messages = the(cluster("prod"), "NetworkPolicy", "tuplewire")["spec"]["ingress"][0]["from"]
+    assert any(selects(peer["podSelector"], pod["metadata"]["labels"]) for peer in messages)
+
+
+def test_the_page_has_a_certificate() -> None:
+    """The workers' Secret has the name that workers accept."""
+    certificate = the(EXAMPLES, "Certificate")["spec"]
+    assert certificate["dnsNames"] == [config_of("prod", "worker")["tls_worker_names"]]
+    assert certificate["secretName"] == "tuplewire-tls"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_examples_of_the_page_keep_the_schemas(version: str) -> None:
+    """Pod and NetworkPolicy are valid; the policy opens the metrics of every worker."""
+    for kind in ("Pod", "NetworkPolicy"):
+        validate(the(EXAMPLES, kind), version)
+    policy = the(EXAMPLES, "NetworkPolicy")["spec"]
+    assert all(selects(policy["podSelector"], pod["metadata"]["labels"]) for pod in pods("prod").values())
+
+
 def test_the_page_names_what_is_there() -> None:
     """Every folder and file of deploy/ in the commands of docs/how-to/deploy.md exists."""
-    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"(?<![\w./-])deploy/[\w./-]+", page))
+    named = set(re.findall(r"(?<![\w./-])deploy/[\w./-]+", PAGE))
     assert "deploy/helm/tuplewire" in named
     assert {path for path in named if not (ROOT / path).exists()} == set()
