@@ -116,6 +116,15 @@ def test_the_page_shows_this_arithmetic(profile: str) -> None:
     assert any(line.endswith(row) and profile in line for line in page.splitlines()), row
 
 
+def test_the_page_has_other_numbers_of_senders() -> None:
+    """docs/how-to/tune.md has the limit for 40 and 100 senders, with the chart's own settings."""
+    page = " ".join((ROOT / "docs" / "how-to" / "tune.md").read_text(encoding="utf-8").split())
+    local, remote, _ = sized_for("prod", "worker")
+    for sessions in (40, 100):
+        limit = memory_bytes(bounds("prod"), local_tasks=local, remote_tasks=remote, sessions=sessions)
+        assert f"{sessions} sessions need {limit // MIB:,} MiB" in page
+
+
 @pytest.mark.slow
 def test_a_full_worker_stays_below_its_limit() -> None:
     """Without a consumer, senders fill the worker one after another: its memory stays below the limit."""
