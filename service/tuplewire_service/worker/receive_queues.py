@@ -232,7 +232,7 @@ class ReceiveQueues:
 
         tasks, best = list(self._queues), list[int]()
         for start in range(0, len(tasks), _RANKED_AT_ONCE):
-            await asyncio.sleep(0)  # meanwhile, queues may be removed
+            await asyncio.sleep(0)  # queues may be removed in the meantime
             found = chain(best, tasks[start : start + _RANKED_AT_ONCE])
             # A list of all ranks would cause collections of garbage, which visit the objects of all tasks.
             best = heapq.nlargest(most, (each for each in found if each in self._queues), key=rank)
