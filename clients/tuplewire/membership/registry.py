@@ -1,8 +1,8 @@
 """The registered workers and the assignment of tasks to them, as pure state: no I/O, no clock.
 
-Used by Membership, which passes the answers of a poll (`look`), calls `decide`, sends the assignment to the
-workers in `outdated_workers`, and reports each outcome (`apply_outcome`). Owns the members, the current
-assignment and its version. Not thread-safe. Design: docs/design/moves.md.
+Used by Membership, which passes the answers of a poll (`apply_poll`), calls `decide`, sends the assignment
+to the workers in `outdated_workers`, and reports each outcome (`apply_outcome`). Owns the members, the
+current assignment and its version. Not thread-safe. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class DropReason(enum.StrEnum):
     CLOSED = "closed"
     """The sender was closed or aborted before the message was acknowledged."""
     SHUTDOWN = "shutdown"
-    """The drain's deadline passed before a worker or consumer accepted the message."""
+    """The drain ended before a worker or consumer accepted the message, or a defect stopped its routing."""
     REJECTED = "rejected"
     """Consumers rejected the message too often, and there is no dead-letter task."""
     DEAD_LETTERED = "dead_lettered"

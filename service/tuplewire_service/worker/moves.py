@@ -1,8 +1,8 @@
 """Tasks in a move: later messages wait until the earlier ones on the old route are consumed.
 
-Messages from another worker do not wait; they follow the earlier ones. Storm has no equivalent: a worker
-exits if its executors change. Used by router.py, queue_subscription.py and transfer_queue.py. Owns the held
-messages and the old routes. Call only from the event loop. Design: docs/design/moves.md.
+Messages from another worker wait only for a lost route, or behind messages that wait; otherwise they follow
+the earlier ones. Storm has no equivalent. Used by router.py, queue_subscription.py and transfer_queue.py.
+Owns the held messages and the old routes. Call only from the event loop. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Move:
         """Return True if earlier messages of the same entry worker are still on an old route.
 
         1. An old route is lost: all messages wait until its messages are returned. 2. Messages from another
-        worker never wait for a route; they follow on it, see route_of_predecessors(). 3. Messages of this
+        worker wait for no other route; they follow on it, see route_of_predecessors(). 3. Messages of this
         worker's programs wait until the receivers have released the earlier ones.
         """
         # 1. Returned messages are older and have not arrived yet.
@@ -117,7 +117,7 @@ class Move:
         if not (inbound.worker_number or self.own_follow):
             return None
         worker = entered_at(group, inbound, self.own)
-        # 2. Each step of a trail is later than the one before, so a message that follows arrives.
+        # 2. A message that follows others never returns to an earlier route, so it arrives.
         went_to = self.histories.setdefault(worker, RouteHistory(self.first)).before(group.entry_sequence)
         for route in self.routes:
             if route.connection is went_to and not route.lost:
