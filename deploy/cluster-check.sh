@@ -200,7 +200,7 @@ guide() {
         kubectl() {
             case "$*" in
                 'apply -f -') command "${kube[@]}" "$@" ;;
-                apply*) sed "s|registry.example.com/tuplewire:0.1.0|$image|" "$3" | command "${kube[@]}" apply --filename - ;;
+                apply*) sed "s|registry.example.com/tuplewire:[^\"]*|$image|" "$3" | command "${kube[@]}" apply --filename - ;;
                 *--web) exec "${kube[@]}" "$@" >page-link ;;  # in a shell of its own, by &
                 port-forward*) read_page "$@" ;;
                 *) command "${kube[@]}" "$@" ;;

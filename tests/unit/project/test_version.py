@@ -12,7 +12,7 @@ import tuplewire
 ROOT = Path(__file__).parents[3]
 PLACES = {
     "CHANGELOG.md": r"^## (\d\S+), unreleased$|^## (\d\S+), \d{4}-\d\d-\d\d$",
-    "docs/how-to/deploy.md": r"docker://\S+/tuplewire:(\d\S+)",
+    "docs/how-to/deploy.md": r"registry\.example/tuplewire:(\d\S+)",
     "deploy/build-image.sh": r"docker://\S+/tuplewire:(\d\S+)",
     "deploy/helm/tuplewire/Chart.yaml": r"^(?:appVersion|version): \"?([^\s\"]+)",
     "deploy/manifests.yaml": r"image: \"registry.example.com/tuplewire:(\S+)\"",
