@@ -38,7 +38,7 @@ def _is_behind(group: TaskGroup, connection: SendingEnd, worker: int, own: int) 
 
 
 @dataclass(slots=True)
-class _Route:
+class _OldRoute:
     """A worker to which a task's messages were sent. If `lost`, unacknowledged ones are being returned."""
 
     peer: Peer
@@ -69,13 +69,13 @@ class RouteHistory:
 
 @dataclass(slots=True, eq=False)
 class Move:
-    """A task that is moving to another worker. `first` is the connection that all earlier messages used."""
+    """A task that is moving to another worker. All earlier messages used the connection `original`."""
 
     own: int
     since: float
-    routes: list[_Route] = field(default_factory=list)
+    routes: list[_OldRoute] = field(default_factory=list)
     waiting: dict[int, list[HeldGroup]] = field(default_factory=dict)
-    first: SendingEnd | None = None
+    original: SendingEnd | None = None
     histories: dict[int, RouteHistory] = field(default_factory=dict)
     """The known destinations of messages, by entry worker."""
     own_follow: bool = False
@@ -118,7 +118,7 @@ class Move:
             return None
         worker = entered_at(group, inbound, self.own)
         # 2. A message that follows others never returns to an earlier route, so it arrives.
-        went_to = self.histories.setdefault(worker, RouteHistory(self.first)).before(group.entry_sequence)
+        went_to = self.histories.setdefault(worker, RouteHistory(self.original)).before(group.entry_sequence)
         for route in self.routes:
             if route.connection is went_to and not route.lost:
                 return went_to if _is_behind(group, route.connection, worker, self.own) else None
@@ -126,16 +126,16 @@ class Move:
 
     def record_route(self, group: TaskGroup, inbound: InboundSession, connection: SendingEnd | None) -> None:
         """Record the destination of messages; None is the local queue."""
-        history = self.histories.setdefault(entered_at(group, inbound, self.own), RouteHistory(self.first))
+        history = self.histories.setdefault(entered_at(group, inbound, self.own), RouteHistory(self.original))
         history.add(group.entry_sequence, group.end - 1, connection)
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Hold messages until release_ready() returns them."""
+        """Hold messages until take_ready() returns them."""
         waiting = self.waiting.setdefault(entered_at(group, inbound, self.own), [])
         # Returned messages may be older than held ones.
         insort(waiting, (group, inbound), key=lambda held: held[0].entry_sequence)
 
-    def release_ready(self) -> Iterator[HeldGroup]:
+    def take_ready(self) -> Iterator[HeldGroup]:
         """Remove and yield messages that no longer need to wait, in order for each entry worker."""
         for worker, waiting in list(self.waiting.items()):
             free = 0
@@ -156,7 +156,7 @@ class Moves:
         own: int,
         incarnation: int = 0,
         connection: Callable[[Peer], SendingEnd | None] = lambda _: None,
-        is_drained: Callable[[int], bool] = lambda _: True,
+        has_left: Callable[[int], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without moves.
@@ -164,13 +164,13 @@ class Moves:
         Args:
             own: This worker's number as an entry worker.
             connection: Returns the connection to a worker.
-            is_drained: Returns True if the local queue of a moving task is empty. Until then, new messages
+            has_left: Returns True if the local queue of a moving task is empty. Until then, new messages
                 follow through it without waiting.
             clock: Returns the time in seconds.
         """
         self._own = own
         self._connection = connection
-        self._is_drained = is_drained
+        self._has_left = has_left
         self._clock = clock
         self.successors = Successors(own, incarnation)
         self.moving: dict[int, Move] = {}
@@ -182,24 +182,24 @@ class Moves:
         """Return the move of a task; start one if there is none."""
         return self.moving.setdefault(task, Move(self._own, self._clock()))
 
-    def turn(self, task: int, peer: Peer, connection: SendingEnd) -> None:
+    def add_old_route(self, task: int, peer: Peer, connection: SendingEnd) -> None:
         """Record the previous connection of a task whose messages now take another route."""
         move = self.begin(task)
         # Before the first move, all messages used this connection.
         if not (move.routes or move.histories):
-            move.first = connection
-        move.routes.append(_Route(peer, connection))
+            move.original = connection
+        move.routes.append(_OldRoute(peer, connection))
 
     def among(self, tasks: Iterable[int] | None = None) -> list[int]:
         """Return the moving tasks among `tasks`; None: all moving tasks."""
         return list(self.moving) if tasks is None else [task for task in tasks if task in self.moving]
 
-    def stay(self, tasks: Iterable[int], owner_of: Mapping[int, AssignedWorker]) -> None:
+    def forget_routes_to_owners(self, tasks: Iterable[int], owner_of: Mapping[int, AssignedWorker]) -> None:
         """Forget old routes to current owners: messages to these workers follow the earlier ones anyway."""
         for task in self.among(tasks):
             move = self.moving[task]
             owner = owner_of.get(task)
-            if owner is not None and self._is_drained(task):
+            if owner is not None and self._has_left(task):
                 move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
 
     def destination_of(
@@ -222,7 +222,7 @@ class Moves:
             way = None if owner is None else self._connection(owner)
             # If earlier messages are in flight to the owner, this one must follow them there.
             if connection is not None and (way is None or not _is_behind(group, way, entered, self._own)):
-                self.turn(group.task, peer, connection)
+                self.add_old_route(group.task, peer, connection)
                 connection.receipts.watch([group.task])
                 self.moving[group.task].own_follow = True
                 return self.moving[group.task], connection
@@ -230,7 +230,7 @@ class Moves:
         move = self.moving.get(group.task)
         return move, move.route_of_predecessors(group, inbound) if move is not None else None
 
-    def keep(self, group: TaskGroup, inbound: InboundSession) -> bool:
+    def hold(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Hold messages that must wait for earlier ones on an old route; return False if none must wait."""
         move = self.moving.get(group.task)
         if move is None or not move.must_hold(group, inbound):
@@ -243,30 +243,30 @@ class Moves:
         for group, inbound in left:
             yield group.out_of_queue(0 if inbound.worker_number else self._own), inbound
 
-    def lose(self, peers: Container[Peer]) -> None:
-        """Treat routes to these workers as occupied until give_up(): their messages will be returned."""
+    def mark_lost(self, peers: Container[Peer]) -> None:
+        """Treat these workers' routes as occupied until remove_routes(): their messages will be returned."""
         for move in self.moving.values():
             for route in move.routes:
                 route.lost |= route.peer in peers
 
-    def give_up(self, connection: SendingEnd, left: Iterable[HeldGroup]) -> list[HeldGroup]:
+    def remove_routes(self, connection: SendingEnd, left: Iterable[HeldGroup]) -> list[HeldGroup]:
         """Remove the routes of a closed connection; return its messages that wait for no other old route."""
         for move in self.moving.values():
             move.routes = [route for route in move.routes if route.connection is not connection]
-        return [(group, inbound) for group, inbound in left if not self.keep(group, inbound)]
+        return [(group, inbound) for group, inbound in left if not self.hold(group, inbound)]
 
-    def done(self, tasks: Iterable[int]) -> list[HeldGroup]:
+    def end_finished(self, tasks: Iterable[int]) -> list[HeldGroup]:
         """Return, in order, the messages of these tasks that no longer wait; forget completed moves."""
         held_groups: list[HeldGroup] = []
         for task in self.among(tasks):
             move = self.moving[task]
-            held_groups += move.release_ready()
+            held_groups += move.take_ready()
             # The connection of a lost route looks empty before its messages return.
             move.routes = [
                 each for each in move.routes if each.lost or not each.connection.window.all_released(task)
             ]
             # Until the local queue is empty, later messages must still follow through it.
-            if not (move.routes or move.waiting) and self._is_drained(task):
+            if not (move.routes or move.waiting) and self._has_left(task):
                 del self.moving[task]
         return held_groups
 
@@ -297,7 +297,7 @@ class EntrySequences:
         self._next: dict[int, int] = {}
         self._first = 1
 
-    def place(self, group: TaskGroup, now_micros: int, *, retained_upstream: bool) -> TaskGroup:
+    def number(self, group: TaskGroup, now_micros: int, *, retained_upstream: bool) -> TaskGroup:
         """Return messages with their entry sequence, which only grows. For arguments, see TaskGroup.at()."""
         entry_sequence = self._next.get(group.task, self._first)
         self._next[group.task] = entry_sequence + group.count

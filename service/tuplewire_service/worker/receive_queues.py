@@ -74,7 +74,7 @@ class ReceiveQueues:
         return self._queues.get(task)
 
     def assign(self, tasks: Iterable[int]) -> list[int]:
-        """Own exactly these tasks. Return the removed tasks; leave() returns their remaining messages.
+        """Own exactly these tasks. Return the removed tasks; take_leaving() returns their remaining messages.
 
         A task that returns continues its sequences, possibly after a gap.
         """
@@ -103,7 +103,7 @@ class ReceiveQueues:
         if queue.consumer is not None:
             queue.consumer.mark(queue)
 
-    def leave(self, tasks: Iterable[int]) -> list[tuple[TaskGroup, InboundSession]]:
+    def take_leaving(self, tasks: Iterable[int]) -> list[tuple[TaskGroup, InboundSession]]:
         """Remove and return, in order, the messages of removed tasks that have no unacknowledged deliveries.
 
         Such a task gets no more deliveries, so its next consumer continues where this one ends.
@@ -136,7 +136,7 @@ class ReceiveQueues:
                     self._start = max(self._start, self._tails.pop(next(iter(self._tails))))
         return left
 
-    def left(self, task: int) -> bool:
+    def has_left(self, task: int) -> bool:
         """Return True if the queue of a removed task is empty."""
         return task not in self._early and task not in self._leaving
 

@@ -90,7 +90,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             pressure=self.pressure,
         )
         self.connections = Connections(context, settings.topology, events, self._returned)
-        self._moves = Moves(self.number, incarnation, self.connections.get, self.queues.left, clock)
+        self._moves = Moves(self.number, incarnation, self.connections.get, self.queues.has_left, clock)
         self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         former = self._moves.peers()
         overdue = self._moves.peers(GIVE_UP_SECONDS) - assigned
         lost = {peer for peer in overdue if not self.connections.ready(peer)} | (former & self._dead)
-        self._moves.lose(lost)
+        self._moves.mark_lost(lost)
         kept = (former | successors).union(each.peer for each in self.table.others) - lost
         self.connections.refresh(needed, kept, lost)
         self.connections.receivers_ended(self.departures.for_receiver)
@@ -163,10 +163,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._transfer.drain()  # send by the old routes
         for peer, tasks in self.connections.ended(self.departures, self._moves.peers()).items():
             self._wait_for(peer, tuple(tasks))
-            self._moves.lose({peer})
+            self._moves.mark_lost({peer})
             self.connections.renew(peer)
 
-    def lose(self, peers: Collection[Peer]) -> None:
+    def mark_dead(self, peers: Collection[Peer]) -> None:
         """Treat peers as dead until an assignment names them. The next one reroutes or drops messages."""
         self._dead.update(peers)
 
@@ -176,9 +176,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
             return
         moving = self._moves.among(tasks)
         # Queues are emptied first: their messages are older than the held ones.
-        self._reroute(self._moves.out_of_queues(self.queues.leave(moving)))
-        self._moves.stay(moving, self.table.owner_of)
-        self._reroute(self._moves.done(moving))
+        self._reroute(self._moves.out_of_queues(self.queues.take_leaving(moving)))
+        self._moves.forget_routes_to_owners(moving, self.table.owner_of)
+        self._reroute(self._moves.end_finished(moving))
         self._forget(moving)
 
     def _forget(self, tasks: Iterable[int]) -> None:
@@ -205,7 +205,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _returned(self, connection: SendingEnd, left: Sequence[HeldGroup]) -> None:
         """Reroute the unacknowledged messages of a lost worker, then the messages that waited for them."""
-        self._reroute(self._moves.give_up(connection, left))
+        self._reroute(self._moves.remove_routes(connection, left))
         self._end_moves()
 
     def recv(self, batch: ReceivedBatch) -> None:
@@ -223,7 +223,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         ahead = version > self.table.version and inbound.worker_number
         if ahead:
             self.version_received = max(self.version_received, version)
-        now_micros, place = time.time_ns() // 1000, self._entry_sequences.place
+        now_micros, number = time.time_ns() // 1000, self._entry_sequences.number
         # 1. Only programs are refused for an old version: no worker has accepted their messages yet.
         stale = 0 < version < self.table.version and not inbound.worker_number
         for group in batch.groups:
@@ -240,11 +240,11 @@ class Router(IConnectionCallback, ISubscriptionSource):
                     batch.refuse(group, self.table.not_here(task))
                     continue
                 retained = inbound.needs_release_acks
-                group = place(group, now_micros, retained_upstream=retained)  # noqa: PLW2901
+                group = number(group, now_micros, retained_upstream=retained)  # noqa: PLW2901
             if ahead:  # 4. By this newer assignment, the task belongs here.
                 self._open_early(task)
             # 5. and 6.
-            if not (task in moving and self._moves.keep(group, inbound)) and not self._route(group, inbound):
+            if not (task in moving and self._moves.hold(group, inbound)) and not self._route(group, inbound):
                 if not group.forwarded:
                     batch.refuse(group, self.table.not_here(task))  # 6.
                     continue
@@ -268,7 +268,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Hold new messages for these tasks until their previous owner has released all earlier ones."""
         if (connection := self.connections.get(peer)) is not None:
             for task in tasks:
-                self._moves.turn(task, peer, connection)
+                self._moves.add_old_route(task, peer, connection)
             connection.receipts.watch(tasks)
 
     def _route(self, group: TaskGroup, inbound: InboundSession) -> bool:

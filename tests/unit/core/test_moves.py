@@ -64,15 +64,15 @@ def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OT
 
 def moving(*routes: Route, left: bool = True) -> Moves:
     """Return the moves of a task with these previous owners. left: the task has left the local queue."""
-    moves = Moves(OWN, is_drained=lambda _: left)
+    moves = Moves(OWN, has_left=lambda _: left)
     for route in routes:
-        moves.turn(TASK, PEER, cast("SendingEnd", route))
+        moves.add_old_route(TASK, PEER, cast("SendingEnd", route))
     return moves
 
 
 def held(moves: Moves, group: TaskGroup, inbound: Program) -> bool:
     """Hold messages if they must wait; return True in this case."""
-    return moves.keep(group, cast("InboundSession", inbound))
+    return moves.hold(group, cast("InboundSession", inbound))
 
 
 def follows(moves: Moves, group: TaskGroup, inbound: Program, route: Route) -> bool:
@@ -89,7 +89,7 @@ def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
 
 def free(moves: Moves) -> list[int]:
     """Return the entry sequences of messages that no longer need to wait."""
-    return [group.entry_sequence for group, _ in moves.done(moves.among())]
+    return [group.entry_sequence for group, _ in moves.end_finished(moves.among())]
 
 
 def test_what_follows_waits_until_the_old_route_is_empty() -> None:
@@ -128,7 +128,7 @@ def test_our_own_come_around_too() -> None:
     moves = moving(route)
     back = messages(1, passed_on=1, worker=OWN)
     went(moves, back, other)
-    moves.turn(TASK, PEER, cast("SendingEnd", other))
+    moves.add_old_route(TASK, PEER, cast("SendingEnd", other))
     other.send(back.as_forwarded(OWN))
     assert held(moves, messages(3), PROGRAM)
     assert follows(moves, messages(2, passed_on=1, worker=OWN), WORKER, other)
@@ -166,9 +166,9 @@ def test_a_way_that_is_given_up_holds_nobody() -> None:
     route = Route(messages(1))
     moves = moving(route)
     assert held(moves, messages(2), PROGRAM)
-    moves.give_up(cast("SendingEnd", Route()), [])
+    moves.remove_routes(cast("SendingEnd", Route()), [])
     assert free(moves) == []
-    moves.give_up(cast("SendingEnd", route), [])
+    moves.remove_routes(cast("SendingEnd", route), [])
     assert free(moves) == [2]
 
 
@@ -178,12 +178,12 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     moves = moving(route)
     route.send(messages(1))
     moves.moving[TASK].hold(messages(2), WORKER)
-    moves.lose({PEER})
+    moves.mark_lost({PEER})
     route.window.take_back()
     assert moves.moving[TASK].must_hold(messages(3), WORKER)
-    assert moves.done(moves.among()) == []
-    moves.give_up(cast("SendingEnd", route), [])
-    assert [group.entry_sequence for group, _ in moves.done(moves.among())] == [2]
+    assert moves.end_finished(moves.among()) == []
+    moves.remove_routes(cast("SendingEnd", route), [])
+    assert [group.entry_sequence for group, _ in moves.end_finished(moves.among())] == [2]
     assert TASK not in moves.moving
 
 
@@ -193,10 +193,10 @@ def test_what_is_handed_back_waits_for_what_is_on_another_route() -> None:
     first = messages(1, 3)
     other.send(first)
     moves = moving(other)
-    moves.turn(TASK, ("w2", "127.0.0.1:2"), cast("SendingEnd", ended))
-    moves.lose({("w2", "127.0.0.1:2")})
+    moves.add_old_route(TASK, ("w2", "127.0.0.1:2"), cast("SendingEnd", ended))
+    moves.mark_lost({("w2", "127.0.0.1:2")})
     left = [(messages(4), PROGRAM), (messages(9), WORKER)]
-    handed_back = moves.give_up(cast("SendingEnd", ended), cast("Any", left))
+    handed_back = moves.remove_routes(cast("SendingEnd", ended), cast("Any", left))
     assert [group.entry_sequence for group, _ in handed_back] == [9]
     other.consume(first, 3)
     assert free(moves) == [4]
@@ -266,7 +266,7 @@ def test_an_entry_sequence_is_never_given_twice() -> None:
     sequences = EntrySequences()
 
     def placed(task: int, count: int) -> int:
-        return sequences.place(TaskGroup.of(task, [b"x"] * count), 0, retained_upstream=False).entry_sequence
+        return sequences.number(TaskGroup.of(task, [b"x"] * count), 0, retained_upstream=False).entry_sequence
 
     assert [placed(1, 3), placed(1, 1), placed(2, 1)] == [1, 4, 1]
     sequences.forget(1)
@@ -282,7 +282,7 @@ def test_a_task_that_comes_back_to_a_former_owner(owner: str | None, *, left: bo
     route = Route(messages(1))
     moves = moving(route, left=left)
     owner_of = {} if owner is None else {TASK: AssignedWorker(owner, PEER[1], (TASK,))}
-    moves.stay([TASK], owner_of)
+    moves.forget_routes_to_owners([TASK], owner_of)
     move = moves.moving[TASK]
     assert bool(move.routes) is moves_on
 

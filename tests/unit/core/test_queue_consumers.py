@@ -221,7 +221,7 @@ def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
         queue.held_until = time.monotonic() + 60
     assert consumer.take() == []
     assert rejections._held.keys() == {1, 2}
-    assert queues.leave(queues.assign([2]))
+    assert queues.take_leaving(queues.assign([2]))
     queues._queues[2].held_until = 0.0
     consumer.woken = 0
     rejections.retry_held()
@@ -278,12 +278,12 @@ def test_a_subscription_reports_the_tasks_that_have_moved() -> None:
     put(queues, 1, b"a")
     assert consumer.take() == [(1, b"a", False)]
     queues.assign([2])
-    queues.leave([1])
+    queues.take_leaving([1])
     assert consumer.subscription.moved == []  # its message is not acknowledged
     consumer.progress(1, 1)
-    queues.leave([1])
+    queues.take_leaving([1])
     assert consumer.subscription.moved == [1]
     queues.assign([])
-    queues.leave([2])
+    queues.take_leaving([2])
     assert consumer.subscription.moved == [1]
     assert consumer.subscription.ended is not None

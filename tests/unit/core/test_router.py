@@ -176,7 +176,7 @@ def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten(
     queues = queues_of(range(100))
     for task in range(100):
         queues.put(TaskGroup.of(task, [b"x"] * (1 + task % 7)), Program())
-    queues.leave(queues.assign([]))
+    queues.take_leaving(queues.assign([]))
     queues.assign([0])
     assert subscribe(consumers_of(queues), "c", [cursor_of(0, 0, 0, 10, MIB)]).starts == [(0, 7)]
 
