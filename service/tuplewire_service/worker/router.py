@@ -110,7 +110,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """
         if not assignment.succeeds(self.table.assignment, self._settings.topology, force=force):
             return False
-        self._transfer.drain()  # send by the old routes
+        self._transfer.send_all()  # send by the old routes
         before = self.table.others
         self.table.replace(assignment)
         self._dead.difference_update(worker.peer for worker in assignment.workers)
@@ -160,7 +160,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _renew_ended(self) -> None:
         """Reclaim messages that departed workers had not accepted; messages they had forwarded go first."""
-        self._transfer.drain()  # send by the old routes
+        self._transfer.send_all()  # send by the old routes
         for peer, tasks in self.connections.ended(self.departures, self._moves.peers()).items():
             self._wait_for(peer, tuple(tasks))
             self._moves.mark_lost({peer})
@@ -200,8 +200,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
                     self._drops.unroutable(group, inbound)
                 waiting.popleft()
         finally:
-            self._drops.lose(group for group, _ in waiting)
-            asyncio.get_running_loop().call_soon(self._transfer.drain)
+            self._drops.count_lost(group for group, _ in waiting)
+            asyncio.get_running_loop().call_soon(self._transfer.send_all)
 
     def _returned(self, connection: SendingEnd, left: Sequence[HeldGroup]) -> None:
         """Reroute the unacknowledged messages of a lost worker, then the messages that waited for them."""
@@ -250,7 +250,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                     continue
                 self._drops.unroutable(group, inbound)  # 6. Its program was already notified of acceptance.
             self._ledger.accepted += group.count
-        self._transfer.drain()
+        self._transfer.send_all()
         if self.taps.open:
             self.taps.offer(batch, self.place_of)
 
@@ -258,7 +258,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Accept a task of this worker before the assignment that names it arrives."""
         if not self.queues.open(task):
             return
-        self._transfer.drain()  # send by the old routes
+        self._transfer.send_all()  # send by the old routes
         self._moves.begin(task)
         if (owner := self.table.owner_of.get(task)) is not None:
             self._wait_for(owner.peer, [task])
@@ -396,5 +396,5 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.departures.add(departure)
         self._ledger.accepted += sum(unpublished.values())
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear() + sum(unpublished.values())
-        self._drops.lose(chain(self.rejections.close(), self._moves.close()))
+        self._drops.count_lost(chain(self.rejections.close(), self._moves.close()))
         await self.connections.close(timeout)

@@ -1,6 +1,6 @@
-"""The transfer queue: outbound messages, and the drainer that groups them by destination worker.
+"""The transfer queue: outbound messages, grouped by destination worker.
 
-Messages that are queued when the drainer runs are sent together. The senders' credit bounds the queue.
+All queued messages are sent together. The senders' credit bounds the queue.
 Drops accounts for messages that cannot be routed. Used by router.py. Owns the outbound messages of one loop
 turn. Call only from the event loop.
 Source: Storm's transfer queue and `TransferDrainer`. Design: docs/design/moves.md.
@@ -36,7 +36,7 @@ class Drops:
         self._ledger = ledger
         self._log_rate = LogRate()
 
-    def give_up(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, why: str) -> None:
+    def drop(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, why: str) -> None:
         """Count messages as dropped, log it at a limited rate, and release them to their sender."""
         if messages := self._log_rate.due(reason, group.count):
             extra = {"task": group.task, "messages": messages, "reason": reason.value, "why": why}
@@ -46,15 +46,15 @@ class Drops:
 
     def unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Drop messages that were accepted for a task without an owner."""
-        self.give_up(group, inbound, DropReason.UNKNOWN_TASK, "nobody holds the task any more")
+        self.drop(group, inbound, DropReason.UNKNOWN_TASK, "nobody holds the task any more")
 
-    def lose(self, groups: Iterable[TaskGroup]) -> None:
+    def count_lost(self, groups: Iterable[TaskGroup]) -> None:
         """Count messages that were not routed because of a defect or the shutdown, without releasing them."""
         self._ledger.dropped[DropReason.SHUTDOWN] += sum(map(len, groups))
 
 
 class TransferQueue:
-    """Holds outbound groups until the drainer runs. Call only from the event loop."""
+    """Holds outbound groups until send_all(). Call only from the event loop."""
 
     def __init__(
         self, table: RoutingTable, connections: Connections, lost_workers: LostWorkers, drops: Drops
@@ -67,18 +67,18 @@ class TransferQueue:
         self._queue: list[HeldGroup] = []
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Queue a group for the next drain()."""
+        """Queue a group for the next send_all()."""
         self._queue.append((group, inbound))
 
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return the queued groups."""
         return (group for group, _ in self._queue)
 
-    def drain(self) -> None:
+    def send_all(self) -> None:
         """Group all messages by destination worker, in order, and send them.
 
         Messages of several programs keep the order of their entry sequences. An error is a defect: it is
-        reported to the loop, and unsent messages are passed to Drops.lose().
+        reported to the loop, and unsent messages are passed to Drops.count_lost().
         """
         if not self._queue:
             return
@@ -101,12 +101,12 @@ class TransferQueue:
                 self._send(self._connections.to(owner.peer), inbound, groups)
                 waiting.popleft()
         except Exception as error:  # noqa: BLE001 - reported to the loop
-            self._drops.lose(group for _, _, groups in waiting for group in groups)
+            self._drops.count_lost(group for _, _, groups in waiting for group in groups)
             self._loop.call_exception_handler({"message": "defect in the transfer queue", "exception": error})
 
     def follow(self, connection: SendingEnd, group: TaskGroup, inbound: InboundSession) -> None:
         """Send messages of another worker immediately, behind earlier ones on the same connection."""
-        self.drain()
+        self.send_all()
         # The earlier messages are not in a cycle, so the hop count restarts.
         self._send(connection, inbound, [group.out_of_queue(0)])
 
@@ -142,12 +142,12 @@ class TransferQueue:
             pieces = [piece for group in groups for piece in by_size(group, error.limit_bytes)]
             for fits, group in pieces:
                 if not fits:
-                    self._drops.give_up(group, inbound, DropReason.TOO_LARGE, str(error))
+                    self._drops.drop(group, inbound, DropReason.TOO_LARGE, str(error))
             return self._left_by(connection, inbound, [group for fits, group in pieces if fits])
         except TuplewireError as error:
             # These messages were accepted, so they are counted as dropped, and released.
             for group in groups:
-                self._drops.give_up(group, inbound, DropReason.REFUSED, str(error))
+                self._drops.drop(group, inbound, DropReason.REFUSED, str(error))
         return []
 
 

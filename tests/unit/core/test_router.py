@@ -138,7 +138,7 @@ async def test_releases_are_watched_for_whoever_waits_for_them() -> None:
     queue, _ = queue_to(connection)
     queue.put(TaskGroup.of(1, [b"x"]), Program(needs_release_acks=False))
     queue.put(TaskGroup.of(2, [b"y"]), Program())
-    queue.drain()
+    queue.send_all()
     assert connection.sent == [([1], False), ([2], False)]
     assert connection.watched == [[2]]
 
@@ -149,7 +149,7 @@ async def test_what_a_closed_connection_does_not_take_is_counted() -> None:
     queue, ledger = queue_to(connection)
     queue.put(TaskGroup.of(1, [b"x"]), program)
     queue.put(TaskGroup.of(1, [b"y", b"z"]).at(5, 0, retained_upstream=True), program)
-    queue.drain()
+    queue.send_all()
     assert connection.sent == [([1], False)]
     assert ledger.dropped[DropReason.UNKNOWN_TASK] == 2
 
