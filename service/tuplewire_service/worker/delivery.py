@@ -25,7 +25,7 @@ from tuplewire_service.worker.entry_queue import EntryQueue, HeldEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Acknowledged:
     """Messages that their consumer has acknowledged, and the token passed to append()."""
 
     token: Any
@@ -40,7 +40,7 @@ class Done:
 _TOKEN, _MESSAGES = attrgetter("token"), attrgetter("messages")
 
 
-def release(task: int, done: Iterable[Done | Settled]) -> None:
+def release(task: int, done: Iterable[Acknowledged | Settled]) -> None:
     """Release messages of a task to their senders: consecutive ones of one sender in one step."""
     for token, some in groupby(done, _TOKEN):
         run = list(some)
@@ -174,7 +174,7 @@ class DeliveryLog:
                 break
         return found
 
-    def progress(self, acknowledged: int, received: int, most: int = sys.maxsize) -> list[Done]:
+    def progress(self, acknowledged: int, received: int, most: int = sys.maxsize) -> list[Acknowledged]:
         """Advance the cursors to the consumer's sequences; return the newly acknowledged messages.
 
         Sequences beyond the delivered messages are reduced to the last delivered one. At most `most` groups
@@ -185,7 +185,7 @@ class DeliveryLog:
             self._taken_bytes -= self._marks.popleft()[1]
         # A consumer cannot acknowledge messages that were not delivered to it.
         acknowledged = min(acknowledged, self.taken)
-        done: list[Done] = []
+        done: list[Acknowledged] = []
         settled = self.acknowledged  # the delivered entries start after this sequence
         while settled < acknowledged:
             if len(done) >= most:  # the next call continues here
@@ -196,7 +196,7 @@ class DeliveryLog:
                 entry = _first_of(self._delivered, entry, acknowledged - settled)
             settled += entry.group.count
             size = entry.group.size_bytes
-            done.append(Done(entry.token, entry.group.count, size, entry.group.accepted_micros))
+            done.append(Acknowledged(entry.token, entry.group.count, size, entry.group.accepted_micros))
             self.queued_bytes -= size
             if not entry.group.retained_upstream:
                 self.unretained -= entry.group.count

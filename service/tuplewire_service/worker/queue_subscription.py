@@ -19,7 +19,7 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.messaging_pb2 import RejectedTask, Subscribe, TaskCursor
 from tuplewire_service.messaging.server_stream import IAccess
 from tuplewire_service.messaging.subscription import ISubscription
-from tuplewire_service.worker.delivery import Done
+from tuplewire_service.worker.delivery import Acknowledged
 from tuplewire_service.worker.moves import LostWorkers
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.receive_queues import TURN_GROUPS, ReceiveQueues
@@ -160,7 +160,7 @@ class QueueSubscription(ISubscription):
                 queue.consumer = None
                 # The router may be waiting for this consumer to empty the queue.
                 if queue.leaving:
-                    self._queues.on_done(queue.task, ())
+                    self._queues.on_acknowledged(queue.task, ())
 
 
 class QueueConsumers:
@@ -229,7 +229,7 @@ class QueueConsumers:
         queue.consumer_key, queue.incarnation, queue.subscription = wanted
         # 1. The report in the request counts first: it may acknowledge or reject messages.
         if resumes:
-            self.queues.on_done(queue.task, self._settle(queue, cursor))
+            self.queues.on_acknowledged(queue.task, self._settle(queue, cursor))
             unsettled = cursor if _unsettled(queue, cursor) else None
             # A message must stay delivered until its rejection is settled.
             rejected = cursor.rejections[-1].sequence if unsettled and cursor.rejections else 0
@@ -251,12 +251,12 @@ class QueueConsumers:
         queue.credit_bytes = cursor.credit_bytes
         # A rejection alone can end the wait for a queue that moves: no delivery is unacknowledged then.
         if done or cursor.rejections:
-            self.queues.on_done(queue.task, done)
+            self.queues.on_acknowledged(queue.task, done)
         return _unsettled(queue, cursor)
 
-    def _settle(self, queue: Queue, cursor: TaskCursor) -> list[Done]:
+    def _settle(self, queue: Queue, cursor: TaskCursor) -> list[Acknowledged]:
         """Advance a log's cursors and apply each rejection once, at most `TURN_GROUPS` groups at a time."""
-        done: list[Done] = []
+        done: list[Acknowledged] = []
         first = bisect_right(cursor.rejections, queue.rejected, key=attrgetter("number"))
         for each in cursor.rejections[first : first + TURN_GROUPS]:
             # Messages before a rejected one are acknowledged: only the oldest message can be rejected.

@@ -21,7 +21,7 @@ from tuplewire.session.durations import Durations
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import InboundSession
-from tuplewire_service.worker.delivery import DeliveryLog, Done
+from tuplewire_service.worker.delivery import Acknowledged, DeliveryLog
 from tuplewire_service.worker.queue import HeldOfTask, Queue, QueueTimes
 from tuplewire_service.worker.worker_observer import WorkerObserver
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -42,13 +42,13 @@ class ReceiveQueues:
     def __init__(
         self,
         settings: WorkerSettings,
-        on_done: Callable[[int, Sequence[Done]], None],
+        on_acknowledged: Callable[[int, Sequence[Acknowledged]], None],
         not_here: Callable[[int], RefusedError],
         observer: WorkerObserver | None = None,
     ) -> None:
-        """Pass a task's acknowledged messages to `on_done`; none if a consumer left a moving task."""
+        """Pass a task's acknowledged messages to `on_acknowledged`; none if a consumer left a moving task."""
         self._settings = settings
-        self.on_done = on_done
+        self.on_acknowledged = on_acknowledged
         self.observer = observer
         self.not_here = not_here
         self._queues: dict[int, Queue] = {}
@@ -347,5 +347,5 @@ class ReceiveQueues:
         self.taken(queue, queue.log.take(sequence, sys.maxsize, sys.maxsize, most=TURN_GROUPS))
         done = queue.log.progress(sequence, sequence, TURN_GROUPS)
         if done:
-            self.on_done(task, done)
+            self.on_acknowledged(task, done)
         return bool(done)

@@ -21,7 +21,7 @@ from tuplewire.values.dead_letters import again, dead_letter, headers_of, reject
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import InboundSession, ReceivedBatch
-from tuplewire_service.worker.delivery import DeliveryLog, Done
+from tuplewire_service.worker.delivery import Acknowledged, DeliveryLog
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -129,7 +129,7 @@ class Rejections:
         self._timer: asyncio.TimerHandle | None = None
         self._log_rate = LogRate()
 
-    def reject(self, queue: Queue, each: Rejection) -> Done | None:
+    def reject(self, queue: Queue, each: Rejection) -> Acknowledged | None:
         """Remove the oldest unacknowledged message from a queue, or block the queue until its redelivery.
 
         Returns the message if it has left its queue; None if it stays there, or if another message was
@@ -340,7 +340,7 @@ class Rejections:
         return groups
 
 
-def _settle(log: DeliveryLog, each: Rejection) -> Done:
+def _settle(log: DeliveryLog, each: Rejection) -> Acknowledged:
     [done] = log.progress(each.sequence, each.sequence)
     if each.wait:
         log.rewind(log.acknowledged)  # its consumer has discarded the later messages

@@ -32,7 +32,7 @@ from tuplewire_service.messaging.subscription import ISubscription, ISubscriptio
 from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import GIVE_UP_SECONDS, Connections, Peer
-from tuplewire_service.worker.delivery import Done, release
+from tuplewire_service.worker.delivery import Acknowledged, release
 from tuplewire_service.worker.departures import Departures, OfEntry, Successor, successors_to_wire
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
 from tuplewire_service.worker.queue_subscription import QueueConsumers
@@ -69,7 +69,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._dead: set[Peer] = set()
         self.end_to_end = Durations()  # from acceptance by the sender to acknowledgement by the consumer
         self.rejections = Rejections(settings, self._ledger, self.recv, self.holder_known)
-        self.queues = ReceiveQueues(settings, self._done, self.table.not_here, observer)
+        self.queues = ReceiveQueues(settings, self._acknowledged, self.table.not_here, observer)
         self.consumers = QueueConsumers(incarnation, self.queues, self.rejections)
         self._entry_sequences = EntrySequences()
         self.number = worker_number(settings.worker_id, incarnation)  # as an entry worker
@@ -314,7 +314,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._end_moves({each.task for each in released} if self._moves.moving else ())
         self.activity.set()
 
-    def _done(self, task: int, done: Sequence[Done]) -> None:
+    def _acknowledged(self, task: int, done: Sequence[Acknowledged]) -> None:
         """Account for messages that a consumer has acknowledged, and release them to their senders."""
         now_micros = time.time_ns() // 1000
         for each in done:

@@ -21,7 +21,7 @@ from tuplewire.settings.config import MIB
 from tuplewire.values.dead_letters import DeadMessage, headers_of, rejections_of
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
-from tuplewire_service.worker.delivery import Done
+from tuplewire_service.worker.delivery import Acknowledged
 from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
 
 TASKS = (1, 2)
@@ -67,7 +67,7 @@ class Scene:
         self.sender, self.ledger = Sender(), Ledger()
         self.shell = RejectionsWithoutTimers(LIMIT, DEAD, most)
         self.queues = queues_of([*TASKS, DEAD])
-        self.queues.on_done = self._done
+        self.queues.on_acknowledged = self._done
         self.consumers = QueueConsumers(7, self.queues, self.shell)
         self.window = ConsumeWindow(TASKS, PREFETCH, MIB)
         self.subscription: QueueSubscription | None = None
@@ -81,7 +81,7 @@ class Scene:
 
     # --- the worker ------------------------------------------------------------------------------
 
-    def _done(self, task: int, done: Sequence[Done]) -> None:
+    def _done(self, task: int, done: Sequence[Acknowledged]) -> None:
         for each in done:
             if not each.rejected:
                 self.ledger.acknowledged += each.messages

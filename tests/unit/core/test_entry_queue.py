@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tuplewire.session.consume import Delivery
 from tuplewire.values.group import TaskGroup
-from tuplewire_service.worker.delivery import DeliveryLog, Done
+from tuplewire_service.worker.delivery import Acknowledged, DeliveryLog
 from tuplewire_service.worker.entry_queue import EntryQueue, HeldEntry
 
 TASK = 7
@@ -238,7 +238,7 @@ def test_the_oldest_message_stands_alone() -> None:
     found = log.oldest()
     assert found is not None
     assert found[0].data == b"a"
-    assert log.progress(1, 3) == [Done("abc", 1, 1)]
+    assert log.progress(1, 3) == [Acknowledged("abc", 1, 1)]
     assert log.queued_messages == 2
 
 

@@ -19,7 +19,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.recv_service import _cursors_of, _take_progress, cursor_slices
-from tuplewire_service.worker.delivery import Done
+from tuplewire_service.worker.delivery import Acknowledged
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -37,14 +37,14 @@ class Scene:
         """Number of groups settled in each turn."""
         self.rejections = RejectionsWithoutTimers()
         self.queues = queues_of([1], receive_queue_messages=10 * MESSAGES)
-        self.queues.on_done = self._done
+        self.queues.on_acknowledged = self._done
         self.consumers = consumers_of(self.queues, self.rejections)
         for number in range(MESSAGES):
             self.queues.put(TaskGroup.of(1, [b"%d" % number]), Program())
         self.consumer = self.subscribe(ROOM)
         assert len(taken(self.consumer)) == MESSAGES
 
-    def _done(self, task: int, done: Sequence[Done]) -> None:
+    def _done(self, task: int, done: Sequence[Acknowledged]) -> None:
         assert task == 1
         self.settled.append(len(done))
 

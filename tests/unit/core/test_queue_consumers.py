@@ -140,7 +140,7 @@ def test_a_consumer_that_leaves_frees_only_tasks_that_move_away() -> None:
     """A closed subscription is reported for a task that moves away, not for one that stays."""
     told: list[tuple[int, int]] = []
     queues = queues_of([1, 2])
-    queues.on_done = lambda task, done: told.append((task, len(done)))
+    queues.on_acknowledged = lambda task, done: told.append((task, len(done)))
     consumer = Consumer(queues, 1, 2)
     queues.assign([2])
     consumer.subscription.close()

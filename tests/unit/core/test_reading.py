@@ -16,7 +16,7 @@ from tuplewire.session.consume import Delivery
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire_service.worker import receive_queues
-from tuplewire_service.worker.delivery import DeliveryLog, Done
+from tuplewire_service.worker.delivery import Acknowledged, DeliveryLog
 
 TASK = 1
 LARGE = 2**40
@@ -26,9 +26,9 @@ class Fixture:
     """Queues of a worker with one task. Messages are single letters."""
 
     def __init__(self) -> None:
-        self.done: list[Done] = []
+        self.done: list[Acknowledged] = []
         self.queues = queues_of([TASK])
-        self.queues.on_done = lambda _task, done: self.done.extend(done)
+        self.queues.on_acknowledged = lambda _task, done: self.done.extend(done)
 
     def put(self, *groups: str) -> None:
         for group in groups:

@@ -14,7 +14,7 @@ from helpers.senders import Program
 from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.worker.delivery import Done
+from tuplewire_service.worker.delivery import Acknowledged
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -22,7 +22,7 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 DEAD = 9
 
 
-def reject(messages: Rejections, queue: Queue, number: int = 1, after: float = 0.0) -> Done | None:
+def reject(messages: Rejections, queue: Queue, number: int = 1, after: float = 0.0) -> Acknowledged | None:
     """Reject the message with this number."""
     return messages.reject(queue, rejection_of(number, number, after, "no", wait=False))
 
