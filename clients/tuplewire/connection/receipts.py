@@ -106,7 +106,7 @@ class Receipts:
         warn_of_lost(self._buffer.address, self._window.possibly_lost - lost_before)
         return left
 
-    def watch(self, tasks: Collection[int]) -> None:
+    def watch_releases(self, tasks: Collection[int]) -> None:
         """Request a report of every release for these tasks. Otherwise some arrive only with later credit."""
         with self._lock:
             if self._watched.issuperset(tasks):

@@ -74,11 +74,11 @@ class Connections:
         """
         self._needed = frozenset(needed)
         for peer in needed:
-            self.to(peer)
+            self.get_or_open(peer)
         for peer in [peer for peer in self._connections if peer not in self._needed and peer not in kept]:
-            self._leave(peer, 0.0 if peer in lost else GIVE_UP_SECONDS)
+            self._close_in_background(peer, 0.0 if peer in lost else GIVE_UP_SECONDS)
 
-    def _leave(self, peer: Peer, timeout: float) -> None:
+    def _close_in_background(self, peer: Peer, timeout: float) -> None:
         connection = self._connections.pop(peer)
         if not timeout:  # a peer that answers now must not receive messages that are rerouted
             connection.writes = False
@@ -87,9 +87,9 @@ class Connections:
         self._closing.add(task)
         watched(task).add_done_callback(self._closing.discard)
 
-    def renew(self, peer: Peer) -> None:
+    def replace(self, peer: Peer) -> None:
         """Replace the connection to a worker, and reclaim its messages in the background."""
-        self._leave(peer, 0.0)
+        self._close_in_background(peer, 0.0)
         self._open(peer)
 
     def _open(self, peer: Peer) -> None:
@@ -114,7 +114,7 @@ class Connections:
         """Return the connection to a worker, or None."""
         return self._connections.get(peer)
 
-    def to(self, peer: Peer) -> SendingEnd | None:
+    def get_or_open(self, peer: Peer) -> SendingEnd | None:
         """Return the connection to a worker; open it if necessary. None after close().
 
         Readiness does not wait for it, unless refresh() needs it.
@@ -149,7 +149,7 @@ class Connections:
         leaving = ((peer, connection) for connection, peer in self._leaving.items())
         for (worker_id, address), connection in chain(self._connections.items(), leaving):
             counts = connection.counts
-            # A renewed connection has the same worker and address as the one that is closing: see `number`.
+            # A replacement has the same worker and address as the connection that is closing: see `number`.
             status.peers.add(
                 worker_id=worker_id,
                 address=address,

@@ -156,15 +156,15 @@ class Router(IConnectionCallback, ISubscriptionSource):
         kept = (former | successors).union(each.peer for each in self.table.others) - lost
         self.connections.refresh(needed, kept, lost)
         self.connections.receivers_ended(self.departures.for_receiver)
-        self._renew_ended()
+        self._replace_ended()
 
-    def _renew_ended(self) -> None:
+    def _replace_ended(self) -> None:
         """Reclaim messages that departed workers had not accepted; messages they had forwarded go first."""
         self._transfer.send_all()  # send by the old routes
         for peer, tasks in self.connections.ended(self.departures, self._moves.peers()).items():
             self._wait_for(peer, tuple(tasks))
             self._moves.mark_lost({peer})
-            self.connections.renew(peer)
+            self.connections.replace(peer)
 
     def mark_dead(self, peers: Collection[Peer]) -> None:
         """Treat peers as dead until an assignment names them. The next one reroutes or drops messages."""
@@ -269,7 +269,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if (connection := self.connections.get(peer)) is not None:
             for task in tasks:
                 self._moves.add_old_route(task, peer, connection)
-            connection.receipts.watch(tasks)
+            connection.receipts.watch_releases(tasks)
 
     def _route(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Queue messages locally or for transfer; return False if no worker owns their task."""
@@ -283,7 +283,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         elif not self.queues.put(group, inbound):
             if owner is None:
                 return False
-            way = None if moving is None else self.connections.to(owner.peer)
+            way = None if moving is None else self.connections.get_or_open(owner.peer)
             self._transfer.put(group, inbound)
         if moving is not None:
             moving.record_route(group, inbound, way)

@@ -98,7 +98,7 @@ class TransferQueue:
         try:
             while waiting:
                 owner, inbound, groups = waiting[0]
-                self._send(self._connections.to(owner.peer), inbound, groups)
+                self._send(self._connections.get_or_open(owner.peer), inbound, groups)
                 waiting.popleft()
         except Exception as error:  # noqa: BLE001 - reported to the loop
             self._drops.count_lost(group for _, _, groups in waiting for group in groups)
@@ -129,7 +129,7 @@ class TransferQueue:
         try:
             # The receiver may otherwise delay a release that the sender waits for.
             if inbound.needs_release_acks:
-                connection.receipts.watch([group.task for group in groups])
+                connection.receipts.watch_releases([group.task for group in groups])
             for kept, run in groupby(groups, attrgetter("retained_upstream")):
                 some = list(run)
                 if not connection.buffer.offer(some, inbound, retain=kept):

@@ -39,7 +39,7 @@ class Route:
         if sent:
             self.send(*sent)
 
-    def watch(self, tasks: list[int]) -> None:
+    def watch_releases(self, tasks: list[int]) -> None:
         """Do nothing: every release is known here."""
 
     def send(self, *groups: TaskGroup) -> None:

@@ -108,10 +108,10 @@ class Connection:
         self._closes_after = closes_after
         self.buffer = self.receipts = self
 
-    def to(self, _worker: Any) -> Connection:
+    def get_or_open(self, _worker: Any) -> Connection:
         return self
 
-    def watch(self, tasks: list[int]) -> None:
+    def watch_releases(self, tasks: list[int]) -> None:
         self.watched.append(tasks)
 
     def offer(self, groups: Sequence[TaskGroup], _inbound: Any, *, retain: bool) -> bool:
