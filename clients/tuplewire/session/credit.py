@@ -47,7 +47,7 @@ class CreditBook:
         *,
         max_message_bytes: int,
         needs_release_acks: bool,
-        exhausted: Counter[int] | None = None,
+        blocked: Counter[int] | None = None,
     ) -> None:
         """Start with a window for every task.
 
@@ -56,7 +56,7 @@ class CreditBook:
             max_message_bytes: The maximum payload, by which a sender may exceed its credit in bytes.
             needs_release_acks: True to send a grant at every release, for ack mode `processed`. Otherwise a
                 grant is sent once a quarter of the window is free, or once everything is released.
-            exhausted: Counts the connected sessions without credit for each task, without zeros.
+            blocked: Counts the connected sessions without credit for each task, without zeros.
         """
         self.initial = shares.initial
         """The window of every task that has no grant yet."""
@@ -66,8 +66,8 @@ class CreditBook:
         self._watched: set[int] = set()
         self.accounts = {task: _Account(*shares.window(task)) for task in shares.nearly_full_tasks}
         self._changed: dict[int, None] = {}
-        self._exhausted = Counter() if exhausted is None else exhausted
-        self.used_up: set[int] = set()
+        self._blocked = Counter() if blocked is None else blocked
+        self.without_credit: set[int] = set()
         self.received_messages = self.received_bytes = 0
         """Messages to all tasks that were received and not refused, and their payload bytes."""
         self.released_messages = self.released_bytes = 0
@@ -115,7 +115,7 @@ class CreditBook:
         account.received_bytes -= size
         self.received_messages -= count
         self.received_bytes -= size
-        self._update_exhausted(group.flow, account)
+        self._update_blocked(group.flow, account)
         # An account that was used by refused messages only would count against MAX_TASKS.
         if not account.received_messages and account.granted_messages == self.initial.messages:
             self._forget(group.flow)
@@ -134,7 +134,7 @@ class CreditBook:
         self._has_credit(flow)
 
     def _use_up(self, flow: int, account: _Account) -> None:
-        self._update_exhausted(flow, account)
+        self._update_blocked(flow, account)
         # The last message may start within the granted bytes and exceed them.
         if (
             account.received_messages > account.granted_messages
@@ -145,23 +145,23 @@ class CreditBook:
                 f"were sent, {account.granted_messages} of {account.granted_bytes} bytes were granted"
             )
 
-    def _update_exhausted(self, flow: int, account: _Account) -> None:
+    def _update_blocked(self, flow: int, account: _Account) -> None:
         if account.has_room:
             self._has_credit(flow)
-        elif flow not in self.used_up:
-            self.used_up.add(flow)
-            self._exhausted[flow] += 1
+        elif flow not in self.without_credit:
+            self.without_credit.add(flow)
+            self._blocked[flow] += 1
 
     def _has_credit(self, flow: int) -> None:
-        if flow in self.used_up:
-            self.used_up.discard(flow)
-            self._exhausted[flow] -= 1
-            if not self._exhausted[flow]:
-                del self._exhausted[flow]
+        if flow in self.without_credit:
+            self.without_credit.discard(flow)
+            self._blocked[flow] -= 1
+            if not self._blocked[flow]:
+                del self._blocked[flow]
 
     def disconnect(self) -> None:
-        """Count no task as exhausted: a sender without a stream waits for nothing. See all()."""
-        for flow in list(self.used_up):
+        """Count no task as blocked: a sender without a stream waits for nothing. See all()."""
+        for flow in list(self.without_credit):
             self._has_credit(flow)
 
     def released(self, flow: int, messages: int, size_bytes: int) -> bool:
@@ -205,12 +205,12 @@ class CreditBook:
     @property
     def urgent(self) -> bool:
         """True if the next changes concern a task for which the sender has no credit."""
-        return not self.used_up.isdisjoint(self._changed)
+        return not self.without_credit.isdisjoint(self._changed)
 
     @property
     def exhausted_tasks(self) -> int:
         """The number of tasks for which the window is used up."""
-        return len(self.used_up)
+        return len(self.without_credit)
 
     @property
     def idle(self) -> bool:
@@ -225,8 +225,8 @@ class CreditBook:
 
     def on_share_increase(self) -> bool:
         """Record that shares may have grown; return True if the sender has no credit for some task."""
-        self._changed.update(dict.fromkeys(self.used_up))
-        return bool(self.used_up)
+        self._changed.update(dict.fromkeys(self.without_credit))
+        return bool(self.without_credit)
 
     def outstanding(self) -> list[tuple[int, int, int]]:
         """Return (task, messages, bytes) of the received messages that were not released."""
@@ -246,7 +246,7 @@ class CreditBook:
         grants = [self._grant(flow) for flow in self.accounts]
         for flow, account in self.accounts.items():
             if flow >= 0:
-                self._update_exhausted(flow, account)
+                self._update_blocked(flow, account)
         return grants
 
     def _grant(self, flow: int) -> TaskCredit:
@@ -255,8 +255,8 @@ class CreditBook:
         # The maximum, because a share may shrink but a grant must never fall.
         account.granted_messages = max(account.granted_messages, account.released_messages + window.messages)
         account.granted_bytes = max(account.granted_bytes, account.released_bytes + window.size_bytes)
-        if flow in self.used_up:
-            self._update_exhausted(flow, account)
+        if flow in self.without_credit:
+            self._update_blocked(flow, account)
         task, forwarded = task_and_forwarded(flow)
         return TaskCredit(
             task=task,

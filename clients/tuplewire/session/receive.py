@@ -143,7 +143,7 @@ class ReceiveSession:
     @property
     def urgent(self) -> bool:
         """True if the update should be sent immediately: it has refusals, or credit for a blocked sender."""
-        return bool((self._refusals and self.has_more) or (self.credit.used_up and self.credit.urgent))
+        return bool((self._refusals and self.has_more) or (self.credit.without_credit and self.credit.urgent))
 
     def probe(self, acknowledged: int) -> None:
         """Make the next update contain the full state. The sender knows the frames up to `acknowledged`."""

@@ -121,9 +121,9 @@ class Session:
     """A sender's session; it outlives its streams. Call only from the event loop, except release()."""
 
     def __init__(
-        self, hello: pb.Hello, access: IAccess, epoch: int, leases: Leases, exhausted: Counter[int]
+        self, hello: pb.Hello, access: IAccess, epoch: int, leases: Leases, blocked: Counter[int]
     ) -> None:
-        """Start a session. For `exhausted`, see CreditBook."""
+        """Start a session. For `blocked`, see CreditBook."""
         self.epoch = epoch
         """Differs for each session of a sender, on this or another worker."""
         self.key = access.owner, hello.sender_id
@@ -141,7 +141,7 @@ class Session:
         self.needs_release_acks = processed or worker
         limit = leases.settings.session.max_message_bytes
         credit = CreditBook(
-            leases.shares, max_message_bytes=limit, needs_release_acks=processed, exhausted=exhausted
+            leases.shares, max_message_bytes=limit, needs_release_acks=processed, blocked=blocked
         )
         self.state = ReceiveSession(hello.incarnation, credit)
         self.inactive = False

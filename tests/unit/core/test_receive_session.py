@@ -26,13 +26,11 @@ WINDOW = Share(8, 80)
 
 
 def book(
-    window: Share = WINDOW, *, needs_release_acks: bool = True, exhausted: Counter[int] | None = None
+    window: Share = WINDOW, *, needs_release_acks: bool = True, blocked: Counter[int] | None = None
 ) -> CreditBook:
     """Return a credit book for messages of at most 10 bytes."""
     shares = QueueShares(window, Share(1, 1))
-    return CreditBook(
-        shares, max_message_bytes=10, needs_release_acks=needs_release_acks, exhausted=exhausted
-    )
+    return CreditBook(shares, max_message_bytes=10, needs_release_acks=needs_release_acks, blocked=blocked)
 
 
 def session(messages: int = 8) -> ReceiveSession:
@@ -191,14 +189,14 @@ def test_old_refusals_are_forgotten() -> None:
 
 def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
     """Sessions share the counts: a task is exhausted while any of its senders has no credit."""
-    exhausted: Counter[int] = Counter()
-    first, second = book(exhausted=exhausted), book(exhausted=exhausted)
+    blocked: Counter[int] = Counter()
+    first, second = book(blocked=blocked), book(blocked=blocked)
     for each in (first, second):
         each.received([group(7, WINDOW.messages)])
     first.disconnect()
-    assert list(exhausted) == [7]
+    assert list(blocked) == [7]
     second.disconnect()
-    assert not exhausted
+    assert not blocked
 
 
 @pytest.mark.parametrize(
