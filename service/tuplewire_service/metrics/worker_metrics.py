@@ -120,7 +120,7 @@ class WorkerCollector(Collector):
         self._sources = Names(most, always=(CLIENT_SOURCE, OTHER))
         self._sent = Totals()
         self._received = Totals()
-        self._through = Totals()
+        self._task_counts = Totals()
 
     def collect(self) -> Iterable[Metric]:
         """Return all families of one status. Thread-safe."""
@@ -146,12 +146,12 @@ class WorkerCollector(Collector):
         yield gauge("memory_limit_bytes", _MEMORY_LIMIT, self._memory_limit)
         if status.HasField("smallest_window"):
             yield gauge("smallest_window_messages", _SMALLEST_WINDOW, status.smallest_window)
-        for make, families in _SINGLE.items():
+        for make, families in _UNLABELLED.items():
             for name, help_text in families.items():
-                yield make(name, help_text, attrgetter(_FIELDS.get(name, name))(status))
-        for name, (help_text, label, known) in _KNOWN.items():
+                yield make(name, help_text, attrgetter(_FIELD_OF.get(name, name))(status))
+        for name, (help_text, label, known) in _KNOWN_LABELS.items():
             # A 0 for each missing value lets Prometheus see its first increase.
-            counts = {**dict.fromkeys(map(str, known), 0), **attrgetter(_FIELDS.get(name, name))(status)}
+            counts = {**dict.fromkeys(map(str, known), 0), **attrgetter(_FIELD_OF.get(name, name))(status)}
             yield counters(name, help_text, label, counts.items())
         sessions = {"connected": status.sharing_sessions, "resumable": status.resumable_sessions}
         yield gauges("sessions", _SESSIONS, "state", sessions.items())
@@ -212,23 +212,23 @@ class WorkerCollector(Collector):
         messages, size = Counter[str](), Counter[str]()
         subscribed: dict[str, int] = {}
         oldest: dict[str, float] = {}
-        through: dict[Hashable, tuple[str, Sequence[int]]] = {}
+        counts: dict[Hashable, tuple[str, Sequence[int]]] = {}
         for name, task in zip(names.values(), tasks, strict=True):
             messages[name] += task.queued_messages
             size[name] += task.queued_bytes
             subscribed[name] = min(subscribed.get(name, 1), int(task.subscribed))
             oldest[name] = max(oldest.get(name, 0.0), task.oldest_seconds)
             at = task.task, task.begin_sequence  # the counts of a task that returns start at zero
-            through[at] = name, (task.received_messages, task.acknowledged_messages)
+            counts[at] = name, (task.received_messages, task.acknowledged_messages)
         capacity = {name: count * self._capacity for name, count in Counter(names.values()).items()}
         columns: Sequence[Mapping[str, float]] = (messages, size, capacity, subscribed, oldest)
         for (family, help_text), values in zip(_QUEUE, columns, strict=True):
             yield gauges(family, help_text, "task", values.items())
-        yield from _columns(_THROUGH, "task", self._through.add_up(through))
+        yield from _columns(_TASK_COUNTS, "task", self._task_counts.add_up(counts))
         yield gauge("fullest_queue_ratio", _FULLEST, max((task.load for task in tasks), default=0.0))
 
 
-_SINGLE: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
+_UNLABELLED: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
     gauge: {
         "assignment_version": "Version of the current assignment; 0: none yet.",
         "newest_assignment_version": "Newest known assignment version of any worker; above the current one: "
@@ -269,7 +269,7 @@ _SINGLE: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
     },
 }
 """The help of the families without labels, by type and name."""
-_FIELDS = {
+_FIELD_OF = {
     "worker_pending_messages": "ledger.pending",
     "rejected_waiting_messages": "rejected_waiting",
     "predecessor_possibly_lost_messages": "predecessor_possibly_lost",
@@ -288,7 +288,7 @@ _FIELDS = {
 }
 """The field of the status for each family that has another name."""
 _AGE = "Time that the worker has spent in each state; the sum of all states is its age."
-_KNOWN: Mapping[str, tuple[str, str, Iterable[str]]] = {
+_KNOWN_LABELS: Mapping[str, tuple[str, str, Iterable[str]]] = {
     "refused_streams": ("Streams that were refused, or failed, by error code.", "code", _CODES),
     "refused_messages": ("Individually refused messages, by error code.", "code", _CODES),
     "dropped_messages": ("Accepted messages that were dropped, by reason.", "reason", DropReason),
@@ -307,7 +307,7 @@ _BLOCKING = (
     "Time that a task has blocked others; where: local, or the worker that accepts no messages for it."
 )
 _IDENTITIES = "Senders by identity, from token or certificate, and by state; see tuplewire_sessions."
-_THROUGH = (
+_TASK_COUNTS = (
     ("task_received_messages", "Messages received for a task."),
     ("task_acknowledged_messages", "Messages acknowledged by a task's consumer."),
 )
