@@ -64,7 +64,7 @@ class Kind:
         return (self.write or self.plain)(value)
 
 
-def within(least: float, most: float = math.inf) -> Callable[[Any], Any]:
+def in_range(least: float, most: float = math.inf) -> Callable[[Any], Any]:
     """Return a function that accepts numbers within bounds."""
 
     def read(value: Any) -> Any:
@@ -78,7 +78,7 @@ def within(least: float, most: float = math.inf) -> Callable[[Any], Any]:
 def count(least: int = 1, most: int | None = None) -> Kind:
     """Return the kind of whole numbers within bounds."""
     allowed = f"a whole number from {least}" + ("" if most is None else f" to {most}")
-    return Kind("COUNT", allowed, int, within(least, math.inf if most is None else most), int)
+    return Kind("COUNT", allowed, int, in_range(least, math.inf if most is None else most), int)
 
 
 def _parse_size(text: str) -> int:
@@ -89,16 +89,16 @@ def _parse_size(text: str) -> int:
 
 
 def _seconds(least: float, words: str) -> Kind:
-    finite = within(least, sys.float_info.max)
+    finite = in_range(least, sys.float_info.max)
     return Kind("SECONDS", f"a time in seconds, {words}", (int, float), finite, float)
 
 
-SIZE = Kind("SIZE", "a number of bytes from 1", int, within(1), _parse_size)
+SIZE = Kind("SIZE", "a number of bytes from 1", int, in_range(1), _parse_size)
 """Bytes; text may have a unit such as KiB."""
 SECONDS = _seconds(math.ulp(0.0), "more than 0")
 SECONDS_OR_ZERO = _seconds(0.0, "from 0")
 SECONDS_OR_EVER = Kind(
-    "SECONDS_OR_INF", "a time in seconds or inf, more than 0", (int, float), within(math.ulp(0.0)), float
+    "SECONDS_OR_INF", "a time in seconds or inf, more than 0", (int, float), in_range(math.ulp(0.0)), float
 )
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 FLAG = Kind("BOOLEAN", "true or false", bool, parse=lambda text: _FLAGS.get(text.strip().lower()))
@@ -219,7 +219,7 @@ def storm_setting(key: str, kind: Kind, default: Any, help: str, **more: Any) ->
     return setting(kind, default, help, key=key, storm=key, **more)
 
 
-def same(settings: type[Settings], name: str, help: str = "") -> Any:  # noqa: A002
+def copied_from(settings: type[Settings], name: str, help: str = "") -> Any:  # noqa: A002
     """Declare a field as in another class. help: a different description."""
     other = settings_of(settings)[name]
     return setting(other.kind, other.default, help or other.help, storm=other.storm)

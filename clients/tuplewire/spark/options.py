@@ -27,8 +27,8 @@ from tuplewire.settings.settings import (
     Kind,
     Settings,
     choice,
+    copied_from,
     count,
-    same,
     setting,
     settings_of,
     unknown,
@@ -236,7 +236,7 @@ class SinkOptions(_Connecting):
     address: str | None = setting(
         _ADDRESS, None, "address of a worker, as for reading (default: TUPLEWIRE_ADDRESS)"
     )
-    topology: str = same(SourceOptions, "topology")
+    topology: str = copied_from(SourceOptions, "topology")
     grouping: GroupingName = setting(
         choice(GroupingName),
         GroupingName.DIRECT,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuplewire.settings.settings import FLAG, Kind, Settings, setting, within
+from tuplewire.settings.settings import FLAG, Kind, Settings, in_range, setting
 
-RATIO = Kind("RATIO", "a number from 0 to 1", (int, float), within(0, 1), float)
+RATIO = Kind("RATIO", "a number from 0 to 1", (int, float), in_range(0, 1), float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

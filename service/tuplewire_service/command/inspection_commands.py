@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings.addresses import resolve_address
-from tuplewire.settings.settings import Kind, within
+from tuplewire.settings.settings import Kind, in_range
 from tuplewire_service.command.messages import Decoding
 from tuplewire_service.command.parsers import (
     add_client_command,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tuplewire_service.command.viewer.cluster_rows import ClusterRows
 
 _TABLE_SHARE = 6  # a table gets a sixth of the terminal's lines, and at least three
-_SHARE = Kind("SHARE", "a share, more than 0 and at most 1", float, within(math.ulp(0.0), 1.0), float)
+_SHARE = Kind("SHARE", "a share, more than 0 and at most 1", float, in_range(math.ulp(0.0), 1.0), float)
 
 
 def add_inspection_commands(commands: Any) -> None:

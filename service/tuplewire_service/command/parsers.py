@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
-from tuplewire.settings.settings import SECONDS, Kind, Settings, choice, count, settings_of, unknown, within
+from tuplewire.settings.settings import SECONDS, Kind, Settings, choice, count, in_range, settings_of, unknown
 from tuplewire.text.formatting import escape_unprintable
 from tuplewire.values.task_ids import TASK, TASKS
 from tuplewire_service.config.stop import EXIT_USAGE
@@ -133,7 +133,7 @@ def word_of(words: type[StrEnum]) -> dict[str, Any]:
     return {**of_kind(choice(words, "FORMAT")), "choices": list(words)}
 
 
-seconds = of_kind(Kind("SECONDS", "a time in seconds or inf, from 0", float, within(0.0), float))
+seconds = of_kind(Kind("SECONDS", "a time in seconds or inf, from 0", float, in_range(0.0), float))
 positive_seconds = of_kind(SECONDS)
 number = of_kind(count(0))
 positive_number = of_kind(count())

@@ -21,11 +21,11 @@ from tuplewire.settings.settings import (
     SECONDS,
     Kind,
     choice,
-    same,
+    copied_from,
+    in_range,
     setting,
     settings_of,
     text,
-    within,
 )
 from tuplewire.settings.storm_keys import tuplewire_transport
 from tuplewire.tracing.tracing_settings import TracingSettings
@@ -90,7 +90,7 @@ MODE = Kind(
     "MODE",
     "a file mode in octal digits, such as 0660",
     int,
-    within(1, 0o777),
+    in_range(1, 0o777),
     lambda text: int(text, 8),
     write=lambda value: f"{value:04o}",
 )
@@ -134,20 +134,20 @@ class WorkerConfig(WorkerSettings):
         None,
         "address for other workers if transport is not grpc (default: a free port on the host of listen)",
     )
-    max_message_bytes: int = same(SessionSettings, "max_message_bytes")
-    max_frame_bytes: int = same(SessionSettings, "max_frame_bytes")
-    linger_seconds: float = same(SessionSettings, "linger_seconds")
-    keepalive_seconds: float = same(SessionSettings, "keepalive_seconds")
-    tls_certificate: str | None = same(
+    max_message_bytes: int = copied_from(SessionSettings, "max_message_bytes")
+    max_frame_bytes: int = copied_from(SessionSettings, "max_frame_bytes")
+    linger_seconds: float = copied_from(SessionSettings, "linger_seconds")
+    keepalive_seconds: float = copied_from(SessionSettings, "keepalive_seconds")
+    tls_certificate: str | None = copied_from(
         Credentials,
         "tls_certificate",
         "certificate of this worker as client and server; enables mutual TLS on TCP",
     )
-    tls_key: str | None = same(Credentials, "tls_key")
-    tls_ca: str | None = same(
+    tls_key: str | None = copied_from(Credentials, "tls_key")
+    tls_ca: str | None = copied_from(
         Credentials, "tls_ca", "CA certificates that workers' and programs' certificates are checked against"
     )
-    tls_worker_names: tuple[str, ...] = same(
+    tls_worker_names: tuple[str, ...] = copied_from(
         Credentials,
         "tls_worker_names",
         "names in workers' certificates (DNS, *.DNS, IP or URI, comma-separated); peers with other names "
@@ -156,13 +156,13 @@ class WorkerConfig(WorkerSettings):
     tls_client_names: tuple[str, ...] = setting(
         NAMES, (), "names in programs' certificates (default: any that the CA has signed)"
     )
-    token_file: str | None = same(
+    token_file: str | None = copied_from(
         Credentials, "token_file", "accepted tokens of programs, one per line: TOKEN or NAME TOKEN"
     )
     permissions_file: str | None = setting(
         FILE, None, "permissions of each client, in TOML; see docs/how-to/secure.md (default: all)"
     )
-    allow_plaintext: bool = same(
+    allow_plaintext: bool = copied_from(
         Credentials,
         "allow_plaintext",
         "accept connections from other machines without TLS; for trusted networks only",
@@ -173,8 +173,8 @@ class WorkerConfig(WorkerSettings):
         "time limit to deliver or forward messages at shutdown; keep it under the pod's grace period",
         storm="supervisor.worker.shutdown.sleep.secs",
     )
-    tracing: bool = same(TracingSettings, "tracing")
-    trace_sample: float = same(
+    tracing: bool = copied_from(TracingSettings, "tracing")
+    trace_sample: float = copied_from(
         TracingSettings, "trace_sample", "share of the tuples from this worker's spouts that start a trace"
     )
     log_level: str = setting(

@@ -18,9 +18,9 @@ from tuplewire.settings.settings import (
     SECONDS,
     SIZE,
     Settings,
+    copied_from,
     count,
     nested,
-    same,
     setting,
     text,
 )
@@ -59,9 +59,9 @@ class WorkerSettings(Settings):
     staging_seconds: float = setting(
         SECONDS, 3600.0, "idle time after which a sink's unpublished messages expire"
     )
-    resume_seconds: float = same(TransportSettings, "resume_seconds")
-    max_connections: int = same(TransportSettings, "max_connections")
-    max_connection_seconds: float = same(TransportSettings, "max_connection_seconds")
+    resume_seconds: float = copied_from(TransportSettings, "resume_seconds")
+    max_connections: int = copied_from(TransportSettings, "max_connections")
+    max_connection_seconds: float = copied_from(TransportSettings, "max_connection_seconds")
     metrics_series: int = setting(
         count(),
         1000,
