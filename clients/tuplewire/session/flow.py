@@ -66,7 +66,8 @@ class Flow:
     written: int = 0
     """The number of pending messages that were written and may have arrived."""
     written_bytes: int = 0
-    processed: int = 0
+    cleared: int = 0
+    """The number of released messages that have left `unprocessed`, by whole entries."""
     released: int = 0
     sent_messages: int = 0
     sent_bytes: int = 0
@@ -81,7 +82,7 @@ class Flow:
     @property
     def unreleased(self) -> int:
         """The number of sent messages that were not released and are not retained here until processed."""
-        count, before = max(0, self.sent_messages - self.released), self.processed
+        count, before = max(0, self.sent_messages - self.released), self.cleared
         # A release may end within an entry, so a part of the entry may already be released.
         for each in self.unprocessed:
             if isinstance(each, Entry):  # retained here, so it is not lost if the receiver fails

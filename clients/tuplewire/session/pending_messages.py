@@ -169,7 +169,7 @@ class PendingMessages:
             if flow.held or any(isinstance(each, Entry) for each in flow.unprocessed):
                 continue
             self._take_unprocessed(flow)
-            flow.processed = flow.released = flow.sent_messages
+            flow.cleared = flow.released = flow.sent_messages
 
     def take_settled(self) -> list[Settled]:
         """Return and clear the messages that were settled since the last call."""

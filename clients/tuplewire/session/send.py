@@ -190,7 +190,7 @@ class SendWindow(PendingMessages):
         for number, flow in self._flows.items():
             for entry in reversed(self._take_unprocessed(flow)):
                 flow.pending.appendleft(entry.redelivered())
-            flow.sent_messages = flow.sent_bytes = flow.processed = flow.released = flow.first_frame = 0
+            flow.sent_messages = flow.sent_bytes = flow.cleared = flow.released = flow.first_frame = 0
             self._limit(number, flow)
         self._in_flight.clear()
         self._resend.clear()
@@ -361,9 +361,9 @@ class SendWindow(PendingMessages):
             if flow.has_credit:
                 self.without_credit.pop(number, None)
         processed = grant.processed
-        while flow.unprocessed and flow.processed + flow.unprocessed[0].messages <= processed:
+        while flow.unprocessed and flow.cleared + flow.unprocessed[0].messages <= processed:
             done = flow.unprocessed.popleft()
-            flow.processed += done.messages
+            flow.cleared += done.messages
             if isinstance(done, Entry):  # 2. in update()
                 self._settle(done, None)
             else:  # 3. in update()

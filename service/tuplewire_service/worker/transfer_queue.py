@@ -1,9 +1,8 @@
 """The transfer queue: outbound messages, grouped by destination worker.
 
-All queued messages are sent together. The senders' credit bounds the queue.
-Drops accounts for messages that cannot be routed. Used by router.py. Owns the outbound messages of one loop
-turn. Call only from the event loop.
-Source: Storm's transfer queue and `TransferDrainer`. Design: docs/design/moves.md.
+All queued messages are sent together. The senders' credit bounds the queue. Drops accounts for messages
+that cannot be routed. Used by router.py. Owns the outbound messages of one loop turn. Call only from the
+event loop. Source: Storm's transfer queue and `TransferDrainer`. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations
