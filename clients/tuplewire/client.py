@@ -27,6 +27,7 @@ from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import StreamOpener
+from tuplewire.environment import check_variables
 from tuplewire.errors import ClosedError, FlushTimeoutError
 from tuplewire.identity.client_ids import new_client_id
 from tuplewire.identity.credentials import Credentials
@@ -39,7 +40,6 @@ from tuplewire.tracing import observer
 from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.message import Headers, TaskMessage
 from tuplewire.values.task_ids import check_tasks
-from tuplewire.variables import check_variables
 
 if TYPE_CHECKING:
     from tuplewire.tracing.program_observer import ProgramObserver

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuplewire.environment import OF_PROGRAMS, refuse_misspelled
 from tuplewire.errors import ConfigError
 from tuplewire.settings.config import SessionSettings
 from tuplewire.settings.settings import ENVIRONMENT_PREFIX, KEY_PREFIX, keys_of, read_keys, settings_of
-from tuplewire.variables import OF_PROGRAMS, refuse_misspelled
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
 

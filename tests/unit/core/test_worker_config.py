@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tuplewire.environment import OF_PROGRAMS, refuse_misspelled
 from tuplewire.errors import ConfigError
 from tuplewire.settings.settings import SECONDS, SIZE, Kind, count, settings_of
-from tuplewire.variables import OF_PROGRAMS, refuse_misspelled
 from tuplewire_service.command.cli import command_parser, main
 from tuplewire_service.config.config_sources import load
 from tuplewire_service.config.worker_config import ADVERTISED, HOST_PORT, MODE, SOCKET_PATH, WorkerConfig
