@@ -7,6 +7,7 @@ the stream. Call only from the event loop, except acknowledge(). Design: docs/de
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import threading
 import time
@@ -38,6 +39,7 @@ _FIRST_SEQUENCE = attrgetter("entry_sequence")
 """Returns the sequence of a delivered group's first message: both are one field on the wire."""
 _FAREWELL_SECONDS = 3.0
 """The time in which a closed subscription tries to report its last acknowledgements."""
+_ANSWER_SECONDS = 1.0
 
 Arrive = Callable[[TaskGroup, Callable[[], None]], None]
 Fail = Callable[[TuplewireError], None]
@@ -139,11 +141,18 @@ class ConsumerStream(ReconnectingStream):
         """The number of acknowledgements, and the number that the worker has certainly received."""
         self._said_goodbye = False
         self._admitted = inbox.admitted
+        self._requested = -math.inf
+        """The time of the subscribe request without an answer, if there is one."""
 
     @property
     def problem(self) -> str:
         """The last error, as text."""
         return self._last_problem
+
+    @property
+    def opening(self) -> bool:
+        """True for at most a second while the worker may deliver already, but has not answered."""
+        return time.monotonic() - self._requested < _ANSWER_SECONDS
 
     def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> None:
         """Acknowledge messages from this worker; ignore them if it has failed since. Thread-safe."""
@@ -223,7 +232,11 @@ class ConsumerStream(ReconnectingStream):
             max_response_bytes=ANY_SIZE,
             follows=self._inbox.follows and self._inbox.admitted,
         )
-        data = await self._exchange(stream, pb.RecvRequest(subscribe=subscribe))
+        self._requested = time.monotonic()
+        try:
+            data = await self._exchange(stream, pb.RecvRequest(subscribe=subscribe))
+        finally:
+            self._requested = -math.inf
         subscribed = pb.RecvResponse.FromString(data).subscribed
         with self._lock:
             self.window.opened(

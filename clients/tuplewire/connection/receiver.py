@@ -324,7 +324,8 @@ class Receiver(Inbox):
     async def _place(self, others: OtherWorkers) -> None:
         """Move tasks to streams to their owners. Tasks with a connected stream stay there."""
         # At every await each task is in one stream or in `_unplaced`, because a fork may cancel this.
-        broken = [each for each in self._streams if not each.connected]
+        # An opening stream stays, too: its worker would mark the first messages as redelivered.
+        broken = [each for each in self._streams if not (each.connected or each.opening)]
         tasks = [*self._unplaced, *(task for each in broken for task in each.tasks)]
         unknown = [task for task in tasks if task not in self._owners.of]
         self._newest = max(self._newest, self._owners.version)
@@ -341,6 +342,8 @@ class Receiver(Inbox):
         for (address, worker_id), theirs in owned.items():
             added = self._unplaced & theirs
             stream = next((each for each in self._streams if self._at(each) == (address, worker_id)), None)
+            if stream is not None and stream.opening:
+                continue  # the next round adds the tasks
             self._unplaced -= added
             if added and stream is not None:
                 await self._replace(stream, added.union(stream.tasks))
@@ -357,6 +360,7 @@ class Receiver(Inbox):
     async def _replace(self, stream: ConsumerStream, tasks: frozenset[int]) -> None:
         """Let a stream consume other tasks, or end it if there are none."""
         stream.consume(sorted(tasks))
+        stream.connected = False  # the worker does not know the tasks yet
         if not tasks:
             self._streams = tuple(each for each in self._streams if each is not stream)
             stream.over = True
