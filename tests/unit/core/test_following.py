@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
+import pytest
+
+from tuplewire.connection import consumer_stream
 from tuplewire.connection.grpc_channel import OtherWorkers
 from tuplewire.connection.memory_stream import MemoryClientStream, MemoryStream
 from tuplewire.connection.receiver import Receiver
@@ -28,6 +31,9 @@ class Worker:
         self.tasks = set(tasks)
         self.subscribed: list[pb.Subscribe] = []
         """The accepted subscriptions, in order."""
+        self.answers = asyncio.Event()
+        """Set while the worker answers what it has accepted."""
+        self.answers.set()
         self._connected: list[MemoryStream] = []
 
     @asynccontextmanager
@@ -49,6 +55,7 @@ class Worker:
                 stream.disconnect(TaskNotLocalError(f"not at {self.name}"))
                 return
             self.subscribed.append(subscribe)
+            await self.answers.wait()
             answer = pb.Subscribed(worker_id=self.name, worker_incarnation=1, tasks=subscribe.tasks)
             await stream.write(pb.RecvResponse(subscribed=answer).SerializeToString())
             self._connected.append(stream)
@@ -136,6 +143,27 @@ async def test_only_the_newest_assignment_proves_a_task_unknown() -> None:
         new.cut()
         await until(lambda: receiver.failed is not None)
         assert isinstance(receiver.failed, UnknownTaskError)
+
+
+async def test_an_accepted_subscription_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that moves to a worker without an answer waits: a worker marks what it delivers again."""
+    monkeypatch.setattr(consumer_stream, "_ANSWER_SECONDS", 60)
+    one, two = Worker("a", 1, 2), Worker("b", 1, 2)
+    cluster = Cluster(one, two)
+    async with cluster.receiving(one, 1, 2) as receiver:
+        await until(lambda: receiver.connected)
+        two.answers.clear()
+        cluster.assign(a=[2], b=[1])
+        await one.move(1)
+        await until(lambda: two.last == [1])
+        cluster.assign(b=[1, 2])
+        await one.move(2)
+        requests = cluster.requests
+        await until(lambda: cluster.requests > requests + 3)
+        two.answers.set()
+        await until(lambda: receiver.connected)
+    assert [subscribe.worker_incarnation for subscribe in two.subscribed] == [0, 1]
+    assert sorted(two.last) == [1, 2]
 
 
 async def test_a_fork_during_the_search_loses_no_task() -> None:
