@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuplewire.errors import ConfigError, NotReadyError, TuplewireError
 from tuplewire.identity.credentials import Credentials
@@ -37,9 +37,6 @@ from tuplewire_service.command.parsers import (
 from tuplewire_service.command.terminal import console_of, write_table, write_text
 from tuplewire_service.command.viewer.columns import NOT_KNOWN, short_client
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK, Stop
-
-if TYPE_CHECKING:
-    from tuplewire.wire import control_pb2 as pb
 
 logger = event_logger(__name__)
 
@@ -228,7 +225,7 @@ def _offsets(arguments: argparse.Namespace) -> int:
     if to is not None and (arguments.tasks is None or not (to == _LATEST or to.isdecimal())):
         raise ConfigError(f"--acknowledge-to takes --tasks, and a sequence or {_LATEST}, not {to!r}")
     with control_of(arguments) as control:
-        assignment = control.assignment()
+        assignment, own = control.assignment(), control.status().worker_id
     if assignment is None:
         raise NotReadyError(
             f"the worker at {control.address} has no assignment yet: push one (tuplewire assign)"
@@ -237,30 +234,32 @@ def _offsets(arguments: argparse.Namespace) -> int:
     for worker in assignment.workers:
         tasks = [task for task in worker.tasks if arguments.tasks is None or task in arguments.tasks]
         if tasks:
-            rows += _at(worker, assignment.topology, tasks, to, arguments)
+            # In a pod with `secure: true`, only the socket of its own worker needs no certificate.
+            address = control.address if worker.worker_id == own else worker.address
+            rows += _at(worker.worker_id, address, tasks, assignment.topology, to, arguments)
     write_table(sys.stdout, _OFFSETS, [list(map(str, row)) for row in sorted(rows)])
     return EXIT_OK
 
 
 def _at(
-    worker: pb.AssignedWorker, topology: str, tasks: list[int], to: str | None, arguments: argparse.Namespace
+    worker: str, address: str, tasks: list[int], topology: str, to: str | None, arguments: argparse.Namespace
 ) -> list[tuple[Any, ...]]:
     """Return the rows of a worker's tasks. If `to` is given, first acknowledge messages up to it."""
     from tuplewire.wire import control_pb2 as pb
 
     asked = pb.PollRequest(
-        topology=topology, receiver_id=worker.worker_id, tasks=[pb.PolledTask(task=task) for task in tasks]
+        topology=topology, receiver_id=worker, tasks=[pb.PolledTask(task=task) for task in tasks]
     )
-    with control_of(arguments, worker.address) as client:
+    with control_of(arguments, address) as client:
         found = client.poll(asked)
         if to is not None:
             ends = {each.task: each.last_sequence if to == _LATEST else int(to) for each in found.tasks}
-            client.acknowledge(topology, worker.worker_id, found.incarnation, ends)
+            client.acknowledge(topology, worker, found.incarnation, ends)
             found = client.poll(asked)  # to show the new state
     return [
         (
             each.task,
-            worker.worker_id,
+            worker,
             each.acknowledged_sequence,
             each.last_sequence,
             each.last_sequence - each.acknowledged_sequence,

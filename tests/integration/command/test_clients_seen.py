@@ -22,7 +22,14 @@ from helpers.worker_process import run_command
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire.wire.control_pb2 import ConsumerStatus, GetStatusResponse, SessionStatus, TaskStatus
+from tuplewire.wire.control_pb2 import (
+    AssignedWorker,
+    Assignment,
+    ConsumerStatus,
+    GetStatusResponse,
+    SessionStatus,
+    TaskStatus,
+)
 from tuplewire_service.command.status_report import status_as_json
 
 SENDS_AND_WAITS = """
@@ -226,6 +233,16 @@ def test_offsets_are_shown_and_moved() -> None:
                 assert f"task {near} has a consumer" in refused.stderr
             found = rows(offsets(workers.near.address, f"--tasks={near}", "--acknowledge-to=latest"))
             assert found[near][1:4] == ["10", "10", "0"]
+
+
+def test_offsets_use_the_given_address_for_its_own_worker() -> None:
+    """In a pod with `secure: true`, the address in the assignment needs a certificate, the socket none."""
+    with WorkerProcesses(1, "default", drain_seconds=0.1) as workers:
+        near = workers.endpoints[0]
+        elsewhere = AssignedWorker(worker_id=near.worker_id, address="worker.invalid:6700", tasks=[1])
+        with ControlClient(near.address) as control:
+            control.update_assignment(Assignment(version=1, topology="default", workers=[elsewhere]))
+        assert rows(offsets(near.address)) == {1: [near.worker_id, "0", "0", "0", "0", "-"]}
 
 
 def test_wrong_arguments() -> None:
