@@ -30,7 +30,7 @@ from tuplewire.processes.worker_processes import WorkerProcesses
 LinkName = Literal[
     "hop", "chain", "bare", "unbatched", "zmq", "echo", "hop-zmq", "hop-local", "chain-zmq", "wide", "sends",
     "sends-aio", "zmq-frames", "relay", "direct", "storm", "spread", "stopped", "many", "single", "ask",
-    "bare-ask",
+    "bare-ask", "elsewhere",
 ]  # fmt: skip
 """A link that messages can take."""
 _Role = tuple[Any, ...]
@@ -44,6 +44,8 @@ class _Path(NamedTuple):
     sender: _Role
     receiver: _Role
     flags: Sequence[str] = ()
+    receive_at: int = -1
+    """The worker whose address the receiver has."""
 
 
 _CHAIN_TASKS = [SOURCE_TASK], [DESTINATION_TASK, PACED_TASK]
@@ -62,6 +64,7 @@ _PATHS: dict[LinkName, _Path] = {
     "chain": _Path(_CHAIN_TASKS, (ours.producer,), (ours.consumer,)),
     "chain-zmq": _Path(_CHAIN_TASKS, (ours.producer,), (ours.consumer,), ["--transport=zmq"]),
     "wide": _Path(_WIDE_TASKS, (ours.producer,), (ours.consumer,)),
+    "elsewhere": _Path(_CHAIN_TASKS, (ours.producer,), (ours.consumer,), receive_at=0),
     "spread": _Path(_SPREAD, (ours.spread_producer, False), _SPREAD_STREAMS, _HURRY),
     "stopped": _Path(_SPREAD, (ours.spread_producer, True), _SPREAD_STREAMS, _HURRY),
     "ask": _Path(([SOURCE_TASK], [DESTINATION_TASK]), (ours.requester,), (ours.answerer,)),
@@ -122,8 +125,8 @@ class Trial:
     messages: int
     seconds: float
     """Time from the first send, or from when it was due, to the last received message."""
-    cpu_seconds: float = 0.0
-    """Processor time of all its processes, including workers."""
+    cpu_seconds: Sequence[float] = ()
+    """Processor time of each of its processes: the sender, workers or relays, the receiver."""
     nanoseconds: Sequence[int] = field(default=(), repr=False)
     """Each message's time since it was due, at a fixed rate."""
     late: int | None = None
@@ -135,9 +138,9 @@ class Trial:
         return self.messages / self.seconds
 
     @property
-    def cpu_microseconds(self) -> float:
-        """Processor time per message."""
-        return self.cpu_seconds / self.messages * 1e6
+    def cpu_microseconds(self) -> list[float]:
+        """Processor time of each process per message."""
+        return [each / self.messages * 1e6 for each in self.cpu_seconds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +176,12 @@ class Link:
         how: arguments for the producer of a chain.
         """
         self.still("latency")
+        before = self._cpu_seconds()
         with self._stopped(seconds / 2, stop_seconds):
             sent = self.sender.ask("pace", rate=rate, seconds=seconds, **how)
         got = self._finish(sent)
-        took = (got["last_ns"] - sent["start_ns"]) / 1e9
-        return Trial(sent["sent"], took, nanoseconds=got["latencies_ns"], late=sent["late"])
+        took, used = (got["last_ns"] - sent["start_ns"]) / 1e9, self._cpu_seconds(before)
+        return Trial(sent["sent"], took, used, nanoseconds=got["latencies_ns"], late=sent["late"])
 
     @contextlib.contextmanager
     def _stopped(self, after: float, seconds: float) -> Iterator[None]:
@@ -210,15 +214,16 @@ class Link:
         sent = self.sender.ask("load", **request)
         got = self._finish(sent)
         settled = self.sender.ask("settle")
-        used = self._cpu_seconds() - before
+        used = self._cpu_seconds(before)
         if got["disorder"]:
             raise BenchError(f"{self.name}: {got['disorder']} of {sent['sent']} messages out of order")
         if settled["pending"] or settled.get("dropped") or not settled.get("balanced", True):
             raise BenchError(f"{self.name}: all has arrived, but the sender's books say {settled}")
         return Trial(sent["sent"], (got["last_ns"] - sent["start_ns"]) / 1e9, used)
 
-    def _cpu_seconds(self) -> float:
-        return sum(map(cpu_seconds, {self.sender.pid, self.receiver.pid, *self.between}))
+    def _cpu_seconds(self, before: Sequence[float] = (0.0,) * 9) -> list[float]:
+        processes = dict.fromkeys((self.sender.pid, *self.between, self.receiver.pid))
+        return [cpu_seconds(each) - then for each, then in zip(processes, before, strict=False)]
 
 
 class Links:
@@ -272,8 +277,8 @@ class Links:
         processes = WorkerProcesses(len(path.tasks), TOPOLOGY, flags=path.flags)
         workers = self._stack.enter_context(processes)
         workers.assign(dict(enumerate(path.tasks)))
-        near, far = workers.endpoints[0], workers.endpoints[-1]
-        receiver = self.agent(path.receiver[0], far.address, *path.receiver[1:])
+        near, at = workers.endpoints[0], workers.endpoints[path.receive_at]
+        receiver = self.agent(path.receiver[0], at.address, *path.receiver[1:])
         sender = self.agent(path.sender[0], near.address, *path.sender[1:])
         between = tuple(each.process_id for each in workers.endpoints)
         return Link(name, sender, receiver, between, near.address)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from links import Cell, Link, LinkName, Links, Trial
-from report import RATE, Line, compared, percentile, progress
+from report import RATE, Line, compared, medians, percentile, progress
 from rows import LATENCY_RATE, MAXIMUM, PERCENTILES
 from workload import IDLE_TASKS
 
@@ -98,15 +97,15 @@ def looked_lines(tasks: str, pairs: Sequence[tuple[Side, Side]]) -> Iterator[Lin
     """Compare the rounds, with the page and without: the rate, the CPU time per message, and the latency."""
 
     def line(
-        what: str, unit: str, value: Callable[[Side], float], target: float | None, cpu: float | None = None
+        what: str, unit: str, value: Callable[[Side], float], target: float | None, cpu: Sequence[float] = ()
     ) -> Line:
         title = f"two workers with {tasks}, and a live page of them: {what}"
         values = [(value(looked), value(alone)) for looked, alone in pairs]
-        return compared(LOOKED, title, unit, values, "no page", target=target, cpu_microseconds=cpu)
+        return compared(LOOKED, title, unit, values, "no page", target=target, cpu_each=cpu)
 
-    cpu = statistics.median(looked.trial.cpu_microseconds for looked, _ in pairs)
+    cpu = medians(looked.trial.cpu_microseconds for looked, _ in pairs)
     yield line("as much as goes", RATE, lambda side: side.trial.rate, _RATE_TARGET, cpu)
-    yield line("CPU of a message", "us", lambda side: side.trial.cpu_microseconds, None)
+    yield line("CPU of a message", "us", lambda side: sum(side.trial.cpu_microseconds), None)
     for percent in PERCENTILES:
         if percent != MAXIMUM:
             yield line(

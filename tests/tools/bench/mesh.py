@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from agent import cpu_seconds
 from report import progress
@@ -121,11 +122,17 @@ def _children_seconds() -> float:
     return times.children_user + times.children_system
 
 
-def spread(count: int, lists: int) -> str:
-    """Send `lists` lists from each of `count` programs, and return the row of the table.
+class Cost(NamedTuple):
+    """The rate of all programs, and the CPU time per message: of the workers, and of all processes."""
 
-    lists: a multiple of the number of tasks.
-    """
+    rate: float
+    worker_microseconds: float
+    all_microseconds: float
+
+
+def spread(count: int, messages: int) -> Cost:
+    """Send about `messages` messages over `count` workers, from a program at each of them."""
+    lists = messages // (_LIST * TASKS * count) * TASKS  # of each program, as many to each task
     messages = count * lists * _LIST
     progress(f"{count} workers, {messages:,} messages")
     start = multiprocessing.get_context("spawn").Process
@@ -146,8 +153,7 @@ def spread(count: int, lists: int) -> str:
             program.join()
         seconds, used = time.monotonic() - began, busy.cpu_seconds() - before
         others = _children_seconds() - others
-    costs = (1e6 * used / messages, 1e6 * (used + others) / messages)
-    return f"| {count} | {messages / seconds:,.0f} | {costs[0]:.2f} | {costs[1]:.2f} |"
+    return Cost(messages / seconds, 1e6 * used / messages, 1e6 * (used + others) / messages)
 
 
 def main() -> None:
@@ -170,8 +176,11 @@ def main() -> None:
         rows = [at_rest(count, tasks, given.seconds) for count, tasks in sizes]
         header = "| workers | tasks | MiB each | % of a core each | update in force everywhere |"
     else:
-        lists = given.millions * 1_000_000 // (_LIST * TASKS)
-        rows = [spread(count, lists // count * TASKS) for count in given.workers]
+        costs = {count: spread(count, given.millions * 1_000_000) for count in given.workers}
+        rows = [
+            f"| {count} | {cost.rate:,.0f} | {cost.worker_microseconds:.2f} | {cost.all_microseconds:.2f} |"
+            for count, cost in costs.items()
+        ]
         header = "| workers | messages/s | workers' CPU, us a message | CPU of all |"
     print(f"\n{header}\n|{'---|' * (header.count('|') - 1)}", *rows, sep="\n")
     print(f"\n{os.cpu_count()} cores, load {os.getloadavg()[1]:.1f} over the last 5 minutes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,6 +22,8 @@ class Line:
     unit: str
     cpu_microseconds: float | None
     """Processor time per message, over all processes on the path."""
+    cpu_each: Sequence[float]
+    """The same for each process: the sender, workers, the receiver."""
     against: str
     against_value: float
     ratio: float
@@ -39,7 +41,7 @@ def compared(
     against: str,
     *,
     target: float | None = None,
-    cpu_microseconds: float | None = None,
+    cpu_each: Sequence[float] = (),
 ) -> Line:
     """Compare a pair for each round: a ratio is the median of the rounds' own ratios.
 
@@ -53,10 +55,16 @@ def compared(
         goal = f"{'>=' if rate else '<='} {target}"
         verdict = "met" if (ratio >= target if rate else ratio <= target) else "missed"
     value, other_value = map(statistics.median, zip(*pairs, strict=True))
+    cpu = sum(cpu_each) or None
     lowest, highest = min(ratios), max(ratios)
     return Line(
-        row, title, value, unit, cpu_microseconds, against, other_value, ratio, lowest, highest, goal, verdict
+        row, title, value, unit, cpu, cpu_each, against, other_value, ratio, lowest, highest, goal, verdict
     )
+
+
+def medians(each: Iterable[Sequence[float]]) -> list[float]:
+    """Return the median of each position."""
+    return [statistics.median(position) for position in zip(*each, strict=True)]
 
 
 def in_turns(what: str, rounds: int, cells: Mapping[K, Callable[[], Any]]) -> list[dict[K, Any]]:
@@ -95,8 +103,13 @@ def table(lines: Sequence[Line]) -> str:
             )
         )
         previous = line.title
+    return aligned(rows, left={0, 3, 8})
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> str:
+    """Return rows of text as an aligned table. `left` has the columns that are aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    form = "  ".join(f"{{:{'<' if index in {0, 3, 8} else '>'}{each}}}" for index, each in enumerate(widths))
+    form = "  ".join(f"{{:{'<' if index in left else '>'}{each}}}" for index, each in enumerate(widths))
     return "\n".join(form.format(*row).rstrip() for row in rows)
 
 

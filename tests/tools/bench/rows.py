@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from links import LEAST_SECONDS, Cell, LinkName, Links, Trial
-from report import RATE, Line, compared, in_turns, percentile, progress
+from report import RATE, Line, compared, in_turns, medians, percentile, progress
 from workload import MESSAGE_BYTES, SENDERS, SPREAD_TASKS, Look
 
 LATENCY_RATE = 1000
@@ -83,6 +83,12 @@ ROWS = (
     *(_chain(frame, "touch") for frame in (1, 100, 1000)),
     _chain(1000, "count"),
     Row(
+        "recv/elsewhere",
+        "four processes, received with the address of the other worker, frames of 1000",
+        Cell("elsewhere", 1000, "touch"),
+        {Cell("chain", 1000, "touch"): 0.95},
+    ),
+    Row(
         "chain-zmq/1000",
         "four processes, ZeroMQ between the workers, frames of 1000",
         Cell("chain-zmq", 1000, "touch"),
@@ -152,7 +158,7 @@ def measure(
 def row_lines(row: Row[Any], rounds: Sequence[Mapping[Any, Trial]]) -> Iterator[Line]:
     """Compare a row's rate, or its percentiles, with its peers."""
     ours = [each[row.cell] for each in rounds]
-    cpu = statistics.median(trial.cpu_microseconds for trial in ours) or None
+    cpu = medians(trial.cpu_microseconds for trial in ours)
     for percent in row.percentiles or (None,):
         for other, targets in row.against.items():
             theirs = [each[other] for each in rounds]
@@ -160,9 +166,7 @@ def row_lines(row: Row[Any], rounds: Sequence[Mapping[Any, Trial]]) -> Iterator[
             assert not isinstance(target, Mapping)
             if percent is None:
                 pairs = [(mine.rate, their.rate) for mine, their in zip(ours, theirs, strict=True)]
-                yield compared(
-                    row.name, row.title, RATE, pairs, other.title, target=target, cpu_microseconds=cpu
-                )
+                yield compared(row.name, row.title, RATE, pairs, other.title, target=target, cpu_each=cpu)
                 continue
             times = zip(milliseconds(ours, percent), milliseconds(theirs, percent), strict=True)
             shown = "the slowest of all rounds" if percent == MAXIMUM else f"p{percent}"
@@ -173,6 +177,7 @@ def row_lines(row: Row[Any], rounds: Sequence[Mapping[Any, Trial]]) -> Iterator[
                 list(times),
                 f"{other.title}{_late(theirs, 'late')}",
                 target=target,
+                cpu_each=cpu,
             )
 
 

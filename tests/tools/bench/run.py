@@ -25,6 +25,7 @@ from spark_rows import ROUNDS as SPARK_ROUNDS
 from spark_rows import ROWS as SPARK_ROWS
 from spark_rows import measure_spark
 from teams import TEAM_ROWS, measure_team
+from users import cores_lines, users_table
 from workload import MESSAGE_BYTES
 
 ROUNDS = 5
@@ -102,6 +103,8 @@ def main() -> int:
             "belong to this machine and moment.\nNothing was lost or doubled, and what was numbered came in "
             "order."
         )
+        if arguments.only is None:
+            print(f"\n{users_table(lines)}\n", *cores_lines(), sep="\n")
     return 0
 
 

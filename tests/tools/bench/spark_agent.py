@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from agent import BenchError, Verb, serve
-from pyspark import cloudpickle
+from pyspark import BarrierTaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -352,6 +352,21 @@ def spark(
             reader = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
             return _micro_batches(reader.load(), "noop", {}, rows)
 
+        def barrier(ranks: int, count: int) -> dict[str, Any]:
+            def stage(_: Iterable[int]) -> Iterator[int]:
+                BarrierTaskContext.get().barrier()
+                for _ in range(count):
+                    begun = time.perf_counter_ns()
+                    BarrierTaskContext.get().barrier()
+                    yield time.perf_counter_ns() - begun
+
+            return {
+                "ns": session.sparkContext.range(ranks, numSlices=ranks)
+                .barrier()
+                .mapPartitions(stage)
+                .collect()
+            }
+
         serve(
             {
                 **{verb: measured(verb) for verb in ("check", "write", "back", "each_row", "read", "stream")},
@@ -359,6 +374,7 @@ def spark(
                 "drop": lambda rows, size, **_: timed(
                     frame(rows, size).write.format("drop").mode("append").save
                 ),
+                "barrier": barrier,
                 "latency": latency,
                 "floor": floor,
                 "micro_batches": lambda rows, **_: tuplewire.micro_batches(rows),

@@ -6,17 +6,18 @@ import pytest
 from links import Cell, Trial
 from report import RATE, compared
 from rows import Row, latency_row, row_lines
+from users import WAYS, users_table
 
 OURS, PEER, OTHER = Cell("sends", 1), Cell("zmq", 1), Cell("unbatched", 1)
 ROW = Row("sends", "one by one", OURS, {PEER: 0.5, OTHER: None})
 
 
 def _round(ours: int, other: int) -> dict[Cell, Trial]:
-    return {OURS: Trial(ours, 1.0, 1.0), PEER: Trial(other, 1.0), OTHER: Trial(other, 1.0)}
+    return {OURS: Trial(ours, 1.0, (1.0,)), PEER: Trial(other, 1.0), OTHER: Trial(other, 1.0)}
 
 
 def _paced(nanoseconds: int, late: int = 0) -> Trial:
-    return Trial(1000, 1.0, 0.0, [number * nanoseconds for number in range(1, 1001)], late)
+    return Trial(1000, 1.0, (), [number * nanoseconds for number in range(1, 1001)], late)
 
 
 def test_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
@@ -37,6 +38,20 @@ def test_a_rate_has_to_reach_its_target_and_a_time_to_stay_within(
 ) -> None:
     """The verdict uses the printed ratio."""
     assert compared("row", "title", unit, [(2.0, 1.001)], "peer", target=target).verdict == verdict
+
+
+def test_users_see_the_fastest_peer_that_does_the_same_work() -> None:
+    """Each way to send has one line, with its fastest comparable peer and the CPU time of each process."""
+    lines = [
+        compared(way.row, f"the path: {way.percent}", "ms" if way.percent else RATE, [(2.0, other)], peer)
+        for way in WAYS
+        for other, peer in enumerate((*way.peers, "another peer"), 1)
+    ]
+    lines[0] = compared("sends", "the path", RATE, [(2.0, 1.0)], WAYS[0].peers[0], cpu_each=(1.0, 0.5))
+    header, first, second, *others = users_table(lines).splitlines()
+    assert "1.00 + 0.50" in first
+    assert WAYS[1].peers[1] in second, header  # the fastest of two, not of three
+    assert len(others) == len(WAYS) - 2
 
 
 def test_each_percentile_stands_beside_each_peer() -> None:
