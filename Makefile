@@ -168,6 +168,10 @@ bench-compare: $(VENV)/.dev ## Run the bench of two commits by turns: BASE=commi
 bench-short: $(VENV)/.dev ## Glance at three rows of the bench beside ten commits before, in a minute
 	$(BIN)/python tests/tools/bench/compare.py --pairs=1 --seconds=4 --only=sends --only=hop/1000 --only=chain/1000 $(BASE) $(ARGS)
 
+.PHONY: skew
+skew: $(VENV)/.dev ## Run clients and workers of this commit together with those of BASE (default: the last release)
+	$(BIN)/python tests/tools/bench/skew.py $(BASE)
+
 .PHONY: bench-kafka
 bench-kafka: $(VENV)/.dev ## Measure Spark with Tuplewire beside Spark with Kafka (needs Maven); ARGS=--quick
 	$(BIN)/python tests/tools/bench/beside_kafka.py $(ARGS)
@@ -285,7 +289,8 @@ release: $(VENV)/.dev ## Build what is published, check it, install it with each
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
-	VENV=$(VENV) tests/extras.sh dist/*.whl
+	VENV=$(VENV) tests/extras.sh dist/*.whl dist/*.tar.gz
+	cd proto && ../$(BIN)/buf build --output baseline.binpb
 	@echo "Ready: $(BIN)/python -m twine upload dist/*"
 
 .PHONY: image
@@ -317,6 +322,7 @@ proto: .venv-proto/.done ## Generate the Python code of proto/
 .PHONY: proto-check
 proto-check: .venv-proto/.done $(VENV)/.dev ## Lint proto/, and check that the generated code is current
 	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
+	cd proto && { [ ! -e baseline.binpb ] || ../$(BIN)/buf breaking --against baseline.binpb; }
 	@rm -rf build/wire && $(MAKE) --no-print-directory build/wire
 	@for f in build/wire/*; do cmp "$$f" "$(WIRE)/$$(basename $$f)" || { echo "generated code is not current: run 'make proto'"; exit 1; }; done
 

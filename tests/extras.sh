@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Install a built wheel into an empty environment with each extra, on each supported Python that is available, and
-# run a short program that needs the extra. Usage: extras.sh WHEEL. ONLY: versions, such as "3.11 3.13".
+# run a short program that needs the extra. With the wheel, run the blocks of the README. Install the source
+# distribution without extras. Usage: extras.sh WHEEL SOURCE. ONLY: versions, such as "3.11 3.13".
 set -uo pipefail
-wheel=$(realpath "$1")
+wheel=$(realpath "$1") source=$(realpath "$2")
 cd "$(dirname "$0")/.."
 . tests/environments.sh
 
@@ -24,15 +25,20 @@ assert not {"grpc", "numpy", "pyarrow", "asyncio"} & sys.modules.keys(), "import
 tuplewire.Client("127.0.0.1:1")
 import tuplewire_topology, tuplewire.v1.messaging_pb2_grpc'
 )
+uses[source]=${uses[base]}
 
 passed=() absent=() failed=()
 for version in ${ONLY:-3.11 3.12 3.13 3.14}; do
     python=$(find_python "$version") || { absent+=("$version"); continue; }
-    for extra in base service shell otel zmq notebook team spark demo; do
+    for extra in base source service shell otel zmq notebook team spark demo; do
         fresh=$(mktemp -d)
+        case $extra in
+            base) package=$wheel ;;
+            source) package=$source ;;
+            *) package="$wheel[$extra]" ;;
+        esac
         if "$python" -m venv "$fresh" &&
-            "$fresh/bin/python" -m pip install --quiet --disable-pip-version-check \
-                "$wheel$([[ $extra == base ]] || echo "[$extra]")" &&
+            "$fresh/bin/python" -m pip install --quiet --disable-pip-version-check "$package" &&
             (cd "$fresh" && bin/tuplewire --version >/dev/null && bin/python -W error::ImportWarning -c "${uses[$extra]}" >/dev/null); then
             size=$(du -sm --exclude=pip --exclude='pip-*' --exclude='setuptools*' "$fresh/lib" | cut -f1)
             passed+=("$version/$extra")
@@ -43,6 +49,12 @@ for version in ${ONLY:-3.11 3.12 3.13 3.14}; do
         fi
         rm -rf "$fresh"
     done
+    fresh=$(mktemp -d)
+    "$python" -m venv "$fresh" &&
+        "$fresh/bin/python" -m pip install --quiet --disable-pip-version-check "$wheel[service,spark]" &&
+        PAGES_PREFIX=$fresh "$venv/bin/python" -m pytest -q 'tests/spark/test_page.py::test_pasted[README.md-1]' &&
+        passed+=("$version/README") || failed+=("$version/README")
+    rm -rf "$fresh"
 done
 for version in "${absent[@]}"; do
     echo "NOT TESTED on Python $version: not on PATH, nor of pyenv or Maven" >&2

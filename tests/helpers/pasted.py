@@ -16,6 +16,8 @@ from helpers.scripts import ran
 
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _ADDRESS = "127.0.0.1:6700"
+_PREFIX = os.environ.get("PAGES_PREFIX", sys.prefix)
+"""The environment of the reader; `make release` sets it to one with the wheel."""
 _END = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
 
 
@@ -100,7 +102,7 @@ def paste(
 ) -> subprocess.CompletedProcess[str]:
     """Paste the blocks of pages into one shell; consecutive Python blocks share one Python process.
 
-    The folder contains the environment of this Python as `.venv`, and replaces /tmp. The worker gets a free
+    The folder contains the reader's environment as `.venv`, and replaces /tmp. The worker gets a free
     address. The shell exits at the first block that fails.
     """
     address = f"127.0.0.1:{free_port()}"
@@ -110,7 +112,7 @@ def paste(
         "TUPLEWIRE_ADMIN": "127.0.0.1:0",
         "TUPLEWIRE_DRAIN_SECONDS": "1",  # no consumer takes the rest
     }
-    (folder / ".venv").symlink_to(sys.prefix)
+    (folder / ".venv").symlink_to(_PREFIX)
     script = ["set -e", _END, "pip() { :; }  # it is installed"]
     program: list[str] = []
 
@@ -137,7 +139,7 @@ def paste(
         cwd=folder,
         env={
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{_PREFIX}/bin:{os.environ['PATH']}",
             "PYTHONUNBUFFERED": "1",
             **(at_address if any("tuplewire worker" in text for _, text in pasted) else {}),
             **(environment or {}),

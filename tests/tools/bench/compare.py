@@ -38,7 +38,8 @@ Key = tuple[str, str]
 
 
 @contextmanager
-def _checked_out(commit: str) -> Iterator[Path]:
+def checked_out(commit: str) -> Iterator[Path]:
+    """Check out a commit next to this one, for the block."""
     with tempfile.TemporaryDirectory(prefix="tuplewire-base-") as directory:
         tree = Path(directory) / "base"
         git = ["git", "-C", str(ROOT), "worktree"]
@@ -49,9 +50,13 @@ def _checked_out(commit: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
+def python_path(tree: Path) -> str:
+    """Return the PYTHONPATH for the code of a commit."""
+    return os.pathsep.join(str(tree / each) for each in _TREES)
+
+
 def _run(tree: Path, only: str, seconds: float) -> dict[Key, dict[str, Any]]:
-    path = os.pathsep.join(str(tree / each) for each in _TREES)
-    environment = {**KEEP_BUFFERS, **os.environ, "PYTHONPATH": path}
+    environment = {**KEEP_BUFFERS, **os.environ, "PYTHONPATH": python_path(tree)}
     (script,) = tree.glob("tests/**/bench/run.py")  # old commits may have it in another folder
     command = [sys.executable, str(script), "--json", f"--only={only}", f"--seconds={seconds}"]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
@@ -96,7 +101,7 @@ def compare(base: Path, groups: Sequence[str], pairs: int, seconds: float) -> It
             yield " ".join(cells).rstrip()
 
 
-def _commit_before() -> str:
+def commit_before() -> str:
     """Return the commit BEFORE this one, or the oldest in this clone."""
     git = ["git", "-C", str(ROOT), "rev-list", "--first-parent", f"--max-count={BEFORE + 1}", "HEAD"]
     return subprocess.run(git, check=True, capture_output=True, text=True).stdout.split()[-1]
@@ -118,9 +123,9 @@ def main() -> int:
         "--seconds", type=float, default=10.0, help="of each run, less its start (default: 10)"
     )
     given = parser.parse_args()
-    base = given.base or _commit_before()
+    base = given.base or commit_before()
     print(f"beside {base[:12]}; above 1 is faster than there, or takes less processor time", flush=True)
-    with _checked_out(base) as tree:
+    with checked_out(base) as tree:
         for line in compare(tree, given.only or GROUPS, given.pairs, given.seconds):
             print(line, flush=True)
     return 0
