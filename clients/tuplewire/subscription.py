@@ -167,6 +167,11 @@ class Bounds:
         self._quiet, left = (math.inf if each is None else each for each in checked)
         self._deadline = time.monotonic() + left
 
+    @property
+    def reached(self) -> bool:
+        """True if the iteration must end."""
+        return self.left <= 0 or time.monotonic() >= self._deadline
+
     def wait(self) -> float | None:
         """Return the maximum wait for the next batch in seconds; None for no limit."""
         wait = min(self._quiet, max(0.0, self._deadline - time.monotonic()))
@@ -210,15 +215,15 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
 
         Args:
             count: The maximum number of messages. Further messages are delivered to the next subscriber.
-            quiet: The time in seconds without a message after which the iteration ends.
-            seconds: The maximum duration of the iteration in seconds.
+            quiet: The iteration ends after this many seconds without a message.
+            seconds: The iteration ends after this many seconds, at the end of the current batch.
 
         Raises:
             UnreachableError: The worker was unreachable during the whole time of `quiet` or `seconds`.
             SupersededError, UnknownTaskError, TaskNotLocalError, ClosedError: See __next__.
         """
         bounds = Bounds(count, quiet, seconds)
-        while bounds.left > 0 and (arrived := self._take(bounds.wait())) is not None:
+        while not bounds.reached and (arrived := self._take(bounds.wait())) is not None:
             try:
                 yield from self._messages_of(arrived, bounds)
             finally:  # after `break` or an error, acknowledges the messages before the current one

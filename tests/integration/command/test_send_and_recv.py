@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -235,3 +236,10 @@ def test_messages_end_by_count_quiet_and_time(worker: LocalWorkerProcess) -> Non
             ]
         with client.recv([8]) as subscription:
             assert list(subscription.messages(seconds=0.3)) == []
+            client.send(8, b"first")
+            began = time.monotonic()
+            for _ in subscription.messages(seconds=0.3):
+                assert time.monotonic() - began < 3, "a steady flow extends the iteration"
+                client.send(8, b"next")
+                time.sleep(0.2)  # so that each request finds a message
+            list(subscription.messages(quiet=0.5))
