@@ -208,7 +208,7 @@ class ControlClient:
         return response
 
     def begin_poll(self, request: pb.PollRequest) -> Any:
-        """Do the same as poll without waiting for the answer; return a gRPC future."""
+        """Start a poll() without waiting for it; return a gRPC future, with the errors of gRPC."""
         connection = self._connected(self.timeout)
         metadata = self._channel_factory.metadata(self.address)
         timeout = self.timeout + request.wait_millis / 1000

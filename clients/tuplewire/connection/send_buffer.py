@@ -218,7 +218,7 @@ class SendBuffer:
         check_sizes(groups, self.window.max_message_bytes)
         if not groups:
             return True
-        # 1. The published room does not include messages that the window accepts directly.
+        # 1. The window accepts messages directly, so less space is free than was published to other threads.
         if threading.get_ident() == self.loop_thread:
             if self.submitted.entries or self.offers:
                 self.take_submitted()

@@ -54,7 +54,7 @@ class TaskStates(dict[int, TaskState]):
         return TaskState()
 
     async def poll(self, receiver: Receiver, tasks: Iterable[int], *, ids: bool = False) -> None:
-        """Request the states of tasks from their workers. Problems are a part of the states.
+        """Request the states of tasks from their workers. An error is stored in the states, and not raised.
 
         ids: with the ids of the consumers; this needs the permission to receive from the tasks.
         """

@@ -17,7 +17,7 @@ in flight."""
 
 
 class AckRequestPolicy:
-    """Decides for one stream of frames. Not thread-safe."""
+    """Chooses the frames of one stream that request an acknowledgement. Not thread-safe."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=QUICK_FRAMES - 1)

@@ -327,7 +327,7 @@ class ConsumeWindow:
         self.moved.update(dict.fromkeys(self._consumed))
 
     def all(self) -> list[TaskCursor]:
-        """Return every cursor for a subscribe request; take_moved() returns rejections beyond its limit."""
+        """Return every cursor for a subscribe request. Some of its rejections may wait for take_moved()."""
         self._resend_rejections()
         # Clear this first: a cursor with too many rejections is added again.
         self.moved.clear()

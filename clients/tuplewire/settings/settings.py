@@ -54,7 +54,7 @@ class Kind:
     write: Callable[[Any], str] | None = None
 
     def check(self, value: Any) -> Any:
-        """Return a typed value as it is stored. Raises ValueError or TypeError."""
+        """Return a typed value as it is stored. Raises ValueError or TypeError for an invalid one."""
         if not isinstance(value, self.types) or isinstance(value, bool) != (self.types is bool):
             raise TypeError
         return self.read(value)
@@ -276,7 +276,7 @@ class Settings:
         """Read the settings from a configuration, by Tuplewire's or Storm's keys. None means not set.
 
         Other keys are ignored, except Storm's keys without a meaning here: see storm_keys. Raises ConfigError
-        for an invalid value, a setting under two keys, and an unknown key with one of the prefixes.
+        for an invalid value, a setting under two keys, and an unknown key with the prefix of a known one.
         """
         known = keys_of(cls)
         elsewhere = {*cls.PASSED, *(key for kind in nested_of(cls).values() for key in keys_of(kind))}

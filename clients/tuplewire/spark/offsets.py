@@ -246,9 +246,9 @@ def next_offset(
     """Return the end of a micro-batch that starts at `start`; `start` itself if it reads nothing.
 
     target: the last position to read in each task; tasks that were assigned later are not read. With fewer
-    than min_messages in all tasks, nothing is read, unless a queue is nearly full. max_messages, max_bytes:
-    for all tasks together, in proportion to the waiting messages of each. Bytes are estimated from the mean
-    size of a task's messages at its worker; at least one message is read.
+    than min_messages in all tasks together, nothing is read, unless a queue is nearly full. max_messages,
+    max_bytes: limits for all tasks together, divided in proportion to their waiting messages. Bytes are
+    estimated from the mean size of a task's messages at its worker; at least one message is read.
     """
     begins = {task: each.acknowledged for task, each in held.items()}
     for task, offset in start.offsets.items():

@@ -262,6 +262,6 @@ class HeldTasks(TaskWorkers):
             for each in answer.departed:
                 return PreviousOwner(each.dropped)
             replaced = replaced or where == address
-        # Lost only if another incarnation answers at its address and no present worker is unreachable: an
-        # unreachable worker may know about a clean shutdown.
+        # The worker was lost if another incarnation answers at its address. But while a present worker is
+        # unreachable, that one may know about a clean shutdown.
         return PreviousOwner(gone=True) if replaced and not silent else None

@@ -199,7 +199,7 @@ class Members:
     # --- waiting ---------------------------------------------------------------------------------
 
     def _wait(self, ranks: Sequence[int]) -> None:
-        """Process messages. Raise an error if one of the ranks is lost, or the timeout has passed."""
+        """Process messages. Raise an error if a rank is lost or has aborted, or the timeout has passed."""
         now = time.monotonic()
         # After the timeout, messages that have arrived before it are read first.
         expired, self._expired = self._expired, now - self._began >= self._timeout

@@ -1,6 +1,6 @@
 """Columns of byte strings: lengths of four little-endian bytes each, and the concatenated strings.
 
-Lengths are converted without a change of the byte order. The Arrow columns need a little-endian host, too.
+The code needs a little-endian host, because it reads lengths in the byte order of the host.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def number_in(headers: Iterable[tuple[str, bytes | None]], name: str) -> int | N
 def header_column(
     keys: Collection[Any] | None, headers: Collection[Any] | None, count: int
 ) -> list[bytes] | None:
-    """Return an encoded entry for each of `count` messages; None if no message has a key or headers.
+    """Return the encoded key and headers of each of `count` messages; None if none of them has any.
 
     `keys` and `headers` have a value or None for each message. Raises MalformedError if their length is not
     `count`, and MessageError like encode_headers().

@@ -67,7 +67,7 @@ class TaskMessage:
 
     @classmethod
     def received(cls, task: int, message: bytes, encoded: bytes = b"") -> Self:
-        """Make a message from checked parts; for encoded keys and headers see tuplewire.values.headers."""
+        """Make a message from checked parts. encoded: its key and headers, as from encode_headers()."""
         received = cls.__new__(cls)
         _set_task(received, task)
         _set_message(received, message)
