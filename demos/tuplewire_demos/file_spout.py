@@ -63,7 +63,7 @@ class FileSpout(Spout):
 
     @abstractmethod
     def tuples_of(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Sequence[Any]]:
-        """Yield the values of tuples for lines, which are given with their offsets. See skip()."""
+        """Yield the values of a tuple for each line, given with its offset. Call skip() for a bad line."""
 
     def skip(self, offset: int, problem: str, line: bytes) -> None:
         """Report a line that cannot be used."""
@@ -107,7 +107,7 @@ class Skipped(BasicBolt):
 
 
 def lines_of(raw: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of bytes at an offset, each with its own. A carriage return also ends a line."""
+    """Yield each line in `raw`, with its offset in the file. A carriage return also ends a line."""
     if not offset and raw.startswith(_BYTE_ORDER_MARK):
         offset = len(_BYTE_ORDER_MARK)
         raw = raw[offset:]
@@ -126,7 +126,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def skipped_lines(path: Path, rows: Sequence[Sequence[Any]]) -> SkippedRows:
-    """Return skipped lines (offset, problem, text) with their numbers. For any, it reads the file again."""
+    """Return skipped lines (offset, problem, text) with their numbers. If there are any, reads the file."""
     first = sorted(rows, key=itemgetter(0))[:SHOWN_ROWS]
     wanted = {offset for offset, _, _ in first}
     lines = enumerate(numbered_lines(path) if first else (), 1)

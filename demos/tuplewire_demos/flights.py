@@ -141,7 +141,7 @@ def _values(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def write_result(stream: TextIO, result: RunResult, *, verbose: bool = False) -> None:
-    """Write the table and the account; with `verbose`, also the executors' statistics."""
+    """Write the table and the summary; with `verbose`, also the executors' statistics."""
     late = f"> {LATE_MINUTES} min late"
     header = ("carrier", "flights", "mean delay", late, "busiest route", "flights on it")
     rows = []
@@ -158,4 +158,4 @@ def write_result(stream: TextIO, result: RunResult, *, verbose: bool = False) ->
             f"{name}{result.flights:,} flights in {result.messages:,} messages, in {seconds:.2f} s: "
             f"{result.flights / seconds:,.0f} flights/s"
         )
-    result.write_account(stream, "the expected result", rates, verbose=verbose)
+    result.write_summary(stream, "the expected result", rates, verbose=verbose)

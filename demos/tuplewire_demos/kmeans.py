@@ -202,7 +202,7 @@ def differences(times: Mapping[str, Timed], points: Array) -> list[str]:
 
 
 def write_result(stream: TextIO, result: KMeans, *, verbose: bool = False) -> None:
-    """Write the times, the clusters and the account."""
+    """Write the times, the clusters and the summary."""
     team = result.times[TEAM].round_seconds
     rows = []
     for name, each in result.times.items():
@@ -222,4 +222,4 @@ def write_result(stream: TextIO, result: KMeans, *, verbose: bool = False) -> No
         f"{result.clusters[:, 0].sum():,.0f} flights, {result.rounds} rounds",
         f"A barrier of Spark takes {spark * 1000:,.0f} ms, and one of a Team {ours * 1000:.1f} ms",
     ]
-    result.write_account(stream, "the centers and counts of the other three", rates, verbose=verbose)
+    result.write_summary(stream, "the centers and counts of the other three", rates, verbose=verbose)

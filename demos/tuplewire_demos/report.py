@@ -1,4 +1,4 @@
-"""The progress of a running pipeline, and the account of its result.
+"""The progress of a demo while it runs, and the summary at its end.
 
 Used by all demos. Owns the live line on a terminal. Not thread-safe.
 """
@@ -82,7 +82,7 @@ class Progress(AbstractContextManager["Progress"]):
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The result of a run, except for its answer.
+    """The checks and statistics of a run.
 
     differences: from the expected answer, as text; empty if equal. ledgers: by worker id, after the run.
     executors: their statistics at the end.
@@ -101,7 +101,7 @@ class Findings:
             for each in self.ledgers.values()
         )
 
-    def write_account(
+    def write_summary(
         self, stream: TextIO, right: str, rates: Iterable[str], *, verbose: bool = False
     ) -> None:
         """Write skipped rows, the comparison with `right`, ledgers and rates; if `verbose`, executors too."""
@@ -134,7 +134,7 @@ class Findings:
 
 
 def differences_of(ours: Mapping[str, Any], theirs: Mapping[str, Any], other: str) -> list[str]:
-    """Return the differences of two results by name, as text: any, but above 1e-9 in floats."""
+    """Return the differences of two results by name, as text. Floats may differ by 1e-9."""
     wrong = (name for name in ours.keys() | theirs.keys() if not _same(ours.get(name), theirs.get(name)))
     return [
         escape_unprintable(f"{name} is {ours.get(name)}, {other} has {theirs.get(name)}")

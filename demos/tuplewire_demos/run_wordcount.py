@@ -49,7 +49,7 @@ class WordCounts(Findings):
 
 
 def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> WordCounts:
-    """Run the topology in this process or in separate ones, write the account, and return it.
+    """Run the topology in this process or in separate ones, write the result, and return it.
 
     Raises InputError for an unusable file or directory, and the error of a failed topology.
     """
@@ -81,7 +81,7 @@ def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> 
     skipped = skipped_lines(path, captured.tuples(SKIPPED))
     differences = differences_of(counts, wanted, "Counter")
     result = WordCounts(differences, skipped, ledgers, executors, counts, seconds)
-    return _account(arguments, result, progress)
+    return _write_result(arguments, result, progress)
 
 
 @contextmanager
@@ -126,10 +126,10 @@ def run_words_on_spark(path: Path, arguments: argparse.Namespace, progress: Prog
     progress.stage("Comparing with collections.Counter ...")
     differences = differences_of(counts, expected_counts(path), "Counter")
     result = WordCounts(differences, skipped, ledgers, found.executors, counts, seconds)
-    return _account(arguments, result, progress)
+    return _write_result(arguments, result, progress)
 
 
-def _account(arguments: argparse.Namespace, result: WordCounts, progress: Progress) -> WordCounts:
+def _write_result(arguments: argparse.Namespace, result: WordCounts, progress: Progress) -> WordCounts:
     progress.end()
     write_words(sys.stdout, result, verbose=arguments.verbose)
     if arguments.output is not None:
@@ -148,7 +148,7 @@ def expected_counts(path: Path) -> Counter[str]:
 
 
 def write_words(stream: TextIO, result: WordCounts, *, verbose: bool) -> None:
-    """Write the most frequent words and the account; with `verbose`, also the executors' statistics."""
+    """Write the most frequent words and the summary; with `verbose`, also the executors' statistics."""
     common = sorted(result.counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_SHOWN_WORDS]
     write_table(stream, ("word", "count"), ((word, f"{count:,}") for word, count in common))
     if len(result.counts) > len(common):
@@ -156,7 +156,7 @@ def write_words(stream: TextIO, result: WordCounts, *, verbose: bool) -> None:
     words = sum(result.counts.values())
     rate = words / max(result.seconds, 0.001)
     rates = [f"{words:,} words in {result.seconds:.1f} s: {rate:,.0f} words/s"]
-    result.write_account(stream, "collections.Counter on the same lines", rates, verbose=verbose)
+    result.write_summary(stream, "collections.Counter on the same lines", rates, verbose=verbose)
 
 
 def write_csv(directory: Path, counts: Mapping[str, int]) -> None:
