@@ -23,7 +23,7 @@ _BARRIERS = 100
 def sums_of(points: Array, centers: Array) -> Array:
     """Return the sum of the points that are nearest to each center; the last column is their number.
 
-    points: a row for each column, and a last row of ones.
+    points: one in each column, with a last row of ones.
     """
     weights = np.column_stack([centers, -0.5 * (centers**2).sum(axis=1)])
     nearest = (points.T @ weights.T).argmax(axis=1)
@@ -37,7 +37,7 @@ def moved(centers: Array, sums: Array) -> Array:
 
 
 def as_points(rows: Array) -> Array:
-    """Return rows of columns in the form for sums_of()."""
+    """Convert points, one in each row, to the form that sums_of() needs."""
     return np.vstack([rows.T, np.ones(len(rows))])
 
 
