@@ -115,7 +115,7 @@ class FlightReader:
         self._places = [header.index(name) for name in COLUMNS]
 
     def read(self, lines: Iterable[tuple[int, bytes]]) -> tuple[pa.RecordBatch, list[tuple[int, str, bytes]]]:
-        """Return the flights of lines, which are given with their offsets, as FLIGHTS.
+        """Return the flights in lines with their offsets. The schema is FLIGHTS.
 
         Also return the offset, the problem and the text of each line that is not a flight. Empty lines are
         omitted.
@@ -132,7 +132,7 @@ class FlightReader:
         return pa.RecordBatch.from_arrays(arrays, schema=FLIGHTS), bad
 
     def flights(self, partition: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the flights among lines of bytes, as FLIGHTS; for mapInArrow. The header is no flight."""
+        """Yield the flights in batches of lines, by the schema FLIGHTS; for mapInArrow. Skips the header."""
         for lines in partition:
             yield self.read(enumerate(lines.column("value").to_pylist()))[0]
 

@@ -37,7 +37,7 @@ _TICK_SECONDS = 3600
 def wordcount_topology(
     path: Path, *, n_spouts: int = 1, n_splitters: int = 2, n_counters: int = 2
 ) -> Topology:
-    """Return the topology that counts the words of a UTF-8 text file, which every process must reach.
+    """Return the topology that counts the words of a UTF-8 text file, which every process must find.
 
     Each spout reads a part of the file. Lines that are not UTF-8 are skipped and reported. White space
     separates words, as in str.split(). Counts are emitted on ticks, including the last tick at the end.
