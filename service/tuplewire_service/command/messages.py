@@ -44,7 +44,7 @@ class Decoding(StrEnum):
 
     TEXT = "text"
     JSON = "json"
-    TUPLE = "tuple"  # as a component of a topology emits it
+    TUPLE = "tuple"  # the fields of a tuple of a topology
 
 
 def payloads_in(file: BinaryIO, form: MessageFormat) -> Iterator[bytes]:

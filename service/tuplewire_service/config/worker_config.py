@@ -220,7 +220,7 @@ class WorkerConfig(WorkerSettings):
         WorkerSettings._check(self)
 
     def _check_security(self) -> None:
-        """Raise ConfigError if the settings would leave unprotected access that others restrict."""
+        """Raise ConfigError for security settings without effect, and for plaintext outside this machine."""
         credentials = self.credentials()
         if credentials.tls_ca is not None and credentials.tls_certificate is None:
             raise ConfigError("tls_ca alone has no effect on a worker: set tls_certificate and tls_key, too")

@@ -221,7 +221,7 @@ class SendService(StreamService):
             session = Session(hello, access, self._epoch, self.leases, self.tasks_without_credit)
             session.departed_before = self._departed
             self.leases.add(session)
-        # The rights of each stream are checked again, because tokens and rules may have changed.
+        # Each stream has its own rights, because tokens and rules may have changed.
         session.access = access
         return session
 

@@ -93,7 +93,7 @@ class Certificates(WatchedFiles[CertifiedIdentity]):
         self.handshakes = Handshakes()
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return credentials of a server that requires a certificate of the same CA from all clients.
+        """Return credentials of a server that requires each client to have a certificate by a CA of `tls_ca`.
 
         Open connections keep their certificate when the files change; new connections get the new one.
         """

@@ -274,7 +274,7 @@ class Publications:
         self.waiting_messages -= sign * staged.messages
 
     def put_back(self, refused: Sequence[Chosen]) -> None:
-        """Return messages to the front of their tasks' lines, because no worker owns the tasks."""
+        """Make messages wait again, as the first of their tasks, because no worker owns the tasks."""
         # In reverse, which restores the order.
         for staged, last in reversed(refused):
             line = self._lines[staged.task]

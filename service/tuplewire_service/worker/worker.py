@@ -49,8 +49,8 @@ LOW_LOAD = 0.4
 def congested(loads: Mapping[int, float], before: Collection[int]) -> frozenset[int]:
     """Return the congested tasks, from the current loads (0 if missing) and the previously congested tasks.
 
-    This is for display: credit limits the senders. Source: Storm's `BackPressureTracker`, with its settings
-    `backpressure.disruptor.high.watermark` and `backpressure.disruptor.low.watermark`.
+    The worker only reports them, because credit limits the senders. Source: Storm's `BackPressureTracker`,
+    with its settings `backpressure.disruptor.high.watermark` and `backpressure.disruptor.low.watermark`.
     """
     return frozenset(
         task for task, load in loads.items() if load >= HIGH_LOAD or (load > LOW_LOAD and task in before)

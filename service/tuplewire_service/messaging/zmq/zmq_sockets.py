@@ -129,7 +129,7 @@ class Sockets:
         self._open.add(made)
         session = settings.session
         silence = int(1000 * session.keepalive_seconds)
-        # The session sends lost messages again, so a closed socket does not have to.
+        # A closed socket drops unsent messages, because the session sends them again.
         made.set(zmq.LINGER, 0)
         # The window is the effective limit; this adds capacity for frames outside the window.
         made.set(zmq.SNDHWM, settings.hwm + _BESIDE_MESSAGES if settings.hwm else 0)
@@ -152,7 +152,7 @@ class Sockets:
         return monitor
 
     def close(self, closed: Socket, linger_millis: int = 0) -> None:
-        """Close a socket; unsent messages get `linger_millis` milliseconds."""
+        """Close a socket. ZeroMQ still sends its messages, for at most `linger_millis` milliseconds."""
         if closed in self._open:
             self._open.discard(closed)
             closed.close(linger_millis)
