@@ -46,7 +46,7 @@ class Connections:
         events: SendEvents,
         on_returned: Callable[[SendingEnd, list[tuple[TaskGroup, Any]]], None],
     ) -> None:
-        """Open none yet. on_returned: called with a closed connection and its unacknowledged messages."""
+        """Start without connections. on_returned: gets a closed one and its unacknowledged messages."""
         self._context = context
         self._topology = topology
         self._events = events
