@@ -89,7 +89,7 @@ class HistogramMetric:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A gauge. `read` returns its value, in any thread."""
+    """A gauge. `read` returns its value, and must be thread-safe."""
 
     kind: ClassVar = MetricKind.GAUGE
     series: ClassVar = 1

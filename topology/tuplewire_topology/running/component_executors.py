@@ -136,7 +136,7 @@ class SpoutExecutor(Executor[SpoutTask]):
             processed = fate.source_stream == ACK_STREAM
             for key in keys:
                 pending = task.pending.pop(key)
-                if pending is not None:  # otherwise it has failed by its timeout
+                if pending is not None:  # otherwise it has timed out
                     self._tell_one(task, pending, now, processed=processed)
         self._go_on(task)
         self._finished(column)

@@ -179,7 +179,7 @@ class ExecutorWorker:
         self._ticks.send_last(task for bolt in bolts for task in topology.tasks_of(bolt))
 
     def report(self, *, new_epoch: bool = False) -> ProcessReport:
-        """Return the state of this process. new_epoch: check exhausted spouts again, from this report on."""
+        """Return the state of this process. new_epoch: exhausted spouts count as busy until asked again."""
         if new_epoch:
             self.idle.epoch += 1
             for spout in self.spouts:

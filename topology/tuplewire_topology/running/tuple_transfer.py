@@ -168,7 +168,7 @@ class Transfer:
 
     @property
     def not_connected(self) -> str:
-        """The missing required connections, as text; empty if none is missing, or the worker is not here."""
+        """The missing required connections, as text; empty if none, or if the worker is another process."""
         return "" if self.link.worker is None else self.link.worker.not_connected()
 
     def send(self, columns: Sequence[AddressedTuples], undeliverable: Undeliverable) -> None:

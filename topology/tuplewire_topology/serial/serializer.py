@@ -126,7 +126,7 @@ def _message_id(flat: list[Any]) -> MessageId:
 
 
 def _first_fault(payload: bytes, at: int, fields: Sequence[str]) -> str:
-    """Return the position of the first field that cannot be read."""
+    """Describe the first field that cannot be read, with its position."""
     for number, field in enumerate(fields, 1):
         try:
             _, at = read_items(payload, at, 1, 1)

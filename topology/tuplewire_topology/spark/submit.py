@@ -105,11 +105,11 @@ def run_topology(
     name: str = "topology",
     progress: Callable[[TopologyProgress], None] | None = None,
 ) -> TopologyResult:
-    """Run a topology to its end, like submit_topology, and return its result.
+    """Submit a topology as submit_topology() does, wait until it has finished, and return its result.
 
-    progress: called with each update; the default prints to standard error, first the command that shows
-    more. Over Spark Connect, updates need `workers` that this program reaches; without them, `progress`
-    raises ConfigError.
+    progress: called with each update. The default prints the updates to standard error, and first a command
+    that shows more. Over Spark Connect, updates need `workers` that this program reaches; otherwise
+    `progress` raises ConfigError.
 
     An exception here, such as Ctrl-C, cancels the job (see SparkTopology.cancel()), and is raised again.
     """
