@@ -66,7 +66,7 @@ class SendingPressure:
         if without_credit != self.without_credit:
             self.outbound.without_credit += without_credit - self.without_credit
             self.without_credit = without_credit
-        # While connected, the writer reports blocked times itself: see on_idle() and writes().
+        # While connected, the writer reports blocked times itself: see on_idle() and on_write().
         if connected:
             return
         if self._window.messages:

@@ -4,7 +4,7 @@ A topology from Storm keeps its configuration. A key without an effect is accept
 explains the reason. A key that would protect or store something is refused if nothing here does so, and the
 error describes the replacement. Keys that are settings here are not in these tables.
 
-Used by settings.py, config_sources.py, worker_config.py and factory.py. Owns the logged keys. Thread-safe.
+Used by settings.py, worker_config.py and factory.py. Owns the logged keys. Thread-safe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A topology with one process on this machine for each worker. Source: Storm's distributed mode.
 
-Used by cluster.py. Owns the processes and the assignment. Not thread-safe. Exceptions: status() and beats().
-Design: docs/design/topologies.md (a process that runs executors is a worker).
+Used by cluster.py. Owns the processes and the assignment. Not thread-safe. Exceptions: status() and
+heartbeats(). Design: docs/design/topologies.md (a process that runs executors is a worker).
 """
 
 from __future__ import annotations
