@@ -88,7 +88,7 @@ class ControlMessage:
             (run, generation, rank, kind, *values), _ = read_value(payload, 0)
             return cls(run, generation, rank, ControlKind(kind), tuple(values))
         except (*FAULTS, TypeError) as error:
-            raise MalformedError(f"{len(payload)} bytes are no mail of a topology: {error}") from error
+            raise MalformedError(f"{len(payload)} bytes are not a control message: {error}") from error
 
 
 class ControlInbox:
@@ -100,16 +100,16 @@ class ControlInbox:
     def __init__(self, most_rows: int = _MOST_ROWS) -> None:
         self._most_rows = most_rows
         self._changed = threading.Condition()
-        self._mail: list[ControlMessage] = []
+        self._messages: list[ControlMessage] = []
         self._runs: list[Emitted] = []
         self._rows = 0
         self._discards = False
         self._failure: TuplewireError | None = None
 
-    def put_message(self, mail: ControlMessage) -> None:
+    def put_message(self, message: ControlMessage) -> None:
         """Add a control message."""
         with self._changed:
-            self._mail.append(mail)
+            self._messages.append(message)
             self._changed.notify_all()
 
     def fail(self, error: TuplewireError) -> None:
@@ -139,13 +139,13 @@ class ControlInbox:
     def take(self, timeout: float) -> tuple[list[ControlMessage], list[Emitted]]:
         """Remove and return everything, after at most `timeout` seconds. Raises the error of fail()."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._mail or self._runs or self._failure), timeout)
+            self._changed.wait_for(lambda: bool(self._messages or self._runs or self._failure), timeout)
             if self._failure is not None:
                 raise self._failure
-            mail, self._mail = self._mail, []
+            messages, self._messages = self._messages, []
             runs, self._runs, self._rows = self._runs, [], 0
             self._changed.notify_all()
-            return mail, runs
+            return messages, runs
 
 
 @dataclass(slots=True, eq=False)
@@ -167,7 +167,7 @@ class ControlChannel:
     _thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
-        self._thread = threading.Thread(target=self._main, name="tuplewire mail", daemon=True)
+        self._thread = threading.Thread(target=self._main, name="tuplewire control", daemon=True)
         self._thread.start()
 
     def _main(self) -> None:
@@ -188,15 +188,15 @@ class ControlChannel:
                 self.failed(as_tuplewire(error))
 
     def _read(self, subscription: Subscription) -> None:
-        for message in subscription.messages():
-            mail = ControlMessage.from_bytes(message.message)
-            if mail.run == self.run:
+        for received in subscription.messages():
+            message = ControlMessage.from_bytes(received.message)
+            if message.run == self.run:
                 self.waits = False  # from now on, an unknown task is an error
-                self.received(mail)
+                self.received(message)
 
-    def send(self, mailbox: int, mail: ControlMessage) -> None:
+    def send(self, mailbox: int, message: ControlMessage) -> None:
         """Send a control message to a task id."""
-        self.client.send(TaskMessageBatch.from_columns([mailbox], [mail.to_bytes()]))
+        self.client.send(TaskMessageBatch.from_columns([mailbox], [message.to_bytes()]))
 
     def __enter__(self) -> Self:
         return self

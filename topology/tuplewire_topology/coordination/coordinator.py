@@ -1,6 +1,6 @@
 """The coordinator of a topology, as pure state: reports and control messages in, orders out.
 
-Used by clusters, which call their workers, and by the first PySpark task, which sends mail. Owns the
+Used by clusters, which call their workers, and by the first PySpark task, which sends messages. Owns the
 topology's phase and its termination detection. Not thread-safe. Design: docs/design/acking.md.
 """
 
@@ -152,21 +152,21 @@ class Coordinator:
         self._failed = False
         self._counts: dict[int, tuple[int, int, int]] = {}
 
-    def take(self, mail: ControlMessage, now: float) -> None:
+    def take(self, message: ControlMessage, now: float) -> None:
         """Apply a control message that was sent to the coordinator."""
-        match mail.kind:
+        match message.kind:
             case ControlKind.READY:
-                self._opening.discard(mail.rank)
+                self._opening.discard(message.rank)
                 self._heard = now
             case ControlKind.REPORT:
-                wave, report, *counts = mail.values
-                self._counts[mail.rank] = (counts[0], counts[1], counts[2])
-                self.take_report(mail.rank, wave, from_values(ProcessReport, report), now)
+                wave, report, *counts = message.values
+                self._counts[message.rank] = (counts[0], counts[1], counts[2])
+                self.take_report(message.rank, wave, from_values(ProcessReport, report), now)
             case ControlKind.STATE:
-                self._active, self._stop = mail.values
+                self._active, self._stop = message.values
                 self._pause = _FIRST_PAUSE_SECONDS  # the end may be near
             case _:
-                raise TuplewireError(f"the coordinator does not take mail that says {mail.kind}")
+                raise TuplewireError(f"the coordinator accepts no message of the kind {message.kind}")
 
     def take_report(self, rank: int, wave: int, report: ProcessReport, now: float) -> None:
         """Apply a worker's report for a wave."""

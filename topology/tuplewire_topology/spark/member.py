@@ -159,7 +159,7 @@ class _TopologyMember:
         self._ends = False
         self._aborted = False
         self._push_assignment()
-        client, mailbox = self._client("mail"), plan.mailbox(rank)
+        client, mailbox = self._client("control"), plan.mailbox(rank)
         self._control = ControlChannel(client, submitted.run, mailbox, self._receive, self._inbox.fail)
         self._worker = self._executor_worker(rows)
 
@@ -261,19 +261,19 @@ class _TopologyMember:
             self._inbox.put_runs([as_output(letter)])
         return letter.tries > 0
 
-    # --- mail -------------------------------------------------------------------------------------------
+    # --- control messages -----------------------------------------------------------------------------
 
-    def _receive(self, mail: ControlMessage) -> None:
-        if mail.generation == self._plan.generation:
-            self._inbox.put_message(mail)
+    def _receive(self, message: ControlMessage) -> None:
+        if message.generation == self._plan.generation:
+            self._inbox.put_message(message)
 
     def _record_error(self, error: Exception) -> None:
         """Record the first problem. A failure of the executors comes first, as it causes other problems."""
         self._problem = self._problem or self._worker.failure or error
 
     def _send(self, mailbox: int, kind: ControlKind, *values: Any) -> None:
-        mail = ControlMessage(self._submitted.run, self._plan.generation, self._rank, kind, values)
-        self._control.send(mailbox, mail)
+        message = ControlMessage(self._submitted.run, self._plan.generation, self._rank, kind, values)
+        self._control.send(mailbox, message)
 
     def _to_submitter(self, kind: ControlKind, *values: Any) -> None:
         if self._submitted.submitter is not None:
@@ -297,9 +297,9 @@ class _TopologyMember:
                 for order in coordinator.orders(time.monotonic()):
                     self._tell(order)
             seconds = _WAIT_SECONDS if coordinator is None else coordinator.wait_seconds(time.monotonic())
-            mail, runs = self._inbox.take(seconds)
+            messages, runs = self._inbox.take(seconds)
             yield from self._batches(runs)
-            for each in mail:
+            for each in messages:
                 if coordinator is not None and each.kind in TO_COORDINATOR:
                     coordinator.take(each, time.monotonic())
                 else:
@@ -312,17 +312,17 @@ class _TopologyMember:
         for rank in range(self._submitted.n_members):
             self._send(self._plan.mailbox(rank), order.kind, *order.values)
 
-    def _handle_order(self, mail: ControlMessage) -> None:
-        if mail.kind is ControlKind.ASK:
-            (wave,) = mail.values
+    def _handle_order(self, message: ControlMessage) -> None:
+        if message.kind is ControlKind.ASK:
+            (wave,) = message.values
             self._report(wave)
-        elif mail.kind in {ControlKind.CLOSE, ControlKind.ABORT}:
+        elif message.kind in {ControlKind.CLOSE, ControlKind.ABORT}:
             self._ends = True
-            self._aborted = mail.kind is ControlKind.ABORT
+            self._aborted = message.kind is ControlKind.ABORT
         else:
-            if mail.kind is ControlKind.SWITCH and not mail.values[1]:
+            if message.kind is ControlKind.SWITCH and not message.values[1]:
                 self._inbox.discard()  # a cancelled job: bolts must not wait until Spark reads their output
-            Order(mail.kind, mail.values).execute(self._worker)
+            Order(message.kind, message.values).execute(self._worker)
 
     def _batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
         self._failed_rows.dead_letters += sum(run.source.component == DEAD_LETTERS for run in runs)

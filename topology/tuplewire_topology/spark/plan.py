@@ -32,7 +32,7 @@ from tuplewire.wire import control_pb2
 from tuplewire_topology.authoring.description import Topology, shares_of
 
 SUBMITTER_TASK = MAX_TASK
-"""The task id of mail to the program that submitted the topology."""
+"""The task id of control messages to the program that submitted the topology."""
 START_SECONDS = 60.0
 _DRAIN_SECONDS = 5.0
 _TLS = "TUPLEWIRE_TLS_"
@@ -108,7 +108,7 @@ class Plan:
         _check_admission(workers)
 
     def mailbox(self, rank: int) -> int:
-        """Return the task id of mail to a PySpark task."""
+        """Return the task id of control messages to a PySpark task."""
         return self.first_task + self._n_tasks + 1 + rank
 
     def assignment(self) -> control_pb2.Assignment:

@@ -1,7 +1,7 @@
 """A running topology on Spark, for the program that submitted it: control, progress and result.
 
-Used by submit.py, which creates it, and by programs. Owns the Spark job, and the client for mail (control
-messages) of tasks. Thread-safe. Design: docs/design/topologies.md.
+Used by submit.py, which creates it, and by programs. Owns the Spark job, and the client for control
+messages. Thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _CLOSE_SECONDS = 5.0
-"""The time to wait for the last mail of PySpark tasks. Spark kills the tasks of a cancelled job earlier than
-this; the mail of other jobs is already in transit."""
+"""The time to wait for the last messages of PySpark tasks. Spark kills the tasks of a cancelled job earlier;
+the messages of other jobs are already in transit."""
 
 
 @dataclass(frozen=True)
@@ -217,30 +217,30 @@ class SparkTopology:
         # Without Spark's exception as its cause, because that cannot be printed after the JVM has exited.
         raise JobError(f"the Spark job of topology {self.name!r} has failed: {self._error}") from None
 
-    # --- mail -------------------------------------------------------------------------------------------
+    # --- control messages -------------------------------------------------------------------------------
 
-    def _receive(self, mail: ControlMessage) -> None:
+    def _receive(self, message: ControlMessage) -> None:
         with self._lock:
             current = self._progress.generation
-            if current is not None and mail.generation < current:
+            if current is not None and message.generation < current:
                 return  # Spark has replaced these PySpark tasks
-            if mail.kind is ControlKind.BEGUN:
-                mailbox, members = mail.values
-                self._coordinator = (mail.generation, mailbox)
+            if message.kind is ControlKind.BEGUN:
+                mailbox, members = message.values
+                self._coordinator = (message.generation, mailbox)
                 self._closed.clear()
-                self._progress = TopologyProgress(mail.generation, members)
+                self._progress = TopologyProgress(message.generation, members)
                 if not self._active or self._stop is not None:  # a new coordinator has no earlier state
                     self._send_state()
-            elif mail.kind is ControlKind.PROGRESS and self._coordinator is not None:
-                self._progress = TopologyProgress(mail.generation, self._progress.members, *mail.values)
-            elif mail.kind is ControlKind.CLOSED:
-                self._closed.add(mail.rank)
+            elif message.kind is ControlKind.PROGRESS and self._coordinator is not None:
+                self._progress = TopologyProgress(message.generation, self._progress.members, *message.values)
+            elif message.kind is ControlKind.CLOSED:
+                self._closed.add(message.rank)
                 self._lock.notify_all()
         if self._listener is not None:
             self._listener(self._progress)
 
     def _unheard(self, _: Exception) -> None:
-        """Continue without mail. The end of the job does not depend on it."""
+        """Continue without control messages. The end of the job does not depend on them."""
         with self._lock:
             self._hears = False
             self._lock.notify_all()
@@ -255,8 +255,8 @@ class SparkTopology:
         if self._coordinator is not None and self._control is not None:
             generation, mailbox = self._coordinator
             values = (self._active, self._stop)
-            mail = ControlMessage(self._submitted.run, generation, SUBMITTER, ControlKind.STATE, values)
-            self._control.send(mailbox, mail)
+            message = ControlMessage(self._submitted.run, generation, SUBMITTER, ControlKind.STATE, values)
+            self._control.send(mailbox, message)
 
     # --- the job ------------------------------------------------------------------------------------------
 
@@ -285,12 +285,12 @@ class SparkTopology:
         return any(word in text for word in ("cancelled", "INTERRUPTED", "CANCELED"))
 
     def _drain(self) -> None:
-        """Stop a cancelled topology; wait for the last mail of every PySpark task, unless it has failed."""
+        """Stop a cancelled topology; wait for the last message of each PySpark task, unless it has failed."""
         if self._was_cancelled and self._coordinator is not None:
             self._ask_to_stop(output_wanted=False)
         elif self._error is not None:
             return
-        with self._lock:  # unread mail would remain at the worker
+        with self._lock:  # unread messages would remain at the worker
             self._lock.wait_for(
                 lambda: len(self._closed) == self._submitted.n_members or not self._hears, _CLOSE_SECONDS
             )
