@@ -67,7 +67,7 @@ _TICK_SECONDS = 86_400
 
 
 def flights_topology(path: Path, header: Sequence[str], *, n_spouts: int, n_bolts: int) -> Topology:
-    """Return the topology for a CSV file, which every process must reach. header: its column names."""
+    """Return the topology for a CSV file, which every process must find. header: its column names."""
     builder = TopologyBuilder()
     builder.set_spout(LINES, Flights(path, FlightReader(header)), n_spouts)
     delays = builder.set_bolt(DELAYS, Delays(), n_bolts).fields_grouping(LINES, "carrier")

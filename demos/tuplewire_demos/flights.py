@@ -59,9 +59,9 @@ GROUP BY carrier
 
 @dataclass(frozen=True, slots=True)
 class RunResult(Findings):
-    """The results of a finished run. table: the output of the bolts, by carrier. messages: with flights.
+    """The results of a finished run. table: the output of the bolts, by carrier.
 
-    seconds: of each round, with the start of Spark's tasks.
+    messages: the number of messages with flights. seconds: the time of each round, with the start of tasks.
     """
 
     table: Sequence[Row]

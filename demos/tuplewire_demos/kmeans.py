@@ -50,7 +50,7 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """The centers from one way to compute them. seconds: of all rounds, with the start of their jobs."""
+    """The centers that one way found. seconds: the time of all rounds, with the start of their jobs."""
 
     centers: Array
     seconds: float

@@ -128,7 +128,7 @@ class Findings:
         else:
             yield f"Equal to {right}: yes"
         for worker_id, ledger in self.ledgers.items():
-            if ledger.accepted:  # tuples within one worker are no messages
+            if ledger.accepted:  # tuples within one worker are not messages
                 verdict = "balances" if ledger.balanced else "DOES NOT BALANCE"
                 yield f"Ledger of {worker_id}: {ledger} ({verdict})"
 

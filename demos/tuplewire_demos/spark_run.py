@@ -36,7 +36,7 @@ def spark_and_workers(
     n_tasks: int = 0,
     jvm: str = FAST_START,
 ) -> Iterator[tuple[SparkSession, list[str]]]:
-    """Yield Spark and the addresses of the workers, which start in parallel. arguments: of the command.
+    """Yield Spark and the addresses of the workers, which start in parallel. arguments: the flags.
 
     n_tasks: the tasks 0 to n_tasks - 1 are assigned to the workers in turn. jvm: see local_session().
     """
