@@ -44,7 +44,7 @@ class HostWorker(Protocol):
     """The worker in the process of the executors."""
 
     def not_connected(self) -> str:
-        """Return which required connections to other workers are missing; empty if there are all."""
+        """Return the missing required connections to other workers, as text; empty if none is missing."""
 
     def loads(self) -> Mapping[int, float]:
         """Return the known loads of all tasks, 0 to 1."""
@@ -99,7 +99,7 @@ class Link:
         return cls(client, spouts=topology.spout_tasks, worker=worker)
 
     def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
-        """Deliver the messages of tasks, a range per executor. `failed` gets the error after the last one."""
+        """Deliver the messages of tasks, a range per executor. `failed` gets the error that ends this."""
         for each in tasks:
             shifted = range(each.start + self._first_task, each.stop + self._first_task)
             arrived, ended = partial(self._arrived, receive, failed), partial(self._failed, failed)
@@ -176,7 +176,7 @@ class Link:
         """Deliver nothing more, and wait for the acknowledgement of sent messages for `timeout` seconds.
 
         Then close the client. Raises the errors of Client.flush. If the worker is in this process, a timeout
-        and refused messages are no errors: the worker counts and logs them.
+        and refused messages are not errors: the worker counts and logs them.
         """
         deadline = time.monotonic() + timeout
         self._closed = True

@@ -24,7 +24,7 @@ Cancel = Callable[[], None]
 
 
 class Timer:
-    """Calls actions periodically, in order of time by `now`, in seconds, then of addition. Thread-safe."""
+    """Calls actions periodically, in the order of their times, then of every(). Thread-safe."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

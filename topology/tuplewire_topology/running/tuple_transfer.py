@@ -187,7 +187,7 @@ class Transfer:
                 payloads = self._payloads(column, known, undeliverable)
                 column = AddressedTuples(column.task, list(map(self.serializer.deserialize, payloads)))  # noqa: PLW2901
             self.idle.count(len(column.tuples))
-            # Never wait for the own queue, which only this thread empties, nor as the acker, because a spout
+            # Never wait for its own queue, which only this thread empties, nor as the acker, because a spout
             # may be waiting for it (docs/design/acking.md).
             if column.tuples and (
                 queue is self.queues.get(column.tuples[0].source_task)

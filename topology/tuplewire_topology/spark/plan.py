@@ -44,8 +44,8 @@ _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - recognized, not bound
 class Place:
     """A worker, as a program next to it sees it.
 
-    address: for the program. peer_address: for other workers, host:port. version: of its assignment. own:
-    True if the run started it, so that it requires the run's token. tls: True if its peers use TLS.
+    address: for the program. peer_address: for other workers, host:port. version: its assignment's. own: True
+    if the run started it, so that it requires the run's token. tls: True if its peers use TLS.
     """
 
     address: str
@@ -66,7 +66,7 @@ class Place:
 class Joined:
     """The message of a PySpark task to the others at its start. place: None if it cannot take part.
 
-    submitter_version: of the assignment of the submitter's worker; only from the first PySpark task.
+    submitter_version: the assignment version at the submitter's worker; only from the first PySpark task.
     """
 
     attempt: int

@@ -298,7 +298,7 @@ class SparkTopology:
 
 @dataclass(frozen=True, slots=True)
 class TopologyProgress:
-    """The progress of a topology. generation: of its PySpark tasks; None before they run.
+    """The progress of a topology. generation: the generation of its PySpark tasks; None before they run.
 
     members: the number of PySpark tasks. emitted, executed, dead_letters: tuples in all of them.
     """
