@@ -176,7 +176,7 @@ class ControlClient:
         """Change the worker's logging for `seconds`, at most a day; then its settings apply again.
 
         level: debug, info, warning or error; empty: the configured one. every_seconds: the minimum time
-        between log entries for the same peer-triggered event; 0: a minute. Raises ProtocolError otherwise.
+        between log entries for the same peer-triggered event; 0: a minute. Raises ProtocolError if invalid.
         """
         self._call(
             "SetLogging", pb.SetLoggingRequest(level=level, seconds=seconds, every_seconds=every_seconds)
@@ -191,7 +191,7 @@ class ControlClient:
         self._call("ReportProgram", report)
 
     def call_program(self, request: bytes, timeout: float | None = None) -> bytes:
-        """Call the program in the worker's process, and return its response; both have the program's form.
+        """Call the program in the worker's process, and return its response. The program defines both forms.
 
         timeout: in seconds; None: the client's. Raises ProtocolError if the worker has no program.
         """

@@ -114,7 +114,7 @@ class Silence:
         self._due = self._clock() + PROBE_SECONDS
 
     async def watch(self, probe: Callable[[], None]) -> None:
-        """Call the function after each such time."""
+        """Call `probe` each time that PROBE_SECONDS have passed without an update."""
         while True:
             if (left := self._due - self._clock()) > 0:
                 await asyncio.sleep(left)

@@ -50,7 +50,7 @@ class _Member:
 
     @property
     def peer_address(self) -> str:
-        """Its address for a separate transport between workers: the reported port on the known host."""
+        """The address for a separate transport between workers: the reported port, on the known host."""
         if not self.status.peer_addresses:
             return ""
         host, port = self.address.rpartition(":")[0], self.status.peer_addresses[0].rpartition(":")[2]

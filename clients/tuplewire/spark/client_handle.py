@@ -52,7 +52,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def close_clients() -> None:
-    """Close the connections of this process, for a driver that continues without; the next use connects."""
+    """Close the connections of this process, for a driver that needs none for now. The next use connects."""
     for key in list(_clients):
         _discard(key)
 

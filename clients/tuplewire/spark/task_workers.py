@@ -78,7 +78,7 @@ class TaskWorkers(ControlClients):
         self.owners = TaskOwners(options.topology, self._address, others)
 
     def client(self, address: str, timeout: float) -> ControlClient:
-        """Return a client of one worker; the caller closes it. timeout: of a call, in seconds."""
+        """Return a client of one worker; the caller closes it. timeout: the limit of a call, in seconds."""
         return ControlClient(address, timeout, credentials=self._credentials, keepalive=True)
 
     def _with_retries(self, call: Callable[[], _Answer]) -> _Answer:

@@ -109,7 +109,7 @@ class Members:
     def exchange(self, values: Mapping[int, Data], sources: Collection[int], kind: Kind) -> dict[int, Data]:
         """Send values to ranks, and return the next values of the sources, in their order.
 
-        This rank may be one of both. Raises TeamError.
+        Both may include this rank. Raises TeamError.
         """
         if kind == Kind.VALUE:
             self._matching.begin(self._number, self._call)
@@ -174,7 +174,7 @@ class Members:
         self._subscription.acknowledge()
 
     def _add(self, message: Message | None, earlier: float) -> None:
-        """Process a message, which has arrived after a time."""
+        """Process a message, which has arrived after the time `earlier`."""
         if message is None or message.rank not in self._others or self.forming.is_stale(message):
             self.stale += 1
             return
@@ -217,7 +217,7 @@ class Members:
             raise self._abort
 
     def _poll(self, ranks: Sequence[int]) -> None:
-        """Look at the consumers of members. Raise an error if a member, or a message to one, is lost."""
+        """Poll the consumers of these ranks. Raise an error if a rank, or a message, is lost."""
         self._next_poll = time.monotonic() + POLL_SECONDS
         tasks = [self._others[rank].task for rank in ranks]
         messaging_loop().run(self._states.poll(self._receiver, tasks, ids=True))
@@ -234,7 +234,7 @@ class Members:
         self._lost = min(self._lost, lost)
 
     def _possibly_lost(self) -> float:
-        """Return the number of messages that the own worker has possibly lost; math.inf: not known."""
+        """Return the number of messages that this rank's worker has possibly lost; math.inf: not known."""
         if self._receiver.others is None or self._processed:
             return math.inf
         status = self._receiver.others.status(self._receiver.address, self._receiver.tasks)

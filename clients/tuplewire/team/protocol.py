@@ -96,7 +96,7 @@ class Forming:
         return message.kind > Kind.START and message.team != self.team
 
     def join(self) -> Message:
-        """Return the message that another rank than 0 sends to it, every 0.5 s until the team has started."""
+        """Return the message that other ranks send to rank 0, every 0.5 s until the team has started."""
         return self.note(Kind.JOIN, self._own_id)
 
     def add(self, message: Message) -> list[tuple[int, Message]]:
@@ -178,7 +178,7 @@ class Matching:
             raise TeamError(f"rank {message.rank} has sent more than {WINDOW} pieces before their calls")
 
     def _check(self, message: Message, number: int) -> None:
-        """Compare a piece with the own call, if it belongs to a call up to this number."""
+        """Compare a piece with this rank's call, if it belongs to a call up to this number."""
         earlier = message.kind == Kind.VALUE and message.number <= number
         if earlier and message.call != self._call:
             raise TeamMismatchError(f"{self._call}: rank {message.rank} has called {message.call}")

@@ -124,7 +124,7 @@ def binary_column(column: Any, name: str, wanted: str = "binary or string") -> p
 
 
 def flat_column(column: Any, name: str) -> pa.Array:
-    """Return a column as one array without a dictionary. Raises MalformedError if it is no Arrow column."""
+    """Return a column as one array without a dictionary. Raises MalformedError for other objects."""
     if not isinstance(column, pa.Array | pa.ChunkedArray):
         raise MalformedError(
             f"the {name} column is a {type(column).__name__}, not an Arrow array; "
