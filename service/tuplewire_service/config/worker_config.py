@@ -208,7 +208,7 @@ class WorkerConfig(WorkerSettings):
             name = f"{socket.gethostname()}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
             object.__setattr__(self, "worker_id", name)
         if self.listen_peers is not None and self.transport == "grpc":
-            raise ConfigError("listen_peers is for another transport than grpc, which has workers at listen")
+            raise ConfigError("listen_peers is for transports other than grpc, which has workers at listen")
         if self.tasks and self.assignment_file is not None:
             raise ConfigError(
                 "tasks are for a worker that is alone, and assignment_file for several: give one of them"

@@ -184,7 +184,7 @@ class Session:
         )
 
     def inbound(self, forwarded: int) -> InboundSession:
-        """Return the inbound of messages that another worker forwarded; 0: of direct ones."""
+        """Return the inbound session of messages on a route (see TaskGroup.forwarded); 0: sent directly."""
         inbound = self._inbounds.get(forwarded)
         if inbound is None:
             if len(self._inbounds) >= _MOST_INBOUNDS:

@@ -68,7 +68,7 @@ class Program(ABC):
 def load_program(host: Host, name: str, conf: Mapping[str, object], state_file: str | None) -> Program:
     """Create the installed program. Raises ConfigError if none is installed, or its settings are invalid.
 
-    `name` is the setting `program`. `conf` has the program's settings. `state_file` shows that it is alive.
+    `name` is the setting `program`. `conf` has the program's settings. `state_file` gets its heartbeats.
     """
     for point in entry_points(group=ENTRY_POINT_GROUP):  # only the first one is used
         program: Program = point.load()(host, name, conf, state_file)

@@ -40,7 +40,7 @@ class Direction(enum.StrEnum):
 class Conditions:
     """The faults that apply to forwarded bytes.
 
-    delay_seconds: of each byte. bytes_per_second: the limit in each direction of each connection. silent: the
+    delay_seconds: per byte. bytes_per_second: the limit in each direction of each connection. silent: the
     directions that forward nothing, not even the close of an end.
     """
 

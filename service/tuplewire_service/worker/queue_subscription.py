@@ -93,7 +93,7 @@ class QueueSubscription(ISubscription):
 
         1. The task moves, or a rejected message blocks it: it is skipped until mark() is called.
         2. There is no credit, or no message: it is skipped until progress() or mark() is called.
-        3. Messages remain after a delivery: the task goes to the end of the line.
+        3. Messages remain after a delivery: the other tasks are served first.
         """
         deliveries: list[Delivery] = []
         self.nearly_full = False

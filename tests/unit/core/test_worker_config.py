@@ -92,7 +92,7 @@ def test_peers_have_an_address_of_their_own_only_beside_grpc() -> None:
     """With gRPC, workers and programs connect to the same address."""
     loaded = load({"transport": "zmq", "listen_peers": "[::1]:0"}, {})
     assert loaded.config.listen_peers == "[::1]:0"
-    with pytest.raises(ConfigError, match="listen_peers is for another transport than grpc"):
+    with pytest.raises(ConfigError, match="listen_peers is for transports other than grpc"):
         WorkerConfig(listen_peers="127.0.0.1:6800")
 
 

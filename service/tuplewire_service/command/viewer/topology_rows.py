@@ -68,7 +68,7 @@ class ComponentRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class EdgeRow:
-    """A subscription of a component, with the sum of all workers."""
+    """A subscription of a component, with the total rate of all workers."""
 
     source: str
     target: str
