@@ -337,7 +337,7 @@ class TaskGroup:
         return self.forwarded // _UNQUEUED_HOP
 
     def out_of_queue(self, entered: int) -> TaskGroup:
-        """Return the same messages as they leave a queue, without unqueued hops: a repeated move is not a loop.
+        """Return the same messages as they leave a queue, without unqueued hops: a move is not a loop.
 
         `entered` is the number of this worker if it accepted the messages from a program, otherwise 0. The
         messages then need no other credit, because they use the credit of this worker.
