@@ -152,13 +152,13 @@ def is_storm_key(key: str, value: Any) -> bool:
 
 
 def _entry(entries: Mapping[str, str], key: str) -> str | None:
-    """Return the entry of a key or of its prefix."""
+    """Return the entry of a key or of its prefix, or None."""
     begins = (key[: at + 1] for at, each in enumerate(key) if each == ".")
     return next((entries[each] for each in (key, *begins) if each in entries), None)
 
 
 def tuplewire_transport(name: str) -> str | None:
-    """Return the transport that replaces a class of Storm's, such as `...messaging.netty.Context`."""
+    """Return the transport that replaces a Storm class, such as `...messaging.netty.Context`, or None."""
     parts = name.split(".")
     if ".messaging." not in name or not {"storm", "backtype"} & set(parts[:3]):
         return None

@@ -206,8 +206,8 @@ class Team(Live):
     def close(self, error: BaseException | None = None) -> None:
         """Leave the team; with an error, fail the other ranks' calls with it. A second call does nothing.
 
-        Waits up to a second until the other ranks leave, too. The end of the `with` block calls it. Does
-        nothing in a forked process. Raises TeamError while another thread is in a call: close it later.
+        Waits up to a second until the other ranks leave, then for acknowledgements. The end of the block
+        calls it. Does nothing in a forked process. Raises TeamError while another thread is in a call.
         """
         if self._closed or self._pid != os.getpid():
             return

@@ -52,7 +52,7 @@ def ids_of(traceparent: TraceParent) -> tuple[str, str]:
 
 
 def context_of(encoded: bytes) -> TraceParent | None:
-    """Return the sampled context in one message's encoded headers."""
+    """Return the sampled context in one message's encoded headers, or None."""
     found = _SAMPLED.search(encoded)
     return None if found is None else found[1]
 

@@ -149,7 +149,7 @@ class Host:
 
     @property
     def assignment(self) -> Assignment | None:
-        """The current assignment."""
+        """The current assignment; None before the first one."""
         return self._worker.assignment
 
     def not_connected(self) -> str:

@@ -62,7 +62,7 @@ class Security(Collector):
                 logger.warning("secret.readable_by_all", extra={"file": file, "advice": advice})
 
     def _watched(self, file: str | None, read: Callable[[Path], _Content]) -> Callable[[], _Content] | None:
-        """Return a function that returns a file's current content. Raise ConfigError if it is invalid."""
+        """Return a function for a file's content; None without a file. Raise ConfigError if it is invalid."""
         if file is None:
             return None
         path = Path(file)

@@ -63,7 +63,7 @@ class RouteHistory:
         self._went_to[start:stop] = [connection]
 
     def before(self, entry_sequence: int) -> SendingEnd | None:
-        """Return the destination of the message before this entry sequence."""
+        """Return the destination of the message before this entry sequence; None: the local queue."""
         return self._went_to[bisect_left(self._ends, entry_sequence - 1)]
 
 

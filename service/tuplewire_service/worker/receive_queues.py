@@ -70,7 +70,7 @@ class ReceiveQueues:
         return len(self._queues)
 
     def get(self, task: int) -> Queue | None:
-        """Return the queue of a local task."""
+        """Return the queue of a local task, or None."""
         return self._queues.get(task)
 
     def assign(self, tasks: Iterable[int]) -> list[int]:

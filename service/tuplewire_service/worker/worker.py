@@ -308,7 +308,7 @@ class Worker:
 
     @property
     def assignment(self) -> Assignment | None:
-        """The current assignment."""
+        """The current assignment; None before the first one."""
         return self.router.table.assignment
 
     def update_assignment(self, assignment: Assignment, *, force: bool = False) -> bool:

@@ -147,7 +147,7 @@ class TopologyProgram(Program):
             self._host.fail(_FAILED_SECONDS)
 
     def _step(self) -> ExecutorWorker | None:
-        """Apply the current assignment, and return the executors. Raises the failure of the program."""
+        """Apply the current assignment; return the executors, if any. Raises the failure of the program."""
         with self._lock:
             try:
                 if self._failure is None and not self._ending.is_set():

@@ -37,7 +37,7 @@ class Order:
     values: tuple[Any, ...] = ()
 
     def execute(self, worker: ExecutorWorker) -> ProcessReport | None:
-        """Execute the order in a worker of this process. Raises its failure if a report is requested."""
+        """Execute the order in a worker of this process. For ASK, return its report, or raise its failure."""
         match self.kind:
             case ControlKind.SWITCH:
                 worker.switch(active=self.values[0])
