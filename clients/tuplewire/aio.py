@@ -139,7 +139,7 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
         acknowledged at the next call or by close().
         """
         bounds = Bounds(count, quiet, seconds)
-        while not bounds.reached:
+        while bounds.left > 0:
             self._settle()
             arrived = await self._receiver.take_async(bounds.wait())
             if arrived is None:

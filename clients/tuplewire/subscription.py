@@ -147,7 +147,7 @@ class BaseSubscription(Live):
                 given += 1
                 yield message
         self._seen = len(batch)
-        bounds.left -= given
+        bounds.left = bounds.left - given if time.monotonic() < bounds.deadline else 0
 
     def _batch_of(self, arrived: Arrived | None) -> TaskMessageBatch:
         if arrived is None:
@@ -159,22 +159,17 @@ class BaseSubscription(Live):
 
 
 class Bounds:
-    """The limits of an iteration; see Subscription.messages(). `left` is the remaining number of messages."""
+    """The limits of an iteration. `left` is the remaining number of messages; 0 after the deadline."""
 
     def __init__(self, count: int | None, quiet: float | None, seconds: float | None) -> None:
         self.left = sys.maxsize if count is None else count
         checked = checked_timeout(quiet, "quiet"), checked_timeout(seconds, "seconds")
         self._quiet, left = (math.inf if each is None else each for each in checked)
-        self._deadline = time.monotonic() + left
-
-    @property
-    def reached(self) -> bool:
-        """True if the iteration must end."""
-        return self.left <= 0 or time.monotonic() >= self._deadline
+        self.deadline = time.monotonic() + left
 
     def wait(self) -> float | None:
         """Return the maximum wait for the next batch in seconds; None for no limit."""
-        wait = min(self._quiet, max(0.0, self._deadline - time.monotonic()))
+        wait = min(self._quiet, max(0.0, self.deadline - time.monotonic()))
         return None if wait == math.inf else wait
 
 
@@ -223,7 +218,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
             SupersededError, UnknownTaskError, TaskNotLocalError, ClosedError: See __next__.
         """
         bounds = Bounds(count, quiet, seconds)
-        while not bounds.reached and (arrived := self._take(bounds.wait())) is not None:
+        while bounds.left > 0 and (arrived := self._take(bounds.wait())) is not None:
             try:
                 yield from self._messages_of(arrived, bounds)
             finally:  # after `break` or an error, acknowledges the messages before the current one
