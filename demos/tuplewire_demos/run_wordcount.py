@@ -51,7 +51,7 @@ class WordCounts(Findings):
 def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> WordCounts:
     """Run the topology in this process or in separate ones, write the result, and return it.
 
-    Raises InputError for an unusable file or directory, and the error of a failed topology.
+    Raises InputError for an unusable file or directory, ConfigError, and the error of a failed topology.
     """
     if arguments.cores is not None:
         raise ConfigError("--cores is for Spark; leave it out, or run with --mode spark")

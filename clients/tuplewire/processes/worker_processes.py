@@ -145,7 +145,7 @@ class WorkerProcesses:
         return self._temporary[-1]
 
     def log_of(self, index: int) -> Path:
-        """Return the file with a worker's output."""
+        """Return the file with a worker's output. Raises LaunchError before the start."""
         if self.directory is None:
             raise LaunchError("the workers do not run: use a with statement, or call start()")
         return self.directory / f"worker-{index}.log"
@@ -232,7 +232,7 @@ class LocalWorkerProcess(WorkerProcesses):
 
     @naming_settings
     def client(self, *, source: int | None = None, **settings: Unpack[SessionKeywords]) -> Client:
-        """Return a client of this worker; the keywords are the same as for `tuplewire.Client`."""
+        """Return a client of this worker; for the keywords, see `tuplewire.Client`. Raises ClosedError."""
         if not self._children:
             raise ClosedError("the worker does not run: use it in a with statement, or call start()")
         return Client(self.address, topology=self.topology, source=source, **settings)

@@ -79,7 +79,7 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
     """
 
     def partitions(self) -> list[InputPartition]:
-        """Return a partition for each task with messages."""
+        """Return a partition for each task with messages. Raises SupersededError if one has a consumer."""
         with HeldTasks(self._options) as tasks:
             while True:
                 held = tasks.poll_all()

@@ -147,7 +147,7 @@ class Team(Live):
             RankLostError: The process of a rank has exited, or messages are lost.
             TeamAbortedError: Another rank has left with an error.
             TeamChangedError: Another process has joined with a rank of the team.
-            UnsupportedValueError: A value has a type that cannot be sent.
+            UnsupportedValueError, MessageError: A value has a type that cannot be sent; `op` is unknown.
             TeamError: Another thread is in a call, or the team is closed.
         """
         if op not in _REDUCERS:

@@ -145,7 +145,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         """Yield copies of messages. The first response is empty, and shows that the tap is open.
 
         Raises PermissionDeniedError, also if the right is withdrawn later, ResourceLimitError if there are
-        too many taps, and DrainingError.
+        too many taps, DrainingError, and NotReadyError after a defect.
         """
         wanted, access = _complete(request), self.admit(context)
         access.tap(self.worker.settings.topology, wanted.tasks)
