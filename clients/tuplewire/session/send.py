@@ -288,7 +288,7 @@ class SendWindow(PendingMessages):
     # --- updates from the receiver ------------------------------------------------------------
 
     def update(self, update: Ack) -> None:
-        """Apply an acknowledgement, unless missed() returns True for it. A repeated one has no effect.
+        """Apply an acknowledgement; missed() must be False for it. A repeated one has no effect.
 
         1. A refused message is dropped.
         2. A message that is retained until it is processed is settled later, by a grant.
