@@ -153,7 +153,7 @@ class FlightReader:
             return carrier, None, origin, dest
         minutes = float(delay) if _NUMBER.fullmatch(delay) else math.nan
         if not math.isfinite(minutes):
-            raise ValueError("has a dep_delay that is no number")
+            raise ValueError("has a dep_delay that is not a number")
         return carrier, minutes, origin, dest
 
 

@@ -95,10 +95,10 @@ def test_flights_skips_bad_rows(
     assert result.ok, result
     assert [(row.line, row.problem, row.text) for row in result.skipped.first] == [
         (3, "has not the header's 5 columns", "2013,AA,1,JFK"),
-        (5, "has a dep_delay that is no number", "2013,AA,soon,JFK,LAX"),
+        (5, "has a dep_delay that is not a number", "2013,AA,soon,JFK,LAX"),
         (6, "has no carrier", "2013,,1,JFK,LAX"),
         (7, "is not UTF-8", "2013,AA\\xff,1,JFK,LAX"),
-        (8, "has a dep_delay that is no number", "2013,AA,inf,JFK,LAX"),
+        (8, "has a dep_delay that is not a number", "2013,AA,inf,JFK,LAX"),
     ]
     assert result.skipped.count == 7
     assert [(row["carrier"], row["flights"], row["mean_delay"]) for row in result.table] == [("AA", 2, 2.0)]

@@ -159,7 +159,7 @@ def load_pair(context: ssl.SSLContext, credentials: Credentials) -> None:
         context.load_cert_chain(credentials.tls_certificate, credentials.tls_key, password="")
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(
-            f"{credentials.tls_certificate} and {credentials.tls_key} are no certificate and its key "
+            f"{credentials.tls_certificate} and {credentials.tls_key} are not a certificate and its key "
             f"(PEM, without a password): {error}"
         ) from error
 

@@ -27,8 +27,8 @@ def parse_names(text: str) -> tuple[str, ...]:
     for name in names:
         if "*" in name.removeprefix("*.") or name == "*.":
             raise ConfigError(
-                f"{name!r} is no name in a certificate; write worker.example, *.workers.example, 10.0.0.1 or "
-                "spiffe://prod/worker, with commas between them"
+                f"{name!r} is not a name in a certificate; write worker.example, *.workers.example, 10.0.0.1 "
+                "or spiffe://prod/worker, with commas between them"
             )
     return names
 

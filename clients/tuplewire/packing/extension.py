@@ -65,7 +65,7 @@ def _read_decimal(content: bytes) -> Decimal:
     try:
         return Decimal(content.decode("ascii"), _STRICT)
     except InvalidOperation as cause:
-        raise ValueError("a Decimal's text is no number") from cause
+        raise ValueError("a Decimal's text is not a number") from cause
 
 
 def _of_numbers(kind: type, code: int, layout: Struct, names: str, *, zoned: bool = False) -> Extension:

@@ -236,7 +236,7 @@ class ClientHandle(VersionChecked):
         return block
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for acknowledgements; after an error, drop the messages that are not sent yet.
+        """Wait for acknowledgements; after an error, drop the unacknowledged messages instead.
 
         Raises FlushTimeoutError, RefusedMessagesError, or the error that ended the session. The connection is
         then closed, and the next block opens a new one.

@@ -74,7 +74,7 @@ def parse_schema(text: str) -> StructType:
     from_ddl = getattr(StructType, "fromDDL", _parse_datatype_string)  # not in 3.5
     parsed = from_ddl(text)
     if not isinstance(parsed, StructType):
-        raise TopologyError(f"the schema {text!r} is no list of columns: write `name type, name type`")
+        raise TopologyError(f"the schema {text!r} is not a list of columns: write `name type, name type`")
     return parsed
 
 

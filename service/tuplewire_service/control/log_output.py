@@ -73,7 +73,7 @@ class LogOutput(logging.Handler, Collector):
         for handler in (written, self):
             handler.setFormatter(EventFormatter(self._form))
         logging.basicConfig(level=self._configured.upper(), handlers=[written, self], force=True)
-        # At the level debug, asyncio logs its selector's name, which is no event of this project.
+        # At the level debug, asyncio logs its selector's name, which is not an event of this project.
         logging.getLogger("asyncio").setLevel(logging.WARNING)
 
     def lines(self) -> list[str]:

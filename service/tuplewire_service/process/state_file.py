@@ -97,14 +97,14 @@ class StateFile:
 
 def _load(path: Path) -> dict[str, Any]:
     if not path.is_file():  # reading a pipe would block
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES} bytes")
     state = json.loads(data)
     if not isinstance(state, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004 - content of a file, not an argument
+        raise ValueError("it is not a JSON object")  # noqa: TRY004 - content of a file, not an argument
     for key, kind in _KEYS.items():
         if type(state.get(key)) is not kind:
             raise ValueError(f"{key} is {state.get(key)!r}")

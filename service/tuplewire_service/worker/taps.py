@@ -44,7 +44,7 @@ class Tap:
         self.passed = self.omitted = self.shown = 0
         self.failed = False
         self.wake = wake
-        self._random = random.Random()  # noqa: S311 - a sample is no secret
+        self._random = random.Random()  # noqa: S311 - a sample is not a secret
         self._share = 0.0
         self._room = float(wanted.max_per_second)
         self._filled = time.monotonic()

@@ -274,7 +274,7 @@ def test_a_saved_topology_is_private(tmp_path: Path) -> None:
         ("words", "names no topology"),
         ("no.such.module:topology", "cannot load the topology"),
         ("helpers.words:nothing", "has no attribute 'nothing'"),
-        ("helpers.words:LINES", "gives list, and no Topology"),
+        ("helpers.words:LINES", "gives list, not a Topology"),
         ("/no/such.pickle", "cannot read the topology in /no/such.pickle"),
     ],
 )

@@ -353,7 +353,7 @@ def test_what_does_not_fit(spark: SparkSession) -> None:
     plain = doubling(Numbers(1), Double())
     with pytest.raises(TopologyError, match="columns n, and its tuples have the fields number, doubled"):
         run_topology(spark, plain, outputs={"double": "n long"})
-    with pytest.raises(TopologyError, match="no component"):
+    with pytest.raises(TopologyError, match="not a component"):
         run_topology(spark, plain, outputs={"triple": None})
     with pytest.raises(TopologyError, match="for a Rows spout, and the topology has none"):
         run_topology(spark, plain, rows=spark.range(1))

@@ -86,7 +86,7 @@ def test_names_and_patterns(name: str, pattern: str, *, matching: bool) -> None:
 @pytest.mark.parametrize("wrong", ["*", "a.*.example", "a*.example", "*.", "**.example"])
 def test_other_wildcards_are_errors(wrong: str) -> None:
     """A `*` in any other position is an error, not a literal character."""
-    with pytest.raises(ConfigError, match="is no name in a certificate"):
+    with pytest.raises(ConfigError, match="is not a name in a certificate"):
         parse_names(f"a.example,{wrong}")
 
 
@@ -126,8 +126,8 @@ def test_bundles_have_marks_and_comments(tmp_path: Path, before: bytes) -> None:
     ("issued", "named"),
     [
         (replace(GOOD, ca=b"geheimnis"), "ca.crt has no certificates in PEM"),
-        (replace(GOOD, certificate=JUNK), "tls.crt and .*tls.key are no certificate and its key"),
-        (replace(GOOD, key=JUNK), "tls.crt and .*tls.key are no certificate and its key"),
+        (replace(GOOD, certificate=JUNK), "tls.crt and .*tls.key are not a certificate and its key"),
+        (replace(GOOD, key=JUNK), "tls.crt and .*tls.key are not a certificate and its key"),
         (replace(GOOD, key=AUTHORITY.issue("worker.example").key), "tls.crt and .*tls.key are no"),
         (replace(GOOD, key=_locked(GOOD)), "without a password"),
     ],

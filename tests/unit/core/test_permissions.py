@@ -85,7 +85,7 @@ def test_ranges(text: str, inside: list[int], outside: list[int]) -> None:
             for value in ('[""]', "[1]", "[]", '"a"', '["a", ""]')
         ),
         ("[[client]]\ncertificates = []", "omit it if it is empty"),
-        ('[[client]]\ncertificates = ["*"]', "is no name in a certificate"),
+        ('[[client]]\ncertificates = ["*"]', "is not a name in a certificate"),
         ("[[clients]]", "not clients"),
         ("client = 1", r"has tables \[\[client\]\]"),
         ("send = ", "is not TOML"),

@@ -107,7 +107,7 @@ def test_malformed(values: list[object]) -> None:
 def test_foreign_message_id(message_id: tuple[tuple[int, object], ...]) -> None:
     """An id that is malformed or names no acker is refused."""
     check_id(((4, ID.pack(1, 1)),), range(4, 6))
-    with pytest.raises(MalformedTupleError, match="no message id"):
+    with pytest.raises(MalformedTupleError, match="not a message id"):
         check_id(message_id, range(4, 6))
 
 

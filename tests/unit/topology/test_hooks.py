@@ -167,5 +167,5 @@ def test_a_hook_that_fails_at_the_end_is_logged(caplog: pytest.LogCaptureFixture
 def test_what_is_no_hook_is_refused() -> None:
     """An object of another type is refused immediately."""
     hook: Any = object()
-    with pytest.raises(TopologyError, match="of type object, which is no WorkerHook"):
+    with pytest.raises(TopologyError, match="of type object, which is not a WorkerHook"):
         builder(hook)

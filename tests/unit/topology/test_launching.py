@@ -28,7 +28,7 @@ def python(program: str, log: Path, **more: Any) -> Command:
     ("key", "value", "problem"),
     [
         ("supervisor.slots.ports", [6700, 6700], "names a port twice"),
-        ("worker.childopts", "-X 'dev", "is no command line"),
+        ("worker.childopts", "-X 'dev", "is not a command line"),
         ("supervisor.run.worker.as.user", True, "set topology.submitter.user"),
         ("supervisor.slots.port", [1], "unknown setting .*; did you mean supervisor.slots.ports"),
     ],

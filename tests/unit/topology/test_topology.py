@@ -113,7 +113,7 @@ def test_tick_levels() -> None:
 Change = Callable[[TopologyBuilder], object]
 WRONG: list[tuple[Change, str]] = [
     (lambda b: b.set_bolt("x", Sink()).shuffle_grouping("slpit"),
-     "'x' subscribes to 'slpit', which is no component; known are 'count', 'lines', 'split', 'x'"),
+     "'x' subscribes to 'slpit', which is not a component; known are 'count', 'lines', 'split', 'x'"),
     (lambda b: b.set_bolt("x", Sink()).shuffle_grouping("split", "bad"),
      "'split' has no stream 'bad'; it declares 'default'"),
     (lambda b: b.set_bolt("x", Sink()).shuffle_grouping("count"),
@@ -132,10 +132,10 @@ WRONG: list[tuple[Change, str]] = [
     (lambda b: b.set_bolt("x", Sink(), True), "bolt 'x' has the parallelism True"),
     (lambda b: b.set_bolt("x", Sink(), 3).set_num_tasks(2), "3 executors for 2 task"),
     (lambda b: b.set_bolt("x", Sink()).set_num_tasks(2**31), "more than there are task ids"),
-    (lambda b: b.set_bolt("x", Lines()), "bolt 'x' is of type Lines, which is no Bolt"),  # type: ignore[arg-type]
-    (lambda b: b.set_spout("x", Sink()), "spout 'x' is of type Sink, which is no Spout"),  # type: ignore[arg-type]
+    (lambda b: b.set_bolt("x", Lines()), "bolt 'x' is of type Lines, which is not a Bolt"),  # type: ignore[arg-type]
+    (lambda b: b.set_spout("x", Sink()), "spout 'x' is of type Sink, which is not a Spout"),  # type: ignore[arg-type]
     (lambda b: b.set_bolt("x", Sink()).custom_grouping("split", First),  # type: ignore[arg-type]
-     "is of type ABCMeta, which is no CustomStreamGrouping"),
+     "is of type ABCMeta, which is not a CustomStreamGrouping"),
 ]  # fmt: skip
 
 

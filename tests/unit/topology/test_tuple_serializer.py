@@ -245,7 +245,7 @@ def test_malformed_tuple_says_where(payload: bytes, problem: str) -> None:
         (b"\x81\xd4\x02\x01\x01", "the tag 0xd4 in place of a dict's key"),
         (b"\x82\x01\x01\x01\x02", "one key twice"),
         (b"\x82\x01\x01\xc3\x02", "one key twice"),
-        (b"\xd4\x03x", "Decimal's text is no number"),
+        (b"\xd4\x03x", "Decimal's text is not a number"),
         (b"\xd4\x05x", "1 bytes where 4 are wanted"),
         (b"\xd6\x05\x07\xea\x0d\x01", "month must be in 1..12"),
         (b"\xc7\x0c\x04\x07\xea\x01\x01" + bytes(3) + b"\xff" * 4 + b"\x00", "microsecond must be in"),
@@ -323,7 +323,7 @@ def test_tuple_is_read_by_field_and_by_position() -> None:
 
 def test_unknown_field() -> None:
     """An unknown field is an error that lists the known fields."""
-    with pytest.raises(KeyError, match=r"'wrod' is no field .* word, count"):
+    with pytest.raises(KeyError, match=r"'wrod' is not a field .* word, count"):
         Tuple(["the", 1], TWO)["wrod"]
 
 

@@ -112,7 +112,7 @@ def check_id(message_id: MessageId, ackers: range) -> None:
     """Raise MalformedTupleError if no executor of this topology can have set a message id."""
     for acker, pair in message_id:
         if acker not in ackers or not isinstance(pair, bytes) or len(pair) != ID.size:
-            raise MalformedTupleError(f"{message_id!r} is no message id of a topology with acker tasks")
+            raise MalformedTupleError(f"{message_id!r} is not a message id of a topology with acker tasks")
 
 
 # --- trees -------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class TopologyBuilder:
     def set_spout(self, name: str, spout: Spout, parallelism: int = 1) -> ComponentDeclarer:
         """Add a spout with `parallelism` executors. Raises TopologyError for a duplicate id or wrong type."""
         if not isinstance(spout, Spout):
-            raise TopologyError(f"spout {name!r} is of type {type(spout).__name__}, which is no Spout")
+            raise TopologyError(f"spout {name!r} is of type {type(spout).__name__}, which is not a Spout")
         return self._add(ComponentDeclarer(ComponentKind.SPOUT, name, spout, parallelism))
 
     def set_bolt(self, name: str, bolt: Bolt | BasicBolt, parallelism: int = 1) -> BoltDeclarer:
@@ -65,7 +65,7 @@ class TopologyBuilder:
         if isinstance(bolt, BasicBolt):
             bolt = BasicBoltExecutor(bolt)  # executors run only Bolts
         if not isinstance(bolt, Bolt):
-            raise TopologyError(f"bolt {name!r} is of type {type(bolt).__name__}, which is no Bolt")
+            raise TopologyError(f"bolt {name!r} is of type {type(bolt).__name__}, which is not a Bolt")
         declarer = BoltDeclarer(ComponentKind.BOLT, name, bolt, parallelism)
         if isinstance(bolt, WindowedBolt):  # ticks close its windows by time, and the last tick all windows
             declarer.add_configuration(TICK_KEY, tick_seconds_of(bolt, f"bolt {name!r}"))
@@ -86,7 +86,7 @@ class TopologyBuilder:
     def add_worker_hook(self, hook: WorkerHook) -> None:
         """Run a hook at the start and end of each worker. Raises TopologyError for a wrong type."""
         if not isinstance(hook, WorkerHook):
-            raise TopologyError(f"a worker hook is of type {type(hook).__name__}, which is no WorkerHook")
+            raise TopologyError(f"a worker hook is of type {type(hook).__name__}, which is not a WorkerHook")
         self._worker_hooks.append(hook)
 
     def _add(self, declarer: _Declarer) -> _Declarer:
@@ -168,7 +168,7 @@ class BoltDeclarer(ComponentDeclarer):
         if not isinstance(grouping, CustomStreamGrouping):
             raise TopologyError(
                 f"the custom grouping of {self.component.id!r} is of type {type(grouping).__name__}, "
-                "which is no CustomStreamGrouping"
+                "which is not a CustomStreamGrouping"
             )
         return self._subscribe(component, stream, GroupingType.CUSTOM, custom=grouping)
 

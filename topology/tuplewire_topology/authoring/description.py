@@ -158,7 +158,7 @@ class Topology:
         if source is None:
             known = ", ".join(map(repr, self.components))
             raise TopologyError(
-                f"{bolt.id!r} subscribes to {subscription.component!r}, which is no component; "
+                f"{bolt.id!r} subscribes to {subscription.component!r}, which is not a component; "
                 f"known are {known}"
             )
         stream = source.stream(subscription.stream)
@@ -181,7 +181,7 @@ class Topology:
         """Return a component by id. Raises TopologyError for an unknown id."""
         if component not in self.components:
             known = ", ".join(map(repr, self.components))
-            raise TopologyError(f"{component!r} is no component; known are {known}")
+            raise TopologyError(f"{component!r} is not a component; known are {known}")
         return self.components[component]
 
     def tasks_of(self, component: str) -> range:

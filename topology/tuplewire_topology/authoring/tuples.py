@@ -157,7 +157,7 @@ class Tuple:
             return self.values[self.source.positions.get(field, field)]  # type: ignore[arg-type]
         except TypeError:
             raise KeyError(
-                f"{field!r} is no field of {self.source!r}; it has {', '.join(self.fields)}"
+                f"{field!r} is not a field of {self.source!r}; it has {', '.join(self.fields)}"
             ) from None
 
     def __iter__(self) -> Iterator[Any]:

@@ -57,7 +57,7 @@ def _words(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(value))
     except ValueError as error:
-        raise ConfigError(f"{value!r} is no command line: {error}") from error
+        raise ConfigError(f"{value!r} is not a command line: {error}") from error
 
 
 def _variables(value: Mapping[str, str]) -> Mapping[str, str]:
@@ -232,7 +232,7 @@ def load_topology(reference: str) -> Topology:
         raise ConfigError(f"cannot load the topology {reference!r}: {error}") from error
     topology = found() if callable(found) else found
     if not isinstance(topology, Topology):
-        raise ConfigError(f"{reference!r} gives {type(topology).__name__}, and no Topology")
+        raise ConfigError(f"{reference!r} gives {type(topology).__name__}, not a Topology")
     return topology
 
 
@@ -289,7 +289,7 @@ def _unpickle(path: Path) -> Topology:
     except Exception as error:
         raise ConfigError(f"cannot read the topology in {path}: {type(error).__name__}: {error}") from error
     if not isinstance(topology, Topology):
-        raise ConfigError(f"{path} holds {type(topology).__name__}, and no Topology")
+        raise ConfigError(f"{path} holds {type(topology).__name__}, not a Topology")
     return topology
 
 

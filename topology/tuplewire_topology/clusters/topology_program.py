@@ -213,7 +213,7 @@ class TopologyProgram(Program):
         try:
             (kind, *values), _ = read_value(request, 0)
         except (*FAULTS, TypeError) as error:
-            raise MalformedError(f"{len(request)} bytes are no call of a topology: {error}") from error
+            raise MalformedError(f"{len(request)} bytes are not a call of a topology: {error}") from error
         try:
             return pack_values([None, self._answer(kind, values)])
         except MalformedError:
@@ -238,7 +238,7 @@ class TopologyProgram(Program):
                     return None
                 return to_values(Order(ControlKind(kind), tuple(values)).execute(executors))
             case _:
-                raise MalformedError(f"{kind!r} is no call of a topology")
+                raise MalformedError(f"{kind!r} is not a call of a topology")
 
 
 def _parts(captured: Captured) -> Iterator[list[Any]]:

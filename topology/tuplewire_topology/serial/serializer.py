@@ -93,7 +93,7 @@ class TupleSerializer:
             if where is _FIELDS:
                 where = _first_fault(payload, start, fields)
             problem = str(error) if isinstance(error, ValueError) else "ends too early"
-            raise MalformedTupleError(f"{len(payload)} bytes are no tuple: {where}: {problem}") from error
+            raise MalformedTupleError(f"{len(payload)} bytes are not a tuple: {where}: {problem}") from error
         return Tuple(values, source, message_id)
 
     def _source(self, key: Any) -> TupleSource:

@@ -54,7 +54,7 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 def _address(address: str) -> str:
     if address.startswith("unix:"):
         if not address.startswith("unix:///"):
-            raise ConfigError(f"{address!r} is no Unix socket; write unix:///absolute/path")
+            raise ConfigError(f"{address!r} is not a Unix socket; write unix:///absolute/path")
         return address
     return join_host_port(*split_host_port(address))
 

@@ -109,7 +109,7 @@ def decode(parts: Sequence[bytes]) -> Frame:
     # A hostile peer may send any number of parts; the error names the first four.
     if len(parts) != 2 or len(parts[0]) != _HEADER.size:
         sizes = [len(part) for part in parts[:4]]
-        raise MalformedError(f"{len(parts)} parts (of {sizes} ... bytes) are no frame of this transport")
+        raise MalformedError(f"{len(parts)} parts (of {sizes} ... bytes) are not a frame of this transport")
     kind, messages, size_bytes = _HEADER.unpack(parts[0])
     try:
         return Frame(FrameKind(kind), Allowance(messages, size_bytes), parts[1])
