@@ -216,7 +216,7 @@ class TeamAbortedError(TeamError):
 
 
 class TeamMismatchError(TeamError):
-    """A rank has made another call than this one, or has left the team."""
+    """A rank has made a different call, or has left the team."""
 
 
 class TeamChangedError(TeamError):

@@ -191,7 +191,7 @@ def run_kmeans(
 
 
 def differences(times: Mapping[str, Timed], points: Array) -> list[str]:
-    """Return the ways with other centers than the team (by more than 1e-6), or other numbers of points."""
+    """Return the ways with centers (by more than 1e-6) or numbers of points that differ from the team's."""
     counts = {name: sums_of(points, each.centers)[:, -1] for name, each in times.items()}
     return [
         f"{name} has other centers or counts"

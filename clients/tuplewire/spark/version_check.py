@@ -32,7 +32,7 @@ _WAYS = (
 
 
 class VersionMismatchError(ConfigError):
-    """An executor's Python has other versions than the driver, or than Tuplewire requires."""
+    """The versions in an executor's Python differ from the driver's, or Tuplewire does not support them."""
 
 
 @cache
