@@ -96,7 +96,7 @@ def membership(
         spark: The session of the executors.
         tasks: All tasks of the topology.
         port: The workers' port on the executors' hosts.
-        worker_of: Instead of `port`: returns the address of an executor's worker, or None if it has none.
+        worker_of: Instead of `port`: returns the address of an executor's worker, or None for no worker.
         workers: Addresses, or a function that returns them, instead of the executors: over Spark Connect, or
             with workers outside of Spark.
         **settings: Keywords of Membership, such as topology and at_least.
