@@ -297,7 +297,7 @@ def share(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
 def numbered(start: Offset, current: Offset, end: Offset, runs: Mapping[int, Runs]) -> Offset:
     """Return the end of a micro-batch with the numbers of entry workers, which stay valid after a move.
 
-    start: Spark's value. current: the same position at the current workers. runs: by task.
+    start: Spark's value. current: the same position at the current workers. runs: the entry runs, by task.
     """
     offsets = dict(end.offsets)
     for task, each in runs.items():

@@ -143,7 +143,7 @@ class Guard:
         return token
 
     def denied(self, who: str, reason: str, detail: str) -> PermissionDeniedError:
-        """Count a denial, log it once a minute for each reason, and return the error."""
+        """Count a denial, log it once a minute for each caller and reason, and return the error."""
         self.denials[reason] += 1
         if self._log_rate.due((who, reason)):
             logger.warning("access.denied", extra={"client": who, "reason": reason, "detail": detail})
