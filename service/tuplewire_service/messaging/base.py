@@ -1,9 +1,8 @@
 """The transport plug-in interface: IContext creates connections, IConnection transfers batches.
 
 Used by all transports, and by worker/ and topologies. Owns no state. Thread-safe, unless a method states
-otherwise. Source: Storm's `org.apache.storm.messaging` (`IContext`, `IConnection`,
-`IConnectionCallback`). Storm has one IConnection with methods that throw on the wrong side; here the sides
-are two types. Design: docs/design/sessions.md (transports).
+otherwise. Source: Storm's `org.apache.storm.messaging` (`IContext`, `IConnection`, `IConnectionCallback`);
+here, each side of a connection is a separate type. Design: docs/design/sessions.md (transports).
 """
 
 from __future__ import annotations

@@ -109,9 +109,8 @@ def run_topology(
 
     progress: called with each update. The default prints the updates to standard error, and first a command
     that shows more. Over Spark Connect, updates need `workers` that this program reaches; otherwise
-    `progress` raises ConfigError.
-
-    An exception here, such as Ctrl-C, cancels the job (see SparkTopology.cancel()), and is raised again.
+    `progress` raises ConfigError. An exception here, such as Ctrl-C, cancels the job (see
+    SparkTopology.cancel()), and is raised again.
     """
     running = submit_topology(
         spark, topology, conf=conf, outputs=outputs, rows=rows, workers=workers, name=name
