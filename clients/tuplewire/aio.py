@@ -127,7 +127,7 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
         If the call is cancelled, no message is lost: the next call returns the batch. The previous batch is
         acknowledged even then.
         """
-        self._settle()
+        self.acknowledge(self._seen)
         return self._batch_of(await self._receiver.take_async(self._timeout))
 
     async def messages(
@@ -140,19 +140,18 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
         """
         bounds = Bounds(count, quiet, seconds)
         while bounds.left > 0:
-            self._settle()
-            arrived = await self._receiver.take_async(bounds.wait())
-            if arrived is None:
+            self.acknowledge(self._seen)
+            if (arrived := await self._receiver.take_async(bounds.wait())) is None:
                 return
             for message in self._messages_of(arrived, bounds):
                 yield message
-        self._settle()
+        self.acknowledge(self._seen)
 
     async def close(self) -> None:
         """End the subscription. A second call does nothing."""
         self._end_processing()
         if self._seen is not None:
-            self._settle()
+            self.acknowledge(self._seen)
         await _on_messaging_loop(self._receiver.close())
 
     async def __aenter__(self) -> Self:

@@ -83,15 +83,17 @@ class BaseSubscription(Live):
     def acknowledge(self, messages: int | None = None) -> None:
         """Acknowledge all batches so far, or only the first `messages` messages of the last batch.
 
-        The remaining messages of the batch are delivered to the next subscriber.
+        The next batch has the remaining messages. After close(), the next subscriber gets them.
         """
-        if self._processed is not None:
-            self._end_processing()
+        self._end_processing()
         arrived, self._current, self._seen = self._current, None, None
         rejected, self._rejected, self._void = self._rejected, {}, set()
         if arrived is not None:
             told = sorted(rejected.values(), key=attrgetter("index"))
-            self._receiver.acknowledge(arrived if messages is None else arrived.first(messages), told)
+            if messages is not None:
+                arrived, rest = arrived.split(messages)
+                self._receiver.put_back(rest)
+            self._receiver.acknowledge(arrived, told)
 
     def reject(self, index: int | None = None, *, after: float = 0.0, reason: str = "") -> None:
         """Reject a message that you cannot process. It is redelivered, or sent to the dead-letter task.
@@ -126,10 +128,6 @@ class BaseSubscription(Live):
         if wait:  # later messages of the task are redelivered behind this one: messages() skips them
             ends = list(accumulate(map(len, groups)))
             self._void.add(groups[bisect_right(ends, place)].task)
-
-    def _settle(self) -> None:
-        """Acknowledge the previous batch, or its processed part if messages() was left early."""
-        self.acknowledge(self._seen)
 
     def _end_processing(self) -> None:
         processed, self._processed = self._processed, None
@@ -209,7 +207,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
         A message counts as processed when you request the next one, or when the iteration has finished.
 
         Args:
-            count: The maximum number of messages. Further messages are delivered to the next subscriber.
+            count: The maximum number of messages. The next call, or the next subscriber, gets the others.
             quiet: The iteration ends after this many seconds without a message.
             seconds: The iteration ends after this many seconds, at the end of the current batch.
 
@@ -222,14 +220,14 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
             try:
                 yield from self._messages_of(arrived, bounds)
             finally:  # after `break` or an error, acknowledges the messages before the current one
-                self._settle()
+                self.acknowledge(self._seen)
 
     def close(self) -> None:
         """End the subscription. A second call does nothing."""
         self._end_processing()
         if self._pid == os.getpid():
             if self._seen is not None:  # messages() has finished some messages of the batch
-                self._settle()
+                self.acknowledge(self._seen)
             self._thread.run(self._receiver.close())
 
     def __enter__(self) -> Self:

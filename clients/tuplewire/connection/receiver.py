@@ -127,7 +127,7 @@ class Receiver(Inbox):
         return found or self._none_after(timeout)
 
     def _next(self, timeout: float | None) -> Arrived | None:
-        if self.buffer:
+        if self.buffer and not self.over:
             return self.buffer.popleft()
         if self.failed is not None:
             raise self.failed
@@ -153,6 +153,12 @@ class Receiver(Inbox):
     def rejects_wait(self) -> bool:
         """True if later messages of a task wait for a rejected one."""
         return self.settings.reject_order is RejectOrder.WAIT
+
+    def put_back(self, arrived: Arrived) -> None:
+        """Make take() return these messages again. Otherwise, a later acknowledgement would include them."""
+        with self.lock:
+            if arrived.deliveries and self.failed is None:
+                self.buffer.appendleft(arrived)
 
     def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> None:
         """Acknowledge a batch to its worker; ignore it if the worker has failed, or its tasks have moved.

@@ -84,15 +84,14 @@ class Arrived:
             requested = self.ack_requested and index == last
             yield Arrived(self.epoch, (each,), requested, self.at_ns, self.window)
 
-    def first(self, messages: int) -> Arrived:
-        """Return at most the first `messages` messages."""
-        found = []
+    def split(self, messages: int) -> list[Arrived]:
+        """Return the first `messages` messages, and the others."""
+        parts: list[tuple[Delivery | None, Delivery | None]] = []
         for each in self.deliveries:
-            if (part := each.within(0, each.first_sequence + messages - 1)) is None:
-                break
-            found.append(part)
-            messages -= len(part.group)
-        return replace(self, deliveries=tuple(found))
+            last = each.first_sequence + max(0, messages) - 1
+            parts.append((each.within(0, last), each.within(last, each.last)))
+            messages -= each.group.count
+        return [replace(self, deliveries=tuple(filter(None, some))) for some in zip(*parts, strict=True)]
 
     def without(self, tasks: Container[int]) -> Arrived:
         """Return the messages of all other tasks."""

@@ -216,6 +216,18 @@ def test_what_a_pipe_has_not_read_stays_at_the_worker(worker: LocalWorkerProcess
     assert left == [b"%d" % n for n in range(2, count)]
 
 
+def test_messages_continue_within_a_batch(worker: LocalWorkerProcess) -> None:
+    """A second call returns the rest of a batch before later ones, which would acknowledge it."""
+    with worker.client() as client, client.recv([7]) as subscription:
+        deliver(client, tuplewire.TaskMessageBatch.from_columns(7, [b"%d" % n for n in range(5)]))
+        assert [each.payload for each in subscription.messages(2)] == [b"0", b"1"]
+        deliver(client, tuplewire.TaskMessageBatch.from_columns(7, [b"5"]))
+        for each in subscription.messages(quiet=5):
+            if each.payload == b"3":
+                break
+        assert [each.payload for each in subscription.messages(3, quiet=5)] == [b"3", b"4", b"5"]
+
+
 def test_messages_end_by_count_quiet_and_time(worker: LocalWorkerProcess) -> None:
     """In a program, an iteration ends by count, quiet time or duration, and acknowledges read messages."""
     with worker.client() as client:

@@ -92,12 +92,24 @@ def test_rejections_without_an_answer_take_up_room() -> None:
     assert cursor(window).credit == 4 + PREFETCH
 
 
-@pytest.mark.parametrize(("count", "sizes"), [(0, []), (2, [2]), (3, [3]), (4, [3, 1])])
-def test_the_first_messages_of_a_batch(count: int, sizes: list[int]) -> None:
-    """The requested number of messages is taken from the first groups."""
+@pytest.mark.parametrize(
+    ("count", "sizes"),
+    [
+        (0, [[], [3, 3, 3]]),
+        (2, [[2], [1, 3, 3]]),
+        (3, [[3], [3, 3]]),
+        (4, [[3, 1], [2, 3]]),
+        (9, [[3, 3, 3], []]),
+    ],
+)
+def test_a_batch_is_split(count: int, sizes: list[list[int]]) -> None:
+    """The requested number of messages is taken from the first groups; the others stay in order."""
     group = TaskGroup.of(1, [b"a", b"b", b"c"])
     arrived = opened(1).arrived([Delivery(1, group), Delivery(4, group), Delivery(7, group)])
-    assert [len(each.group) for each in arrived.first(count).deliveries] == sizes
+    parts = arrived.split(count)
+    assert [[len(each.group) for each in part.deliveries] for part in parts] == sizes
+    payloads = [payload for part in parts for each in part.deliveries for payload in each.group.payloads()]
+    assert payloads == [b"a", b"b", b"c"] * 3
 
 
 @pytest.mark.parametrize("index", [0, 1, 2, 3])
@@ -143,6 +155,6 @@ def test_parts_of_a_batch_name_their_window() -> None:
     window = opened(1)
     arrived = arrive(window, 1, "abc")
     assert arrived.window is window
-    assert arrived.first(1).window is window
+    assert [part.window for part in arrived.split(1)] == [window, window]
     assert arrived.without([9]).window is window
     assert [part.window for part in arrived.parts()] == [window]
