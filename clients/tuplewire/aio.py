@@ -57,10 +57,7 @@ class Client(BaseClient):
         headers: Headers | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Send messages, and wait for free space if necessary; see tuplewire.Client.send.
-
-        If the call is cancelled, no message is accepted.
-        """
+        """Send messages; see tuplewire.Client.send. If the call is cancelled, no message is accepted."""
         buffer = self._unobserved
         if buffer is None:  # the first call, a closed client, or tracing
             buffer = self._connected()
@@ -73,10 +70,7 @@ class Client(BaseClient):
             await buffer.send_async(as_groups(messages, payload, self.source, key, headers), timeout)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until every sent message is acknowledged; see tuplewire.Client.flush.
-
-        If the call is cancelled, messages stay pending and may still arrive.
-        """
+        """Flush; see tuplewire.Client.flush. After a cancelled call, messages stay pending and may arrive."""
         if self._sender is not None:
             await self._sender.buffer.flush_async(self._settings.flush_patience(timeout))
 
@@ -89,8 +83,7 @@ class Client(BaseClient):
     async def close(self, timeout: float | None = None) -> None:
         """Wait for acknowledgements, then close; see tuplewire.Client.close for the default and the errors.
 
-        If the call is cancelled, no more messages are accepted, and pending messages are still sent. Close
-        again to end the session.
+        If the call is cancelled, pending messages are still sent, but no new ones accepted. Close again.
         """
         patience = self._settings.flush_patience(timeout)
         self._closed, self._unobserved = True, None
@@ -124,8 +117,7 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
     async def __anext__(self) -> TaskMessageBatch:
         """Return the next batch. Raises the errors of tuplewire.subscription.Subscription.
 
-        If the call is cancelled, no message is lost: the next call returns the batch. The previous batch is
-        acknowledged even then.
+        If the call is cancelled, the next call returns the batch. The previous one is acknowledged even then.
         """
         self.acknowledge(self._seen)
         return self._batch_of(await self._receiver.take_async(self._timeout))

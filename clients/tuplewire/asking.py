@@ -67,6 +67,10 @@ class Answering(ABC):
 
         Raises:
             MessageError: The message is not a request; see TaskMessage.is_request.
+
+        Example:
+            >>> for message in inbox.messages(seconds=60):
+            ...     client.answer(message, b"an answer")
         """
         self.send([answer_of(message, payload)])
 
@@ -94,6 +98,11 @@ class Asking(Answering):
 
         Raises:
             InvalidTaskError: The task id is invalid.
+            ClosedError: The client is closed.
+
+        Example:
+            >>> with client.asker(reply_to=7) as asker:
+            ...     print(asker.ask(42, b"a question", timeout=10).payload)
         """
         return Asker(self, reply_to)
 
@@ -135,7 +144,7 @@ class Asker(Live):
     def __init__(self, client: Asking, reply_to: int) -> None:
         (self._reply_to,) = check_tasks(reply_to)
         self.late_answers = 0
-        """The number of dropped messages: answers that arrived too late or twice, and messages of others."""
+        """The number of dropped messages, such as late or repeated answers, and messages of others."""
         self._client = client
         self._lock = Lock()
         self._calls: dict[bytes, _Call] = {}

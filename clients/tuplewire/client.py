@@ -1,8 +1,8 @@
 """The blocking client: sends messages to tasks and receives messages of tasks, through one worker.
 
-Used by programs, PySpark tasks, and tuplewire.spark. Owns one sender (connection/sending_end.py), opened by
-the first send, and a receiver (connection/receiver.py) for each subscription. They do their I/O on the
-messaging loop; callers submit messages and wait. Thread-safe. Design: docs/design/forks-and-interrupts.md.
+Used by programs, PySpark tasks, and tuplewire.spark. Owns one sender (sending_end.py), opened by the first
+send, and a receiver (receiver.py) for each subscription, which do their I/O on the messaging loop.
+Thread-safe. Design: docs/design/forks-and-interrupts.md.
 """
 
 from __future__ import annotations
@@ -82,14 +82,12 @@ class BaseClient(Live):
         Args:
             address: The worker's address, host:port or unix:///path. Default: TUPLEWIRE_ADDRESS.
             topology: The worker's topology. Default: TUPLEWIRE_TOPOLOGY, or `default`.
-            worker_id: The expected worker, for example from an assignment. While another worker answers at
-                the address, messages wait. Default: any worker.
+            worker_id: The expected worker; messages wait while another one answers. Default: any worker.
             client_id: A name that is the same after a restart. Default: unique: load.py@host:4711-1f0c9a3b.
             incarnation: Must increase with each restart of a `client_id`. A client with a higher one replaces
                 older clients. In Spark, use the taskAttemptId. Default: the time.
             source: The sending task, if the client sends for a task.
-            credentials: The files of TLS and of a token. Default: variables such as TUPLEWIRE_TLS_CA, read by
-                the process that connects.
+            credentials: The files of TLS and of a token. Default: variables such as TUPLEWIRE_TLS_CA.
             **settings: The settings of the session.
 
         Raises:
@@ -191,14 +189,13 @@ class BaseClient(Live):
         key: bytes | None = None,
         headers: Headers | None = None,
     ) -> bool:
-        """Send messages as `send` does, but return False instead of waiting.
-
-        tuplewire.aio.Client needs a running event loop for this call.
+        """Send messages as `send` does, but never wait. tuplewire.aio.Client needs a running event loop.
 
         Args:
-            messages: The messages, or the task id of one message.
-            payload: The payload of the message.
-            key, headers: The key and headers of the message.
+            messages, payload, key, headers: See `send`, also for the errors.
+
+        Returns:
+            False if there is not enough free space, and no message was accepted.
         """
         buffer = self._connected()
         if self._observer is not None and self._observer.samples():
@@ -239,8 +236,7 @@ class BaseClient(Live):
     def possibly_lost(self) -> int:
         """An upper bound on the acknowledged messages that were lost because a worker failed.
 
-        The ledger counts them as acknowledged. The number increases, with a log entry, when the client has
-        reconnected after a failure. It stays 0 with ack_mode="processed".
+        Counted as acknowledged in the ledger. Increases after a reconnect; 0 with ack_mode="processed".
         """
         return 0 if self._sender is None else self._sender.buffer.window.possibly_lost
 
@@ -249,14 +245,15 @@ class Client(BaseClient, Asking):
     """Sends messages to a worker and receives messages from it. Thread-safe.
 
     Messages that `send` has accepted are delivered exactly once, in order per (source, task), regardless of
-    broken connections, while this process and the workers live.
+    broken connections, while this process and the workers live. The client connects at its first call; in a
+    forked child, again, as a new sender. In functions that Spark runs use ClientHandle, which can be pickled.
 
-    The client connects at its first call. In a forked child it is a new sender, which connects at the child's
-    first call. It cannot be pickled; use ClientHandle in functions that Spark runs.
+    Close the client, or use it in `with`. If it is garbage-collected or open at exit, it issues a
+    ResourceWarning, waits briefly for acknowledgements, closes, and logs the unacknowledged messages.
 
-    Close the client, or use it in `with`. A client that is garbage-collected, or still open at the
-    interpreter's exit, issues a ResourceWarning. It then waits briefly for acknowledgements, closes, and logs
-    the number of unacknowledged messages.
+    Example:
+        >>> with tuplewire.Client("127.0.0.1:6700") as client:
+        ...     client.send(42, b"payload")  # the end of the block waits for the acknowledgement
     """
 
     @overload
@@ -286,16 +283,14 @@ class Client(BaseClient, Asking):
     ) -> None:
         """Send a batch, an iterable of TaskMessages, or a task id and a payload.
 
-        Returns once all messages are accepted; after an error, none is accepted. Waits while the buffer is
-        full. With overflow="fail" it does not wait. With overflow="drop_oldest" it first drops the oldest
-        messages that were never sent, which the ledger counts, and waits only if that is not sufficient.
+        Returns once all messages are accepted; after an error, none is. Waits while the buffer is full; with
+        overflow="fail", never. With "drop_oldest", it first drops the oldest messages that were never sent.
 
         Args:
             messages: The messages, or the task id of one message.
             payload: The payload of the message.
-            key, headers: The key and headers of the message; see TaskMessage. All limits count them like
-                the payload.
-            timeout: The maximum wait in seconds. None: max_block_seconds.
+            key, headers: See TaskMessage. All limits count them like the payload.
+            timeout: The maximum wait in seconds. None: max_block_seconds (default 60).
 
         Raises:
             BufferFullError: The buffer was full until the timeout.
@@ -303,6 +298,10 @@ class Client(BaseClient, Asking):
             MessageError: A payload or key is not bytes, or headers are not pairs of a str and bytes.
             ClosedError: The client is closed.
             RefusedError: The worker has refused the session, for this reason.
+
+        Example:
+            >>> client.send(42, b"one", key=b"a key")
+            >>> client.send(TaskMessageBatch.from_columns([42, 43], [b"two", b"three"]))
         """
         buffer = self._unobserved
         if buffer is None or self._process is not _process:  # the first call, a forked child, or tracing
@@ -325,6 +324,9 @@ class Client(BaseClient, Asking):
             FlushTimeoutError: The timeout has passed. Messages stay pending and may still arrive.
             RefusedMessagesError: The worker has refused messages since the last flush.
             RefusedError: The worker has refused the session, for this reason.
+
+        Example:
+            >>> client.flush(timeout=10)
         """
         if self._sender is not None and self._process is _process:
             self._sender.buffer.flush(self._settings.flush_patience(timeout))
@@ -345,33 +347,31 @@ class Client(BaseClient, Asking):
 
         Raises:
             InvalidTaskError: A task id is invalid, or there are no tasks.
+            ClosedError: The client is closed.
+
+        Example:
+            >>> with client.recv([42, 43], timeout=10) as inbox:
+            ...     print([message.payload for message in inbox.messages(count=3)])
         """
         return Subscription(*self._receive(tasks, timeout, follow=follow))
 
     def push(self, tasks: Sequence[int], receive: Arrive, failed: Fail) -> Callable[[], None]:
-        """Subscribe to tasks and pass their messages to functions; return a function that ends this.
-
-        For executors of topologies. The event loop calls the functions, so they must not block.
+        """Subscribe to tasks; return a function that ends this. For executors of topologies.
 
         Args:
-            tasks: The task ids.
-            receive, failed: The functions; see Push.
+            tasks, receive, failed: See Push. The event loop calls both functions, so they must not block.
         """
         receiver = self._receiver(tasks, Push(receive, failed), follow=False)
         return lambda: messaging_loop().run(receiver.close())
 
     def close(self, timeout: float | None = None) -> None:
-        """Wait for acknowledgements, then close.
-
-        A second call does nothing. In a forked child, the connections of the parent stay open.
+        """Wait for acknowledgements, then close this process's connections. A second call does nothing.
 
         Args:
-            timeout: The maximum wait in seconds. None: flush_seconds (default 30). math.inf: no limit. 0:
-                drop unacknowledged messages immediately, without an error.
+            timeout: See flush(). 0: drop unacknowledged messages immediately, without an error.
 
         Raises:
-            FlushTimeoutError: The timeout has passed. The client is closed nevertheless; unacknowledged
-                messages count as dropped{closed}.
+            FlushTimeoutError: The timeout has passed. The client is closed, the rest is dropped{closed}.
         """
         if self._process is not _process:
             self._forget()

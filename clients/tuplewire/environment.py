@@ -25,8 +25,7 @@ OF_PROGRAMS = frozenset(
 def refuse_misspelled(environment: Mapping[str, str], known: Iterable[str]) -> None:
     """Raise ConfigError for an unknown variable whose name is close to a known one.
 
-    Other unknown variables are ignored, because images and Kubernetes set variables such as TUPLEWIRE_VERSION
-    and TUPLEWIRE_SERVICE_HOST.
+    Others are ignored: images set TUPLEWIRE_VERSION, and Kubernetes sets TUPLEWIRE_SERVICE_HOST.
     """
     names = {name.removeprefix(ENVIRONMENT_PREFIX): name for name in known}
     for variable in environment:

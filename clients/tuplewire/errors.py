@@ -51,10 +51,7 @@ MAX_TASK = 2**31 - 1
 
 
 class TuplewireError(Exception):
-    """The base class of all errors that Tuplewire raises deliberately.
-
-    All errors pickle with their attributes and their cause, regardless of the constructor's arguments.
-    """
+    """The base class of all errors that Tuplewire raises. They pickle with their attributes and cause."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         attributes = {name: _travelling(value) for name, value in self.__dict__.items()}
@@ -110,7 +107,7 @@ class InvalidTaskError(MessageError):
 
 
 class MessageTooLargeError(MessageError):
-    """A message exceeds the limit."""
+    """A message exceeds the limit; `task`, `size_bytes` and `limit_bytes` have the numbers."""
 
     def __init__(self, task: int, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(
@@ -153,8 +150,11 @@ class FlushTimeoutError(WaitTimeoutError):
 class NoAnswerError(WaitTimeoutError):
     """A request was not answered in time. It may still be processed; a late answer is dropped.
 
-    `task` is the task of the request. If known, `worker_id` is its worker, `queued_messages` the number of
-    its unread messages, and `oldest_seconds` the age of the oldest one; otherwise they are None.
+    Attributes:
+        task: The task of the request.
+        worker_id: The task's worker; None if unknown.
+        queued_messages: The number of the task's unread messages; None if unknown.
+        oldest_seconds: The age of the oldest one; None if unknown.
     """
 
     def __init__(
@@ -173,10 +173,7 @@ class NoAnswerError(WaitTimeoutError):
 
 
 class NoConsumerError(NoAnswerError):
-    """The task of a request had no consumer, or no worker, for 5 seconds.
-
-    A request in a queue stays there.
-    """
+    """The task of a request had no consumer or worker for 5 seconds. A queued request stays there."""
 
 
 class AnswerError(TuplewireError):
@@ -224,9 +221,12 @@ class TeamChangedError(TeamError):
 
 
 class RefusedError(TuplewireError):
-    """The peer refused a request. `code` is the name of the wire's ErrorCode.
+    """The peer refused a request.
 
-    `owner` and `worker_id` are the address and the id of the worker to use instead; empty if unknown.
+    Attributes:
+        code: The name of the wire's ErrorCode.
+        owner: The address of the worker to use instead; empty if unknown.
+        worker_id: The id of that worker; empty if unknown.
     """
 
     code: ClassVar[str] = "UNSPECIFIED"

@@ -77,7 +77,7 @@ class BaseSubscription(Live):
 
     @property
     def at_batch_end(self) -> bool:
-        """True if the current message of messages() is the last of its batch: the next request settles it."""
+        """True if the current message of messages() is the last of its batch, which the next one settles."""
         return self._seen == self._last
 
     def acknowledge(self, messages: int | None = None) -> None:
@@ -103,8 +103,7 @@ class BaseSubscription(Live):
         redelivered behind it: do not process them in this batch. messages() skips them automatically.
 
         The header `tuplewire-rejected` of a redelivered message has the number of rejections. Beyond the
-        worker's reject_limit, the worker sends the message to its dead_letter_task, or drops it if it has no
-        such task.
+        worker's reject_limit, the message is sent to the dead_letter_task, or dropped if there is none.
 
         Args:
             index: The index of the message in the last batch. None: the last message of messages().
@@ -175,21 +174,19 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
     """An iterator over the batches that arrive for some tasks. Not thread-safe.
 
     Each call for the next batch acknowledges the previous one; acknowledge() acknowledges it immediately. If
-    you end the iteration in any other way, or call close(), unacknowledged messages are delivered to the next
-    subscriber, in order.
+    you stop in any other way, the next subscriber gets the unacknowledged messages, in order.
+
+    Raises:
+        WaitTimeoutError: No message arrived within the timeout.
+        UnreachableError: The worker of a task was unreachable for that time.
+        SupersededError: Another consumer has subscribed to one of the tasks.
+        UnknownTaskError: A task is not in the assignment.
+        TaskNotLocalError: With follow=False, the worker does not own a task.
+        ClosedError: The subscription is closed.
     """
 
     def __next__(self) -> TaskMessageBatch:
-        """Acknowledge the previous batch, and return the next one.
-
-        Raises:
-            WaitTimeoutError: No message arrived within the timeout.
-            UnreachableError: The worker of a task was unreachable for that time.
-            SupersededError: Another consumer has subscribed to one of the tasks.
-            UnknownTaskError: A task is not in the assignment.
-            TaskNotLocalError: With follow=False, the worker does not own a task.
-            ClosedError: The subscription is closed.
-        """
+        """Acknowledge the previous batch, and return the next one. The class lists the errors."""
         return self._batch_of(self._take(self._timeout))
 
     def _take(self, timeout: float | None) -> Arrived | None:
@@ -213,7 +210,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
 
         Raises:
             UnreachableError: The worker was unreachable during the whole time of `quiet` or `seconds`.
-            SupersededError, UnknownTaskError, TaskNotLocalError, ClosedError: See __next__.
+            SupersededError, UnknownTaskError, TaskNotLocalError, ClosedError: See Subscription.
         """
         bounds = Bounds(count, quiet, seconds)
         while bounds.left > 0 and (arrived := self._take(bounds.wait())) is not None:

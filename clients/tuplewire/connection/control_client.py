@@ -103,8 +103,7 @@ class ControlClient:
 
         max_clients: the maximum number of senders, and of consumers, to list. max_tasks: the maximum number
         of tasks; tasks that block others, wait, or have the most messages are first. None: all.
-        membership_poll_seconds: the interval of these calls, for a program that moves the tasks of draining
-        workers: a drain waits for it.
+        membership_poll_seconds: the interval of calls of a membership, which a drain then waits for.
         """
         request = pb.GetStatusRequest(
             max_clients=max_clients, max_tasks=max_tasks, membership_poll_seconds=membership_poll_seconds

@@ -265,8 +265,7 @@ def error_of(
     """Return the error for a status.
 
     1. The worker refused the call: the metadata contains the reason. 2. gRPC refused the size of the request.
-    3. The server is not a gRPC server. 4. It is not a Tuplewire worker, or has a defect. 5. Otherwise, the
-    peer is unreachable.
+    3. It is no gRPC server. 4. It is not a Tuplewire worker, or has a defect. 5. The peer is unreachable.
 
     hint: added if the peer closes the connection during the handshake; see `ChannelFactory.hint`.
     """

@@ -4,8 +4,7 @@ One thread (or coroutine) at a time takes batches and acknowledges them. The exe
 batches from the loop instead (Push). With OtherWorkers, it finds the workers of its tasks, and follows them.
 Used by clients, their subscriptions, task_states.py and the dead-letter command. Owns the buffer, which the
 prefetch settings bound, and a stream to each worker (consumer_stream.py). Thread-safe, except the methods for
-the loop.
-Design: docs/design/sessions.md.
+the loop. Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -112,10 +111,9 @@ class Receiver(Inbox):
     def take(self, timeout: float | None = None) -> Arrived | None:
         """Return the next batch, or None after `timeout` seconds. Do not call this on the event loop.
 
-        Without a timeout, wait indefinitely once the workers have accepted this consumer. Raises ClosedError
-        if closed, or the error that ended the subscription. Raises UnreachableError if a worker was
-        unreachable for the whole timeout; without a timeout, if the workers have not accepted this consumer
-        within connect_seconds.
+        Without a timeout, wait indefinitely once the workers have accepted this consumer. Raises ClosedError,
+        or the error that ended the subscription. Raises UnreachableError if a worker was unreachable for the
+        whole timeout; without one, if the workers have not accepted this consumer within connect_seconds.
         """
         with self.lock:
             found = self.changed.wait_for(partial(self._next, timeout), timeout)

@@ -261,8 +261,7 @@ class SendBuffer:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until no message is pending. Do not call this on the event loop.
 
-        Raises FlushTimeoutError, RefusedMessagesError for messages refused since the last call, or the error
-        that closed the session.
+        Raises FlushTimeoutError, RefusedMessagesError, or the error that closed the session.
         """
         self._ask()
         with self.lock:

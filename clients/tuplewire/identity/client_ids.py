@@ -10,10 +10,7 @@ from pathlib import Path
 
 
 def new_client_id() -> str:
-    """Return a unique id: the script, the host, the process, and 8 random characters.
-
-    Containers of one pod have the same host, and may have the same process id.
-    """
+    """Return a unique id: script, host, process, 8 random characters, as containers may share the rest."""
     script = Path(next(iter(sys.argv), ""))
     name = script.parent.name if script.name == "__main__.py" else script.name.removeprefix("-c")
     shown = f"{name[:64] or 'python'}@{socket.gethostname()}:{os.getpid()}-{uuid.uuid4().hex[:8]}"

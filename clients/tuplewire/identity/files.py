@@ -47,9 +47,8 @@ class Token:
 def read_tokens(path: Path) -> tuple[Token, ...]:
     """Read a token file with a line `TOKEN` or `NAME TOKEN` for each token. `#` starts a comment line.
 
-    Programs send the first token; a worker accepts all of them. Raises ConfigError, which never contains a
-    token, if the file is not readable or has no token, or if a token has an invalid length or is not
-    printable ASCII.
+    Programs send the first token; a worker accepts all of them. Raises ConfigError, which contains no token,
+    if the file is unreadable or without a token, or a token has an invalid length or is not printable ASCII.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -25,8 +25,11 @@ class Phase(enum.StrEnum):
 class MemberStatus:
     """One worker, or an address where a worker should be.
 
-    name: its owner, such as `executor 3`; may be empty. release: its version of Tuplewire. moving: the number
-    of tasks that are moving to or from it.
+    Attributes:
+        name: Its owner, such as `executor 3`; may be empty.
+        release: Its version of Tuplewire.
+        moving: The number of tasks that are moving to or from it.
+        problem: The reason why it is absent or silent, or has refused the assignment; empty if there is none.
     """
 
     address: str

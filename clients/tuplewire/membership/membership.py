@@ -61,11 +61,12 @@ class Membership:
     as possible. If a worker drains or is no longer listed, its tasks move immediately. It forwards its
     messages, so none is lost, and refuses new ones only after the move, or after two polls. If a worker
     fails, its messages are lost, except those of senders with `ack_mode="processed"`, which are
-    redelivered with `redelivered` set. A restarted program takes over and leaves the tasks in place. Of
-    two programs, the newer one takes over, and the other stops. The end of the block leaves the
-    assignment unchanged.
+    redelivered with `redelivered` set. A restarted or newer program takes over and leaves the tasks in
+    place; the older one stops. The end of the block leaves the assignment unchanged.
 
-    Raises ConfigError for wrong arguments, and UnreachableError if the workers are not there in time.
+    Raises:
+        ConfigError: An argument is invalid.
+        UnreachableError: On entering the block: there are not `at_least` workers within the timeout.
     """
 
     def __init__(
@@ -143,10 +144,11 @@ class Membership:
         raise UnreachableError(f"no worker is registered: {self.status()}")
 
     def wait(self, at_least: int = 1, timeout: float = 60.0) -> MembershipStatus:
-        """Wait until the membership is settled with `at_least` workers; return its status.
+        """Wait up to `timeout` seconds for a settled membership with `at_least` workers; return its status.
 
-        Raises UnreachableError with the last status if that takes longer than `timeout` seconds, and
-        ClosedError with the reason if the membership has stopped.
+        Raises:
+            UnreachableError: The timeout has passed; the error has the last status.
+            ClosedError: The membership has stopped; the error has the reason.
         """
         with self._moved:
             self._moved.wait_for(lambda: self._status.ended or self._is_registered(at_least), timeout)

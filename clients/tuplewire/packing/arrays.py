@@ -17,10 +17,7 @@ _MAX_AXES = 32
 
 
 def write_array(value: np.ndarray[Any, Any]) -> list[Any]:
-    """Return dtype, shape and the items in C order.
-
-    Raises TypeError for an unsupported dtype, ValueError for more than 32 axes.
-    """
+    """Return dtype, shape and items in C order. Raises TypeError, or ValueError for more than 32 axes."""
     if value.ndim > _MAX_AXES:
         raise ValueError(f"a numpy array of {value.ndim} axes exceeds the limit of {_MAX_AXES}")
     return [_dtype_text(value), list(value.shape), value.tobytes()]

@@ -1,8 +1,7 @@
 """Conversion of Python values to MessagePack bytes and back, with extension types (extension.py).
 
 The format is https://github.com/msgpack/msgpack/blob/master/spec.md, with each value in its shortest form. A
-decoded value equals the packed value and has the same type. A subclass would be decoded as its base class,
-and is therefore refused.
+decoded value equals the packed one and has the same type, so subclasses are refused.
 
 Bytes are untrusted. No memory is allocated for a size that is only claimed: a list grows with the items that
 are read, and only existing bytes are copied. Containers are nested at most MAX_DEPTH deep.
@@ -44,10 +43,7 @@ _D = Struct(">Bd")
 
 
 def pack_values(values: Sequence[Any], depth: int = 1) -> bytes:
-    """Return values as a MessagePack array.
-
-    Raises ValueError or TypeError for an unsupported value. The error does not contain the position.
-    """
+    """Return values as a MessagePack array. Raises ValueError or TypeError for an unsupported value."""
     out: _Out = []
     _write_items(values, out, depth)
     return b"".join(out)

@@ -106,9 +106,10 @@ class WorkerProcesses:
         return f"<{type(self).__name__} {self.topology}: {alive} of {self._count} alive>"
 
     def start(self, timeout: float = _START_SECONDS) -> None:
-        """Start the workers, and wait until each has bound its addresses.
+        """Start the workers, and wait up to `timeout` seconds until each has bound its addresses.
 
-        Raises LaunchError with the last lines of a worker's log if the worker does not start.
+        Raises:
+            LaunchError: A worker does not start; the error has the last lines of its log.
         """
         if self.directory is None:
             self.directory = self._temporary_directory()
@@ -153,10 +154,15 @@ class WorkerProcesses:
     def assign(
         self, tasks: Mapping[int, Sequence[int]], timeout: float = _READY_SECONDS
     ) -> control_pb2.Assignment:
-        """Assign tasks to each worker (by index), wait until all are ready, and return the assignment.
+        """Assign tasks to each worker, wait until all are ready, and return the assignment.
 
-        A worker without an entry gets no tasks. Raises ProtocolError if a task is assigned twice, and
-        UnreachableError if a worker is not ready in time.
+        Args:
+            tasks: The tasks by the index of the worker. A worker without an entry gets none.
+            timeout: The maximum wait in seconds.
+
+        Raises:
+            ProtocolError: A task is assigned twice.
+            UnreachableError: A worker is not ready in time.
         """
         self._version += 1
         workers = (each.assigned(tasks.get(index, ())) for index, each in enumerate(self.endpoints))
@@ -175,10 +181,11 @@ class WorkerProcesses:
         return assignment
 
     def stop(self) -> list[int]:
-        """Drain and stop all workers, and return their exit codes. A second call does nothing.
+        """Drain and stop all workers. A second call does nothing.
 
-        The code is 0 if the worker has drained, and 1 if the drain dropped messages. A worker that has not
-        exited ten seconds after its drain's deadline is killed (exit code -9).
+        Returns:
+            For each worker, 0 if it has drained, 1 if the drain dropped messages, and -9 if it was killed
+            because it had not exited ten seconds after its drain's deadline.
         """
         if self._children:
             for child in self._children:  # all before the first wait, so that they drain at the same time
@@ -198,6 +205,10 @@ class LocalWorkerProcess(WorkerProcesses):
     """A worker that runs during a `with` block; `tuplewire.local()` makes one.
 
     Guarantee: it does not outlive this process, even if this is killed. It inherits no TUPLEWIRE_* variable.
+
+    Example:
+        >>> with tuplewire.local("0-99") as worker, worker.client() as client:
+        ...     client.send(42, b"payload")
     """
 
     def __init__(self, tasks: str = "0-99", *, topology: str = "default", drain_seconds: float = 5.0) -> None:

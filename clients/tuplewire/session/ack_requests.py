@@ -12,8 +12,7 @@ QUICK_FRAMES = 4
 """The last of this many frames within QUICK_SECONDS requests an acknowledgement."""
 QUICK_SECONDS = 0.002
 MAX_UNREQUESTED = 32
-"""Every 32nd frame in a row requests an acknowledgement. Two requests may be open, so at most 64 frames are
-in flight."""
+"""Every 32nd frame in a row requests an acknowledgement. Two may be open: at most 64 frames in flight."""
 
 
 class AckRequestPolicy:

@@ -262,8 +262,7 @@ class ConsumeWindow:
     def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> bool:
         """Acknowledge messages except the rejected ones; return False if all were outdated (see opened()).
 
-        `rejected` is in order. After a rejection with `wait`, all later messages of its task are ignored and
-        redelivered; see waiting().
+        `rejected` is in order. After one with `wait`, later ones of its task are redelivered; see waiting().
         """
         counts = False
         start = 0

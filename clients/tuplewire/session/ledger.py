@@ -50,7 +50,12 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
-    """A balance in messages. `pending` is counted where the messages are, not derived from other counts."""
+    """A balance in messages.
+
+    Attributes:
+        dropped: The messages that were dropped, by the value of DropReason.
+        pending: Counted where the messages are, not derived from other counts.
+    """
 
     accepted: int = 0
     acknowledged: int = 0

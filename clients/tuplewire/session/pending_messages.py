@@ -22,10 +22,7 @@ from tuplewire.values.group import COUNT, SIZE_BYTES, TaskGroup, entry_worker, t
 
 
 def excess(held: int, offered: int, bound: int) -> int:
-    """Return the part of `held` that must be dropped before an offer fits.
-
-    An offer above the bound fits only if nothing else is held, so the result is then all of `held`.
-    """
+    """Return the part of `held` to drop before an offer fits: all of it for one above the bound."""
     over = held + offered - bound
     return min(held, over) if over > 0 else 0
 
@@ -283,10 +280,7 @@ class PendingMessages:
         more_bytes: int = 0,
         more_to: Mapping[int, int] = MappingProxyType({}),
     ) -> bool:
-        """Return True if the bounds allow these messages in addition to pending ones and the given counts.
-
-        `more_to` is the number of additional messages of each flow.
-        """
+        """Return True if these messages fit, with the pending ones, the counts, and `more_to` by flow."""
         settings = self._settings
         messages, size = sum(map(COUNT, groups)), sum(map(SIZE_BYTES, groups))
         held, held_bytes = self.messages + more_messages, self.size_bytes + more_bytes

@@ -34,9 +34,8 @@ def starting_within(group: TaskGroup, size_bytes: int) -> int:
 def cut(group: TaskGroup, count: int) -> list[TaskGroup]:
     """Return the first `count` messages, then the rest in pieces that double in size.
 
-    `count` must be at least 1 and less than the number of messages. If few messages at a time were removed
-    from a large group, its rest would be copied every time. With doubling pieces, each message is copied at
-    most log(n) times.
+    `count` is at least 1 and less than the number of messages. Removing few messages at a time would copy
+    the rest of a large group every time. With doubling pieces, each message is copied at most log(n) times.
     """
     bounds = [0]
     while count < group.count:
@@ -46,10 +45,7 @@ def cut(group: TaskGroup, count: int) -> list[TaskGroup]:
 
 
 def cut_off(group: TaskGroup, messages: int, size_bytes: int) -> list[TaskGroup]:
-    """Return the shortest head with at least `messages` messages and `size_bytes` bytes, then the rest.
-
-    The head is the whole group if that is smaller.
-    """
+    """Return the shortest head of at least `messages` and `size_bytes`, or the whole group; then the rest."""
     count = max(messages, starting_within(group, size_bytes)) if size_bytes > 0 else messages
     return cut(group, count) if count < group.count else [group]
 

@@ -16,10 +16,7 @@ TOPOLOGY_VARIABLE = "TUPLEWIRE_TOPOLOGY"
 
 
 def split_host_port(address: str) -> tuple[str, int]:
-    """Split host:port, and remove the brackets of an IPv6 host. Port 0 means any free port to listen on.
-
-    Raises ConfigError if it is not host:port.
-    """
+    """Split host:port, without an IPv6 host's brackets. Raises ConfigError. Port 0: any free one."""
     host, _, port = address.rpartition(":")
     in_brackets = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if in_brackets else host
@@ -57,10 +54,7 @@ def is_loopback(host: str) -> bool:
 
 
 def resolve_address(address: str | None) -> str:
-    """Return the address, or TUPLEWIRE_ADDRESS: `host:port`, `[v6]:port` or `unix:///path`.
-
-    Raises ConfigError if it is missing or malformed.
-    """
+    """Return the address (host:port or unix:///path), or TUPLEWIRE_ADDRESS. Raises ConfigError."""
     address = address or os.environ.get(ADDRESS_VARIABLE)
     if not address:
         raise ConfigError(

@@ -180,10 +180,7 @@ class Setting:
         return _in_milliseconds(self.kind) if key.endswith(_MILLISECONDS) else self.kind
 
     def check(self, value: Any, label: str = "", key: str = "", *, text: bool = False) -> Any:
-        """Return a typed value as it is stored. Raises ConfigError, which starts with `label`.
-
-        text: True to parse the value, a string, before.
-        """
+        """Return a value, or parsed text, as it is stored. Raises ConfigError, which starts with `label`."""
         if value is None and self.default is None:
             return None
         kind, label = self.kind_at(key), label or self.name
@@ -293,7 +290,12 @@ class Settings:
     ) -> Self:
         """Read variables such as TUPLEWIRE_TLS_CA, named after the fields. An empty one means not set.
 
-        environment: default: os.environ. flags: fields that take precedence. Raises ConfigError if invalid.
+        Args:
+            environment: The variables. None: os.environ.
+            flags: Fields that take precedence.
+
+        Raises:
+            ConfigError: A value is invalid.
         """
         variables = os.environ if environment is None else environment
         read = {

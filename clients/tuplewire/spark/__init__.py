@@ -29,7 +29,16 @@ def register(spark: SparkSession) -> None:
     Spark finds the format automatically if pip installed the package, but only in the program's first thread.
     Call this in every other thread that reads or writes, and if the package was added by --py-files or
     addArtifact. A call that is not needed does no harm. Logs `spark.other_python` if Spark runs a different
-    Python. Raises UnsupportedSparkVersionError with Spark 3.5.
+    Python than this program.
+
+    Raises:
+        UnsupportedSparkVersionError: The installed Spark is 3.5.
+
+    Example:
+        >>> tuplewire.spark.register(spark)
+        >>> stream = spark.readStream.format("tuplewire").option("tasks", "0-9").load()
+        >>> query = stream.select("task", "message").writeStream.format("console").start()
+        >>> frame.select("task", "message").write.format("tuplewire").mode("append").save()
     """
     from pyspark.errors import AnalysisException
 

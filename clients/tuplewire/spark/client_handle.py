@@ -62,10 +62,7 @@ class UnflushedMessagesError(TuplewireError):
 
 
 class TaskClient(Live, Answering):
-    """A process's client during the `with` block of a ClientHandle.
-
-    Blocks of one handle that are open at the same time, in one task or in threads of the driver, share it.
-    """
+    """A process's client during the `with` block of a ClientHandle. Open blocks of one handle share it."""
 
     def __init__(self, client: Client, attempt: int | None) -> None:
         self._client: Client | None = client
@@ -165,16 +162,19 @@ class ClientHandle(VersionChecked):
                     client.send(TaskMessageBatch.from_arrow(batch["task"], batch["message"]))
                     yield batch
 
-    No connection is opened before `with`. All handles of a process with the same settings share one, also
-    across Spark jobs. Leaving the block waits until all messages are acknowledged, and raises an error if one
-    is not, because Spark ends its Python processes without a chance to finish. So messages can be sent only
-    within the block. A task that ends without leaving its block fails with UnflushedMessagesError. In the
-    driver (foreachBatch) there is no task: the next block raises the error, or the program prints it at exit.
+    All handles of a process with the same settings share a connection, also across Spark jobs; `with` opens
+    it. Leaving the block waits until all messages are acknowledged, and raises an error if one is not. A task
+    that ends without leaving its block fails with UnflushedMessagesError. In the driver (foreachBatch) there
+    is no task: the next block raises the error, or the program prints it at exit.
 
     Guarantee: if a task succeeds and its function ran to the end, all its messages were acknowledged. If
     Spark reads only the first rows (`limit`, `take`, `show`), it does not wait for the end: call flush()
     before each `yield`. A task that Spark runs again sends its messages again; only the sink
     (`.write.format("tuplewire")`) removes the duplicates of attempts.
+
+    Raises:
+        FlushTimeoutError, RefusedMessagesError, RefusedError: See Client.flush(). On leaving the block, which
+            then closes the connection; the next block opens a new one.
     """
 
     @naming_settings
@@ -188,11 +188,16 @@ class ClientHandle(VersionChecked):
         credentials: Credentials | None = None,
         **settings: Unpack[SessionKeywords],
     ) -> None:
-        """Describe a client; the arguments are the same as for tuplewire.Client.
+        """Describe a client; the other arguments are the same as for tuplewire.Client.
 
-        address: default: TUPLEWIRE_ADDRESS in the process of the function. timeout: the time that leaving
-        the block waits, in seconds. credentials: names of files on the host of the function; default: its
-        variables TUPLEWIRE_TLS_CA, TUPLEWIRE_TOKEN_FILE and so on. Raises ConfigError for wrong settings.
+        Args:
+            address: Default: TUPLEWIRE_ADDRESS in the process of the function.
+            timeout: The time that leaving the block waits for acknowledgements, in seconds.
+            credentials: Names of files on the host of the function. Default: its variables TUPLEWIRE_TLS_CA,
+                TUPLEWIRE_TOKEN_FILE and so on.
+
+        Raises:
+            ConfigError: A setting is unknown or invalid.
         """
         SessionSettings.of(**settings)
         if address is not None:

@@ -93,10 +93,7 @@ def _needs(grouping: GroupingName, wanted: dict[str, tuple[str, ...]]) -> str:
 
 
 class TuplewireDataSource(VersionChecked, DataSource):
-    """`.format("tuplewire")`. Options: tuplewire.spark.options.
-
-    Every method raises ConfigError for wrong options or columns, before the query runs.
-    """
+    """`.format("tuplewire")`. Every method raises ConfigError for wrong options (options.py) or columns."""
 
     @classmethod
     def name(cls) -> str:
@@ -149,8 +146,7 @@ def rejected(
     """Return rows that a query rejects, to be written with the format `tuplewire`.
 
     Each row is sent to its task again, after the queued messages, with the header `tuplewire-rejected`. After
-    `limit` rejections, it is sent to the dead-letter task, like messages that consumers reject. See
-    docs/how-to/reject.md.
+    `limit` rejections, it is sent to the dead-letter task. See docs/how-to/reject.md.
 
     Args:
         rows: Rows of the source, with the option includeHeaders. Other columns are ignored.

@@ -119,10 +119,12 @@ def membership(
 def check_slots(spark: SparkSession, tasks: int, what: str = "the program") -> None:
     """Raise ConfigError if Spark cannot run this number of PySpark tasks at the same time.
 
-    tasks: the number of tasks that wait for each other; add one for streaming queries that run next to them.
-    what: the name of the caller, for the error. Spark itself would let the tasks wait without a message, or
-    for ten minutes in a barrier stage. All slots count, busy or not. Over Spark Connect, the slots are known
-    only for local masters: for others, this does nothing.
+    Spark itself would let the tasks wait without a message, or for ten minutes in a barrier stage. All slots
+    count, busy or not. Over Spark Connect, this does nothing unless the master is local.
+
+    Args:
+        tasks: The tasks that wait for each other, and one more for streaming queries that run next to them.
+        what: The name of the caller, for the error.
     """
     slots = _local_slots(spark.conf.get("spark.master", "") or "") if is_remote(spark) else _slots(spark)
     if slots is not None and slots < tasks:

@@ -29,8 +29,7 @@ def settings(
         template: The executors' pod template from the chart's ConfigMap tuplewire-executor-template, as a
             path, or as a URL that Spark can read.
         driver_template: The driver's, from tuplewire-driver-template, if Spark creates its pod. It adds the
-            worker that topologies need, certificates and tokens, and the settings that namespaces with the
-            standard `restricted` require.
+            worker that topologies need, certificates, tokens, and the settings of `restricted` namespaces.
         drain_seconds: The drain time of the templates' workers.
         executor_seconds: The time for an executor to exit before its worker starts to drain.
 

@@ -158,10 +158,7 @@ def tails(held: Mapping[int, Held]) -> dict[int, TaskOffset]:
 
 
 def check_held(start: Offset, held: Mapping[int, Held]) -> None:
-    """Raise DataLossError if another consumer has acknowledged messages after the offset.
-
-    start: the position at the current workers; see Offset.of_tasks.
-    """
+    """Raise DataLossError if another consumer has acknowledged messages after `start` (Offset.of_tasks)."""
     for task, each in held.items():
         offset = start.offsets[task]
         if each.acknowledged > offset.sequence or each.tail < offset.sequence:
@@ -177,8 +174,7 @@ def check_held(start: Offset, held: Mapping[int, Held]) -> None:
 class PreviousOwner:
     """The final state of a task at a previous owner, which no longer forwards messages.
 
-    dropped: the number of messages dropped at its clean shutdown. gone: it has exited, and no worker knows of
-    a clean shutdown.
+    dropped: the messages dropped at its clean shutdown. gone: it has exited without a known clean shutdown.
     """
 
     dropped: int = 0
@@ -191,10 +187,7 @@ class PreviousOwner:
 
 
 def lost_with(task: int, offset: TaskOffset, previous_owner: PreviousOwner, last_seen: int) -> DataLossError:
-    """Return the error for a worker that was lost with messages of a task.
-
-    last_seen: the number of messages after the offset at the query's last poll.
-    """
+    """Return the error for a worker that was lost with messages, of which `last_seen` were known."""
     if previous_owner.dropped:
         why = "ended while nobody could take its messages over"
         much = f"up to {previous_owner.dropped} messages"
@@ -349,11 +342,13 @@ def ranges(start: Offset, end: Offset, held: Mapping[int, Held], runs: Mapping[i
 def lag(query: StreamingQuery | StreamingQueryProgress | Mapping[str, Any]) -> dict[int, int]:
     """Return the number of messages behind a query's last micro-batch, by task, at the time of its planning.
 
-    query: a query, or its progress: an element of recentProgress, or a listener's `event.progress`. The
-    numbers of all sources of this format are added. Empty before the first progress.
+    The numbers are from `sources[].latestOffset`: Spark fills `metrics` only for sources in its JVM.
 
-    The numbers are from the `lag` in `sources[].latestOffset`. Spark fills `sources[].metrics` only for
-    sources that run in its JVM.
+    Args:
+        query: A query, or its progress: an element of recentProgress, or a listener's `event.progress`.
+
+    Returns:
+        The sum over all sources of this format, by task. Empty before the first progress.
     """
     progress: Any = getattr(query, "lastProgress", query)
     found: Counter[int] = Counter()

@@ -45,8 +45,7 @@ def sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches of at most about PIECE_BYTES, as views, not as copies.
 
     Spark's batches have 10,000 rows, which may be 100 MB. In smaller batches, the first rows are sent before
-    the last ones are grouped by task, and the buffers of the copies are reused: new pages cost more than the
-    copy itself.
+    the last ones are grouped by task, and the copies reuse buffers: new pages cost more than the copy.
     """
     for batch in batches:
         rows = max(1, batch.num_rows * PIECE_BYTES // max(batch.nbytes, 1))
@@ -161,8 +160,7 @@ class RowRouter:
     def __init__(self, options: SinkOptions, partition: int, workers: SinkWorkers) -> None:
         """Check the tasks of the options.
 
-        partition: its number; a shuffle starts at a different task in each. Raises UnknownTaskError, and the
-        errors of SinkWorkers.known().
+        partition: its number, which selects the first task of a shuffle. Raises as SinkWorkers.check_known().
         """
         own = () if isinstance(options.bad_rows, str) else (options.bad_rows,)
         workers.check_known((*options.tasks, *own))

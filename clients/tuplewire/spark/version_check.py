@@ -106,8 +106,7 @@ def _prepare_executor() -> None:
     """In a reused Python process of Spark, keep freed buffers, and exclude imported objects from collection.
 
     Spark collects garbage after each task. With the modules of a sink, this takes 23 ms, three times as long
-    as with PySpark alone, and each write has four such processes. So gc.freeze() is called whenever there are
-    more modules than before.
+    as with PySpark alone, and each write has four such processes. So gc.freeze() is called after imports.
     """
     global _modules
     if len(sys.modules) > _modules and os.environ.get("SPARK_REUSE_WORKER"):

@@ -12,7 +12,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from tuplewire import errors
 from tuplewire.packing.packing import FAULTS, pack_values, read_value
@@ -28,6 +28,8 @@ except ImportError as missing:
     raise errors.TuplewireError("numpy is not installed: run pip install 'tuplewire[team]'") from missing
 
 _Array = np.ndarray[Any, Any]
+_ArrayLike: TypeAlias = "np.typing.ArrayLike"
+_Op: TypeAlias = Literal["sum", "min", "max", "mean"]
 
 FLAT_BYTES = 1024 * 1024
 """A rank sends its whole array to all others if this takes at most this number of bytes."""
@@ -47,6 +49,10 @@ class Team(Live):
 
     Broken connections, tasks that move, and draining workers have no effect. Any TeamError breaks the team:
     every later call raises the same error. One call runs at a time; a call in another thread is an error.
+
+    Example:
+        >>> with tuplewire.Team(tasks=[1, 2, 3], rank=0) as team:  # ranks 1 and 2 do the same
+        ...     names = team.all_gather("the first")
     """
 
     def __init__(
@@ -102,8 +108,11 @@ class Team(Live):
     ) -> Self:
         """Join the PySpark tasks of this barrier stage; the rank is the partition.
 
-        Uses as many of `tasks` as the stage has tasks. If Spark runs the stage again, the new attempt takes
-        the tasks over, and calls of the old one raise TeamChangedError. For other arguments, see Team().
+        If Spark runs the stage again, calls of the old attempt raise TeamChangedError.
+
+        Args:
+            tasks: At least one for each partition; more are not used.
+            address, timeout, client: See Team().
 
         Raises:
             ConfigError: This is not a task of a barrier stage, or there are fewer tasks than partitions.
@@ -132,14 +141,15 @@ class Team(Live):
 
     # --- calls -----------------------------------------------------------------------------------
 
-    def all_reduce(
-        self, array: Any, op: Literal["sum", "min", "max", "mean"] = "sum", *, timeout: float | None = None
-    ) -> _Array:
-        """Return the element-wise sum, min, max or mean of all ranks' arrays, in rank order.
+    def all_reduce(self, array: _ArrayLike, op: _Op = "sum", *, timeout: float | None = None) -> _Array:
+        """Return the element-wise sum, min, max or mean of all ranks' arrays.
 
-        Each element is ((x0 + x1) + x2) + ..., so all ranks get the same bits. Arrays have the same dtype and
-        shape on all ranks; a number is an array without axes. The mean of integers is a float64. The sum of
-        bools is True if any is.
+        Args:
+            array: Of the same dtype and shape on all ranks. A number is an array without axes.
+            op: The mean of integers is a float64. The sum of bools is True if any is.
+
+        Returns:
+            ((x0 + x1) + x2) + ... for each element, in rank order, so all ranks get the same bits.
 
         Raises:
             TeamMismatchError: A rank has made another call, or has another dtype or shape, or has left.
@@ -147,8 +157,13 @@ class Team(Live):
             RankLostError: The process of a rank has exited, or messages are lost.
             TeamAbortedError: Another rank has left with an error.
             TeamChangedError: Another process has joined with a rank of the team.
-            UnsupportedValueError, MessageError: A value has a type that cannot be sent; `op` is unknown.
+            UnsupportedValueError: A value has a type that cannot be sent.
+            MessageError: There is no such op, root or rank, or not one value for each rank.
             TeamError: Another thread is in a call, or the team is closed.
+
+        Example:
+            >>> team.all_reduce([1, 2])  # by each of 3 ranks
+            array([3, 6])
         """
         if op not in _REDUCERS:
             raise errors.MessageError(f"op is one of {', '.join(_REDUCERS)}, not {op!r}")
@@ -172,7 +187,7 @@ class Team(Live):
         return [*self._run("all_gather", steps, self._all, timeout).values()]
 
     def all_to_all(self, values: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
-        """Send each rank its element; return the elements that all ranks sent to this one."""
+        """Send each rank its element; return all ranks' elements for this one. See all_reduce()."""
         steps = _once(self._one_for_each(values))
         return [*self._run("all_to_all", steps, self._all, timeout).values()]
 
@@ -183,7 +198,7 @@ class Team(Live):
         return [*got.values()] if sources else None
 
     def broadcast(self, value: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
-        """Return the root's value. For errors see all_reduce()."""
+        """Return the root's value; the other ranks' are ignored. For errors see all_reduce()."""
         each = dict.fromkeys(self._all, value) if self.rank == self._checked(root) else {}
         return self._run("broadcast", _once(each), [root], timeout, f" (root {root})")[root]
 
@@ -207,7 +222,10 @@ class Team(Live):
         """Leave the team; with an error, fail the other ranks' calls with it. A second call does nothing.
 
         Waits up to a second until the other ranks leave, then for acknowledgements. The end of the block
-        calls it. Does nothing in a forked process. Raises TeamError while another thread is in a call.
+        calls it. Does nothing in a forked process.
+
+        Raises:
+            TeamError: Another thread is in a call: close the team later.
         """
         if self._closed or self._pid != os.getpid():
             return
@@ -275,10 +293,7 @@ class Team(Live):
 
 
 def packed_each(values: Mapping[int, Any]) -> dict[int, bytes]:
-    """Return values as bytes, by rank. An object for several ranks is packed once.
-
-    Raises UnsupportedValueError.
-    """
+    """Return values as bytes, by rank; pack each object once. Raises UnsupportedValueError."""
     by_id = {id(value): value for value in values.values()}
     try:
         packed = {each: pack_values([value]) for each, value in by_id.items()}

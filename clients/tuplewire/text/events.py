@@ -1,8 +1,7 @@
 """Log events: a name, and fields as `key=value`; and the rate of events that remote peers can trigger.
 
 Most formatters show only the message of a record, so it contains the fields. `extra` contains them too, with
-the name as `event`, so that log collectors do not need to parse the message. All loggers of clients and
-workers are EventLoggers.
+the name as `event`, so that log collectors do not parse the message. All loggers here are EventLoggers.
 """
 
 from __future__ import annotations

@@ -33,10 +33,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def active() -> Tracing | None:
-    """Return the Tracing object of this process; None if tracing is off.
-
-    The first call reads the environment. Raises ConfigError if its settings cannot be used.
-    """
+    """Return the Tracing object, or None. The first call reads the environment and may raise ConfigError."""
     if not _decided:
         with _lock:
             if not _decided:  # another thread may have read the environment first

@@ -112,10 +112,7 @@ class Tracing:
         links: Iterable[TraceParent] = (),
         start_ns: int | None = None,
     ) -> Span:
-        """Start a span; the caller must end it.
-
-        parent: default: the current span, if there is one. start_ns: nanoseconds since 1970; None: now.
-        """
+        """Start a span, which the caller must end. Default parent: the current span; default start: now."""
         around = None
         if parent is not None:
             around = trace.set_span_in_context(NonRecordingSpan(_span_context(parent)), contexts.Context())
@@ -146,10 +143,7 @@ class Tracing:
     def record(
         self, operation: str, destination: object, parent: TraceParent, start_ns: int, attributes: Attributes
     ) -> TraceParent | None:
-        """Make a span that ends now, and return its context.
-
-        Return None if it is not sampled, or if there were too many spans in this second.
-        """
+        """Make a span that ends now. Return its context; None if not sampled, or too many in this second."""
         second = time.monotonic_ns() // 10**9
         if second != self._second:
             self._second, self._made = second, 0

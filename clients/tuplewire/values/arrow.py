@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from operator import sub
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -61,7 +61,7 @@ def groups_from_arrow(
     return groups
 
 
-def runs_by_task(tasks: Any, count: int, what: str) -> tuple[pa.Array, list[tuple[int, int, int]]]:
+def runs_by_task(tasks: pa.Array, count: int, what: str) -> tuple[pa.Array, list[tuple[int, int, int]]]:
     """Return the order of rows by task, and for each task its first row in this order and its rows.
 
     Rows to one task stay in order. Raises as groups_from_arrow(); errors call the other values `what`.

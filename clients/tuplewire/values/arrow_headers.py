@@ -143,10 +143,7 @@ def _too_large(name: str) -> MalformedError:
 
 
 def decode_columns(encoded: pa.Array, *, headers: bool) -> tuple[pa.Array, pa.Array | None]:
-    """Return a column of keys and, if requested, a column of headers; null if a message has no such value.
-
-    Raises MalformedError like decode_headers().
-    """
+    """Return columns of keys and, if requested, headers; null without a value. Raises as decode_headers()."""
     # Messages often share keys and headers, so each distinct entry is decoded once.
     entries = encoded.dictionary_encode()
     read = [decode_headers(entry) for entry in entries.dictionary.to_pylist()]

@@ -16,12 +16,11 @@ from tuplewire.values.arrow import runs_by_task
 def pack_rows(rows: pa.RecordBatch | pa.Table) -> bytes:
     """Return rows as the payload of one message: a complete stream of Arrow's IPC format, with its schema.
 
-    A bolt therefore gets columns of a few thousand rows, not an object for each row. Any program with an
-    Arrow library can read the payload. Its size is limited (max_message_bytes); route_rows() divides rows
-    accordingly. Values of a dictionary column that the rows do not use are omitted. Source: the Arrow
-    columnar format, "IPC Streaming Format".
+    Any program with an Arrow library can read the payload. Its size is limited (max_message_bytes);
+    route_rows() divides rows accordingly. Dictionary values that the rows do not use are omitted.
 
-    Raises MessageError if `rows` is not a RecordBatch or Table.
+    Raises:
+        MessageError: `rows` is not a RecordBatch or Table.
     """
     batch = _compact(_one_batch(rows))
     sink = pa.BufferOutputStream()
@@ -34,8 +33,10 @@ def pack_rows(rows: pa.RecordBatch | pa.Table) -> bytes:
 def unpack_rows(payload: bytes) -> pa.RecordBatch:
     """Return the rows in a payload of pack_rows(), or in any stream of Arrow's IPC format.
 
-    The columns of a single batch share the payload's memory. Raises MalformedError for any other payload. All
-    values are checked, including the UTF-8 of strings.
+    The columns of a single batch share the payload's memory.
+
+    Raises:
+        MalformedError: The payload is anything else. All values are checked, also the UTF-8 of strings.
     """
     if not isinstance(payload, bytes | bytearray | memoryview):
         raise MalformedError(f"a payload is bytes, not {type(payload).__name__}")
@@ -55,12 +56,17 @@ def unpack_rows(payload: bytes) -> pa.RecordBatch:
 def route_rows(
     tasks: pa.Array | pa.ChunkedArray, rows: pa.RecordBatch | pa.Table, max_bytes: int = MIB // 2
 ) -> tuple[list[int], list[bytes]]:
-    """Divide rows by task, and return the tasks and payloads of the messages.
+    """Divide rows by task, and return the tasks and payloads for TaskMessageBatch.from_columns().
 
-    Pass both to TaskMessageBatch.from_columns(). Rows to one task stay in order. They are divided into
-    several messages if one message would exceed about `max_bytes`; a single row is never divided.
+    Args:
+        max_bytes: The approximate maximum size of a message. A single row is never divided.
 
-    Raises MessageError unless there is one task for each row, and InvalidTaskError for an invalid task id.
+    Returns:
+        One or more messages for each task, with its rows in order.
+
+    Raises:
+        MessageError: `rows` is not a RecordBatch or Table.
+        InvalidTaskError: A task id is invalid, or there is not one for each row.
     """
     rows = _one_batch(rows)
     try:

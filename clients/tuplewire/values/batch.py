@@ -36,12 +36,10 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     """An immutable sequence of TaskMessages, stored as columns. Thread-safe.
 
     Iterating and indexing create TaskMessages; all other operations (`groups`, slices, `+`) use columns. A
-    batch keeps the order in which you built it. It is sent as groups, so the receiver gets the messages in
-    order for each (source, task). This is the order that Tuplewire guarantees.
+    batch keeps its order. It is sent as groups: receivers get the messages in order for each (source, task).
 
-    `redelivered` is a property of a whole group. It is preserved in `groups`, in slices with step 1 of a
-    batch built from groups, and in sums of such batches. Two batches are equal if their tasks, sources,
-    payloads, keys and headers are equal.
+    Groups have `redelivered`, which slices with step 1 of a batch built from groups, and sums of such batches
+    preserve. Two batches are equal if their tasks, sources, payloads, keys and headers are equal.
     """
 
     __slots__ = ("_columns", "_count", "_grouped", "_groups")
@@ -53,7 +51,9 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     def __init__(self, messages: Iterable[TaskMessage] = (), *, source: SupportsIndex | None = None) -> None:
         """Build a batch from TaskMessages of one source task (None if the sender is not a task).
 
-        Raises InvalidTaskError for an invalid task id, MessageError for objects that are not TaskMessages.
+        Raises:
+            InvalidTaskError: The source is not a valid task id.
+            MessageError: An object is not a TaskMessage.
         """
         messages = list(messages)
         try:
@@ -80,7 +80,9 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     ) -> Self:
         """Build a batch from columns of equal length. An integer stands for a column with that value.
 
-        `keys` and `headers` have a value as in TaskMessage() for each message, or None.
+        Args:
+            sources: The sending tasks; None if the sender is not a task.
+            keys, headers: For each message, a value as in TaskMessage(), or None.
 
         Raises:
             MalformedError: The lengths differ.
@@ -121,6 +123,10 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             source: The sending task; None if the sender is not a task.
             keys: Binary or strings; null for a message without a key.
             headers: Lists of structs of name and value, as from Spark's Kafka source; null: no headers.
+
+        Raises:
+            MalformedError: A column has nulls, a wrong type or length, or 2 GiB or more, or a header no name.
+            InvalidTaskError: A task id is outside 0 to 2^31-1.
         """
         from tuplewire.values.arrow import groups_from_arrow
         from tuplewire.values.arrow_headers import encode_columns
@@ -129,10 +135,13 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return cls.from_groups(groups_from_arrow(tasks, payloads, source, encoded))
 
     def to_arrow(self, *, headers: bool = False) -> pa.RecordBatch:
-        """Return columns `task` (int32), `source` (int32, nullable) and `message` (binary), in this order.
+        """Return rows, in order, with `task` (int32), `source` (int32 or null) and `message` (binary).
 
-        Rows are in the order of iteration. With `headers`, append the nullable columns `key` (binary) and
-        `headers` (lists of structs of `key` and `value`), with the errors of TaskMessage.headers.
+        Args:
+            headers: Append the nullable columns `key` (binary) and `headers` (lists of {key, value}).
+
+        Raises:
+            MalformedError: A column has 2 GiB or more, or a program has sent an invalid key or headers.
         """
         from tuplewire.values.arrow import key_and_headers, record_batch
 

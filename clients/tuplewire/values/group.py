@@ -128,8 +128,7 @@ class TaskGroup:
         count: The number of messages.
         header_lengths: The same for encoded keys and headers (values/headers.py); empty if there are none.
         size_bytes: Bytes of payloads, keys and headers, as counted by limits and credit.
-        redelivered: True if the messages may be duplicates, because a process failed, or a connection broke
-            while their task moved.
+        redelivered: True if the messages may be duplicates, after a failure or a broken connection in a move.
         forwarded: Set between workers. Low 32 bits: the number of the entry worker, which accepted the
             messages from a program. Next 24: hops of these or earlier messages since then. Upper 8: hops
             since they last waited in the queue of their task's owner. 0: the sending worker is the entry
@@ -137,9 +136,8 @@ class TaskGroup:
         entry_sequence: Set between workers. The number of the first message among all messages to the task
             that the entry worker accepted, from 1. The numbers of later messages follow without gaps.
         flow: See flow_of().
-        accepted_micros: The time at which the sender accepted the first message, or the entry worker if the
-            sender reported none; 0 if unknown. In microseconds since 1970 by the clock of that host, exact to
-            a millisecond. It does not change on the path to the consumer, also during a move.
+        accepted_micros: The time at which the sender, or else the entry worker, accepted the first message; 0
+            if unknown. In microseconds since 1970 by that host's clock, exact to a millisecond, and constant.
         retained_upstream: At a worker, True if an upstream process retains the messages until they are
             processed. They are then not lost if the worker fails.
     """
@@ -171,7 +169,9 @@ class TaskGroup:
     ) -> Self:
         """Build a group from payloads.
 
-        Raises InvalidTaskError for an id outside 0 to 2^31-1, MessageError if a payload is not bytes.
+        Raises:
+            InvalidTaskError: A task id is outside 0 to 2^31-1.
+            MessageError: A payload is not bytes.
         """
         sender = None if source is None else check_task(source)
         number = check_task(task)
@@ -308,8 +308,7 @@ class TaskGroup:
     def at(self, entry_sequence: int, now_micros: int, *, retained_upstream: bool = False) -> TaskGroup:
         """Return the same messages with the entry sequence that their entry worker assigned.
 
-        `now_micros` is the time of acceptance if the group has no time yet. `retained_upstream`: the
-        program's sender retains them.
+        `now_micros`: the time of acceptance, unless it has one. `retained_upstream`: the sender retains them.
         """
         return replace(
             self,

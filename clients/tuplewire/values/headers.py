@@ -25,10 +25,7 @@ _MOST_DIGITS = 18
 
 
 def encode_headers(key: Any, headers: Any) -> bytes:
-    """Encode a message's key (or None) and headers: pairs of a str, and bytes or None.
-
-    Raises MessageError for a value of another type, such as a key that is not bytes.
-    """
+    """Encode a key (or None) and headers: pairs of a str, and bytes or None. Raises MessageError."""
     if key is None and not headers:
         return b""
     if isinstance(headers, Mapping):

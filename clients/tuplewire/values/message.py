@@ -89,13 +89,14 @@ class TaskMessage:
     def headers(self) -> ReadHeaders:
         """The headers, as pairs of name and value.
 
-        Raises MalformedError if another program has sent the message with invalid bytes for key and headers.
+        Raises:
+            MalformedError: Another program has sent the message with invalid bytes for key and headers.
         """
         return self._decoded()[1]
 
     @property
     def is_request(self) -> bool:
-        """True if the message is a request: its sender waits for client.answer(). Raises as `headers`."""
+        """True if the sender of the message waits for client.answer(). Raises as `headers`."""
         from tuplewire.values.headers import REPLY_TO, number_in
 
         return number_in(self.headers, REPLY_TO) is not None
@@ -140,9 +141,10 @@ class TaskMessage:
         return f"TaskMessage(task={self.task!r}, message={self.message!r}{more})"
 
     def serialize(self) -> bytes:
-        """Return the message in Storm's format: the task id in two bytes, big-endian, then the payload.
+        """Return Storm's format: the task id in two bytes, big-endian, then the payload; no key or headers.
 
-        Key and headers are omitted. Raises InvalidTaskError for an id above 32767, which exceeds two bytes.
+        Raises:
+            InvalidTaskError: The task id is above 32767, which exceeds two bytes.
         """
         if self.task > _MAX_SERIALIZED_TASK:
             raise InvalidTaskError(
@@ -155,7 +157,9 @@ class TaskMessage:
     def deserialize(cls, packet: BytesLike) -> Self:
         """Decode the bytes of serialize().
 
-        Raises MalformedError if there are fewer than two bytes, InvalidTaskError for an id below -1.
+        Raises:
+            MalformedError: There are fewer than two bytes.
+            InvalidTaskError: The task id is below -1.
         """
         packet = as_bytes(packet)
         if len(packet) < 2:
