@@ -39,7 +39,7 @@ myst_heading_anchors = 4
 nb_execution_mode = "off"  # a test executes the notebooks
 
 default_role = "code"  # in a docstring, a single backtick is code
-autoclass_content = "both"
+autoclass_content = "both"  # the arguments of a class are in the docstring of its __init__
 autodoc_member_order = "bysource"
 autodoc_type_aliases = {"_ArrayLike": "numpy.typing.ArrayLike"}
 # A directive that lists its :members: also needs :no-members: and :no-inherited-members:.

@@ -19,10 +19,8 @@ from tuplewire_topology.authoring.component import (
     Spout,
     TaskHook,
     TopologyContext,
-    WorkerContext,
-    WorkerHook,
 )
-from tuplewire_topology.authoring.description import CustomStreamGrouping, Topology
+from tuplewire_topology.authoring.description import CustomStreamGrouping, Topology, WorkerContext, WorkerHook
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, Tuple
 from tuplewire_topology.authoring.user_metrics import CounterMetric, HistogramMetric
 from tuplewire_topology.authoring.windows import TupleWindow, Window, WindowedBolt

@@ -33,8 +33,7 @@ class MessageFormat(StrEnum):
     JSON = "json"
     """One JSON object per line: `task`, and `message` (text) or `base64` (bytes that are not text).
 
-    Optional are `key`, and `headers` as pairs of name and value. A key or value that is not text is an object
-    with `base64`.
+    Optional: `key`, and `headers` as pairs of name and value. Bytes can be an object with `base64`.
     """
     PREFIXED = "prefixed"  # each payload after its length in four bytes, big-endian; without tasks
 
@@ -64,8 +63,7 @@ def read_messages(
 ) -> Iterator[tuple[int, bytes, MessageMetadata]]:
     """Yield the task, the payload, and the key and headers of each message.
 
-    `task` is for messages that name no task. Raises ConfigError, with the number of the message, if a message
-    is invalid or has no task.
+    `task` is for messages without a task. Raises ConfigError, with its number, if a message is invalid.
     """
     for number, line in enumerate(payloads, 1):
         to, payload, metadata = task, line, MessageMetadata()

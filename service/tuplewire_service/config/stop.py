@@ -60,10 +60,7 @@ def read_signals(action: Callable[[int], None]) -> None:
 
 
 def end_by_force(seconds: float, why: Callable[[], str]) -> threading.Timer:
-    """Exit with code 70 after `seconds`, and write the reason that `why` returns to standard error.
-
-    Returns the timer; cancel() it to keep the process running.
-    """
+    """Exit with code 70 after `seconds`, with the reason `why()` on standard error. Returns the timer."""
 
     def end() -> None:
         try:

@@ -54,10 +54,7 @@ class EventFormatter(logging.Formatter):
 
 
 class LogOutput(logging.Handler, Collector):
-    """The destination of a process' log records. Their level can be changed temporarily.
-
-    As a handler, it stores the last lines, and counts all records.
-    """
+    """The destination of log records. As a handler, it stores the last lines, and counts all records."""
 
     def __init__(self, level: str, form: str) -> None:
         """Start with the configured level and format; nothing is written before start()."""

@@ -146,8 +146,7 @@ class ProgramReports:
         """Store a checked report in place of the program's last one, within the limits.
 
         `owner` is the program's identity, and `in_force` the current assignment version. Raises
-        StaleAssignmentError for a report for another version, and ResourceLimitError for one that is too
-        early or too large.
+        StaleAssignmentError for another version, and ResourceLimitError if it is too early or too large.
         """
         if report.assignment_version != in_force:
             raise StaleAssignmentError(

@@ -34,7 +34,7 @@ class AcceptedPeers(enum.IntEnum):
     NOBODY = 0
     """Only the program in the worker's process, which is disconnected at the end of a drain."""
     LEAVING_WORKERS = 1
-    """Workers that are shutting down: the messages they hold would be lost with them."""
+    """Workers that are shutting down. The messages they hold would be lost with them."""
     WORKERS = 2
     ALL = 3
 
@@ -49,7 +49,13 @@ class ConnectionStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClientStatistics:
-    """A snapshot of a client connection."""
+    """A snapshot of a client connection.
+
+    Attributes:
+        sent_messages: Includes messages that were sent again after a reconnect.
+        sent_batches: The frames of these messages.
+        sent_bytes: The size of these messages, with keys and headers.
+    """
 
     ledger: LedgerSnapshot
     sent_messages: int = 0
@@ -57,7 +63,7 @@ class ClientStatistics:
     sent_bytes: int = 0
     reconnects: int = 0
     receiver_assignment_version: int = 0
-    """The receiver's version at the last connection; 0: none, or unknown to the transport."""
+    """The receiver's version at the last connection, or 0 if it had none, or the transport knows none."""
     possibly_lost: int = 0
     """Maximum number of acknowledged messages that may have been lost when a receiver failed."""
 
@@ -71,17 +77,17 @@ class InboundSession(Protocol):
 
     @property
     def worker_number(self) -> int:
-        """The number that identifies the sender in forwarded messages; 0: a program."""
+        """The number that identifies the sender in forwarded messages, or 0 for a program."""
 
     @property
     def needs_release_acks(self) -> bool:
-        """True if the sender waits for each release: a sender in the mode `processed`, or a worker.
+        """True if the sender waits for each release, like a worker, or a sender in the mode `processed`.
 
         Its messages are retained until their consumer has acknowledged them.
         """
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """Release the next `messages` messages of the task, in order of arrival.
+        """Release the next `messages` messages of the task, with this total size, in order of arrival.
 
         This gives the sender credit, and acknowledges the messages in the mode `processed`.
         """
@@ -97,7 +103,7 @@ class ReceivedBatch(TaskMessageBatch):
     __slots__ = ("assignment_version", "held", "inbound", "refusals")
 
     assignment_version: int
-    """The assignment that the sender used to route this batch; 0: it does not route."""
+    """The assignment that the sender used to route this batch, or 0 if it does not route."""
     inbound: InboundSession
     held: bool
     refusals: list[tuple[TaskGroup, RefusedError]]
@@ -106,7 +112,7 @@ class ReceivedBatch(TaskMessageBatch):
     def arrived(
         cls, groups: Iterable[TaskGroup], inbound: InboundSession, assignment_version: int = 0
     ) -> ReceivedBatch:
-        """Build a batch of groups that are not empty; for transports."""
+        """Build a batch for a callback, of groups that are not empty. For transports."""
         batch = cls.__new__(cls)._hold(None, tuple(groups))
         batch.inbound, batch.held, batch.refusals = inbound, False, []
         batch.assignment_version = assignment_version
@@ -133,12 +139,12 @@ class IConnectionCallback(ABC):
 
     @property
     def not_ready(self) -> RefusedError | None:
-        """The reason to refuse sessions of programs for now, which are then retried; None: accept them."""
+        """The reason to refuse sessions of programs, which are then retried, or None to accept them."""
         return None
 
     @property
     def assignment_version(self) -> int:
-        """The current assignment version, for senders that connect; 0: none."""
+        """The current assignment version, for senders that connect, or 0 if there is none."""
         return 0
 
     def on_worker_connection(self, number: int, *, connected: bool) -> None:  # noqa: B027 - not all need know
@@ -154,7 +160,7 @@ class IConnection(ABC):
     @property
     @abstractmethod
     def port(self) -> int:
-        """The port: bound (server) or of the peer (client)."""
+        """The bound port of a server, or the peer's port of a client."""
 
     @property
     @abstractmethod
@@ -193,19 +199,25 @@ class IServerConnection(IConnection):
         """Deliver messages to the callback from now on, starting with waiting messages.
 
         Call it at most once, and only if bind() had no callback. Earlier messages wait at their senders
-        without acknowledgement, so refusals of the callback reach the senders. Raises ClosedError if recv()
-        or another callback receives the messages.
+        without acknowledgement, so refusals of the callback reach the senders.
+
+        Raises:
+            ClosedError: recv() or another callback receives the messages.
         """
 
     @abstractmethod
     def recv(self, flags: int = BLOCK) -> TaskMessage | None:
         """Return the next message (pull mode, without a callback).
 
-        With BLOCK, wait for a message; with NO_BLOCK, return None if there is none. The first call starts the
-        delivery. After the connection is closed and its accepted messages are read, every call returns the
-        shutdown notice: a message to SHUTDOWN_TASK (-1), which no sender can send. A receive loop ends there.
-        Raises ClosedError if a callback is registered. Source: Storm's `IConnection.recv`, and the notice of
-        its receive thread.
+        The first call starts the delivery. After the connection is closed and its accepted messages are read,
+        every call returns the shutdown notice: a message to SHUTDOWN_TASK (-1), which no sender can send. A
+        receive loop ends there. Source: Storm's `IConnection.recv`, and the notice of its receive thread.
+
+        Args:
+            flags: BLOCK: wait for a message. NO_BLOCK: return None if there is none.
+
+        Raises:
+            ClosedError: A callback is registered.
         """
 
     @abstractmethod
@@ -229,7 +241,7 @@ class IClientConnection(IConnection):
     @property
     @abstractmethod
     def congested(self) -> frozenset[int]:
-        """The tasks with nearly full queues, as the peer recently reported. For display: credit decides."""
+        """The tasks with nearly full queues, as the peer recently reported. For display; credit decides."""
 
     @overload
     def send(
@@ -242,9 +254,15 @@ class IClientConnection(IConnection):
         """Accept messages: a batch, an iterable of TaskMessages, or a task id and a payload.
 
         If the buffer is full, the setting `overflow` decides: wait, fail, or drop messages that no receiver
-        has. Waits at most `timeout` seconds; None: the configured time. After the return, messages arrive or
-        count as dropped. Either all messages are accepted or none. Raises BufferFullError,
-        MessageTooLargeError, ClosedError.
+        has. After the return, messages arrive or count as dropped. Either all messages are accepted or none.
+
+        Args:
+            timeout: The maximum wait in seconds; None: the setting `max_block_seconds`.
+
+        Raises:
+            BufferFullError: The buffer was full until the timeout, or is full with overflow="fail".
+            MessageTooLargeError: A message exceeds max_message_bytes.
+            ClosedError: The connection is closed.
         """
 
     @overload
@@ -259,8 +277,7 @@ class IClientConnection(IConnection):
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
         """Return the recently reported loads of these tasks.
 
-        A report is valid for `load_expires_seconds`. Every second, a worker reports tasks with messages, and
-        once each task that has become idle.
+        Valid for `load_expires_seconds`. Every second, a worker reports busy tasks, and newly idle ones.
         """
 
     @abstractmethod
@@ -273,13 +290,21 @@ class IContext(ABC):
 
     @abstractmethod
     def prepare(self, conf: Mapping[str, Any]) -> None:
-        """Apply the settings; called once, before any other method."""
+        """Apply the settings. Called once, before any other method. Raises ConfigError for an invalid one."""
 
     @abstractmethod
     def bind(
         self, topology_id: str, port: int, callback: IConnectionCallback | None = None
     ) -> IServerConnection:
-        """Listen on a port (0: any free port) for senders of the topology."""
+        """Listen for senders of the topology.
+
+        Args:
+            port: The port; 0: any free port.
+            callback: Receives the messages; None: a later register_recv() or recv() does.
+
+        Raises:
+            BindError: The port is in use.
+        """
 
     @abstractmethod
     def connect(self, topology_id: str, host: str, port: int) -> IClientConnection:

@@ -1,8 +1,7 @@
 """Exclusive use of a Unix socket's path, claimed before a server binds it.
 
 gRPC and ZeroMQ let a second server replace a live socket without an error, and the first gRPC server that
-stops removes the file of both. So a lock file decides between workers, and a connection attempt identifies a
-stale socket. Thread-safe.
+stops removes it. So a lock file decides, and a connection attempt identifies a stale socket. Thread-safe.
 """
 
 from __future__ import annotations

@@ -104,8 +104,7 @@ class SendStream:
         """End the stream with an error, after a last acknowledgement; only the first error counts."""
         if self.ending is None:
             self.ending = error
-            # Without a read, the task may be writing, which must not be cancelled; _serve_stream() raises the
-            # error.
+            # Without a read, the task may be writing: do not cancel it; _serve_stream() raises the error.
             if self.waiting is not None:
                 self.waiting.cancel()
 

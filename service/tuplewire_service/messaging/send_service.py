@@ -89,8 +89,7 @@ class SendService(StreamService):
             self._departed += 1
             self._departures.append((self._departed, each))
             for stream in self._streams:
-                # Programs do not forward messages, so they need no notice; see docs/design/moves.md (workers
-                # that drain).
+                # Programs forward nothing, so need no notice; see docs/design/moves.md (workers that drain).
                 if stream.intake is not AcceptedPeers.ALL:
                     notice = pb.SendResponse(departures=pb.Departures(departures=[each]))
                     stream.notify(notice, self._departed)
@@ -295,14 +294,12 @@ class SendService(StreamService):
                 # A frame without a receiver is not acknowledged: it waits here, and its sender retains it.
                 await self.opened.wait()
                 self._frame(session, request)
-                # Other frames share an acknowledgement; see docs/design/credit.md (acknowledgements on
-                # request).
+                # Others share an acknowledgement; see docs/design/credit.md (acknowledgements on request).
                 stream.frames.add(at_once=request.ack_immediately or session.state.urgent)
                 continue
             kind = request.WhichOneof("kind")
             if kind == "goodbye":
-                # A program must not declare that a worker has departed: waiting messages would then continue
-                # too early.
+                # Programs must not declare that a worker departed: waiting messages would continue too early.
                 if session.worker_number and request.goodbye.departures:
                     self.reception.callback.on_workers_departed(request.goodbye.departures)
                 # A newer incarnation may have replaced the session.

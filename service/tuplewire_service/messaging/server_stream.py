@@ -126,19 +126,15 @@ class ServerStream(MessageStream):
 
 
 def request_of(data: bytes | OutFrame) -> pb.SendRequest | OpaqueFrame | OutFrame:
-    """Return a decoded request of a Send stream. A stream in memory passes frames unencoded.
-
-    Raises MalformedError.
-    """
+    """Return a decoded request of a Send stream; in memory, frames are not encoded. Raises MalformedError."""
     return decode(pb.SendRequest, data) if isinstance(data, bytes) else data
 
 
 class PendingHandshakes:
     """Waits for the first message of streams, such as hello. Call only from the event loop.
 
-    Guarantee: at most MAX_PENDING_HANDSHAKES wait, for at most HELLO_SECONDS. One more causes a refusal of
-    the stream that has waited longest. Real clients send hello within milliseconds, so silent ones cannot
-    block them.
+    Guarantee: at most MAX_PENDING_HANDSHAKES wait, for at most HELLO_SECONDS. With one more, the longest wait
+    ends with a refusal. Real clients send hello within milliseconds, so silent ones cannot block them.
     """
 
     def __init__(self) -> None:
@@ -157,8 +153,7 @@ class PendingHandshakes:
             async with asyncio.timeout(HELLO_SECONDS) as patience:
                 self._waiting[key] = patience
                 if len(self._waiting) > MAX_PENDING_HANDSHAKES:
-                    # An expired timeout ends the oldest wait; its key is removed to distinguish the two
-                    # errors.
+                    # An expired timeout ends the oldest wait; its removed key distinguishes the two errors.
                     oldest = next(iter(self._waiting))
                     self._waiting.pop(oldest).reschedule(asyncio.get_running_loop().time())
                 return await read()

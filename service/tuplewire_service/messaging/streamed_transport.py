@@ -260,7 +260,6 @@ class StreamedContext(IContext):
     def bind(
         self, topology_id: str, port: int, callback: IConnectionCallback | None = None
     ) -> StreamedServer[Any]:
-        """See IContext. Raises BindError if the port is in use."""
         return self._keep(self.server(self, topology_id, port, callback))
 
     def connect(
@@ -272,8 +271,7 @@ class StreamedContext(IContext):
         self._connections += 1
         identity = Identity(
             topology_id,
-            # A restarted worker's clock may be behind; a new sender id keeps its incarnation from being
-            # stale.
+            # After a restart, the clock may be behind; a new sender id keeps the incarnation valid.
             f"{settings.worker_id or uuid.uuid4()}/{self._start}.{self._connections}",
             settings.incarnation,
             worker=bool(settings.worker_id),
@@ -285,7 +283,6 @@ class StreamedContext(IContext):
         return self._keep(StreamedClient(end))
 
     def _keep(self, made: _Connection) -> _Connection:
-        """Record a connection for term(), and forget closed ones."""
         self._made = [each for each in self._made if each.status is not ConnectionStatus.CLOSED]
         self._made.append(made)
         return made

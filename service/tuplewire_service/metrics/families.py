@@ -97,8 +97,7 @@ def exposed_names(family: pb.MetricFamily) -> list[str]:
 def families(reported: Iterable[pb.MetricFamily]) -> Iterator[Metric]:
     """Yield a Prometheus family for each name. Samples with the same labels are added up.
 
-    If programs use a name for different metrics, the first one counts: Prometheus rejects a page on which a
-    name has two types.
+    If programs use a name for different metrics, the first one counts: for Prometheus, a name has one type.
     """
     taken: dict[str, pb.MetricFamily] = {}
     found: dict[str, dict[tuple[str, ...], pb.MetricSample]] = {}

@@ -45,8 +45,7 @@ _CONFIG_SHOWN = [  # for comparisons between workers: sizes and times, but no na
 class Names:
     """Assigns series names to keys. The first `limit` keys have their own name, the others are `other`.
 
-    A key keeps its name while it exists. The place of a removed key goes to a new key, never to one that is
-    already counted as `other`.
+    A key keeps its name while it exists. A new key, never one counted as `other`, replaces a removed one.
     """
 
     def __init__(self, limit: int, always: Collection[str] = ()) -> None:

@@ -32,11 +32,7 @@ class EmbeddedWorker:
     """A worker in this process, with a Host for the program that uses it."""
 
     def __init__(self, worker_id: str, topology: str, conf: Mapping[str, Any]) -> None:
-        """Start without an assignment.
-
-        `conf` has the settings of the worker and its transport, by Storm's keys; see settings_in(). Raises
-        ConfigError.
-        """
+        """Start without an assignment. `conf`: see settings_in(). Raises ConfigError."""
         given = settings_in(conf, of_processes=False)
         config = WorkerConfig(**{**given, "worker_id": worker_id, "topology": topology})
         incarnation = time.time_ns()

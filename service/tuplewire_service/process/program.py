@@ -35,10 +35,7 @@ ENTRY_POINT_GROUP = "tuplewire.programs"
 
 
 class Program(ABC):
-    """A program in the process of a worker. Its methods may be called from any thread.
-
-    Besides these methods, it has the properties of AttachedProgram.
-    """
+    """A program in a worker's process, with the properties of AttachedProgram. Thread-safe."""
 
     @abstractmethod
     def start(self, address: str) -> None:

@@ -127,8 +127,7 @@ def _configuration(identity: CertifiedIdentity) -> grpc.ServerCertificateConfigu
 def read_identity(credentials: Credentials) -> CertifiedIdentity:
     """Read the files of a worker, and test its certificate in a handshake with itself, as server and client.
 
-    Raises ConfigError if other workers would reject it: a key that does not match, another CA, expired, or
-    not valid for both sides.
+    Raises ConfigError if workers would reject it: wrong key, another CA, expired, or not for both sides.
     """
     tls = read_tls(credentials)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -122,8 +122,7 @@ class Guard:
         # A worker's certificate takes the place of a token.
         token = None if self.tokens is None or worker else self._token(caller, self.tokens())
         if not self.tls:
-            # Without TLS, no caller can be distinguished from a worker. With rules, no caller may then be
-            # one.
+            # Without TLS, any caller could be a worker. With rules, no caller may then be one.
             worker = self.read_rules is None
         return None if token is None else token.name, worker
 
@@ -176,10 +175,7 @@ class Access(IAccess):
             self._guard.standing.pop(self, None)
 
     def renew(self) -> None:
-        """Check again the rights that its stream was admitted with. Raises RefusedError if one was withdrawn.
-
-        Sent messages are checked frame by frame anyway.
-        """
+        """Check the rights of its stream again; sent frames are checked anyway. Raises RefusedError."""
         self._identify()
         if self._check_again is not None:
             self._check_again(self)
@@ -233,8 +229,7 @@ class Access(IAccess):
     def owner(self) -> str:
         """All workers together, a token's name up to a `/`, or a certificate's first name; see IAccess.
 
-        So a driver with more rights, `etl/driver`, can publish the messages that its executors, `etl`, have
-        staged.
+        So a driver with more rights, `etl/driver`, can publish messages that its executors, `etl`, staged.
         """
         if self._is_worker and self._may_be_worker:
             return "workers"

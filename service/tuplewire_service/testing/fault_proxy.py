@@ -71,10 +71,7 @@ class Line:
     async def forward(
         self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Forward all bytes of one direction, in order and unchanged, and then the close.
-
-        Raises ConnectionResetError if the close is a reset.
-        """
+        """Forward one direction, and then the close. Raises ConnectionResetError if the close is a reset."""
         held: _Held = asyncio.Queue(_HELD_CHUNKS)
         async with asyncio.TaskGroup() as both:
             both.create_task(_receive(reader, held))
@@ -134,8 +131,7 @@ def _now() -> float:
 class FaultProxy:
     """Forwards bytes between clients of `address` and the target. Use it as a context manager. Thread-safe.
 
-    target, listen: host:port or unix:///path; port 0 selects a free port. A method has taken effect when it
-    returns.
+    A method has taken effect when it returns.
 
     Faults can be combined: a delay also applies with a throttle or black hole; resume() removes all faults.
     Each fault applies to all current and later connections. At most 4 MiB are buffered in each direction of a
@@ -143,6 +139,10 @@ class FaultProxy:
 
     Guarantee: a connection's bytes arrive in order and unchanged until it is cut, as in any TCP connection. A
     close or reset of one end reaches the other end after these bytes, under the same conditions.
+
+    Args:
+        target: The address to forward to, host:port or unix:///path.
+        listen: The address for clients, in the same form. Port 0 selects a free port; see `address`.
     """
 
     def __init__(self, target: str, listen: str = "127.0.0.1:0") -> None:

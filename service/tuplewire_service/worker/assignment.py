@@ -222,8 +222,7 @@ def parse_assignment(content: bytes, path: Path) -> Assignment:
 class AssignmentFile:
     """Polls a file, such as a mounted ConfigMap, and applies its assignment after each change.
 
-    The content is compared: a ConfigMap swaps a symlink in the path, and two quick writes may have the same
-    modification time.
+    The content is compared: a ConfigMap swaps a symlink in the path, and quick writes may have equal times.
 
     Args:
         update: Called with the assignment. Its errors, such as a stale version, count as the file's.

@@ -69,8 +69,7 @@ class Connections:
     def refresh(self, needed: Collection[Peer], kept: Container[Peer], lost: Container[Peer]) -> None:
         """Open missing connections; in the background, close connections that are neither needed nor kept.
 
-        A closing connection waits for acknowledgements for a limited time. Connections to lost peers do not
-        wait.
+        A closing connection waits for acknowledgements for a limited time, but not for lost peers.
         """
         self._needed = frozenset(needed)
         for peer in needed:

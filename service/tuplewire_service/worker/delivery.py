@@ -152,10 +152,7 @@ class DeliveryLog:
         return deliveries
 
     def read(self, after: int, last: int, max_bytes: int) -> list[Delivery]:
-        """Return unacknowledged messages after the sequence `after`, up to `last`, without moving a cursor.
-
-        `max_bytes` is as for take().
-        """
+        """Return unacknowledged messages after `after`, up to `last`, without moving a cursor; see take()."""
         found: list[Delivery] = []
         for entry in chain(self._delivered.after(after), self._waiting.after(after)):
             delivery = Delivery(entry.first, entry.group).within(after, last)

@@ -55,8 +55,7 @@ class Departures:
     """The departures that a worker knows of. Not thread-safe.
 
     Each goodbye between workers contains all departures. A receiver also reports them to its senders before
-    it releases messages that it had forwarded to a departed worker. A worker that starts later therefore
-    learns of earlier departures.
+    it releases messages that it had forwarded to a departed worker. So workers that start later know them.
     """
 
     def __init__(self) -> None:

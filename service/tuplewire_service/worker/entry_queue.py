@@ -132,8 +132,7 @@ class EntryQueue:
     def move_after(self, sequence: int, to: EntryQueue, *, redelivered: bool) -> None:
         """Move all messages after `sequence` to the front of the queue `to`, which continues after them.
 
-        With `redelivered`, mark the moved messages. Runs move without unpacking, so this is fast for a long
-        queue.
+        With `redelivered`, mark the moved messages. Runs move without unpacking, fast even for long queues.
         """
         self._runs.extend(_runs(self._tail))
         to._runs.extendleft(_runs(to._head))

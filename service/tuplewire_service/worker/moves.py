@@ -289,8 +289,7 @@ class Moves:
 class EntrySequences:
     """Numbers the messages of programs by task, in the order of acceptance by this entry worker.
 
-    An entry sequence travels with its messages. During a move, it gives every worker their order. Call only
-    from the event loop.
+    The numbers travel with messages, and order them during a move. Call only from the event loop.
     """
 
     def __init__(self) -> None:

@@ -299,7 +299,6 @@ class Publications:
 
 
 def _contents(stages: Iterable[Stage]) -> dict[int, TaskContent]:
-    """Return the content of each task in some attempts."""
     found: dict[int, TaskContent] = {}
     for stage in stages:
         for each in stage.groups:

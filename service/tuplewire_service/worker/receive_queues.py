@@ -222,8 +222,7 @@ class ReceiveQueues:
     async def shown(self, urgent: Collection[int], most: int) -> Sequence[int]:
         """Return the `most` most relevant tasks, sorted by number.
 
-        Urgent tasks rank first, then tasks with most unacknowledged messages, then with most received
-        messages.
+        Urgent tasks rank first, then tasks with most unacknowledged, then with most received messages.
         """
 
         def rank(task: int) -> tuple[bool, int, int, int]:

@@ -126,8 +126,7 @@ class Sinks:
     ) -> tuple[dict[int, TaskContent], list[AssignedWorker]]:
         """Register a run, and drop the staged messages of other runs. Raises the errors of check().
 
-        Returns the content of tasks that already have the epoch, and workers that recently left the
-        assignment.
+        Returns the content of tasks that have the epoch, and workers that have recently left.
         """
         self.check(sink, epoch, names, {})
         self.staging.keep_only(sink, epoch, {each.attempt for each in names})

@@ -143,9 +143,8 @@ class Staging:
     ) -> tuple[Room, Stage]:
         """Reserve space for a piece, at `now` seconds of any clock. After Room.DISK, call written().
 
-        Raises SequenceGapError if earlier pieces are missing, StaleEpochError if the sink has started a later
-        epoch, EpochTooLargeError if the piece can never fit, and ResourceLimitError if others wait for space
-        as well.
+        Raises SequenceGapError if earlier pieces are missing, StaleEpochError if the sink has a later epoch,
+        EpochTooLargeError if the piece can never fit, and ResourceLimitError if others wait for space.
         """
         state = self._open(sink, epoch, now)
         try:

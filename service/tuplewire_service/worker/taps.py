@@ -145,10 +145,7 @@ class Taps:
         self._ended.omitted += tap.omitted
 
     def offer(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
-        """Copy a routed batch to the taps, except for refused messages.
-
-        Guarantee: it raises nothing. The batch is accepted even if a tap fails.
-        """
+        """Copy a routed batch, without refused messages, to the taps. Raises nothing, even if a tap fails."""
         refused = {id(group) for group, _ in batch.refusals}
         groups: Sequence[TaskGroup] = [group for group in batch.groups if id(group) not in refused]
         for tap in tuple(self.open):

@@ -157,8 +157,7 @@ def _grown(before: Mapping[_Key, _Number], now: Mapping[_Key, _Number]) -> dict[
 class LoopLag:
     """The delay of due callbacks in an event loop. The caller provides the clock.
 
-    If a loop is blocked for two seconds, several probes are overdue and one runs. Each counts with its own
-    delay, so a rare long block is visible.
+    After a block of two seconds, one of several overdue probes runs. Each counts, so a rare block is visible.
     """
 
     __slots__ = ("_due", "lag")

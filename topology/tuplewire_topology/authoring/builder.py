@@ -11,14 +11,7 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from tuplewire.errors import TopologyError
-from tuplewire_topology.authoring.component import (
-    BasicBolt,
-    BasicBoltExecutor,
-    Bolt,
-    Spout,
-    WorkerHook,
-    streams_of,
-)
+from tuplewire_topology.authoring.component import BasicBolt, BasicBoltExecutor, Bolt, Spout, streams_of
 from tuplewire_topology.authoring.description import (
     SYSTEM_PREFIX,
     Component,
@@ -27,6 +20,7 @@ from tuplewire_topology.authoring.description import (
     GroupingType,
     Input,
     Topology,
+    WorkerHook,
 )
 from tuplewire_topology.authoring.topology_settings import TICK_KEY
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM
@@ -46,8 +40,7 @@ class TopologyBuilder:
         builder.set_bolt("count", Count(), 4).fields_grouping("split", "word")
         topology = builder.create_topology()
 
-    Each task runs a copy of the given object. A bolt may name a component that is added later, because
-    names are checked in create_topology().
+    Each task runs a copy of its object. create_topology() checks names: a bolt may name a later component.
     """
 
     def __init__(self) -> None:
@@ -55,13 +48,25 @@ class TopologyBuilder:
         self._worker_hooks: list[WorkerHook] = []
 
     def set_spout(self, name: str, spout: Spout, parallelism: int = 1) -> ComponentDeclarer:
-        """Add a spout with `parallelism` executors. Raises TopologyError for a duplicate id or wrong type."""
+        """Add a spout.
+
+        Args:
+            name: The id of the component. Ids that begin with `__` are reserved.
+            parallelism: The number of executors (threads). Each runs one task; see set_num_tasks().
+
+        Raises:
+            TopologyError: The id is taken, or the spout has a wrong type or wrong `outputs`.
+        """
         if not isinstance(spout, Spout):
             raise TopologyError(f"spout {name!r} is of type {type(spout).__name__}, which is not a Spout")
         return self._add(ComponentDeclarer(ComponentKind.SPOUT, name, spout, parallelism))
 
     def set_bolt(self, name: str, bolt: Bolt | BasicBolt, parallelism: int = 1) -> BoltDeclarer:
-        """Add a bolt with `parallelism` executors. Raises TopologyError for a duplicate id or wrong type."""
+        """Add a bolt, like set_spout(). Methods of the result subscribe it to streams.
+
+        Raises:
+            TopologyError: As in set_spout(), or a WindowedBolt has no `window`.
+        """
         if isinstance(bolt, BasicBolt):
             bolt = BasicBoltExecutor(bolt)  # executors run only Bolts
         if not isinstance(bolt, Bolt):
@@ -116,7 +121,10 @@ class ComponentDeclarer:
 
 
 class BoltDeclarer(ComponentDeclarer):
-    """Adds the subscriptions of a bolt. Methods return self. Algorithms: tuplewire/grouping/grouping.py."""
+    """Adds the subscriptions of a bolt. Methods return self. Algorithms: tuplewire/grouping/grouping.py.
+
+    `component` is the id of the emitter, and `stream` one of its streams. create_topology() checks them.
+    """
 
     def shuffle_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> Self:
         """Spread the tuples evenly over the tasks."""

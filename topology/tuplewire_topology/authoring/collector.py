@@ -154,18 +154,22 @@ class SpoutOutputCollector(_Collector):
         self.wake = wake
 
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None) -> None:
-        """Emit a tuple on one of the spout's streams. Do not change its values afterwards.
+        """Emit a tuple on one of the spout's streams.
 
-        `message_id` is the argument of the later ack() or fail(). With None, neither is called. Without
-        acker tasks, the id is sent with the tuple and all tuples anchored to it. Raises MessageError if the
-        values do not match the stream.
+        Args:
+            values: A value for each field. Do not change them afterwards.
+            message_id: The argument of the later ack() or fail(); None: neither is called. Without acker
+                tasks, it is sent with the tuple and all tuples anchored to it.
+
+        Raises:
+            MessageError: The stream is direct, is not in `outputs`, or has another number of fields.
         """
         self._outbox.put(stream, values, self._root(message_id))
 
     def emit_direct(
         self, task: int, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None
     ) -> None:
-        """Emit a tuple to one subscriber of a direct stream. Raises MessageError for another task."""
+        """Emit like emit(), to one subscriber of a direct stream. Raises MessageError for another task."""
         self._outbox.put(stream, values, self._root(message_id), task)
 
     def _root(self, message_id: Any) -> MessageId:
@@ -189,10 +193,11 @@ class OutputCollector(_Collector):
     def emit(
         self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, anchors: Tuple | Iterable[Tuple] = ()
     ) -> None:
-        """Emit a tuple on one of the bolt's streams. Do not change its values afterwards.
+        """Emit a tuple on one of the bolt's streams. Raises errors as SpoutOutputCollector.emit() does.
 
-        `anchors` are the input tuples that it results from; it carries their message ids. Raises
-        MessageError if the values do not match the stream.
+        Args:
+            values: A value for each field. Do not change them afterwards.
+            anchors: The input tuples that it results from; it carries their message ids.
         """
         self._outbox.put(stream, values, _message_id(anchors))
 
@@ -204,7 +209,7 @@ class OutputCollector(_Collector):
         stream: str = DEFAULT_STREAM,
         anchors: Tuple | Iterable[Tuple] = (),
     ) -> None:
-        """Emit a tuple to one subscriber of a direct stream. Raises MessageError for another task."""
+        """Emit like emit(), to one subscriber of a direct stream. Raises MessageError for another task."""
         self._outbox.put(stream, values, _message_id(anchors), task)
 
     def ack(self, message: Tuple) -> None:
@@ -229,7 +234,7 @@ class BasicOutputCollector:
         self._put(stream, values, self._message_id)
 
     def emit_direct(self, task: int, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple to one subscriber of a direct stream. Raises MessageError for another task."""
+        """Emit like emit(), to one subscriber of a direct stream. Raises MessageError for another task."""
         self._put(stream, values, self._message_id, task)
 
     def report_error(self, error: Exception) -> None:

@@ -1,8 +1,8 @@
-"""Base classes of spouts, bolts and hooks, which users implement, and errors of tasks.
+"""Base classes of spouts, bolts and their hooks, which users implement, and errors of tasks.
 
 Used by programs that define a topology, and by executors, which call one task's methods from one thread.
-Owns the contexts of tasks and workers. Not thread-safe. Source: Storm's `ISpout`, `IBolt`, `IBasicBolt`,
-`IWorkerHook`, `ITaskHook` and `WorkerUserContext`. Design: docs/design/topologies.md.
+Owns the contexts of tasks. Not thread-safe. Source: Storm's `ISpout`, `IBolt`, `IBasicBolt`, `ITaskHook`.
+Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from tuplewire.errors import TopologyError, TuplewireError
 from tuplewire.text.events import event_logger
 from tuplewire_topology.authoring.collector import BasicOutputCollector, OutputCollector, SpoutOutputCollector
-from tuplewire_topology.authoring.description import Component, Topology
+from tuplewire_topology.authoring.description import Component, Topology, WorkerContext, WorkerHook
 from tuplewire_topology.authoring.tuples import Stream, Tuple
 from tuplewire_topology.authoring.user_metrics import (
     BUCKETS,
@@ -30,41 +30,17 @@ from tuplewire_topology.authoring.user_metrics import (
 logger = event_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerContext:
-    """The worker that runs a hook. `topology_id` is the name under which the topology runs.
-
-    `tasks` are the worker's tasks when it starts. `resources` are for them: see TopologyContext.resource().
-    """
-
-    topology_id: str
-    topology: Topology
-    tasks: frozenset[int]
-    resources: dict[str, Any] = field(default_factory=dict)
-
-
-class WorkerHook:
-    """Runs when a worker starts and ends. Each worker runs a copy. Source: Storm's `BaseWorkerHook`."""
-
-    def start(self, conf: Mapping[str, Any], context: WorkerContext) -> None:
-        """Add resources to the context, before any task is opened. An error ends the worker."""
-
-    def shutdown(self) -> None:
-        """Release resources, after all tasks are closed. Not called if the process is killed."""
-
-
 class TaskHook:
     """A base class for observers of one task. Called in the executor's thread, with batches of tuples.
 
-    An error in acked() or failed() counts as one of the spout or bolt; any other error ends the executor.
-    Source: Storm's `BaseTaskHook`.
+    An error in acked() or failed() is the component's; any other ends the executor. Source: `BaseTaskHook`.
     """
 
     def emitted(self, tuples: Sequence[Tuple]) -> None:
         """Observe tuples that the task emitted on one stream, before they are sent."""
 
     def executed(self, tuples: Sequence[Tuple], seconds: float) -> None:
-        """Observe tuples that a bolt executed in `seconds`."""
+        """Observe tuples that a bolt executed in `seconds` in total, without the time for sending."""
 
     def acked(self, message: Any) -> None:
         """Observe a tuple that a bolt acked, or the message id of a spout's processed tuple."""
@@ -97,9 +73,11 @@ def _shut_down(hook: WorkerHook) -> None:
 class TopologyContext:
     """The place of one task in a topology, its metrics, and the resources of its worker.
 
-    `topology_id` is the name under which the topology runs. `worker_port` is the port of the worker, or 0 if
-    the worker does not listen. `worker_tasks` were the worker's tasks when this task was opened. `metrics`
-    is shared by all tasks of the worker. The series are `tuplewire_user_NAME{component,task}` in `/metrics`.
+    Attributes:
+        topology_id: The name under which the topology runs.
+        worker_port: The port of the worker; 0: it does not listen.
+        worker_tasks: The worker's tasks when this task was opened.
+        metrics: Of all tasks of the worker, in `/metrics` as `tuplewire_user_NAME{component,task}`.
     """
 
     topology_id: str
@@ -127,10 +105,7 @@ class TopologyContext:
         return self.component_tasks.index(self.task)
 
     def resource(self, name: str) -> Any:
-        """Return a resource that a worker hook added. Raises TopologyError for an unknown name.
-
-        Source: Storm's `getResource` and `getSharedExecutor`.
-        """
+        """Return a hook's resource; TopologyError if unknown. Source: `getResource`, `getSharedExecutor`."""
         if name not in self.resources:
             known = ", ".join(map(repr, self.resources)) or "none"
             raise TopologyError(f"no worker hook has a resource {name!r}; there are {known}")
@@ -143,23 +118,28 @@ class TopologyContext:
     def register_counter(self, name: str) -> CounterMetric:
         """Return the task's counter with this name, which is created by the first call.
 
-        Raises TopologyError if the name is not valid, or belongs to another kind of metric. Source: Storm's
-        `registerCounter` and `registerMeter`; Prometheus computes the rate.
+        Source: Storm's `registerCounter` and `registerMeter`; Prometheus computes the rate.
+
+        Raises:
+            TopologyError: The name is not valid, or belongs to another metric in `/metrics`.
         """
         return self.metrics.register(self.task, name, CounterMetric())
 
     def register_gauge(self, name: str, read: Callable[[], float]) -> None:
-        """Add a gauge. `read` is called from another thread each time the metrics are collected.
+        """Add or replace a gauge. Raises errors as register_counter() does. Source: Storm's `registerGauge`.
 
-        The sample is omitted if `read` fails. Raises as register_counter. Source: Storm's `registerGauge`.
+        Args:
+            read: Returns the value, from another thread, for each scrape. If it fails, the sample is omitted.
         """
         self.metrics.register(self.task, name, Gauge(read))
 
     def register_histogram(self, name: str, buckets: Iterable[float] = BUCKETS) -> HistogramMetric:
         """Return the task's histogram with this name, which is created by the first call.
 
-        `buckets` are upper bounds; the default is for seconds. Raises as register_counter, and for bounds
-        that are not finite and increasing. Source: Storm's `registerHistogram` and `registerTimer`.
+        Raises errors as register_counter() does. Source: Storm's `registerHistogram` and `registerTimer`.
+
+        Args:
+            buckets: Upper bounds, finite and increasing. The default is for seconds.
         """
         return self.metrics.register(self.task, name, HistogramMetric(buckets))
 
@@ -175,20 +155,18 @@ class Spout(ABC):
     """
 
     outputs: Sequence[str] | Sequence[Stream] = ()
-    """The output: fields of the stream "default", or several Streams."""
+    """The fields of the stream "default", or several Streams."""
 
     collector: SpoutOutputCollector
     context: TopologyContext
 
     def open(
-        self,
-        conf: Mapping[str, Any],  # noqa: ARG002 - for subclasses
-        context: TopologyContext,
-        collector: SpoutOutputCollector,
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
     ) -> None:
         """Prepare the task. The default sets the attributes context and collector.
 
-        `conf` has the topology's settings, overridden by the component's settings.
+        Args:
+            conf: The topology's settings, by Storm's keys, overridden by the component's settings.
         """
         self.context = context
         self.collector = collector
@@ -229,21 +207,13 @@ class Bolt(ABC):
     """
 
     outputs: Sequence[str] | Sequence[Stream] = ()
-    """The output: fields of the stream "default", or several Streams."""
+    """The fields of the stream "default", or several Streams."""
 
     collector: OutputCollector
     context: TopologyContext
 
-    def prepare(
-        self,
-        conf: Mapping[str, Any],  # noqa: ARG002 - for subclasses
-        context: TopologyContext,
-        collector: OutputCollector,
-    ) -> None:
-        """Prepare the task. The default sets the attributes context and collector.
-
-        `conf` has the topology's settings, overridden by the component's settings.
-        """
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector) -> None:
+        """Prepare the task. The default sets the attributes context and collector. See Spout.open()."""
         self.context = context
         self.collector = collector
 
@@ -259,7 +229,7 @@ class BasicBolt(ABC):
     """A bolt with automatic acks after execute(). Emitted tuples are anchored to the input tuple."""
 
     outputs: Sequence[str] | Sequence[Stream] = ()
-    """The output: fields of the stream "default", or several Streams."""
+    """The fields of the stream "default", or several Streams."""
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
         """Prepare the task. `conf` has the topology's settings, overridden by the component's."""
@@ -308,10 +278,7 @@ def streams_of(outputs: Any, what: str) -> tuple[Stream, ...]:
 
 
 class TaskError(TuplewireError):
-    """An error that a spout, bolt or grouping raised or reported, which is its cause.
-
-    `tuple` is the tuple that was being processed, or None.
-    """
+    """An error of a spout, bolt or grouping, its cause, and the `tuple` that was being processed, or None."""
 
     def __init__(self, component: str, task: int, error: BaseException, message: Tuple | None = None) -> None:
         about = "" if message is None else f", at {message!r}"

@@ -1,4 +1,4 @@
-"""A topology as validated data: components, streams, inputs, and the ids of tasks and executors.
+"""A topology as validated data: components, inputs, hooks, and the ids of tasks and executors.
 
 Used by the builder, clusters and executors. All processes need the same topology. Owns the task ids.
 Thread-safe. Source: Storm's `StormTopology`. Design: docs/design/topologies.md.
@@ -72,6 +72,32 @@ class CustomStreamGrouping(ABC):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """The worker that runs a hook. Source: Storm's `WorkerUserContext`.
+
+    Attributes:
+        topology_id: The name under which the topology runs.
+        tasks: The worker's tasks when it starts.
+        resources: The objects for TopologyContext.resource(), by name.
+    """
+
+    topology_id: str
+    topology: Topology
+    tasks: frozenset[int]
+    resources: dict[str, Any] = field(default_factory=dict)
+
+
+class WorkerHook:
+    """Runs when a worker starts and ends. Each worker runs a copy. Source: Storm's `BaseWorkerHook`."""
+
+    def start(self, conf: Mapping[str, Any], context: WorkerContext) -> None:
+        """Add resources to the context, before any task is opened. An error ends the worker."""
+
+    def shutdown(self) -> None:
+        """Release resources, after all tasks are closed. Not called if the process is killed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Input:
     """A subscription. Source: Storm's `GlobalStreamId`, `Grouping`."""
 
@@ -113,14 +139,15 @@ class Component:
 class Topology:
     """A validated graph of components, which may have cycles. Task ids form one range per component.
 
-    Ids start at 1 and follow the order of the components' ids, with the acker last. They do not depend on the
-    order of construction. Raises TopologyError for an unknown component, stream or field, and for components
-    that are not valid or do not fit together.
+    Ids start at 1 and follow the order of the components' ids, not of construction; the acker is last.
+
+    Raises:
+        TopologyError: A component, stream or field is unknown, or components are not valid or do not match.
     """
 
-    def __init__(self, components: Iterable[Component], worker_hooks: Iterable[Any] = ()) -> None:
+    def __init__(self, components: Iterable[Component], worker_hooks: Iterable[WorkerHook] = ()) -> None:
         self.worker_hooks = list(worker_hooks)
-        """The user's WorkerHooks. Each worker runs copies of them."""
+        """The user's hooks. Each worker runs copies of them."""
         # Sorted, so that all processes give the same ids to tasks; the acker does not shift the other ids.
         ordered = sorted(components, key=lambda each: (each.id == ACKER_COMPONENT, each.id))
         self.components = {component.id: component for component in ordered}
@@ -290,8 +317,7 @@ def shares_of(topology: Topology, workers: int) -> list[list[int]]:
 def with_ackers(topology: Topology, executors: int) -> Topology:
     """Return a topology with acker tasks and their streams, or the given one if `executors` is 0.
 
-    All processes must use the same number. The ids of other tasks do not change. Raises TopologyError if the
-    topology already has acker tasks.
+    All processes must use the same number. Raises TopologyError if the topology already has acker tasks.
     """
     if ACKER_COMPONENT in topology.components:
         raise TopologyError("the topology has acker tasks already; give it as its program builds it")

@@ -20,9 +20,13 @@ DEFAULT_STREAM = "default"
 
 @dataclass(frozen=True, slots=True, init=False)
 class Stream:
-    """A declared stream with ordered fields. With `direct`, the emitter selects each tuple's target task.
+    """A declared stream with ordered fields.
 
-    Raises TopologyError for a duplicate field, and for a name that is not a string or is empty.
+    Args:
+        direct: The emitter selects the target task of each tuple, by emit_direct().
+
+    Raises:
+        TopologyError: There is a duplicate field, or a name that is not a string or is empty.
     """
 
     fields: tuple[str, ...]
@@ -105,6 +109,10 @@ class Tuple:
 
     Read one value by `tuple["word"]` or `tuple[0]`, and all values by `word, count = tuple`. Equality is
     identity, as in Storm; to compare contents, compare `values`.
+
+    Attributes:
+        values: The values, as a Python tuple.
+        message_id: The tuples of spouts that it results from; empty: it is not tracked.
     """
 
     __slots__ = ("message_id", "source", "trace", "values")
@@ -116,7 +124,7 @@ class Tuple:
         self.source = source
         self.message_id = message_id
         self.trace: tuple[bytes, int] | None = None
-        """In a trace: the emitter's context, and the time of the emit in ns since 1970."""
+        """The emitter's context, and the time of the emit in ns since 1970, if it is in a trace."""
 
     @property
     def source_component(self) -> str:

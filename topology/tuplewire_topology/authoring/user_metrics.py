@@ -104,10 +104,7 @@ _Metric = TypeVar("_Metric", CounterMetric, HistogramMetric, Gauge)
 
 
 class UserMetrics:
-    """The registered metrics of one worker. Thread-safe.
-
-    Metrics registered beyond the limit of series work but are not exported. Their number is exported.
-    """
+    """The metrics of one worker. Thread-safe. Beyond the limit of series, only their number is exported."""
 
     def __init__(self, most_series: int = MOST_SERIES) -> None:
         self._most = most_series

@@ -1,8 +1,7 @@
 """Windows of tuples by count and by time, and a base class of bolts that process them.
 
 Used by programs and the builder. Owns the tuples of open windows. Not thread-safe.
-Design: docs/design/topologies.md. Source: Storm's `BaseWindowedBolt`, `TupleWindow`, and `WindowManager` with
-its trigger and eviction policies.
+Design: docs/design/topologies.md. Source: Storm's `BaseWindowedBolt`, `TupleWindow` and `WindowManager`.
 """
 
 from __future__ import annotations
@@ -33,8 +32,11 @@ _MOST_WINDOWS = 2.0**51
 class TupleWindow:
     """The tuples of one window, in order of arrival or of their times.
 
-    `new` and `expired` are the tuples that have entered and left since the previous window. A window by time
-    has the tuples with start < time <= end, in seconds. Both are None for windows by count.
+    Attributes:
+        new: The tuples that have entered since the previous window.
+        expired: The tuples that have left since the previous window.
+        start: The start of a window by time, exclusive, in seconds; None: it is by count.
+        end: The end of a window by time, inclusive, in seconds; None: it is by count.
     """
 
     tuples: Sequence[Tuple]
@@ -54,9 +56,12 @@ class TupleWindow:
 class Window:
     """The definition of a bolt's windows. Create one by count() or seconds().
 
-    `length` and `every` are tuples or seconds between windows' ends; equal values give tumbling windows.
-    `timestamp` is the field or function with a tuple's time, in seconds since 1970; None is the arrival time.
-    `lag` is the permitted delay in seconds, and `late` the stream for tuples with a longer delay.
+    Attributes:
+        length: The tuples, or seconds, of a window.
+        every: The tuples, or seconds, between the ends of windows. Tumbling windows: equal to `length`.
+        timestamp: The field or function with a tuple's time, in seconds since 1970; None: its arrival.
+        lag: The permitted delay in seconds.
+        late: The stream for tuples with a longer delay; None: they are dropped.
     """
 
     length: float
@@ -70,7 +75,8 @@ class Window:
     def count(cls, length: int, every: int | None = None) -> Self:
         """Return windows of `length` tuples, one after each `every` tuples (None: `length`).
 
-        Raises TopologyError unless 0 < every <= length.
+        Raises:
+            TopologyError: Not 0 < every <= length, or not whole numbers.
         """
         return cls(length, length if every is None else every, by_count=True)
 
@@ -84,10 +90,11 @@ class Window:
         lag: float = 0.0,
         late: str | None = None,
     ) -> Self:
-        """Return windows of `length` seconds, one after each `every` seconds (None: `length`).
+        """Return windows of `length` seconds, one after each `every` seconds (None: `length`); see Window.
 
-        Raises TopologyError unless 0 < every <= length and lag >= 0. Without a timestamp, `length` must be a
-        multiple of `every`, and `lag` and `late` are not permitted.
+        Raises:
+            TopologyError: Not 0 < every <= length, or the lag is negative. Without a timestamp: `length` is
+                no multiple of `every`, or `lag` or `late` is given.
         """
         return cls(length, length if every is None else every, False, timestamp, lag, late)
 

@@ -79,9 +79,10 @@ class LocalCluster(_Cluster[LocalTopology]):
             running.wait()
             running.captured.tuples("count")
 
-    Several workers (`topology.workers`) use the transport `storm.messaging.transport`, by default "local".
+    Several workers use `storm.messaging.transport`, by default "local". Source: Storm's `LocalCluster`.
 
-    With `simulated_time`, the time for ticks passes by advance() only. Source: Storm's `LocalCluster`.
+    Args:
+        simulated_time: The time for ticks passes by advance() only.
     """
 
     def __init__(self, *, simulated_time: bool = False) -> None:
@@ -97,23 +98,27 @@ class LocalCluster(_Cluster[LocalTopology]):
             conf: Settings by Storm's keys, and the user's own.
             collect: Record only tuples emitted by these components; by default all, and received tuples.
 
-        Raises ConfigError for a used name or an invalid setting, and TaskError if a task cannot be opened.
+        Raises:
+            ConfigError: The name is used, or a setting is invalid.
+            TaskError: A task cannot be opened.
         """
         return self._run(name, lambda: LocalTopology(name, conf, topology, self._timer, collect))
 
     def advance(self, seconds: float, increment: float = 1.0) -> None:
-        """Advance the simulated time, and wait after each increment until all topologies are idle.
+        """Advance the simulated time, and wait after each `increment` seconds until all topologies are idle.
 
-        Raises ConfigError without simulated time. Source: Storm's `advanceClusterTime`.
+        Source: Storm's `advanceClusterTime`.
+
+        Raises:
+            ConfigError: The cluster was created without simulated time.
         """
         if self._timer is None:
             raise ConfigError("this cluster uses the system clock; create it with simulated_time=True")
-        left = seconds
-        while left > 0:
-            self._timer.advance(min(increment, left))
+        while seconds > 0:
+            self._timer.advance(min(increment, seconds))
             for running in self._running.values():
                 running.wait()
-            left -= increment
+            seconds -= increment
 
 
 class DistributedCluster(_Cluster[DistributedTopology]):
@@ -137,7 +142,10 @@ class DistributedCluster(_Cluster[DistributedTopology]):
                 processes search modules on this process's path.
             collect: The components with tuples that finish() returns.
 
-        Raises ConfigError for a used name or an invalid setting, else LaunchError or ProcessFailedError.
+        Raises:
+            ConfigError: The name is used, or a setting is invalid.
+            LaunchError: A process has not started.
+            ProcessFailedError: A task cannot be opened.
         """
         return self._run(name, lambda: DistributedTopology(name, conf, topology, collect))
 
@@ -157,8 +165,15 @@ def complete_topology(
 ) -> Captured:
     """Run a topology until all tuples of `sources` are processed, and return all emitted tuples.
 
-    `sources` replaces the spouts with these names. Raises WaitTimeoutError, or TaskError if the topology
-    fails. Source: Storm's `Testing.completeTopology`.
+    Source: Storm's `Testing.completeTopology`.
+
+    Args:
+        sources: The tuples of the spouts with these names, which are replaced.
+        timeout: The maximum wait in seconds.
+
+    Raises:
+        WaitTimeoutError: The timeout has passed.
+        TaskError: The topology has failed.
     """
     with LocalCluster() as cluster:
         running = cluster.submit("complete-topology", conf or {}, with_sources(topology, sources))

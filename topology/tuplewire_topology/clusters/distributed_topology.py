@@ -50,7 +50,10 @@ from tuplewire_topology.running.statistics import ProcessReport
 class DistributedTopology(RunningTopology):
     """A topology that runs in processes. Created by DistributedCluster.submit.
 
-    `captured` has the tuples of the collected components after finish().
+    Attributes:
+        captured: After finish(), the tuples of the components in `collect`.
+        exit_codes: After close(), the exit code of each process.
+        log_dir: The directory of the workers' logs, see log_of().
     """
 
     def __init__(

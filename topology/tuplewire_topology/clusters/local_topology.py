@@ -1,8 +1,7 @@
 """A topology of a local cluster, with all workers in this process. Source: Storm's `ILocalTopology`.
 
-Used by cluster.py. Owns the workers, the acker and the assignment. Thread-safe. Exception: LocalWorker.
-Changes of workers and of the spouts' state exclude each other. Design: docs/design/topologies.md (changes in
-a local cluster).
+Used by cluster.py. Owns workers, acker and assignment. Thread-safe. Exception: LocalWorker. Changes of
+workers and of spouts exclude each other. Design: docs/design/topologies.md (changes in a local cluster).
 """
 
 from __future__ import annotations
@@ -53,10 +52,7 @@ _REMEMBERED = 1000
 
 
 class LocalWorker(ExecutorWorker):
-    """Executors and their embedded worker. Source: Storm's `Worker`, run by its `LocalContainer`.
-
-    `settings` are passed to ExecutorWorker.
-    """
+    """Executors and their embedded worker. Source: Storm's `Worker`, run by its `LocalContainer`."""
 
     def __init__(
         self,
@@ -83,10 +79,7 @@ class LocalWorker(ExecutorWorker):
         return replace(report, at_rest=report.at_rest and not pending)
 
     def kill(self, timeout: float) -> list[Executor[Any]]:
-        """End like a killed process: send nothing more.
-
-        Returns the executors that are still in user code after `timeout` seconds; they end after that call.
-        """
+        """End like a killed process; return the executors still in user code after `timeout` seconds."""
         with self._lock:
             self.dead = self._closed = True
         self._end_timer()
@@ -105,10 +98,12 @@ class LocalWorker(ExecutorWorker):
 
 
 class LocalTopology(RunningTopology):
-    """A running topology. Created by LocalCluster.submit, with open tasks and inactive spouts.
+    """A running topology. Created by LocalCluster.submit, which activates the spouts.
 
-    `captured` has the emitted and received tuples; with `collect`, only tuples emitted by these components.
-    `errors` and `dead_letters` have the last thousand of each.
+    Attributes:
+        captured: The emitted and received tuples; with `collect`, only tuples emitted by these components.
+        errors: The last thousand errors.
+        dead_letters: The last thousand dead letters.
     """
 
     _exact = False  # a killed worker loses its counts; reports include all messages in flight instead
@@ -170,7 +165,6 @@ class LocalTopology(RunningTopology):
         )
 
     def _assign(self) -> None:
-        """Send the owners of all tasks to every worker."""
         self._worker_of = {task: worker for worker in self._workers for task in worker.tasks}
         self._version += 1
         shares = {worker.hosted.peer: sorted(worker.tasks) for worker in self._living()}
@@ -262,8 +256,14 @@ class LocalTopology(RunningTopology):
         them on the other worker. No tuple is lost, duplicated or reordered, except that unacked tuples of a
         moved bolt fail, and a moved spout starts again without outcomes of its earlier tuples.
 
-        Raises TopologyError for an unknown task or worker, and WaitTimeoutError if tuples are still in flight
-        after `timeout` seconds; nothing has moved then. Raises TaskError if a task cannot be opened.
+        Args:
+            worker: The number of the new worker, from 0.
+            timeout: The maximum wait in seconds for tuples in flight.
+
+        Raises:
+            TopologyError: There is no such task or worker.
+            WaitTimeoutError: Tuples are still in flight after the timeout. Nothing has moved.
+            TaskError: A task cannot be opened.
         """
         tasks = self._executor_of(task)
         self._check_worker(worker)
@@ -285,9 +285,11 @@ class LocalTopology(RunningTopology):
         On other workers, spout tuples with a lost copy fail immediately, and no others; in Storm, after
         topology.message.timeout.secs. Its own spouts start again without outcomes of their earlier tuples.
 
-        Raises TopologyError for an unknown worker, and TaskError if a task cannot be opened. Raises
-        WaitTimeoutError if tuples are still in flight after `timeout` seconds; the topology then continues
-        without the worker, until it is killed again.
+        Raises:
+            TopologyError: There is no such worker.
+            WaitTimeoutError: Tuples are still in flight after `timeout` seconds. The topology then continues
+                without the worker, until it is killed again.
+            TaskError: A task cannot be opened.
         """
         self._check_worker(worker)
         dead = self._workers[worker]

@@ -56,10 +56,11 @@ class RunningTopology(ABC):
     def wait(self, timeout: float = WAIT_SECONDS) -> None:
         """Wait until the topology has finished: all spouts exhausted or inactive, and no tuple in flight.
 
-        Raises the failure of the topology: TaskError in a local cluster; ProcessFailedError, with the
-        traceback of the user's code, or LaunchError, if a process fails and is not restarted. Raises
-        WaitTimeoutError after `timeout` seconds, with the names of spouts that are not exhausted if they are
-        in this process.
+        Raises:
+            TaskError: The topology has failed in a local cluster.
+            ProcessFailedError: A process has failed. A note has the traceback of the user's code.
+            LaunchError: A process has exited, and is not restarted.
+            WaitTimeoutError: `timeout` seconds have passed; names this process's unfinished spouts.
         """
         self._wait(timeout)
 

@@ -91,16 +91,13 @@ class TopologyProgram(Program):
 
     @property
     def not_ready(self) -> str:
-        """See AttachedProgram."""
         return "the executors are starting" if self._executors is None else self._executors.not_ready
 
     @property
     def busy(self) -> bool:
-        """See AttachedProgram."""
         return self._executors is not None and self._executors.busy
 
     def disconnect(self) -> None:
-        """See AttachedProgram."""
         if self._executors is not None:
             self._executors.disconnect()
 

@@ -114,8 +114,7 @@ class Coordinator:
     Activates the spouts when all workers are ready, and requests reports in waves until the topology has
     finished (see Termination). Each level of bolts then gets its last tick and further waves, before the
     close. While the submitter has deactivated the spouts, there are no waves. A stop deactivates spouts for
-    good, as if they were exhausted. A failure aborts all tasks immediately. `over` is True after the last
-    order.
+    good, as if they were exhausted. A failure aborts all tasks. `over` is True after the last order.
     """
 
     def __init__(

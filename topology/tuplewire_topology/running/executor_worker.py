@@ -18,14 +18,8 @@ from tuplewire.errors import TopologyError, TuplewireError, WaitTimeoutError, as
 from tuplewire.grouping.grouping import Locality
 from tuplewire_topology.acking.acker import PARTS, Acker, AckerTracker
 from tuplewire_topology.authoring.collector import Emitted
-from tuplewire_topology.authoring.component import (
-    DeadLetter,
-    TaskError,
-    TopologyContext,
-    WorkerContext,
-    start_hooks,
-)
-from tuplewire_topology.authoring.description import ACKER_COMPONENT, ComponentKind, Topology
+from tuplewire_topology.authoring.component import DeadLetter, TaskError, TopologyContext, start_hooks
+from tuplewire_topology.authoring.description import ACKER_COMPONENT, ComponentKind, Topology, WorkerContext
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
@@ -264,7 +258,6 @@ class ExecutorWorker:
         self.check()
 
     def _failed(self, error: TuplewireError) -> None:
-        """Record the error that ends the worker, and stop every executor."""
         with self._lock:
             if self.failure is None:  # the first error is the cause; others may follow from it
                 self.failure = error

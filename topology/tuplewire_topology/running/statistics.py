@@ -204,10 +204,7 @@ class Tally(Counts):
             self.just_acked = []
 
     def at_work(self, pulse: Pulse) -> Counts:
-        """Return the totals with the column in progress; `pulse` must be of the same thread.
-
-        They may decrease slightly when the column ends.
-        """
+        """Return totals with the column in progress, at whose end they may fall. `pulse`: of this thread."""
         counts, column, since = self.snapshot(), self.column, self.sends_since
         now = pulse.clock()  # max() below guards against readings that do not match, as there is no lock
         if since is not None:

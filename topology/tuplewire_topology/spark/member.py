@@ -105,10 +105,7 @@ class Submitted(VersionChecked):
     def _join(
         self, stack: ExitStack, context: BarrierTaskContext, rank: int, token_file: Path
     ) -> Plan | None:
-        """Exchange addresses with the other tasks, and return the common plan.
-
-        Returns None if another task reports a problem. Raises this task's own problem.
-        """
+        """Exchange addresses; return the plan, or None if another task has a problem. Raises its own."""
         place, problem, version = None, None, 0
         infos = context.getTaskInfos()
         try:

@@ -186,9 +186,8 @@ def nearest_worker(address: str | None, host: str, topology: str, token_file: Pa
     """Yield the worker at `address` or TUPLEWIRE_ADDRESS; with neither, start one and stop it at the end.
 
     host: this machine's name for other machines. topology: of a started worker, unless TUPLEWIRE_TOPOLOGY is
-    set. token_file: the token that a started worker requires. Raises UnreachableError if the worker does not
-    answer within START_SECONDS, LaunchError if a started one does not bind, and ConfigError if none can be
-    started.
+    set. token_file: the token that a started worker requires. Raises UnreachableError without an answer
+    within START_SECONDS, LaunchError if a started one does not bind, and ConfigError if none can be started.
     """
     with ExitStack() as stack:
         address = address or os.environ.get(ADDRESS_VARIABLE)

@@ -105,11 +105,13 @@ _log_rate = LogRate()
 
 @dataclass(slots=True)
 class FailedRows:
-    """The rows that a Rows spout has dropped after their last attempt. rows: their number.
+    """The rows that a Rows spout has dropped after their last attempt.
 
-    examples: the first few rows of each PySpark task, as text. errors: the first few errors that its spouts
-    and bolts raised or reported. A row without an error was failed by a bolt, or timed out. dead_letters: the
-    number of rows and other tuples in TopologyResult.dead_letters.
+    Attributes:
+        rows: Their number. A row without an error was failed by a bolt, or timed out.
+        examples: The first few rows of each PySpark task, as text.
+        errors: The first few errors that the spouts and bolts of each PySpark task raised or reported.
+        dead_letters: The number of rows and other tuples in TopologyResult.dead_letters.
     """
 
     rows: int = 0
@@ -124,12 +126,18 @@ class FailedRows:
 
 
 class Rows(Spout):
-    """Emits the rows of run_topology's DataFrame. Its fields are the named columns.
+    """Emits the rows of run_topology's DataFrame.
 
-    Each PySpark task runs one task of this spout, which reads the PySpark task's partition. A failed row is
-    emitted again, up to `attempts` times in total. Then it is dropped, logged, and reported in the
-    TopologyResult; with topology.error.policy `dead_letter`, it is also a dead letter. A row that only timed
-    out may still be processed.
+    Each PySpark task runs one task of this spout, which reads the PySpark task's partition. After its last
+    attempt, a failed row is dropped, logged, and reported in the TopologyResult; with topology.error.policy
+    `dead_letter`, it is also a dead letter. A row that only timed out may still be processed.
+
+    Args:
+        columns: The columns to emit, which are the fields of the spout.
+        attempts: How often a row that fails is emitted, in total.
+
+    Raises:
+        TopologyError: No column is named, or `attempts` is not an integer from 1.
     """
 
     def __init__(self, *columns: str, attempts: int = 3) -> None:
@@ -237,8 +245,7 @@ class Output:
     ) -> Self:
         """Check the requested outputs; the default is each bolt without subscribers, as strings.
 
-        letters: True to include dead letters. Raises TopologyError for an unknown component, or a schema with
-        a wrong number of columns.
+        letters: include dead letters. Raises TopologyError for unknown components or wrong schemas.
         """
         from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 

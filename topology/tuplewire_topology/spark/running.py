@@ -40,10 +40,13 @@ the messages of other jobs are already in transit."""
 
 @dataclass(frozen=True)
 class TopologyResult:
-    """The result of a topology. frames: the rows of each bolt in `outputs`.
+    """The result of a topology.
 
-    executors: their statistics. failed_rows: the dropped rows of a Rows spout. dead_letter_rows: see
-    dead_letters.
+    Attributes:
+        frames: The rows of each bolt in `outputs`.
+        executors: The statistics of all executors.
+        failed_rows: The dropped rows of a Rows spout.
+        dead_letter_rows: See dead_letters.
     """
 
     frames: Mapping[str, DataFrame]
@@ -73,8 +76,10 @@ class TopologyResult:
 class SparkTopology:
     """A topology that runs as a Spark job, from submit_topology. Thread-safe.
 
-    job_group: the group by which Spark can cancel the job; over Spark Connect its tag. progress(), listen(),
-    activate(), deactivate() and stop() raise ConfigError if this program cannot reach a worker.
+    progress(), listen(), activate(), deactivate() and stop() raise ConfigError if no worker is reachable.
+
+    Attributes:
+        job_group: The group by which Spark can cancel the job; over Spark Connect its tag.
     """
 
     def __init__(
@@ -85,7 +90,7 @@ class SparkTopology:
         stack: ExitStack,
         token_file: Path,
     ) -> None:
-        """Start the job. action: runs it, and returns its rows. stack: closed at the end of the job."""
+        # `action` runs the job, and returns its rows. `stack` is closed at the end of the job.
         self.name = submitted.name
         self.job_group = f"tuplewire-{uuid.uuid4().hex}"
         self._spark = spark
@@ -199,9 +204,11 @@ class SparkTopology:
     def result(self, timeout: float | None = None) -> TopologyResult:
         """Wait until the job is done, and return the result.
 
-        Raises ProcessFailedError if a spout or bolt failed, with the traceback of the user's code as a note.
-        Raises ClosedError if the job was cancelled, and JobError for any other error of Spark. Raises
-        WaitTimeoutError after `timeout` seconds, while the topology continues.
+        Raises:
+            ProcessFailedError: A spout or bolt has failed. A note has the traceback of the user's code.
+            ClosedError: The job was cancelled.
+            JobError: Spark has failed the job for another reason.
+            WaitTimeoutError: `timeout` seconds have passed. The topology continues.
         """
         if not self.wait(timeout):
             raise WaitTimeoutError(f"topology {self.name!r} has not ended after {timeout:g} s; it continues")
@@ -298,9 +305,11 @@ class SparkTopology:
 
 @dataclass(frozen=True, slots=True)
 class TopologyProgress:
-    """The progress of a topology. generation: the generation of its PySpark tasks; None before they run.
+    """The progress of a topology: numbers of tuples in all its PySpark tasks.
 
-    members: the number of PySpark tasks. emitted, executed, dead_letters: tuples in all of them.
+    Attributes:
+        generation: The generation of its PySpark tasks; None before they run.
+        members: The number of PySpark tasks.
     """
 
     generation: int | None = None
@@ -331,7 +340,6 @@ class ProgressLine:
             print(f"topology {name}: watch it with {watch_command}", file=sys.stderr)
 
     def __call__(self, progress: TopologyProgress) -> None:
-        """Print the progress if it is due."""
         now = time.monotonic()
         if progress.generation != self._generation or now - self._written >= self._EVERY_SECONDS:
             self._written, self._generation = now, progress.generation

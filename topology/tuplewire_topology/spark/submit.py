@@ -45,19 +45,24 @@ def submit_topology(
 ) -> SparkTopology:
     """Run a topology as a Spark job of `topology.workers` PySpark tasks, and return immediately.
 
-    conf: settings by Storm's keys, and the user's own. outputs: the bolts that return their default stream,
-    with a schema of its fields, or None for strings; by default, all bolts without subscribers. rows: for a
-    Rows spout. workers: addresses that Spark's executors and this program reach. These workers serve only
-    this topology while it runs. By default, each process uses the worker at its TUPLEWIRE_ADDRESS, or starts
-    one. Started workers require a token that only this program and its PySpark tasks have.
-
     Guarantee: the result is from one generation. If a process is lost, Spark runs all PySpark tasks again
     from the start of the spouts, at most spark.stage.maxConsecutiveAttempts times. No message of an earlier
     generation reaches a later one or the result, but side effects of bolts on other systems are repeated.
     Errors of the user's code are final.
 
-    Raises ConfigError if Spark has fewer slots, and for wrong settings; TopologyError for a schema or rows
-    that do not fit the topology; UnsupportedSparkVersionError over Spark Connect before 4.0.
+    Args:
+        conf: Settings by Storm's keys, and the user's own.
+        outputs: The bolts that return their default stream, each with a schema of its fields, or None for
+            strings. Default: all bolts without subscribers.
+        rows: The rows for a Rows spout.
+        workers: Addresses that Spark's executors and this program reach. These workers serve only this
+            topology while it runs. Default: each process uses the worker at its TUPLEWIRE_ADDRESS, or starts
+            one with a token that only this program and its PySpark tasks have.
+
+    Raises:
+        ConfigError: Spark has too few slots for the PySpark tasks, or a setting is wrong.
+        TopologyError: A schema or the rows do not match the topology.
+        UnsupportedSparkVersionError: The session uses Spark Connect before 4.0.
     """
     conf = dict(conf or {})
     settings = TopologySettings.from_conf(conf)
@@ -107,10 +112,13 @@ def run_topology(
 ) -> TopologyResult:
     """Submit a topology as submit_topology() does, wait until it has finished, and return its result.
 
-    progress: called with each update. The default prints the updates to standard error, and first a command
-    that shows more. Over Spark Connect, updates need `workers` that this program reaches; otherwise
-    `progress` raises ConfigError. An exception here, such as Ctrl-C, cancels the job (see
-    SparkTopology.cancel()), and is raised again.
+    For other arguments and errors, see submit_topology() and SparkTopology.result(). An exception here, such
+    as Ctrl-C, cancels the job (see SparkTopology.cancel()), and is raised again.
+
+    Args:
+        progress: Called with each update. The default prints the updates to standard error, and first a
+            command that shows more. Over Spark Connect, updates need `workers` that this program reaches;
+            otherwise `progress` raises ConfigError.
     """
     running = submit_topology(
         spark, topology, conf=conf, outputs=outputs, rows=rows, workers=workers, name=name

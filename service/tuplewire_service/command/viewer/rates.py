@@ -1,7 +1,4 @@
-"""Samples of a worker, rates from two of its statuses, and the tasks that block senders.
-
-The statuses contain the worker's clock.
-"""
+"""Samples of a worker, rates from two of its statuses, by its clock, and the tasks that block senders."""
 
 from __future__ import annotations
 
@@ -60,10 +57,7 @@ class Interval:
         )
 
     def rate(self, now: int, before: int) -> float | None:
-        """Return the growth of a count per second, or None if unknown.
-
-        `before` is 0 for a new count. A count that decreased has restarted at zero.
-        """
+        """Return a count's growth per second, or None. A new count, or one that decreased, began at 0."""
         if self.seconds <= 0:
             return None
         return (now - before if before <= now else now) / self.seconds

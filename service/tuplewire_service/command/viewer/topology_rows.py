@@ -44,8 +44,7 @@ class ExecutorRow(Row):
 class ComponentRow(Row):
     """A spout or bolt on all workers. `busy`, `held_up` and `full` are the maxima of its executors.
 
-    `blocking` is the share of the last seconds for which one of its tasks blocked senders. `slow` is True if
-    other components wait for it.
+    `blocking` is the share of the last seconds in which a task blocked senders. `slow`: others wait for it.
     """
 
     component: str

@@ -104,8 +104,7 @@ class Sockets:
     """Creates and closes sockets. Call only from the event loop, except term().
 
     ZeroMQ does not survive a fork, and its sockets would stay open in the child. Before a fork (see
-    tuplewire.connection.loop), the streams close their sockets and the context is closed. The next socket
-    creates a new context.
+    tuplewire.connection.loop), sockets and context are closed. The next socket creates a new context.
     """
 
     def __init__(self, settings: ZmqSettings) -> None:

@@ -1,8 +1,7 @@
 """Both sides of a stream over a ZeroMQ connection. The connecting side is a DEALER with one stream.
 
-Used by zmq_transport.py. Owns the wire format of frames, the counts of each stream, and the DEALER socket of
-each connecting stream. Call only from the event loop. Design: docs/design/sessions.md (ZeroMQ between
-workers).
+Used by zmq_transport.py. Owns the format of frames, each stream's counts, and the DEALER socket of each
+connecting stream. Call only from the event loop. Design: docs/design/sessions.md (ZeroMQ between workers).
 
 Each ZeroMQ message has two parts, a header and a body. The header is the kind (1 byte), then the total
 numbers of messages and bytes that the other side may send since the start of the stream (8 bytes each,
