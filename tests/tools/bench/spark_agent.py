@@ -355,7 +355,7 @@ def spark(
         def barrier(ranks: int, count: int) -> dict[str, Any]:
             def stage(_: Iterable[int]) -> Iterator[int]:
                 BarrierTaskContext.get().barrier()
-                for _ in range(count):
+                for _round in range(count):
                     begun = time.perf_counter_ns()
                     BarrierTaskContext.get().barrier()
                     yield time.perf_counter_ns() - begun

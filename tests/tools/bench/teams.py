@@ -102,7 +102,8 @@ def _lines(links: Links, rows: dict[str, _Row], size: int, session: Agent | None
 
         def sparks_barrier() -> float:
             assert session is not None
-            times = session.ask("barrier", within=WAIT_SECONDS, ranks=size, count=_SPARK_BARRIERS)["ns"]
+            answer = session.ask("barrier", within=WAIT_SECONDS, ranks=size, count=_SPARK_BARRIERS)
+            times: list[int] = answer["ns"]
             return median(times) / 1e6
 
         for name, row in rows.items():
@@ -118,11 +119,12 @@ def _lines(links: Links, rows: dict[str, _Row], size: int, session: Agent | None
             rounds = in_turns(name, _ROUNDS, {"team": partial(team.milliseconds, row), **against})
             for title in against:
                 times = [(each["team"], each[title]) for each in rounds]
+                target: float | None = row.target
                 if title == _SPARK:
                     pairs, unit, target = [(1000 / a, 1000 / b) for a, b in times], RATE, _SPARK_TARGET
                 else:
                     pairs, unit = [(a, (row.ways or 1) * b) for a, b in times], "ms"
-                    target = None if title == _ZMQ else row.target
+                    target = None if title == _ZMQ else target
                 yield compared(name, f"{row.title}, p50", unit, pairs, title, target=target)
 
 
