@@ -66,10 +66,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
-    """Fail a test that leaks a thread, a child process or an asyncio task.
-
-    Resources of fixtures with a wider scope existed before the test, so they do not count.
-    """
+    """Fail a test that leaks a thread, a child process or an asyncio task, unless a wider fixture has it."""
     with leaks.no_leaks():
         yield
 

@@ -116,10 +116,7 @@ class SharedBehaviour(TransportHarness):
             eventually(is_settled(client))
 
     def test_a_receive_loop_in_the_classic_way(self) -> None:
-        """A loop can block for a message, then take the available ones, until the shutdown notice.
-
-        Accepted messages arrive before the notice. Source: Storm's `launch-receive-thread!`.
-        """
+        """A loop can block for a message, then take the available ones; the shutdown notice is the last."""
         batches: list[list[TaskMessage]] = []
 
         def receive(server: IServerConnection) -> None:

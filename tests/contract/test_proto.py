@@ -1,7 +1,4 @@
-"""The wire contract: its names, and the compatibility of the relay's messages with the full ones.
-
-`make proto-check` checks the form of the contract, and that the generated code is up to date.
-"""
+"""The wire contract: its names, and the compatibility of the relay's messages with the full ones."""
 
 from __future__ import annotations
 

@@ -26,13 +26,7 @@ _BUILD_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The command of a client's programs.
-
-    Attributes:
-        run: The words before the name of the program.
-        program: A pattern for the name of the program, filled in with `send` or `recv`.
-        environment: The environment variables of the programs.
-    """
+    """The command of a client's programs. `program` is a pattern, filled in with `send` or `recv`."""
 
     run: list[str]
     program: str = "{}"
@@ -40,11 +34,7 @@ class Client:
 
 
 def client(name: str) -> Client:
-    """Return the client for a library; call helpers.tools.missing() if the library is not installed.
-
-    Args:
-        name: `node` (@grpc/grpc-js), `go` (grpc-go), `java` (grpc-java) or `rust` (tonic).
-    """
+    """Return the client for node, go, java or rust; call helpers.tools.missing() without its library."""
     if name == "node":
         node = require_tool("node", "the Debian package nodejs")
         if not (NODE_MODULES / "@grpc" / "grpc-js").is_dir():
@@ -147,17 +137,7 @@ def built_with_cargo() -> str:
 
 
 class Running:
-    """A running program of a client, killed at the end of the block.
-
-    Args:
-        client: The client with the program.
-        role: `send` or `recv`.
-        address: The address of the worker.
-        tasks: The tasks to send to or receive from.
-        messages: Number of messages to or from each task.
-        flags: Further flags, for a TLS connection.
-        topology: The topology of the worker.
-    """
+    """A running program of a client, killed at the end of the block. `messages`: for or from each task."""
 
     def __init__(
         self,

@@ -54,13 +54,7 @@ def _sweep() -> None:
 
 
 class Hosts:
-    """The named hosts, up until the end of the block, which removes all their resources.
-
-    If network namespaces are not allowed, the test is skipped with a warning, or fails.
-
-    Args:
-        names: The names of the hosts.
-    """
+    """Named hosts during a block. If network namespaces are not allowed, the test is skipped, or fails."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._hub = f"{_PREFIX}-{os.getpid()}"

@@ -1,7 +1,4 @@
-"""The Helm chart with every choice of values: valid, current, and rolled out when needed.
-
-The requirements of each profile are in test_manifests.py and test_sizing.py.
-"""
+"""The Helm chart with every choice of values: valid, current, and rolled out when needed."""
 
 from __future__ import annotations
 

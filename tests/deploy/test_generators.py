@@ -1,7 +1,4 @@
-"""Code from proto/ for other languages: protoc and buf give generators the same, and the package still works.
-
-test_foreign_clients.py checks that this code compiles and communicates.
-"""
+"""Code from proto/ for other languages: protoc and buf give generators the same, and the package works."""
 
 from __future__ import annotations
 

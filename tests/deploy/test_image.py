@@ -201,10 +201,7 @@ def test_everything_is_for_reading(bundle: Path) -> None:
 
 
 def test_it_serves_with_next_to_no_rights(bundle: Path, tmp_path: Path) -> None:
-    """It runs as user 185 without capabilities or a way to gain them; only the volume is writable.
-
-    It answers a pod's probes and Prometheus, and gRPC health checks over TCP and the Unix socket.
-    """
+    """User 185 without capabilities answers the probes of a pod, Prometheus, and gRPC health checks."""
     with worker(bundle, tmp_path) as started:
         status = started.container.status
         assert set(status["Uid"].split()) == set(status["Gid"].split()) == {"185"}

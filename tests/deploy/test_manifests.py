@@ -327,10 +327,7 @@ def test_programs_have_a_certificate_of_their_own(profile: str) -> None:
 
 @pytest.mark.parametrize("profile", SECURE)
 def test_executors_may_not_control(profile: str, tmp_path: Path) -> None:
-    """The real loader accepts the permissions: executors send and receive; drivers also control.
-
-    Topologies on Spark may assign, with a token that is not in any Secret of the profiles.
-    """
+    """The real loader accepts the permissions: executors send and receive; drivers also control."""
     path = tmp_path / "permissions.toml"
     path.write_text(the(cluster(profile), "ConfigMap", "tuplewire-permissions")["data"][path.name], "utf-8")
     rules = read_rules(path)

@@ -26,18 +26,7 @@ _TASK = 7
 
 @dataclass
 class Deployment:
-    """Two workers and a program, each with the files of a Secret; connections pass through proxies.
-
-    Attributes:
-        near: The worker that the program sends to.
-        far: The worker that owns the task.
-        to_near: The proxy between the program and the near worker.
-        to_far: The proxy between the two workers.
-        worker_files: The folder of the workers' certificate.
-        program_files: The folder of the program's certificate.
-        worker_tokens: The token file of the workers.
-        program_token: The token file of the program.
-    """
+    """Two workers and a program, each with the files of a Secret; connections pass through proxies."""
 
     near: Endpoint
     far: Endpoint

@@ -75,14 +75,7 @@ SECURE = "prod"
 
 
 class Pods(NamedTuple):
-    """Two pods with a worker each.
-
-    Attributes:
-        near: The pod with task 1.
-        far: The pod with task 2.
-        before: Status codes of both pods' startup and readiness probes before the first assignment.
-        driver: Environment variables of a driver.
-    """
+    """Two pods with tasks 1 and 2; `before` has their probes' status codes before the first assignment."""
 
     near: PodHere
     far: PodHere

@@ -42,11 +42,7 @@ PIECE_BYTES = 64 * MIB
 
 
 def task_bytes(config: WorkerConfig, sessions: int) -> int:
-    """Return the maximum size of one task's queue, if `sessions` senders join one after the other.
-
-    The share of each sender is the queue divided by the current number of sessions, and at least one message
-    of the maximum size.
-    """
+    """Return the maximum size of a queue that `sessions` senders, joining one after the other, share."""
     payload = sum(
         max(config.receive_queue_bytes // joined, config.max_message_bytes)
         for joined in range(1, sessions + 1)

@@ -182,11 +182,7 @@ def test_the_bill_of_materials_is_whole(facts: Path, bundle: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_licences_are_permissive(facts: Path) -> None:
-    """Every Python package states its licence, which is permissive: it requires only a notice.
-
-    Debian's packages also have other licences; each package is listed with the licences in its
-    copyright file.
-    """
+    """Every Python package states a permissive licence, and every Debian package's licences are listed."""
     tables = (facts / "licences.md").read_text(encoding="utf-8").split("\n\n")
     own, debian = (table.splitlines()[2:] for table in tables)
     components = json.loads((facts / "bom.cdx.json").read_text(encoding="utf-8"))["components"]

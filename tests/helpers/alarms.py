@@ -36,10 +36,7 @@ def handle_alarm(action: Callable[[], object]) -> None:
 
 
 def interrupted_at(step: int, call: Callable[[], object]) -> bool:
-    """Interrupt a call before its step number `step`. Return False if the call finished earlier.
-
-    A step is one operation (opcode) of Tuplewire's or asyncio's code, on this thread.
-    """
+    """Interrupt a call before a step, an opcode of Tuplewire or asyncio. Return False if it ends earlier."""
     steps = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -26,10 +26,7 @@ class Issued:
     ca: bytes
 
     def write(self, folder: Path) -> Path:
-        """Write tls.crt, tls.key and ca.crt in one step, as Kubernetes does; return the folder.
-
-        The names are links through `..data`, which is a link to a folder of this version and is replaced.
-        """
+        """Write tls.crt, tls.key and ca.crt in one step, by a link, as Kubernetes does; return the folder."""
         version = folder / f"..{uuid.uuid4()}"
         version.mkdir(parents=True)
         for name, content in (("tls.crt", self.certificate), ("tls.key", self.key), ("ca.crt", self.ca)):

@@ -1,7 +1,4 @@
-"""The worker's image, and a container of it, created as by Kubernetes.
-
-The container has another user, a read-only root and no capabilities.
-"""
+"""The worker's image, and a container of it as in Kubernetes: read-only, without capabilities."""
 
 from __future__ import annotations
 

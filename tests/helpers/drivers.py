@@ -32,10 +32,7 @@ def as_program(file: str, *arguments: object) -> tuple[list[str], dict[str, str]
 
 
 def run_driver(file: str, *arguments: object, seconds: float, folder: Path | None = None) -> dict[str, Any]:
-    """Run a test file as a driver; return its reported results. Fails if the driver does.
-
-    folder: the driver's working directory, in which Spark may write.
-    """
+    """Run a test file as a driver, in a folder; return its reported results. Fails if the driver does."""
     command, environment = as_program(file, *arguments)
     done = subprocess.run(
         command,

@@ -11,10 +11,7 @@ from tuplewire.errors import RefusedError, UnreachableError
 
 
 class FollowingConsumer(threading.Thread):
-    """Consumes the numbers sent to a task, until stop().
-
-    owner: returns the address of the task's current owner. KeyError if there is none.
-    """
+    """Consumes the numbers sent to a task, until stop(). owner() raises KeyError if the task has no owner."""
 
     def __init__(self, task: int, owner: Callable[[], str], topology: str = TOPOLOGY) -> None:
         super().__init__()

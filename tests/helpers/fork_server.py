@@ -93,10 +93,7 @@ def server_id() -> int:
 
 
 def install() -> None:
-    """Let subprocess fork programs from now on, except programs that need a new interpreter.
-
-    These have options of Python, arguments in _DEFAULTS, or different _STARTUP_VARIABLES.
-    """
+    """Let subprocess fork programs from now on, unless they have options of Python or other _DEFAULTS."""
     execute: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
     signature = inspect.signature(execute)
 

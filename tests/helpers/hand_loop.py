@@ -1,8 +1,4 @@
-"""An event loop that a test runs step by step, without files, threads and a clock; and processes on it.
-
-Nothing runs unless the test lets it, and the time changes only if the test moves it. A run therefore depends
-only on the decisions of the test.
-"""
+"""An event loop that a test runs step by step, without files, threads and a clock; and processes on it."""
 
 from __future__ import annotations
 
@@ -28,11 +24,7 @@ class _NoFiles:
 
 
 class HandLoop(asyncio.BaseEventLoop):
-    """A loop without files, threads and clock.
-
-    Calls to its executor run immediately. If such a call starts coroutines by run(), the loop waits for the
-    coroutines.
-    """
+    """A loop without files, threads and clock. A call to its executor runs immediately and completely."""
 
     def __init__(self) -> None:
         super().__init__()

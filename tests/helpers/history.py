@@ -40,10 +40,7 @@ Range = tuple[int, int]
 
 
 class Ranges:
-    """A set of numbers from 0, stored as ranges: a million consecutive numbers take as much memory as one.
-
-    The ranges neither overlap nor touch. Adding at the end takes constant time.
-    """
+    """A set of numbers from 0, as ranges that do not touch: consecutive numbers take constant memory."""
 
     __slots__ = ("_starts", "_stops", "size")
 
@@ -111,12 +108,7 @@ class Rule(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A violation of one rule: `count` messages of a source to a task, from the number `first`.
-
-    Attributes:
-        task: None if the violation concerns all tasks of the source.
-        detail: The observation, as text.
-    """
+    """A violation: `count` messages of a source, from the number `first`. task: None for all tasks."""
 
     rule: Rule
     source: int
@@ -211,10 +203,7 @@ class History:
     # --- events ----------------------------------------------------------------------------------
 
     def source(self, source: int, mode: AckMode, worker: str) -> None:
-        """Announce a producer: its source task, its mode, and the worker that receives its messages.
-
-        handed_over() and accepted() raise ValueError for an unknown source.
-        """
+        """Announce a producer, its mode and entry worker; without it, accepted() raises ValueError."""
         self._sources[source] = _Source(mode, worker)
 
     def owns(self, task: int, worker: str) -> None:
@@ -249,16 +238,7 @@ class History:
     def received(
         self, source: int, task: int, first: int, count: int, *, subscription: str, redelivered: bool
     ) -> None:
-        """Record that a consumer received `count` messages, at least one, numbered from `first`.
-
-        Args:
-            source: The source task.
-            task: The target task.
-            first: The number of the first message.
-            count: The number of messages.
-            subscription: The name of one subscription of one process; a new subscription needs a new name.
-            redelivered: True if the messages are marked as redelivered.
-        """
+        """Record `count` messages, numbered from `first`, that a subscription with a unique name received."""
         flow = self._flows[source, task]
         stop = first + count
         if stop > flow.handed_over:

@@ -10,11 +10,7 @@ _POLL_SECONDS = 0.005
 
 
 def wait_idle(worker: ExecutorWorker, timeout: float) -> bool:
-    """Wait until a worker is idle. Return False if the timeout expires first.
-
-    A worker is idle if no tuple is queued or being executed, and every spout is exhausted or inactive. Raises
-    the TaskError of a failed worker.
-    """
+    """Wait until no tuple is queued and no spout emits. Return False after the timeout; raise TaskError."""
     deadline, begins = time.monotonic() + timeout, True
     while not worker.report(new_epoch=begins).at_rest:
         worker.check()

@@ -11,10 +11,7 @@ from pathlib import Path
 
 
 def make_interpreter(home: Path, *, without: Sequence[str] = ()) -> Path:
-    """Make a virtual environment with links to this interpreter's packages, and return its python.
-
-    without: prefixes of the names of further packages to omit. Tuplewire is always omitted.
-    """
+    """Make an environment with this one's packages, except Tuplewire and some prefixes; return its python."""
     python = _empty(home)
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if not entry.name.startswith((".", "_", "tuplewire", *without)) and entry.suffix != ".pth":

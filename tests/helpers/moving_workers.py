@@ -47,10 +47,7 @@ class Workers:
         )
 
     def put(self, owner: str, told: Sequence[str] | None = None) -> None:
-        """Move the task, and wait until all workers have applied the assignment.
-
-        `told`: notify only these workers, in this order, and do not wait.
-        """
+        """Move the task, and wait for all workers; or notify only the workers in `told`, and do not wait."""
         self._version += 1
         self.owner = owner
         tasks = {each: [ELSEWHERE[name]] for name, each in self.running.items()}

@@ -22,10 +22,7 @@ DONE = "done"
 
 
 class Numbers(Spout):
-    """Emits numbers until the file `stop` exists. After a restart, unacknowledged numbers are emitted first.
-
-    It writes each acknowledged number to a file, one per line. The topology's configuration names the folder.
-    """
+    """Emits numbers until the file `stop` exists, after a restart lost ones first; a file has all acks."""
 
     outputs = ("number",)
 

@@ -30,11 +30,7 @@ def build_wheel(source: Path, out: Path) -> Path:
 
 
 def install(home: Path, *wheels: Path) -> Path:
-    """Install wheels and their dependencies into an empty environment; return the folder of its programs.
-
-    It uses the pip of the tests and does not compile modules: installing pip and compiling would take most of
-    the time.
-    """
+    """Install wheels into an empty environment with the pip of the tests; return its programs' folder."""
     run(sys.executable, "-m", "venv", "--without-pip", home / "venv", cwd=home)
     programs = home / "venv" / "bin"
     pip: list[str | Path] = [

@@ -90,10 +90,7 @@ ELSEWHERE = {"docs/reference/wire.md": "tests/deploy/test_clients_page.py"}
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
-    """Return the blocks of a page that a reader pastes: the language and the text of each.
-
-    Other blocks have another language or none: they are fragments, or need a cluster or the network.
-    """
+    """Return the language and text of the blocks that a reader pastes; other blocks are fragments."""
     return _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
 
 

@@ -54,10 +54,7 @@ def check_sidecar(pod: Manifest) -> None:
 
 
 def check_restricted(pod: Manifest, name: str) -> None:
-    """Fail if a container exceeds Kubernetes' standard `restricted`, or runs as another user.
-
-    The user is 185 and its group, but 186 for a worker next to other containers.
-    """
+    """Fail if a container exceeds Kubernetes' `restricted`, or is not user 185 (186 as a sidecar)."""
     context = container(pod, name)["securityContext"]
     assert context["allowPrivilegeEscalation"] is False
     assert context["runAsNonRoot"] is True

@@ -132,11 +132,7 @@ class PodHere:
 def pod_here(
     pod: Manifest, name: str, folder: Path, config: str, secrets: Mapping[str, Path]
 ) -> Iterator[PodHere]:
-    """Create the volumes of a pod and run its worker, which is killed if the block has not stopped it.
-
-    config: the content of worker.toml. secrets: the folder of each Secret, and of each other ConfigMap, by
-    its name.
-    """
+    """Create the volumes of a pod, with Secrets and ConfigMaps by name, and run its worker in the block."""
     volumes = {}
     for volume in pod["spec"]["volumes"]:
         volumes[volume["name"]] = folder / volume["name"]

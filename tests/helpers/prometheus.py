@@ -26,10 +26,7 @@ Sample = tuple[Mapping[str, str], float]
 
 
 def discovered(name: str, address: str, **labels: str) -> dict[str, Any]:
-    """Return a target in the form of Kubernetes' discovery: a native sidecar's port in an executor's pod.
-
-    labels: different from the usual ones, without `__meta_kubernetes_`.
-    """
+    """Return a native sidecar's port as Kubernetes discovers it. labels: without `__meta_kubernetes_`."""
     usual = {
         "namespace": "spark",
         "pod_name": name,

@@ -51,10 +51,7 @@ class Restart:
 
 
 class RestartableWorker:
-    """One worker. Each start has a separate directory, and therefore a separate log.
-
-    assignment: the worker's assignment file, which does not need to exist yet.
-    """
+    """One worker. Each start has a separate directory and log; its assignment file may appear later."""
 
     def __init__(
         self,

@@ -14,10 +14,7 @@ _WAIT_SECONDS = 0.5
 
 
 class RowCounter:
-    """Counts the copies of each row by its number, which is the start of its message.
-
-    rows: more than the largest number. row_bytes: the size of each message.
-    """
+    """Counts the copies of each row by its number, below `rows`, at the start of its message."""
 
     def __init__(self, rows: int, row_bytes: int) -> None:
         self.times = bytearray(rows)

@@ -57,10 +57,7 @@ class Notes:
 
 
 class Numbers(Spout):
-    """Emits 0, 1, 2, ..., and failed numbers once more; records the calls it receives.
-
-    count: the number of values; None: no end. pause: seconds without emitting after every tenth value.
-    """
+    """Emits `count` numbers (None: no end), and failed ones once more; records its calls, and may pause."""
 
     outputs = ("number",)
 
@@ -198,10 +195,7 @@ class Total(BasicBolt):
 
 
 def passing(spout: Spout, bolt: Bolt | BasicBolt) -> Topology:
-    """Return a spout, two tasks of a bolt, and counts and a total that emit on their last ticks.
-
-    Task 1 is the spout, 2 and 3 are "pass", 4 and 5 are "sums", and 6 is "total".
-    """
+    """Return a topology: spout 1, "pass" 2 and 3, and "sums" 4 and 5 and "total" 6, which emit at the end."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", spout)
     builder.set_bolt("pass", bolt, 2).fields_grouping("numbers", "number")
@@ -256,10 +250,7 @@ class Running(ABC):
 
 
 class Runtime(ABC):
-    """Runs topologies with two workers.
-
-    again: True if a lost process restarts the whole topology, and only the last run has a result.
-    """
+    """Runs topologies with two workers; `again`: after a lost process, the whole topology starts over."""
 
     again = False
 
@@ -285,11 +276,7 @@ class RuntimeContract(Contract):
 
     @pytest.mark.parametrize("pause", [0.0, 0.03], ids=["busy", "pausing"])
     def test_it_is_over_when_all_is_processed(self, runtime: Runtime, notes: Notes, pause: float) -> None:
-        """finish() waits for every tuple, also if a spout pauses.
-
-        The last tick of a bolt follows all tuples, and the last tuples of the bolts before it. A task
-        receives the tuples of another task in order, and each tuple once.
-        """
+        """finish() waits for every tuple, even if a spout pauses; each task gets each tuple once, ordered."""
         with runtime.run(passing(Numbers(notes, pause=pause), Pass(notes))) as running:
             assert running.finish() == [(COUNT, COUNT)]
             done = running.counts("pass")

@@ -67,10 +67,7 @@ def token_files(folder: Path, *names: str) -> tuple[Path, dict[str, Credentials]
 def guarded(
     folder: Path, rules: str, *names: str, topology: str = "test", more_flags: Sequence[str] = ()
 ) -> Iterator[tuple[WorkerProcesses, dict[str, Credentials]]]:
-    """Run one worker that requires tokens, with the rules, if there are any, in permissions.toml.
-
-    names: each has a token, "NAME-00000000000000000000"; the worker itself uses the first one.
-    """
+    """Run one worker with rules that requires tokens: "NAME-00000000000000000000"; its own is the first."""
     tokens, credentials = token_files(folder, *names)
     flags = [f"--token-file={tokens}", *more_flags]
     if rules:

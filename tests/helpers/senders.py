@@ -4,10 +4,7 @@ from __future__ import annotations
 
 
 class Program:
-    """A program or another worker that sends messages; it counts released messages.
-
-    needs_release_acks: True if it waits until its messages are processed.
-    """
+    """A sender that counts released messages; needs_release_acks: it waits until they are processed."""
 
     source, sender_id = "program", "p"
 

@@ -19,10 +19,7 @@ PLENTY = 1_000_000
 
 
 def reopen(window: SendWindow, incarnation: int = 7, worker: int = 0) -> None:
-    """Connect to a receiver that has accepted nothing yet, and grants plenty of credit.
-
-    incarnation: of the session. worker: the incarnation of the worker.
-    """
+    """Connect to a new receiver with plenty of credit, by the incarnations of session and worker."""
     welcome = pb.Welcome(
         receiver_incarnation=incarnation,
         initial_credit=credit_of(0, PLENTY, PLENTY, 0),

@@ -27,11 +27,7 @@ def served(server: Server) -> Iterator[Server]:
 
 
 class JsonHandler(BaseHTTPRequestHandler):
-    """Reads and answers JSON, and logs nothing.
-
-    Its subclasses also name BaseHTTPRequestHandler as a base: the linter then accepts the names of their
-    methods.
-    """
+    """Reads and answers JSON without a log. Subclasses name BaseHTTPRequestHandler, too, for the linter."""
 
     def body(self) -> bytes:
         """Read the body of the request."""

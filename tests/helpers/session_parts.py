@@ -36,10 +36,7 @@ Message = tuple[int | None, int, int]
 
 
 def group_of(messages: list[Message], padding: int, *, headed: bool) -> TaskGroup:
-    """Return a group with payloads that name its messages. If `headed`, each second message has headers.
-
-    Sizes differ within the group, so that cuts by bytes fall anywhere.
-    """
+    """Return a group with payloads of several sizes that name its messages; `headed`: half have headers."""
     payloads, headers = [], []
     for source, task, number in messages:
         with_headers = headed and number % 2

@@ -41,10 +41,7 @@ def publish(
     worker_id: str = "",
     publisher: ControlClient | None = None,
 ) -> int:
-    """Stage one attempt at one worker and publish it; return the number of new messages.
-
-    publisher: the client that publishes, if it is not the one that stages.
-    """
+    """Stage one attempt and publish it, perhaps by another client; return the number of new messages."""
     attempt = uuid.uuid4().hex
     assert not control.stage(first_piece(sink, epoch, attempt, groups, worker_id))
     named = StagedAttempt(partition=0, attempt=attempt, messages=sum(map(len, groups)), pieces=1)

@@ -101,17 +101,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The messages of a producer; each of its tasks gets the same number.
-
-    Attributes:
-        tasks: The target tasks.
-        batch: Messages per task in one call of send().
-        size: Bytes per message.
-        pause: Seconds between batches.
-        try_send: True to never wait for buffer space.
-        waits: True to connect, and then wait for `go`.
-        settings: Settings of the Client.
-    """
+    """The messages of a producer: how many for each task, in which batches; `waits`: it sends after `go`."""
 
     tasks: Sequence[int]
     batch: int
@@ -199,10 +189,7 @@ def producer(pipe: Connection, topology: str, routes: Routes, load: Load) -> Non
 
 
 def consumer(pipe: Connection, topology: str, subscriptions: Sequence[tuple[str, Sequence[int]]]) -> None:
-    """Run a process that receives from (address, tasks), each with a separate client. Timeouts are ignored.
-
-    Answers `progress` with its progress so far, and `finish` after it has stopped.
-    """
+    """Run a process that receives from (address, tasks), a client each; answers `progress` and `finish`."""
     threads = Threads()
     sequences = [Sequences() for _ in subscriptions]
 

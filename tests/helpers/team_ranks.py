@@ -23,11 +23,7 @@ _OUTCOME_SECONDS = 90.0
 
 
 class Rank:
-    """A forked process with one rank of a team.
-
-    Attributes:
-        ended: Clock (`time.monotonic`) of this machine when the calls ended. Set by `outcome`.
-    """
+    """A forked process with one rank of a team; `ended` is this machine's clock after its calls."""
 
     ended: float
 
@@ -120,10 +116,7 @@ def _run(
 
 
 def play(team: Team, scripts: Sequence[Script]) -> Any:
-    """Make the calls in this rank's script, and return the result of the last one.
-
-    More calls: `sleep` seconds, `kill` this process, and `fail` with a ValueError.
-    """
+    """Make the calls of a script, or `sleep`, `kill` this process, or `fail`; return the last result."""
     others: dict[str, Callable[..., Any]] = {"sleep": time.sleep, "kill": _kill, "fail": _fail}
     result = None
     for name, *arguments in scripts[team.rank]:

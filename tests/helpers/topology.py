@@ -80,10 +80,7 @@ def check_end(workers: WorkerProcesses) -> None:
 def one_worker(
     worker_id: str, *flags: str, directory: Path, port: int = 0, tasks: Iterable[int] | None = None
 ) -> Iterator[Endpoint]:
-    """Run one worker, on a given port if it will be restarted there. The test may kill it.
-
-    tasks: assigned by assignment 1; None: the worker has no assignment.
-    """
+    """Run one worker, perhaps on a given port, which the test may kill. tasks=None: without an assignment."""
     own = directory / f"{worker_id}-{port}"
     own.mkdir()
     with WorkerProcesses(

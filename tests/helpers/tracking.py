@@ -20,10 +20,7 @@ _SILENCE_SECONDS = 0.5
 
 
 class Trackers:
-    """A consumer of each task at its current worker; it reads the messages of helpers.streams.
-
-    once: True if no duplicates are allowed; otherwise, messages marked as redelivered may be duplicates.
-    """
+    """A consumer of each task at its current worker; with `once`, it allows no marked duplicates."""
 
     def __init__(self, membership: Membership, tasks: Iterable[int], *, once: bool = True) -> None:
         self.membership = membership

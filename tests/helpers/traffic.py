@@ -99,10 +99,7 @@ class Reader:
 
 @contextmanager
 def fed(entry: Endpoint, owner: Endpoint, task: int) -> Iterator[tuple[Feeder, Reader]]:
-    """Send to a task through one worker, and read it at its owner, during the block.
-
-    Afterwards, all messages have arrived, once and in order, and the ledgers are balanced.
-    """
+    """Feed a task through one worker and read it at its owner; all must arrive once, and ledgers balance."""
     with (
         client_of(entry.address) as sender,
         client_of(owner.address) as consumer,

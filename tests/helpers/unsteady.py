@@ -11,10 +11,7 @@ _STEADY_SECONDS = 2.0
 
 
 def unsteady_proxy(pipe: Connection, target: str) -> None:
-    """Run a proxy that cuts all connections to the target every other second; answers `address`.
-
-    For helpers.program.Program.
-    """
+    """Run a proxy that cuts all connections to the target every other second; answers `address`."""
     threads = Threads()
 
     def cut(proxy: FaultProxy) -> None:

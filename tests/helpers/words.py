@@ -138,10 +138,7 @@ class Store(BasicBolt):
 
 
 def slow_topology() -> Topology:
-    """Return a topology without end: lines are split and the words counted; lines are also stored.
-
-    Only the bolt "count" is slow while the file exists.
-    """
+    """Return an endless count of words; only the bolt "count" is slow while the file exists."""
     builder = TopologyBuilder()
     builder.set_spout("lines", EndlessLines())
     builder.set_bolt("split", Split(), 2).shuffle_grouping("lines")

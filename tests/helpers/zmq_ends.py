@@ -55,10 +55,7 @@ def works(context: IContext, port: int, recorder: Recorder) -> None:
 
 
 def server(pipe: Connection, mode: str = "distributed", directory: str | None = None) -> None:
-    """Run a process with a server; it answers `port`, and the `payloads` that task 1 has received.
-
-    directory: for temporary files.
-    """
+    """Run a process with a server; it answers `port`, and the `payloads` that task 1 has received."""
     tempfile.tempdir = directory
     recorder = Recorder()
     with transport(storm__cluster__mode=mode) as context:

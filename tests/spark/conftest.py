@@ -63,10 +63,7 @@ def spark(warm_spark: WarmSpark) -> Iterator[SparkSession]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the session after the last test here, while the other processes of `make test` continue.
-
-    Its JVM may write the archive of classes at its exit, which takes many seconds.
-    """
+    """End the session after the last test: its JVM may take many seconds to write its archive of classes."""
     if item.config.getoption("one_spark") and (nextitem is None or HERE not in nextitem.path.parents):
         _running.close()
 
@@ -92,10 +89,7 @@ def _started(warm_spark: WarmSpark) -> Iterator[SparkSession]:
 
 @contextmanager
 def _jvm_without_fork(environment: Mapping[str, str]) -> Iterator[None]:
-    """Make PySpark start its JVM without a hook in the child process, because Python forks to run a hook.
-
-    Other tests in this process use gRPC servers, which may crash a forked child (see README).
-    """
+    """Start PySpark's JVM without a hook. Python would fork to run it, and a fork may crash (see README)."""
 
     def spawn(*arguments: Any, preexec_fn: Any, **keywords: Any) -> subprocess.Popen[bytes]:  # noqa: ARG001
         return subprocess.Popen(*arguments, **keywords)

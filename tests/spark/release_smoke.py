@@ -356,12 +356,7 @@ class Smoke:
         return got
 
     def check_consumed(self, count: int, *, once: bool = True) -> None:
-        """Consume all messages, and check that each number arrived once, at its task.
-
-        Args:
-            count: Number of messages.
-            once: False if Spark may compute a task again, and thereby duplicate its messages.
-        """
+        """Consume `count` messages; each has arrived at its task. once: False if Spark may repeat a task."""
         expected = Counter((number % 4 + 1, b"%d" % number) for number in range(count))
         found = Counter(self.consume())
         if not once and found.keys() == expected.keys():

@@ -113,11 +113,7 @@ def speculate(spark: SparkSession, address: str, place: Path) -> None:
 
 @contextmanager
 def cluster(spark: SparkSession) -> Iterator[str]:
-    """Run Spark's master and two workers in this JVM, as local-cluster does; yield the master's address.
-
-    Unlike in local-cluster, the workers' hosts differ, because Spark places no speculative copy on the
-    original's host.
-    """
+    """Run Spark's master and two workers, on different hosts as speculation requires; yield the address."""
     jvm: Any = spark.sparkContext._jvm
     deploy = jvm.org.apache.spark.deploy
     none = getattr(getattr(jvm.scala, "None$"), "MODULE$")

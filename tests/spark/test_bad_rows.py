@@ -52,10 +52,7 @@ def attempt(job: str, write: Callable[[], object]) -> None:
 
 @pytest.mark.timeout(400)
 def test_a_bad_row_is_named_and_not_tried_again(launch: Any, tmp_path: Path) -> None:
-    """Each partition is computed once; nothing of a bad partition or of an exactly-once write is sent.
-
-    A stream continues from its checkpoint with badRows=drop.
-    """
+    """Each partition is computed once, and nothing bad is sent; a stream continues with badRows=drop."""
     with launch("spark", TASKS) as running:
         errors = run_driver(__file__, running.endpoints[0].address, tmp_path, seconds=DRIVER_SECONDS)
         assert set(errors) == {"atLeastOnce", "exactlyOnce", "fail"}

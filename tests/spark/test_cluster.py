@@ -1,7 +1,4 @@
-"""Two executors in separate JVMs: a worker next to each, and the ways to provide Tuplewire to them.
-
-The driver reports the result of each case.
-"""
+"""Two executors in separate JVMs, a worker next to each, and the ways to provide Tuplewire to them."""
 
 from __future__ import annotations
 

@@ -119,10 +119,7 @@ def test_topologies(remote: str) -> None:
 
 
 def of_rows(spark: SparkSession, address: str, directory: str) -> None:
-    """Send rows to tasks 1 and 2, half of them in mapInArrow, and stream them to 3 and 4, and then to 5.
-
-    Report the number of rows in task 5, and the rows that each of two tasks counts in a team.
-    """
+    """Stream rows of two tasks to 3 and 4, then to 5. Report the rows in 5, and the sums of a team."""
     register(spark)
     where = {"address": address, "topology": "spark"}
     handle = ClientHandle(address, topology="spark")

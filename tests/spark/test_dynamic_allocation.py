@@ -36,10 +36,7 @@ DRAIN_SECONDS = 25
 
 
 def test_executors_come_and_go_under_a_query(tmp_path: Path) -> None:
-    """The query's source and sink follow the workers: each message arrives once, and in order per task.
-
-    Another executor reads the messages of a killed one.
-    """
+    """Each message arrives once, in order per task. Another executor reads the messages of a killed one."""
     found = run_driver(__file__, tmp_path, seconds=DRIVER_SECONDS, folder=tmp_path)
     assert found["got"] == found["sent"] == [2 * ROUNDS * MESSAGES + extra for extra in (ROUNDS, 0, 0, 0)]
     assert found["in order"]

@@ -18,10 +18,7 @@ SECONDS = 100
 
 
 def test_moves_drains_and_restarts_under_a_query(spark: SparkSession, tmp_path: Path) -> None:
-    """Each message is read once with failOnDataLoss: two moves, a drain, and all workers replaced.
-
-    The query continues when the worker in its options is removed. A DataFrame retains its rows.
-    """
+    """With failOnDataLoss, each message is read once, also after the worker of the options is removed."""
     got: list[int] = []
     sent = 0
 

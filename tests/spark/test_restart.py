@@ -1,7 +1,4 @@
-"""A streaming query is started again from its checkpoint after its driver was killed.
-
-The driver streams tasks 1 to 4 to tasks 5 to 8, a hundred messages at a time, until it is killed.
-"""
+"""A query of tasks 1 to 4 into 5 to 8 is started again from its checkpoint after its driver was killed."""
 
 from __future__ import annotations
 

@@ -78,10 +78,7 @@ def start(
 
 
 def test_a_worker_dies_under_a_query(spark: SparkSession, worker: RestartableWorker, tmp_path: Path) -> None:
-    """The query fails with advice; started again with failOnDataLoss=false, it survives the next failure.
-
-    A sender that waits until its messages are processed resends lost messages: none is missing.
-    """
+    """The query fails with advice, or continues with failOnDataLoss=false; lost messages are sent again."""
     checkpoint, seen = tmp_path / "checkpoint", Seen()
     with client_of(worker.endpoint.address, ack_mode="processed") as client:
         query = start(spark, worker, checkpoint, seen)

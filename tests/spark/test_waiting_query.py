@@ -48,10 +48,7 @@ def published_without_room(running: Any) -> list[float]:
 
 @pytest.mark.timeout(1300)
 def test_stalled_consumers_make_queries_wait(tmp_path: Path) -> None:
-    """If consumers stall for longer than any timeout, a query warns each minute, and then continues.
-
-    The query is still active when the consumers return, and every row has arrived at the end.
-    """
+    """A query warns each minute, is still active when its consumers return, and loses no row."""
     log = tmp_path / "log"
     seen = {guarantee: RowCounter(MOST_ROWS, ROW_BYTES) for guarantee in GUARANTEES}
 

@@ -20,10 +20,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """Run one worker with tasks 0 to 99 for the tests of a file, with the file's FLAGS, if it has any.
-
-    At the end, the worker's ledger is balanced.
-    """
+    """Run one worker with tasks 0 to 99 and a file's FLAGS; at the end, its ledger is balanced."""
     flags = getattr(request.module, "FLAGS", ())
     with one_worker("w", *flags, directory=tmp_path_factory.mktemp("w"), tasks=range(100)) as worker:
         yield worker

@@ -244,10 +244,7 @@ def test_what_was_passed_on_does_not_hold_a_drain(tmp_path: Path) -> None:
 def test_a_drained_worker_that_is_still_listed_blocks_nothing(
     tmp_path: Path, transport: str, consumed: int, drain_seconds: float
 ) -> None:
-    """Messages that a drained worker had not accepted go to the new owner, although it is still listed.
-
-    The worker sends its goodbye even if there is almost no time for the drain.
-    """
+    """Messages that a drained worker had not accepted go to the new owner; a goodbye needs almost no time."""
     more = f"--drain-seconds={drain_seconds}"
     flags = (f"--transport={transport}", "--receive-queue-messages=64", more)
     with ExitStack() as stack:

@@ -189,11 +189,7 @@ def test_health_refuses_what_is_no_request(endpoint: Endpoint, method: str) -> N
 
 
 def test_method_that_is_no_text(endpoint: Endpoint) -> None:
-    """A call of a method with a name that is not UTF-8 does not affect other clients.
-
-    Such a call ends the server of grpcio 1.84 and 1.85. The worker must refuse the call or close the
-    connection, and still serve other clients, however often the call is made.
-    """
+    """A method's name that is not UTF-8 affects no other clients. It ends servers of grpcio 1.84 and 1.85."""
     for _ in range(5):
         with connected(endpoint.address) as connection:
             connection.sendall(OPENING + call_headers(1, b"/\xff"))

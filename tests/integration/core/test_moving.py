@@ -138,11 +138,7 @@ class Consumer:
 def test_a_task_moves_again_and_again_under_load(
     moves: int, overlapping: int, seed: int, transport: str
 ) -> None:
-    """Moves reach the workers one at a time, in random order; all messages arrive once, in order.
-
-    Before each move that all workers learn of, there may be `overlapping` moves that some workers miss. Some
-    moves begin before the last one has finished. No message is marked if every worker learns of each move.
-    """
+    """All messages arrive once, in order, while moves overlap. They may be marked if workers miss moves."""
     chance, owner = random.Random(seed), 0
     with three_workers(transport) as workers, client_of(workers.endpoints[2].address) as client:
 

@@ -268,11 +268,7 @@ def test_copies_that_were_overtaken_are_marked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("drained", [False, True])
 def test_what_waits_where_its_entry_worker_has_ended(tmp_path: Path, *, drained: bool) -> None:
-    """Messages are marked if their entry worker was killed, and not if it has exited cleanly.
-
-    A new owner that the owner does not know may have delivered copies of a killed worker's messages. A worker
-    that exits cleanly leaves no second copies.
-    """
+    """Messages are marked if their entry worker was killed, and not if it has exited cleanly."""
     with one_worker("owner", directory=tmp_path) as owner, client_of(owner.address) as consumer:
         with one_worker("entry", directory=tmp_path) as entry:
             assign((entry, owner), 1, {entry: [50], owner: [TASK]})

@@ -97,10 +97,7 @@ async def _another() -> None:
 
 
 async def test_another_server_takes_its_place(tmp_path: Path) -> None:
-    """After each failure, streams continue, and new connections reach a server at both addresses.
-
-    The replacement's socket has the same mode, so no other users can connect.
-    """
+    """After each failure, streams continue, and both addresses accept connections, with the same mode."""
     path = tmp_path / "socket"
     async with _served(path) as (server, address), grpc.aio.insecure_channel(address) as channel:
         stream: Stream = channel.stream_stream(ECHO)()

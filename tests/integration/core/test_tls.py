@@ -222,10 +222,7 @@ def _server(*handshakes: Issued) -> Iterator[str]:
 
 
 def test_certificates_may_have_an_authority_between(tmp_path: Path) -> None:
-    """Both sides trust the root and present the chain up to it, as cert-manager writes it to tls.crt.
-
-    A URI can identify a worker, although gRPC for Python cannot compare URIs itself.
-    """
+    """Both sides present the chain up to the root, as cert-manager writes it; a URI may identify a worker."""
     root = Authority()
     between = Authority(root)
     program = files_of(between.issue("etl.example"), tmp_path / "program", URI)

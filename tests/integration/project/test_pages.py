@@ -27,10 +27,7 @@ def test_every_page_with_programs_is_pasted() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_prompt_takes_it(page: str) -> None:
-    """Blocks can be pasted into Python's prompt, where, up to 3.12, an empty line ends an indented block.
-
-    A page with programs in another form states where to paste them.
-    """
+    """Before Python 3.13, an empty line ends an indented block; pages in another form say where to paste."""
     said = (ROOT / page).read_text(encoding="utf-8")
     if FOR_A_FILE in " ".join(said.split()):
         return

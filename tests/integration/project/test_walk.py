@@ -57,10 +57,7 @@ print(json.dumps(sorted(called)))
 
 
 def test_every_function_of_the_walk_is_called() -> None:
-    """A message from one worker's program to another worker's consumer calls each function of the page.
-
-    The steps are few, and numbered from 1.
-    """
+    """A message from a program to another worker's consumer calls each function of the page, in few steps."""
     walk = re.findall(r"^\| (\d+) \| `([\w.]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert [int(number) for number, _ in walk] == list(range(1, len(walk) + 1))
     assert 10 < len(walk) <= MOST_STEPS

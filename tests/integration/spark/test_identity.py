@@ -52,10 +52,7 @@ def _readyz(worker: Endpoint) -> str:
 
 
 def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
-    """The worker id is checked before the topology, for consumers, senders and sinks; they may retry.
-
-    This worker's id and no id are accepted.
-    """
+    """The worker id is checked before the topology, and may be retried; its own id and none are accepted."""
     with one_worker("w", directory=tmp_path, tasks=[0]) as worker, ControlClient(worker.address) as control:
         answer = talk(worker, SEND, [hello(receiver_id="v")])
         assert answer.error == "WRONG_WORKER"
@@ -134,10 +131,7 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
 
 
 def test_a_worker_under_another_id_is_not_ready_and_says_what_to_do(tmp_path: Path) -> None:
-    """Status and readiness name the assigned id; clients wait until the assignment has this worker's id.
-
-    If the assignment loses it, an open session waits until it is back, and then resumes.
-    """
+    """Status and readiness name the assigned id. Clients wait for this worker's id, even in open sessions."""
     port = free_port()
     address = f"127.0.0.1:{port}"
     file = assignment_file(tmp_path, 1, {("w1", address): [0]})

@@ -294,10 +294,7 @@ def test_messages_that_nobody_takes_over_are_named(workers: Workers) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_moves_back_to_back_under_load(shared: Workers, seed: int) -> None:
-    """Each message arrives once and in order during forty immediate moves, some of which some workers miss.
-
-    A micro-batch that waits for its timeout would fail the test.
-    """
+    """Each message arrives once, in order, in forty moves that some workers miss, and no batch times out."""
     chance, names = random.Random(seed), list(shared.running)
 
     def move() -> None:

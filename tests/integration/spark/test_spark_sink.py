@@ -61,10 +61,7 @@ def take(worker: Endpoint, task: int, count: int) -> list[int]:
 
 
 def test_newer_attempt_fences_the_older(workers: Pair) -> None:
-    """A new attempt stops an older one that is still running; rows sent until then may be duplicated.
-
-    With badRows=drop, rows are sent as they are computed, because none of them can fail the write.
-    """
+    """A new attempt stops a running one and may duplicate its rows. badRows=drop sends rows at once."""
     task = workers.near_task()
     writer = TuplewireBatchWriter(sink_options(options(workers, badRows="drop")))
 
@@ -87,10 +84,7 @@ def test_newer_attempt_fences_the_older(workers: Pair) -> None:
 def test_a_bad_row_fails_the_write(
     guarantee: str, memory: int, workers: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Even a bad last row fails the write before any row of its attempt is sent, from memory or from disk.
-
-    Spark must not retry: the attempt ends without an error, and the driver raises it.
-    """
+    """Even a bad last row fails the write before any row is sent. The driver raises it, without a retry."""
     monkeypatch.setattr(writing, "_MEMORY_BYTES", memory)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
     task = workers.near_task()
@@ -168,10 +162,7 @@ def large(count: int) -> pa.RecordBatch:
 def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit of a micro-batch three times the queue size ends, and logs the tasks that it waits for.
-
-    The worker stores the rest, even if the commit is repeated, and delivers it as the consumer frees space.
-    """
+    """A commit of three times the queue size ends, and logs its tasks; the worker delivers the rest later."""
     monkeypatch.setattr(stages, "_WAIT_SECONDS", 0.5)
     with small("--staging-memory-bytes=1MiB") as (worker, opts):
         writer = TuplewireStreamWriter(sink_options(opts))
@@ -325,10 +316,7 @@ def test_bad_rows_are_dropped_or_go_to_a_task(guarantee: str, caplog: pytest.Log
 
 @pytest.mark.parametrize("timeout", ["1", "60"])
 def test_a_stream_may_be_sent_as_it_is_computed(timeout: str, caplog: pytest.LogCaptureFixture) -> None:
-    """With atLeastOnce, rows are sent before the commit; a full queue blocks regardless of the timeout.
-
-    A blocked write soon logs that it waits and that Spark needs a free core.
-    """
+    """With atLeastOnce, rows are sent before the commit; a full queue blocks, without a timeout but a log."""
     with small() as (worker, opts), ThreadPoolExecutor(1) as thread:
         more = {"deliveryGuarantee": "atLeastOnce", "timeout": timeout}
         writer = TuplewireStreamWriter(sink_options(opts | more))

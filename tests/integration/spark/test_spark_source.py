@@ -120,10 +120,7 @@ def test_few_messages_wait_for_more(workers: Pair) -> None:
 
 @pytest.mark.parametrize("between", ["attempt", "consumer"])
 def test_a_read_goes_on_after_another(workers: Pair, between: str) -> None:
-    """A read continues after another attempt or a consumer has read the same messages.
-
-    A consumer that connects between reading and committing changes nothing.
-    """
+    """A read continues after another attempt or consumer has read the same, even one before the commit."""
     task = workers.near_task()
     with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
         deliver(client, large(task, range(900)))
@@ -202,10 +199,7 @@ def test_partition_of_nothing(workers: Pair) -> None:
 
 
 def test_tasks_that_are_assigned_later_are_read(tmp_path: Path) -> None:
-    """A task in a range that is assigned later is read from its first message on, also at another worker.
-
-    A task that is no longer assigned fails the query, unless failOnDataLoss=false.
-    """
+    """A task is read from its first message on. Without an owner, it fails if failOnDataLoss is true."""
     flags = ("--drain-seconds=0.1",)
     with one_worker("a", *flags, directory=tmp_path) as a, one_worker("b", *flags, directory=tmp_path) as b:
         at_a, at_b = ("a", a.address), ("b", b.address)

@@ -245,10 +245,7 @@ def test_environment_opens_every_surface(
     monkeypatch: pytest.MonkeyPatch,
     by_options: bool,  # noqa: FBT001
 ) -> None:
-    """The environment's credentials work for a handle, a query's source and a query's sink, at both workers.
-
-    Options of the format work the same way if the environment has no credentials.
-    """
+    """The environment's credentials, or options, work for handle, source and sink at both workers."""
     (near, _), program = secured
     for name, value in variables_of(program).items():
         monkeypatch.setenv(name, value)

@@ -143,10 +143,7 @@ def test_sessions_between_processes_have_the_topologys_settings(transport: str) 
 
 
 def test_options_environment_ports_and_logs_of_workers(tmp_path: Path) -> None:
-    """Workers get the configured options, with placeholders replaced, and the variables.
-
-    They bind the configured ports in order, and each writes a log to the configured directory.
-    """
+    """Workers get options, with placeholders replaced, and variables, ports in order, and a log each."""
     ports = free_ports(2)
     conf: dict[str, Any] = {
         "worker.childopts": "-X importtime=0 -X tuplewire=%WORKER-ID%",

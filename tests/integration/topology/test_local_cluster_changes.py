@@ -68,10 +68,7 @@ def place(number: int) -> int:
 
 
 def test_killed_workers_start_again(cluster: LocalCluster, notes: Notes) -> None:
-    """The tasks of a killed worker start again, without a cleanup; other bolts are not affected.
-
-    Nothing waits for the earlier tuples of a killed spout.
-    """
+    """The tasks of a killed worker, and nothing else, start again, without a cleanup or earlier tuples."""
     running = cluster.submit("t", THREE, endless(notes))
     for worker in range(3):
         killed = [str(task) for task in (2, 3) if running.worker_of(task) == worker]

@@ -56,10 +56,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_mode_counts_the_same(
     mode: str, book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The output equals collections.Counter; the summary confirms it, and lists the skipped lines.
-
-    Credentials in the environment do not affect the workers that the command starts.
-    """
+    """The output equals collections.Counter, skipped lines are listed, and credentials have no effect."""
     output = tmp_path / "output"
     monkeypatch.setenv("TUPLEWIRE_TLS_CA", "/nowhere/ca.crt")
     ended = run(f"--input={book}", f"--mode={mode}", f"--output={output}", "--workers=2")

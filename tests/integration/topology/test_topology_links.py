@@ -60,10 +60,7 @@ HERE, THERE = (2, 3), (1, 4)
 
 
 def test_words_are_counted_over_a_transport() -> None:
-    """Two workers count the same as a Counter.
-
-    With the setting, bytes are measured per source and destination task, and reported by component.
-    """
+    """Two workers count the same as a Counter, and report the bytes by source and destination."""
     counts: Counter[str] = Counter()
     topology = word_count(counts)
     conf = {"topology.serialized.message.size.metrics": True}

@@ -66,10 +66,7 @@ def marked(worker: Endpoint, span: SeenSpan) -> set[str]:
 
 
 def test_one_message_through_two_workers(seen: Collector, traced: Pair) -> None:
-    """A message has one trace: sender, entry worker, the task's worker and consumer, in this order.
-
-    The histograms of both workers have exemplars of this trace.
-    """
+    """A message has one trace: sender, workers, consumer, in order. Both histograms have exemplars of it."""
     far, answer = traced.far_task(), traced.near_task()
     seen.run("sender", SEND, traced.near.address, TOPOLOGY, far)
     seen.run("consumer", RECEIVE, traced.far.address, TOPOLOGY, far, 1, answer)

@@ -442,11 +442,7 @@ def arrivals(link: Link) -> list[bytes]:
 
 
 def test_a_workers_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker writes its heartbeat, opens executors and receives; it stops from the spouts to the link.
-
-    Tuples queued at the shutdown are executed, and the tuples that they emit arrive. Storm closes the
-    connections first and loses them.
-    """
+    """A worker writes heartbeats, and stops from the spouts to the link. All queued tuples are executed."""
     notes = Notes(tmp_path / "heartbeat.json")
     topology = topology_of(notes)
     with hosted(topology, [2, 3], [1], transport="grpc") as (here, there):

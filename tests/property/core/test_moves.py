@@ -79,11 +79,7 @@ class Cluster(RuleBasedStateMachine):
         queue_bytes=st.sampled_from(QUEUE_BYTES),
     )
     def start(self, weather: str, modes: Sequence[AckMode], queue_bytes: int) -> None:
-        """Start everything.
-
-        weather: `calm` has no faults, so that duplicates are not allowed. With `kills`, workers are killed:
-        only the mode `processed` is then safe, so that all programs use it.
-        """
+        """Start everything, in a weather: `calm` allows no duplicates, `kills` needs the mode `processed`."""
         self.calm = weather == "calm"
         self.kills = weather == "kills"
         self.queue_bytes = queue_bytes

@@ -232,11 +232,7 @@ class Scene:
 def test_rejected_messages_come_again_or_become_letters(
     *, actions: list[str], wait: bool, doomed: set[int], faulty: dict[int, int], most: int
 ) -> None:
-    """Each message is processed once or becomes one dead letter; order, releases and ledger are correct.
-
-    This holds with and without space for the copies. Without space, the releases of rejected messages wait
-    until dead letters are read; other releases do not wait.
-    """
+    """Each message is processed once or a dead letter. Without space, rejected ones are released later."""
     scene = Scene(wait=wait, doomed=doomed, faulty=Counter(faulty), most=most)
     scene.send()
     scene.cut()

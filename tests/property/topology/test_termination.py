@@ -29,10 +29,7 @@ class Process:
 
 
 class World:
-    """Processes, messages between them, and a coordinator; messages and requests take any time.
-
-    Each message contains the number of messages that it leads to.
-    """
+    """Processes, messages that contain how many they lead to, and a coordinator; any of it takes any time."""
 
     def __init__(self, data: st.DataObject, count: int) -> None:
         self.draw = data.draw

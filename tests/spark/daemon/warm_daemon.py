@@ -1,7 +1,4 @@
-"""The daemon that forks the Python workers of the tests' session: it imports once what all of them need.
-
-Otherwise each new worker imports it again, which takes a second of CPU time.
-"""
+"""The daemon that forks the Python workers of the tests' session: it imports once what all of them need."""
 
 from __future__ import annotations
 

@@ -48,10 +48,7 @@ with (
 
 
 def test_traces_go_through_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows keep one trace from sender to consumer; rows without a trace get the trace of their attempt.
-
-    A job and a streaming query forward contexts. A spout's tuples are traced through both bolts, in order.
-    """
+    """Rows, jobs, streams and tuples keep one trace to the consumer; rows without one get their attempt's."""
     with collector() as seen:
         for name, value in seen.variables.items():
             monkeypatch.setenv(name, value)

@@ -1,7 +1,4 @@
-"""A benchmark process, started once and controlled by requests on its standard input.
-
-Starting Python and gRPC takes longer than a trial, so the processes stay idle between their turns.
-"""
+"""A benchmark process, started once, as a start takes longer than a trial, and controlled by its stdin."""
 
 from __future__ import annotations
 
@@ -42,12 +39,7 @@ def cpu_seconds(process_id: int) -> float:
 
 
 class Agent:
-    """Another process. Used by the caller.
-
-    Args:
-        role: A function of a module in this folder, which calls serve(); or a command in another language.
-        arguments: The arguments of the role; anything that JSON can contain.
-    """
+    """Another process, as its caller sees it: a function of this folder that calls serve(), or a command."""
 
     def __init__(self, role: Callable[..., None] | Sequence[str], *arguments: Any) -> None:
         if callable(role):

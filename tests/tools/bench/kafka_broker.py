@@ -43,10 +43,7 @@ log4j.appender.out.layout.ConversionPattern=%d %p %m (%c)%n
 
 @contextmanager
 def broker() -> Iterator[tuple[str, str]]:
-    """Run a broker during the block; yield its address and its version.
-
-    NotHereError if its libraries are not available; another error if it does not start.
-    """
+    """Run a broker during the block; yield its address and version. NotHereError without its libraries."""
     place = libraries(POM)
     (server,) = place.glob("kafka_2.13-*.jar")
     port, controller = free_ports(2)

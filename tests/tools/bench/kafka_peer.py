@@ -81,10 +81,7 @@ class Kafka(Peer):
 
     @contextmanager
     def through(self) -> Iterator[Wire]:
-        """See Peer. From a topic of one partition to another.
-
-        The program has a Java producer that sends immediately, and a Java consumer.
-        """
+        """See Peer. From a topic of one partition to another, with a producer and a consumer of Java."""
         source, target = self._create(1), self._create(1)
         messages = self.load(self.spark.readStream, subscribe=source)
         frame = messages.selectExpr("upper(cast(value as string)) as value")

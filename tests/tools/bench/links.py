@@ -91,16 +91,7 @@ _TITLES: dict[LinkName, str] = {
 
 
 class Cell(NamedTuple):
-    """A measurement of every round.
-
-    Attributes:
-        link: The name of the link.
-        frame: The messages per frame, of a link that sends as fast as it can.
-        look: The receiver's checks.
-        rate: Messages per second, of a link that sends at a fixed rate; 0 for none.
-        stop_seconds: The time that the receiving process is stopped in the middle, at a fixed rate.
-        requests: The number of requests, of a link that sends requests.
-    """
+    """A measurement of every round, at full speed with a `frame`, at a `rate`, or of some `requests`."""
 
     link: LinkName
     frame: int = 0
@@ -171,10 +162,7 @@ class Link:
         self._run("order", frame=frame, messages=messages)
 
     def paced(self, rate: int, seconds: float, stop_seconds: float = 0.0, **how: int) -> Trial:
-        """Send at a fixed rate; the receiver may be stopped in the middle.
-
-        how: arguments for the producer of a chain.
-        """
+        """Send at a fixed rate; the receiver may be stopped in the middle. how: for a chain's producer."""
         self.still("latency")
         before = self._cpu_seconds()
         with self._stopped(seconds / 2, stop_seconds):

@@ -32,10 +32,7 @@ _RATE_TARGET = 0.95
 
 @contextmanager
 def live_page(address: str) -> Iterator[None]:
-    """Run `tuplewire top --web`, and request the page's data at the page's interval, during the block.
-
-    The first request has finished when the block starts.
-    """
+    """Run `tuplewire top --web` during the block, and request its data once, then at the page's interval."""
     command = [sys.executable, "-m", "tuplewire_service", "top", "--web", "--port=0", "--address", address]
     ended = threading.Event()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer, ThreadPoolExecutor() as pool:

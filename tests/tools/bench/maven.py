@@ -43,15 +43,7 @@ def java() -> str:
 
 
 def libraries(pom: Path, *properties: str, only: Sequence[str] = ()) -> Path:
-    """Return a folder with all jars that a pom lists; Maven downloads them once.
-
-    NotHereError if Maven is missing or cannot download them.
-
-    Args:
-        pom: The path of the pom.
-        properties: Definitions for Maven, such as `spark.version=4.2.0`.
-        only: Ids of the artifacts to keep; by default all.
-    """
+    """Return a folder with the jars of a pom, or `only` some; Maven downloads them once, or NotHereError."""
     place = BUILD / "-".join([pom.parent.name, pom.stem, *(each.partition("=")[2] for each in properties)])
     done = place / "complete"
     if done.exists() and done.read_text(encoding="utf-8") == pom.read_text(encoding="utf-8"):

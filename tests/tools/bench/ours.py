@@ -1,7 +1,4 @@
-"""Tuplewire's own processes: both ends of a hop and of the path, with single messages, lists or requests.
-
-Each function is a role of a process; see agent.py.
-"""
+"""Tuplewire's processes at both ends of a hop and of the path; each function is a role, see agent.py."""
 
 from __future__ import annotations
 

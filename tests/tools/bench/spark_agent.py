@@ -277,10 +277,7 @@ def _micro_batches(frame: DataFrame, sink: str, options: Mapping[str, str], batc
 
 
 def _latencies(wire: Wire, count: int, size: int) -> list[float]:
-    """Send numbered messages through a query, one every 0.6 s; return their latencies in nanoseconds.
-
-    The first few messages are not included. BenchError unless each message arrives exactly once.
-    """
+    """Send a message each 0.6 s, and return the latencies in ns. BenchError unless each arrives once."""
     sent: dict[int, float] = {}
     came: list[tuple[int, float]] = []
     total = count + WARM_MESSAGES

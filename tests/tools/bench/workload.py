@@ -128,11 +128,7 @@ def asks(ask: Callable[[bytes], bytes]) -> Verb:
 
 
 class Meter:
-    """Counts the received messages of one process; one thread adds, another waits.
-
-    A trial is begin(), then add() for each batch, then finish(). The answer contains the number of messages,
-    the time of the last message, and the results of the checks.
-    """
+    """Counts the messages of one process: begin(), add() for each batch, finish() in another thread."""
 
     def __init__(self) -> None:
         self._done = threading.Event()

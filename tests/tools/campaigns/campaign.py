@@ -24,16 +24,7 @@ K = TypeVar("K", bound=str)
 
 @dataclass(frozen=True)
 class Action:
-    """One action of a plan.
-
-    Attributes:
-        at: The start of the action, in seconds.
-        kind: The name of the action.
-        target: The process or connection that it affects.
-        seconds: The length of the action.
-        value: Its strength.
-        cut: True if it ends with a cut, so that the data in flight is lost.
-    """
+    """One action on a target, from `at` on, in seconds. cut: it ends with a cut that loses data in flight."""
 
     at: float
     kind: str
@@ -56,17 +47,7 @@ def schedule(
     weights: Mapping[K, int],
     draw: Callable[[random.Random, float, K], Action],
 ) -> Iterator[Action]:
-    """Return random actions in order: each kind once, then any kind by its weight.
-
-    The actions depend only on the seed, not on the course of the run.
-
-    Args:
-        seed: The seed of the actions.
-        seconds: The end of the last action.
-        every: The mean time between two actions, in seconds.
-        weights: The kinds of actions, each with its weight.
-        draw: Returns an action of a kind at a time.
-    """
+    """Return random actions in order, one per `every` seconds: each kind once, then any by its weight."""
     chance = random.Random(seed)
     kinds = chance.sample(list(weights), len(weights))
     at = 0.0

@@ -35,14 +35,7 @@ def is_clean(ledger: LedgerSnapshot) -> bool:
 
 
 class Cluster:
-    """Workers of one topology, and the assignment that they receive.
-
-    Attributes:
-        workers: The workers by id, including workers that are temporarily down.
-        owners: The worker of each task.
-        route: Returns the address at which one worker reaches another. Default: the other's own address.
-        ledgers: The id, exit code and logged ledger of each worker that has drained.
-    """
+    """Workers of one topology, with their assignment, their routes, and the ledgers of drained workers."""
 
     def __init__(
         self,

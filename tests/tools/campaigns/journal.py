@@ -50,12 +50,7 @@ def records(path: Path) -> Iterator[Record]:
 
 
 def history_of(journals: Iterable[Path], killed: Collection[Path] = ()) -> History:
-    """Replay several journals into a History, in the order of time.
-
-    Args:
-        journals: The journals to merge.
-        killed: The journals of killed producers, without a guarantee for their accepted messages.
-    """
+    """Replay journals in the order of time; killed producers have no guarantee for accepted messages."""
 
     def promised(path: Path) -> Iterator[Record]:
         return (record for record in records(path) if record[1] != "accepted" or path not in killed)

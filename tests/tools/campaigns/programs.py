@@ -23,15 +23,7 @@ def environment() -> dict[str, str]:
 
 
 class Program:
-    """A process that runs one of this folder's programs, across restarts.
-
-    Args:
-        module: The module of the program.
-        name: The name of the program.
-        config: The program's configuration, to which each start adds its own journal.
-        directory: The folder of the journals and logs.
-        entered: Returns the context in which the process is started.
-    """
+    """A process of a module, across restarts; each start adds its own journal to the configuration."""
 
     _process: subprocess.Popen[bytes]
 

@@ -16,14 +16,7 @@ _POLL_SECONDS = 0.25
 
 
 class Steady:
-    """Two processes. Every message must arrive once and in order.
-
-    Args:
-        stack: Stops the processes.
-        routes: The addresses that the producer sends to, with the source of each client.
-        subscriptions: The addresses and tasks that the consumer receives from.
-        load: The load of the producer.
-    """
+    """A producer of a load on some routes, and a consumer; every message must arrive once and in order."""
 
     def __init__(
         self, stack: ExitStack, routes: Routes, subscriptions: Sequence[tuple[str, Sequence[int]]], load: Load
@@ -38,10 +31,7 @@ class Steady:
         return consumed.received
 
     def finish(self, elsewhere: Callable[[], dict[Stream, int]] = dict) -> list[str]:
-        """Stop the producer, wait for its messages, stop the consumer; return every fault as text.
-
-        elsewhere: returns the streams that another consumer receives.
-        """
+        """Stop both, and return every fault as text; elsewhere() has the streams of another consumer."""
         self.produced = self.producer.ask("finish")
         sent = self.produced.sent
         within(_WAIT_SECONDS, lambda: {**self.received(), **elsewhere()} == sent)

@@ -1,7 +1,4 @@
-"""Draws the dashboard for the docs: real workers, a real Prometheus, and Grafana's own panels.
-
-`make pictures` builds panels.js from Grafana's npm packages; Grafana's server is not needed.
-"""
+"""Draws the dashboard for the docs: real workers, a real Prometheus, and Grafana's panels (panels.js)."""
 
 from __future__ import annotations
 

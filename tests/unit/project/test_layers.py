@@ -1,7 +1,4 @@
-"""The import rules of docs/architecture.md: the parts of the code that each part may import.
-
-Imports are read from the source, so that lazy imports and type-checking imports count as well.
-"""
+"""The import rules of docs/architecture.md, by the source: lazy and type-checking imports count, too."""
 
 from __future__ import annotations
 

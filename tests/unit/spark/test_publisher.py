@@ -18,10 +18,7 @@ EARLIER = {1: TaskContent(3, 30, 5)}
 
 
 class Asking(Publisher):
-    """A publisher with workers that do not know its run at first; it records the requests.
-
-    gone: workers that lost their staged data. earlier: the contents published by an earlier run, by task.
-    """
+    """A publisher that records requests to workers that do not know its run; some lost their staged data."""
 
     def __init__(self, gone: Sequence[At] = (), earlier: Mapping[int, TaskContent] | None = None) -> None:
         super().__init__(sink_options({"address": ONE[0]}), "sink", 7, {ONE: (), TWO: ()}, "run")

@@ -154,10 +154,7 @@ def test_bytes_bound_goes_by_mean_size(now: dict[int, Held], bounds: dict[str, A
 
 
 def test_another_consumer_is_told() -> None:
-    """Messages that another consumer has acknowledged are an error with the fix.
-
-    A query at the tail has lost nothing.
-    """
+    """Messages that another consumer has acknowledged are an error with the fix, except at the tail."""
     start = Offset({1: at(5)})
     check_held(start, {1: held(5, 5)})
     with pytest.raises(DataLossError):

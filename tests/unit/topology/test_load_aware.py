@@ -23,11 +23,7 @@ WORKER, EVERYTHING = Locality.WORKER, Locality.EVERYTHING
 
 @dataclass
 class Simulation:
-    """Tasks with queues, and senders that share a rate.
-
-    speeds: messages/s that each task processes. rate: messages/s of all senders. queue: capacity of a task's
-    queue in messages; the load is its fill ratio.
-    """
+    """Tasks with queues and speeds, and senders that share a rate (messages/s). A load is a fill ratio."""
 
     speeds: Sequence[float]
     rate: float
@@ -112,10 +108,7 @@ SLOW_TASK = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("slow", "fast", "rate", "queue"), SLOW_TASK)
 def test_slow_task_gets_what_it_can_do(slow: int, fast: int, rate: int, queue: int) -> None:
-    """One slow task of eight gets what it can process, and the others share the rest equally.
-
-    The 99th percentile of the waits is at most half of the plain shuffle's, and shares do not oscillate.
-    """
+    """A slow task of eight gets what it can process, and the others share the rest. Waits are halved."""
     aware, blind = Simulation([slow] + [fast] * 7, rate, queue), Simulation([slow] + [fast] * 7, rate, queue)
     for _ in range(3):
         aware.add(LoadAwareShuffle)

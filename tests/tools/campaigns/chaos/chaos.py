@@ -35,15 +35,7 @@ def proxy(stack: ExitStack, target: str, listen: str = "127.0.0.1:0") -> FaultPr
 
 
 class Chaos(Campaign):
-    """A run with the faults that a seed selects, in programs that write journals.
-
-    Attributes:
-        targets: Everything that can have a fault.
-        modes: The acknowledgement mode of each sender.
-        programs: All programs by name.
-        proxies: The fault proxy of each connection.
-        ledgers: The final ledger of each sender.
-    """
+    """A run with the faults that a seed selects, in programs that write journals."""
 
     parallel = True
     targets: Targets
@@ -60,16 +52,7 @@ class Chaos(Campaign):
         every: float = 1.0,
         rate: float = 2000.0,
     ) -> None:
-        """Prepare a run.
-
-        Args:
-            seed: The seed of the faults.
-            seconds: The length of the run.
-            directory: The folder of the journals and logs.
-            transport: The transport between workers, or between programs.
-            every: The mean time between faults, in seconds.
-            rate: The messages per second of each sender.
-        """
+        """Prepare a run. every: seconds between two faults. rate: messages per second of each sender."""
         super().__init__(seed, seconds, directory=directory)
         self.transport = transport
         self.every = every

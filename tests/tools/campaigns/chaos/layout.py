@@ -14,14 +14,7 @@ TASKS = (10, 11, 12, 13, 14, 15)
 
 @dataclass(frozen=True)
 class ProgramPlan:
-    """A producer or a consumer.
-
-    Attributes:
-        workers: The workers that it connects to.
-        config: The configuration of its role in campaigns.chaos.ends.
-        proxied: True if its connections can be cut. If not, it uses the workers' Unix sockets.
-        control: True if control messages can be lost on its connections.
-    """
+    """A producer or a consumer. proxied: it can be cut. control: it can lose control messages."""
 
     name: str
     workers: tuple[str, ...]

@@ -1,9 +1,4 @@
-"""Chaos on a transport: random faults between `connect().send` and a `bind` callback.
-
-Senders and receivers are processes. Connections between them are cut, delayed and silenced, processes are
-stopped, killed and restarted. The transport `local` has neither connections nor processes: its senders and
-receivers are stopped, aborted and closed within one process.
-"""
+"""Chaos on a transport: faults between `connect().send` and a `bind` callback, without workers."""
 
 from __future__ import annotations
 

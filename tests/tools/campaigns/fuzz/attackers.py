@@ -51,15 +51,7 @@ SPEECH: dict[str, Callable[[random.Random], Conversation]] = {
 
 @dataclass(frozen=True, slots=True)
 class Attacker:
-    """One thread of attacks.
-
-    Attributes:
-        level: A key of SPEECH; WIRE for bytes below gRPC; FOREIGN for a certificate that is not trusted.
-        number: The number of the thread within its level.
-        addresses: The addresses of the attacked workers. Levels of SPEECH have one address.
-        pause: The seconds before each attack.
-        foreign: The certificate of the level FOREIGN.
-    """
+    """One thread of attacks: on a level of SPEECH at one address, or WIRE bytes, or FOREIGN certificates."""
 
     level: str
     number: int
@@ -83,11 +75,7 @@ Attack = Callable[[random.Random], tuple[str, str]]
 
 
 def attackers(pipe: Connection, seed: int, crew: Sequence[Attacker], most: int | None) -> None:
-    """Run as a process that attacks until the campaign ends it.
-
-    Answers with the tally of all attacks so far. `rest`: stop, and close all connections. `go`: continue.
-    `finish`: stop permanently. most: the number of attacks of each thread; None: no limit.
-    """
+    """Attack until the end. Answers `rest`, `go` and `finish` with the tally. most: attacks of a thread."""
     threads = Threads()
     tally, lock = Tally(), threading.Lock()
     going = threading.Event()

@@ -22,16 +22,7 @@ _NAMES = {name.removeprefix("ERROR_CODE_") for name, number in pb.ErrorCode.item
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One call.
-
-    Attributes:
-        method: The name of the method.
-        requests: The requests, in order.
-        broken_off: True if the call is cancelled instead of closed.
-        unary: True for a method with one request and one response.
-        after: A call immediately before this call.
-        refusal: The only correct answer, if there is one.
-    """
+    """One call, right after another one; `refusal` is the only correct answer, if there is one."""
 
     method: str
     requests: tuple[bytes, ...]

@@ -1,7 +1,4 @@
-"""Hostile input on every level at the same time, next to a well-behaved session.
-
-Every conversation is drawn from the seed.
-"""
+"""Hostile input on every level at the same time, drawn from the seed, next to a well-behaved session."""
 
 from __future__ import annotations
 

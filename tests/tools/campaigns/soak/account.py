@@ -41,14 +41,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """The measurements of one night.
-
-    Attributes:
-        seconds: The time since the start.
-        pairs: The measured pairs.
-        vitals: The state of each worker.
-        memory: The memory of the programs that run during the whole month.
-    """
+    """The measurements of one night, with the memory of the programs that run during the whole month."""
 
     seconds: float
     pairs: Sequence[Pair]

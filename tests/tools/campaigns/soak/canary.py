@@ -1,8 +1,4 @@
-"""The speed of messages through two workers: pairs of measurements, taken alternately.
-
-A pair has one measurement at the workers of the month, and one at two workers of the same age without load.
-Other load of the machine slows both, so their ratio shows the effect of the month.
-"""
+"""Pairs of measurements, at the month's workers and at idle ones of the same age: other load slows both."""
 
 from __future__ import annotations
 

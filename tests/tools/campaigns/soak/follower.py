@@ -23,11 +23,7 @@ _SILENCE_SECONDS = 0.25
 
 
 def follower(pipe: Connection, assignment_file: str) -> None:
-    """Run as a process that consumes every task of the assignment at its owner.
-
-    Answers `received` with the number of messages of each stream, and `problems` with lost, duplicated or
-    reordered messages, as text. `forget` clears the counts of streams to tasks of removed generations.
-    """
+    """Consume every task at its owner; answers `received`, `problems`, and `forget` for removed tasks."""
     file = Path(assignment_file)
     workers: dict[str, AssignedWorker] = {}
     seen = Sequences()

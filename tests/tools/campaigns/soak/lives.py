@@ -86,14 +86,7 @@ class Household:
 
 @dataclass(frozen=True, slots=True)
 class Scenery:
-    """The environment of the programs of one generation.
-
-    Attributes:
-        addresses: The addresses of the workers.
-        tasks: Tasks with a consumer.
-        quiet: Tasks for programs that listen.
-        gone: Tasks of the previous generation.
-    """
+    """The environment of the programs of a generation; `gone` are tasks of the previous one."""
 
     addresses: Sequence[str]
     tasks: Sequence[int]

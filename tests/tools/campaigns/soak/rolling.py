@@ -26,14 +26,7 @@ _WAIT_SECONDS = 120.0
 
 
 class RollingRestarts(Campaign):
-    """Restarts of the workers in turn, while producers at each worker send to every task.
-
-    Args:
-        restarts: The number of restarts.
-        drain_seconds: The workers' limit for a drain.
-        directory: The folder of the journals and logs.
-        progress: The messages of every stream between two restarts.
-    """
+    """Restarts of the workers in turn, while producers at each worker send to every task."""
 
     def __init__(
         self, restarts: int, drain_seconds: float, *, directory: Path, progress: int = PROGRESS
@@ -92,10 +85,7 @@ class RollingRestarts(Campaign):
 
     @property
     def expected_accepted(self) -> int:
-        """The number of messages that all workers accept if no message is forwarded twice.
-
-        A message to a task at its sender's own worker is accepted once, any other message twice.
-        """
+        """The messages that all workers accept: one if a task is at its sender's worker, otherwise two."""
         sources = {task: _SOURCES[owner] for task, owner in self._cluster.owners.items()}
         return sum(
             count * (1 if sources[task] == source else 2)
