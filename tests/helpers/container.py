@@ -78,14 +78,6 @@ def running(
 
     It shares this machine's network, and `directory/shared` at /run/tuplewire, the only writable folder.
     It is killed if the test has not stopped it.
-
-    Args:
-        bundle: The folder of the unpacked image.
-        directory: An empty folder for the state, the log and the shared folder.
-        arguments: Arguments of the image's program.
-        user: The numbers of the user and group.
-        volumes: Further read-only mounts, by their path in the container.
-        environment: Variables in addition to the image's own.
     """
     wrapper = require_namespaces()
     crun = require_tool("crun", "Debian's crun")

@@ -62,12 +62,6 @@ class ControlFaults:
     Messages are forwarded as bytes, in order. Metadata and the final status, with its trailing metadata, are
     forwarded too. Hello, Welcome, Subscribe, Subscribed, Drain, Goodbye and frames are never lost or
     duplicated. Do not call methods from the messaging loop's thread.
-
-    Args:
-        target: The worker, as host:port or unix:///path.
-        seed: Seed of the random numbers.
-        lose: Probability of losing a control message while the faults are on.
-        double: Probability of duplicating a control message while the faults are on.
     """
 
     def __init__(self, target: str, *, seed: int = 0, lose: float = 0.3, double: float = 0.3) -> None:

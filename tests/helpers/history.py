@@ -125,16 +125,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of checking a history. Quantities are numbers of messages.
-
-    Attributes:
-        redelivered: Further copies that were allowed.
-        died: Missing after a worker was killed, which was allowed.
-        overtaken: Received late after a kill during a move, which was allowed.
-        dropped: Missing, and reported as dropped by the producer's ledger.
-        counts: Messages that violate each rule.
-        violations: The first violations of each rule.
-    """
+    """The result of checking a history, in messages; `died` and `overtaken` were allowed after a kill."""
 
     accepted: int
     received: int

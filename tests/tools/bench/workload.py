@@ -47,12 +47,7 @@ def stamp(payload: bytes) -> int:
 def loads(send_all: Callable[[Iterable[list[bytes]]], object], least: int = 1, tasks: int = 1) -> Verb:
     """Return the verb of a process that sends lists of `frame` payloads, or of `least` if that is more.
 
-    It sends for `seconds` seconds, or at least `messages` messages, which are all numbered.
-
-    Args:
-        send_all: Sends each list; the clock is read after some lists.
-        least: The minimum length of a list.
-        tasks: The number of tasks that get the lists in turn, each with its own numbers.
+    It sends to `tasks` tasks in turn for `seconds` seconds, or `messages` messages, numbered for each task.
     """
 
     def load(frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, int]:

@@ -61,18 +61,10 @@ def schedule(
 
 
 class Campaign(ABC):
-    """A run of a plan of actions, with checks during the run and at its end.
-
-    Attributes:
-        faults: Every broken guarantee and every failed process, as text.
-        done: The number of actions of each kind.
-        parallel: True if an action does not wait for the end of the previous one, unless both have the
-            same target. All actions then end with the run.
-        seconds: The minimum length of the run.
-        look_seconds: The time between two checks during the run.
-    """
+    """A run of a plan of actions, with checks every `look_seconds` and at its end."""
 
     parallel = False
+    """True if actions on different targets overlap. All actions then end with the run."""
     look_seconds = 5.0
 
     def __init__(self, seed: int, seconds: float, *, directory: Path) -> None:

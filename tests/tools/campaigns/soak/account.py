@@ -17,18 +17,7 @@ LEAST_SPEED = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The size of a month.
-
-    Attributes:
-        days: Number of days.
-        generations: Number of generations per day, 4 or more.
-        programs: Number of programs per generation.
-        households: Number of processes (households) per generation.
-        pairs: Number of measurements per night; 0 for none.
-        most_memory: Maximum memory of a worker, as a multiple of its memory in the first night.
-        resume_seconds: The time that workers remember a sender. It is below the default of an hour, because a
-            month takes less than that.
-    """
+    """The size of a month: days, their generations (4 or more), and numbers per generation and per night."""
 
     days: int
     generations: int
@@ -36,7 +25,9 @@ class Extent:
     households: int
     pairs: int
     most_memory: float
+    """The maximum of a worker, as a multiple of its memory in the first night."""
     resume_seconds: float
+    """Below the default of an hour, because a month takes less."""
 
 
 @dataclass(frozen=True, slots=True)

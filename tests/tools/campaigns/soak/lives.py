@@ -43,20 +43,7 @@ class Errand(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One program.
-
-    Attributes:
-        source: A unique task id that identifies its messages.
-        ending: The way it ends.
-        errand: Its purpose.
-        address: The address of its worker.
-        tasks: Its target tasks.
-        messages: Number of messages to each task.
-        size: Bytes of a message.
-        processed: True for the acknowledgement mode processed.
-        flushed: True if it flushes before a hard ending; then all its messages must arrive.
-        aio: True if it uses an event loop.
-    """
+    """One program: `messages` of `size` bytes to each task. flushed: it flushes before a hard ending."""
 
     source: int
     ending: Ending
@@ -96,20 +83,14 @@ class Scenery:
 
 @dataclass(slots=True)
 class Told:
-    """A program's report about itself before it exits.
-
-    Attributes:
-        source: The source of the program.
-        sent: Number of messages to each of its tasks.
-        owed: True if all messages must arrive, regardless of the fate of the process.
-        dropped: True if all messages must arrive, except the losses that the client reports in the log.
-        error: The error of the program, if any.
-    """
+    """A program's report about itself before it exits."""
 
     source: int
     sent: dict[int, int] = field(default_factory=dict)
     owed: bool = False
+    """All messages must arrive, regardless of the fate of the process."""
     dropped: bool = False
+    """The same, except the losses that the client reports in the log."""
     error: str = ""
 
 

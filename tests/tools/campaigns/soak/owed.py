@@ -21,18 +21,12 @@ _NOT_CLOSED = re.compile(r"client\.not_closed .*\bmessages=(\d+)")
 
 @dataclass(slots=True)
 class Owed:
-    """The guaranteed messages of one process.
-
-    Attributes:
-        least: The messages of each stream that must arrive.
-        most: The messages of each stream that may arrive.
-        lost_and_told: Number of messages that its clients report as dropped.
-        faults: The problems of the process, as text.
-    """
+    """The least and the most messages of one process in each stream, and its problems as text."""
 
     least: Counter[Stream] = field(default_factory=Counter)
     most: Counter[Stream] = field(default_factory=Counter)
     lost_and_told: int = 0
+    """The number of messages that its clients report as dropped."""
     faults: list[str] = field(default_factory=list)
 
     def faults_of(self, received: dict[Stream, int]) -> list[str]:

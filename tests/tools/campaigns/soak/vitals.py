@@ -22,24 +22,13 @@ _FILES, _THREADS = 2, 4
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """One worker at one moment.
-
-    Attributes:
-        rss: Its memory in bytes.
-        files: Number of open files.
-        threads: Number of threads.
-        series: Names of metrics with their labels; all tasks count as one. It omits two kinds of series
-            that appear by chance and stay: blocking times of permanent tasks, and the common series of
-            disconnected sources, which include workers that restart slowly.
-        connected: Number of connected sessions.
-        resumable: Number of resumable sessions.
-        ledger: The ledger of the worker.
-    """
+    """One worker at one moment. Memory is in bytes."""
 
     rss: int
     files: int
     threads: int
     series: Counter[str]
+    """Names of metrics with labels, all tasks as one, without series that appear by chance."""
     connected: int
     resumable: int
     ledger: LedgerSnapshot
@@ -62,6 +51,7 @@ def vitals_of(worker: RestartableWorker) -> Vitals:
 
 
 def _by_chance(name: str) -> bool:
+    """Return True for the common series of disconnected sources, and blocking times of permanent tasks."""
     if 'source="other"' in name:
         return True
     found = _WHOM_IT_BLOCKS.match(name)
