@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from helpers.alone import alone
-from tuplewire_topology import BasicBolt, BasicOutputCollector, Topology, Tuple
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 
@@ -32,6 +32,14 @@ class Do(BasicBolt):
         result = self.function(message)
         if result is not None:
             collector.emit([result])
+
+
+def waiting(spout: Spout, go: threading.Event) -> Topology:
+    """Return a spout "s" of numbers and a bolt "b" that waits for the event."""
+    builder = TopologyBuilder()
+    builder.set_spout("s", spout)
+    builder.set_bolt("b", Do(lambda _: go.wait(60))).shuffle_grouping("s")
+    return builder.create_topology()
 
 
 @contextmanager

@@ -25,11 +25,9 @@ SHORT, LONG = (sum(count for size, count in LETTERS.items() if size <= bound) fo
 class MeasuredLines(Lines):
     """Exports the number of remaining lines as a gauge."""
 
-    def open(
-        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
-    ) -> None:
+    def open(self, conf: Any, context: TopologyContext, collector: SpoutOutputCollector) -> None:
         super().open(conf, context, collector)
-        context.register_gauge("lines.left", lambda: len(self.left))
+        context.register_gauge("lines.left", lambda: len(self._left))
 
 
 class Measure(BasicBolt):

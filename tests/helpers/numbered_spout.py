@@ -26,9 +26,7 @@ class Numbers(Spout):
 
     outputs = ("number",)
 
-    def open(
-        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
-    ) -> None:
+    def open(self, conf: Any, context: TopologyContext, collector: SpoutOutputCollector) -> None:
         super().open(conf, context, collector)
         self.folder = Path(conf["mine.folder"])
         known = self.folder / "acked"

@@ -69,9 +69,7 @@ class Numbers(Spout):
         self.again: list[int] = []
         self.paused_until = 0.0
 
-    def open(
-        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
-    ) -> None:
+    def open(self, conf: Any, context: TopologyContext, collector: SpoutOutputCollector) -> None:
         super().open(conf, context, collector)
         self.emitted = context.register_counter("numbers_emitted")
 

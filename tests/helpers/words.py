@@ -17,12 +17,12 @@ from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Spout,
-    SpoutOutputCollector,
     Topology,
     TopologyBuilder,
     TopologyContext,
     Tuple,
 )
+from tuplewire_topology.clusters.capture import FixedTupleSpout
 
 LINES = ["to be or not to be", "that is the question", "whether tis nobler in the mind to suffer"] * 300
 EXPECTED = Counter(word for line in LINES for word in line.split())
@@ -37,30 +37,13 @@ _LINE_SECONDS = 0.005
 """The minimum time per line, which limits the load of the other components even on a busy machine."""
 
 
-class Lines(Spout):
-    """Emits its lines, and failed lines once more."""
+class Lines(FixedTupleSpout):
+    """Emits its lines, and failed lines again."""
 
     outputs = ("line",)
 
     def __init__(self, lines: list[str]) -> None:
-        self.lines = lines
-
-    def open(
-        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
-    ) -> None:
-        super().open(conf, context, collector)
-        self.left = list(range(len(self.lines)))
-
-    def next_tuple(self) -> None:
-        number = self.left.pop()
-        self.collector.emit([self.lines[number]], message_id=number)
-
-    @property
-    def exhausted(self) -> bool:
-        return not self.left
-
-    def fail(self, message_id: Any) -> None:
-        self.left.append(message_id)
+        super().__init__([[line] for line in lines])
 
 
 class Split(BasicBolt):

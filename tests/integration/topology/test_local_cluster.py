@@ -250,9 +250,7 @@ class Steady(Spout):
 
     outputs = ("number",)
 
-    def open(
-        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
-    ) -> None:
+    def open(self, conf: Any, context: TopologyContext, collector: SpoutOutputCollector) -> None:
         super().open(conf, context, collector)
         self.began = time.monotonic()
         self.next = 0

@@ -10,21 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.executors import waiting
 from helpers.runtimes import COUNT, Notes, Numbers, Pass, passing
 
 from tuplewire.errors import TopologyError
 from tuplewire.grouping.grouping import Fields
 from tuplewire_service.testing import eventually
-from tuplewire_topology import (
-    BasicBolt,
-    BasicOutputCollector,
-    Bolt,
-    OutputCollector,
-    Topology,
-    TopologyBuilder,
-    TopologyContext,
-    Tuple,
-)
+from tuplewire_topology import Bolt, OutputCollector, Topology, TopologyBuilder, TopologyContext, Tuple
 from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.clusters.capture import FeederSpout, with_sources
 from tuplewire_topology.clusters.cluster import LocalCluster
@@ -179,16 +171,8 @@ def test_a_change_that_cannot_begin_changes_nothing() -> None:
     """A move times out while a bolt does not return, and changes nothing."""
     go = threading.Event()
     feeder = FeederSpout(["number"])
-
-    class Wait(BasicBolt):
-        def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
-            go.wait(SECONDS)
-
-    builder = TopologyBuilder()
-    builder.set_spout("s", feeder)
-    builder.set_bolt("b", Wait()).shuffle_grouping("s")
     with LocalCluster() as cluster:
-        running = cluster.submit("t", {"topology.workers": 2}, builder.create_topology())
+        running = cluster.submit("t", {"topology.workers": 2}, waiting(feeder, go))
         feeder.feed([1], message_id=1)
         eventually(lambda: running.captured.received("b"))
         before = running.worker_of(1)

@@ -12,6 +12,7 @@ import pytest
 from helpers import measured_words
 from helpers.admin import samples
 from helpers.alone import alone
+from helpers.executors import Sink, waiting
 from helpers.measured_words import check
 from helpers.program_reports import component, counter, report
 from helpers.tools import require_tool
@@ -183,7 +184,7 @@ def test_a_status_reads_no_gauge() -> None:
         worker.close()
 
 
-class Gauged(BasicBolt):
+class Gauged(Sink):
     """Counts the reads of its gauge."""
 
     reads = 0
@@ -195,9 +196,6 @@ class Gauged(BasicBolt):
         """Return the number of reads."""
         type(self).reads += 1
         return type(self).reads
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Do nothing."""
 
 
 # --- executor metrics ----------------------------------------------------------------------------------
@@ -214,20 +212,13 @@ class Sort(BasicBolt):
         collector.emit([message["number"]], stream="odd" if message["number"] % 2 else "even")
 
 
-class End(BasicBolt):
-    """Ignores its input."""
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Do nothing."""
-
-
 def sorting(feeder: FeederSpout) -> Topology:
     """Return a topology: "sort" splits the numbers, both tasks of "all" get all, and "odd" the odd ones."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", feeder)
     builder.set_bolt("sort", Sort(), 2).shuffle_grouping("numbers")
-    builder.set_bolt("odd", End()).shuffle_grouping("sort", "odd")
-    builder.set_bolt("all", End(), 2).all_grouping("sort", "odd").all_grouping("sort", "even")
+    builder.set_bolt("odd", Sink()).shuffle_grouping("sort", "odd")
+    builder.set_bolt("all", Sink(), 2).all_grouping("sort", "odd").all_grouping("sort", "even")
     return builder.create_topology()
 
 
@@ -316,19 +307,6 @@ def test_promtool_finds_nothing(sorted_numbers: CollectorRegistry) -> None:
         check=False,
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, b"", b"")
-
-
-def waiting(feeder: FeederSpout, go: threading.Event) -> Topology:
-    """Return a spout "s" and a bolt "b" that waits for the event."""
-
-    class Wait(BasicBolt):
-        def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
-            go.wait(SECONDS)
-
-    builder = TopologyBuilder()
-    builder.set_spout("s", feeder)
-    builder.set_bolt("b", Wait()).shuffle_grouping("s")
-    return builder.create_topology()
 
 
 def test_a_full_queue_is_seen() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import helpers.words
 import pytest
 from helpers.alone import bolts_of
+from helpers.executors import Do, Sink
 from helpers.hosted import Hosted, assign, host, hosted
 from helpers.idle import wait_idle
 from helpers.logged import logged
@@ -41,21 +42,12 @@ SECONDS = 30.0
 SMALL = {"tuplewire.worker.receive_queue_messages": 64}
 
 
-class Pass(BasicBolt):
-    """Emits each tuple unchanged."""
-
-    outputs = ("number",)
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        collector.emit(message.values)
-
-
 def chain(feeder: FeederSpout, more: str = "a") -> Topology:
     """Return bolt "a" (task 1), bolt "b" (tasks 2 and 3) after `more`, and spout "s" (task 4) before them."""
     builder = TopologyBuilder()
     builder.set_spout("s", feeder)
-    builder.set_bolt("a", Pass()).shuffle_grouping("s")
-    builder.set_bolt("b", Pass(), 2).shuffle_grouping(more)
+    builder.set_bolt("a", Do(lambda message: message[0])).shuffle_grouping("s")
+    builder.set_bolt("b", Sink(), 2).shuffle_grouping(more)
     return builder.create_topology()
 
 
@@ -300,7 +292,7 @@ def test_connections_follow_outbound_tasks() -> None:
         worker.close(0.1)
 
 
-class Tell(BasicBolt):
+class Tell(Sink):
     """Records its context."""
 
     where: TopologyContext
@@ -308,9 +300,6 @@ class Tell(BasicBolt):
     def prepare(self, conf: Any, context: TopologyContext) -> None:
         del conf
         type(self).where = context
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Do nothing."""
 
 
 def test_a_task_knows_its_worker() -> None:
@@ -373,9 +362,7 @@ class Numbers(Spout):
         self.notes = notes
         self.number = 0
 
-    def open(
-        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
-    ) -> None:
+    def open(self, conf: Any, context: TopologyContext, collector: SpoutOutputCollector) -> None:
         super().open(conf, context, collector)
         self.notes("heartbeat" if self.notes.file.exists() else "no heartbeat")
         self.notes("executors")
@@ -413,19 +400,12 @@ class Late(BasicBolt):
         self.notes.again("executors end")
 
 
-class End(BasicBolt):
-    """Runs at the other worker."""
-
-    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
-        """Do nothing."""
-
-
 def topology_of(notes: Notes) -> Topology:
     """Return the topology: numbers (task 3) to "late" (task 2) to "end" (task 1)."""
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(notes))
     builder.set_bolt("late", Late(notes)).shuffle_grouping("numbers")
-    builder.set_bolt("end", End()).shuffle_grouping("late")
+    builder.set_bolt("end", Sink()).shuffle_grouping("late")
     return builder.create_topology()
 
 

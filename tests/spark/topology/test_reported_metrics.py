@@ -48,9 +48,7 @@ class Held(Spout):
         self.go = go
         self.next = 0
 
-    def open(
-        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
-    ) -> None:
+    def open(self, conf: Any, context: TopologyContext, collector: SpoutOutputCollector) -> None:
         super().open(conf, context, collector)
         context.register_gauge("next", lambda: self.next)
 

@@ -62,9 +62,7 @@ class One(Spout):
     def __init__(self, raises: Raises) -> None:
         self.raises, self.done = raises, False
 
-    def open(
-        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
-    ) -> None:
+    def open(self, conf: Any, context: TopologyContext, collector: SpoutOutputCollector) -> None:
         super().open(conf, context, collector)
         self.raises("open")
 

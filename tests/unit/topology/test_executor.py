@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from tuplewire_topology import (
     Tuple,
 )
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
+from tuplewire_topology.clusters.capture import FixedTupleSpout
 from tuplewire_topology.running.timer import SimulatedTimer
 
 SECONDS = 30.0
@@ -45,35 +45,25 @@ class Log:
         self.seen.append(value)
 
 
-class Numbers(Spout):
+class Numbers(FixedTupleSpout):
     """Emits this number of integers and records their outcomes; a failed one is emitted again."""
 
     outputs = ("number",)
 
     def __init__(self, count: int, log: Log) -> None:
-        self.todo = deque(range(count))
+        super().__init__([[number] for number in range(count)])
         self.log = log
 
-    def open(
-        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
-    ) -> None:
+    def open(self, conf: Any, context: TopologyContext, collector: SpoutOutputCollector) -> None:
         super().open(conf, context, collector)
         self.log(("open", conf.get("mine"), threading.current_thread().name))
-
-    def next_tuple(self) -> None:
-        number = self.todo.popleft()
-        self.collector.emit([number], message_id=number)
-
-    @property
-    def exhausted(self) -> bool:
-        return not self.todo
 
     def ack(self, message_id: Any) -> None:
         self.log(("ack", message_id))
 
     def fail(self, message_id: Any) -> None:
         self.log(("fail", message_id))
-        self.todo.append(message_id)
+        super().fail(message_id)
 
     def activate(self) -> None:
         self.log("activate")
@@ -330,15 +320,11 @@ def test_error_in_a_grouping_loses_one_tuple() -> None:
 
 def test_always_serialize_finds_what_does_not_travel() -> None:
     """With the test setting, an unserializable value is an error within a process as well."""
-
-    class Objects(Once):
-        def next_tuple(self) -> None:
-            number = self.todo.popleft()
-            self.collector.emit([object() if number == 1 else number], message_id=number)
-
     log, seen = Log(), Log()
+    spout = Once(3, log)
+    spout._tuples = [[0], [object()], [2]]
     conf = {"topology.testing.always.try.serialize": True, "topology.error.policy": "skip"}
-    with running(chain(Objects(3, log), Do(lambda t: seen(t[0]))), conf) as worker:
+    with running(chain(spout, Do(lambda t: seen(t[0]))), conf) as worker:
         assert wait_idle(worker, SECONDS)
     assert seen.seen == [0, 2]
     assert sorted(entry for entry in log.seen if entry[0] in {"ack", "fail"}) == [

@@ -13,7 +13,6 @@ from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     FailedError,
-    Spout,
     SpoutOutputCollector,
     TaskHook,
     TopologyBuilder,
@@ -22,6 +21,7 @@ from tuplewire_topology import (
     WorkerContext,
     WorkerHook,
 )
+from tuplewire_topology.clusters.capture import FixedTupleSpout
 from tuplewire_topology.clusters.cluster import LocalCluster
 
 seen: list[Any] = []
@@ -83,25 +83,17 @@ class Observer(TaskHook):
         seen.append((self.name, "cleanup"))
 
 
-class Numbers(Spout):
-    """Emits 0 and 1."""
+class Numbers(FixedTupleSpout):
+    """Emits each number once."""
 
     outputs = ("number",)
 
-    def open(
-        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
-    ) -> None:
+    def open(self, conf: Any, context: TopologyContext, collector: SpoutOutputCollector) -> None:
         super().open(conf, context, collector)
         context.add_task_hook(Observer("spout"))
-        self.left = [1, 0]
 
-    def next_tuple(self) -> None:
-        number = self.left.pop()
-        self.collector.emit([number], message_id=number)
-
-    @property
-    def exhausted(self) -> bool:
-        return not self.left
+    def fail(self, message_id: Any) -> None:
+        """Do nothing."""
 
 
 class Odd(BasicBolt):
@@ -125,7 +117,7 @@ class Odd(BasicBolt):
 def builder(*hooks: WorkerHook) -> TopologyBuilder:
     """Return a builder with both components and these hooks."""
     made = TopologyBuilder()
-    made.set_spout("numbers", Numbers())
+    made.set_spout("numbers", Numbers([[0], [1]]))
     made.set_bolt("odd", Odd()).shuffle_grouping("numbers")
     for hook in hooks:
         made.add_worker_hook(hook)
