@@ -168,3 +168,28 @@ def restartable(directory: Path, tasks: Iterable[int], *flags: str) -> Iterator[
     with worker:
         worker.wait_ready()
         yield worker
+
+
+class Hops:
+    """The worker `near`, which clients connect to, and the worker `far`, which owns the tasks."""
+
+    def __init__(self, directory: Path, transport: str, tasks: Iterable[int]) -> None:
+        self.directory = directory
+        file = directory / "assignment.json"
+
+        def worker(name: str) -> RestartableWorker:
+            flags = [f"--transport={transport}", f"--state-file={directory / name}.state"]
+            return RestartableWorker(name, directory, file, flags, drain_seconds=20)
+
+        self.near, self.far = self.both = worker("near"), worker("far")
+        # Both have the assignment before a client can reach them.
+        assignment_file(directory, 1, {self.near.reached: [], self.far.reached: tasks})
+        for each in self.both:
+            each.start()
+        for each in self.both:
+            each.wait_ready()
+
+    def close(self) -> None:
+        """Stop both workers without draining the remaining messages."""
+        for each in self.both:
+            each.discard()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from helpers.restartable import Hops
 from helpers.topology import ledger, one_worker
 from helpers.worker_process import Running, running
 
@@ -25,3 +27,11 @@ def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     with one_worker("w", *flags, directory=tmp_path_factory.mktemp("w"), tasks=range(100)) as worker:
         yield worker
         assert ledger(worker).balanced
+
+
+@pytest.fixture(params=["grpc", "zmq"])
+def hops(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hops]:
+    """Run two workers that can restart: `near`, and `far` with the tasks 0 and 1."""
+    workers = Hops(tmp_path, request.param, [0, 1])
+    yield workers
+    workers.close()

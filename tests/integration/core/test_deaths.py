@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.logged import logged
-from helpers.restartable import RestartableWorker, restartable
+from helpers.restartable import Hops, RestartableWorker, restartable
 from helpers.sinks import publish
 from helpers.topology import (
     TOPOLOGY,
@@ -38,59 +38,23 @@ PREDECESSOR = "tuplewire_predecessor_possibly_lost_messages"
 PEER = 'tuplewire_peer_possibly_lost_messages_total{peer="far"}'
 
 
-class Hops:
-    """The worker `near`, which forwards messages, and the worker `far`, which owns the tasks."""
-
-    def __init__(self, directory: Path, transport: str) -> None:
-        self._directory = directory
-        assignment = directory / "assignment.json"
-        self.near, self.far = (
-            RestartableWorker(
-                name,
-                directory,
-                assignment,
-                [f"--transport={transport}", f"--state-file={self.state_file(name)}", "--drain-seconds=1"],
-            )
-            for name in ("near", "far")
-        )
-        assignment_file(directory, 1, {self.near.reached: [], self.far.reached: [TASK, CONSUMED]})
-        self.near.start()
-        self.far.start()
-        self.near.wait_ready()
-        self.far.wait_ready()
-
-    def state_file(self, name: str) -> Path:
-        """Return the state file of a worker."""
-        return self._directory / f"{name}.state"
-
-    def noted(self, name: str) -> int:
-        """Return the number of messages that would be lost with a worker, according to its state file."""
-        state = json.loads(self.state_file(name).read_text(encoding="utf-8"))
-        assert not state["ended"]
-        return int(state["unretained_messages"])
-
-    def restart(self) -> None:
-        """Start `far` again, and wait until `near` has a session with it."""
-        self.far.start()
-        self.far.wait_ready()
-        eventually(lambda: metric(self.near.endpoint, 'tuplewire_reconnects_total{peer="far"}') > 0)
-
-    def told(self) -> tuple[float, float]:
-        """Return the number of messages lost with `far`, as reported by `near` and by the restarted `far`."""
-        return metric(self.near.endpoint, PEER), metric(self.far.endpoint, PREDECESSOR)
-
-    def close(self) -> None:
-        """Stop both workers without draining the remaining messages."""
-        self.near.discard()
-        self.far.discard()
+def noted(hops: Hops) -> int:
+    """Return the number of messages that would be lost with `far`, according to its state file."""
+    state = json.loads((hops.directory / "far.state").read_text(encoding="utf-8"))
+    assert not state["ended"]
+    return int(state["unretained_messages"])
 
 
-@pytest.fixture(params=["grpc", "zmq"])
-def hops(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hops]:
-    """Run both workers."""
-    workers = Hops(tmp_path, request.param)
-    yield workers
-    workers.close()
+def restart(hops: Hops) -> None:
+    """Start `far` again, and wait until `near` has a session with it."""
+    hops.far.start()
+    hops.far.wait_ready()
+    eventually(lambda: metric(hops.near.endpoint, 'tuplewire_reconnects_total{peer="far"}') > 0)
+
+
+def told(hops: Hops) -> tuple[float, float]:
+    """Return the number of messages lost with `far`, as reported by `near` and by the restarted `far`."""
+    return metric(hops.near.endpoint, PEER), metric(hops.far.endpoint, PREDECESSOR)
 
 
 def lines(log: str, event: str) -> list[int]:
@@ -103,11 +67,11 @@ def test_what_a_killed_worker_had_queued_is_told(hops: Hops) -> None:
     with client_of(hops.near.endpoint.address) as client:
         client.send(numbered(TASK, range(SENT)))
         eventually(lambda: ledger(hops.near.endpoint).acknowledged == SENT)
-        eventually(lambda: hops.noted("far") == SENT)
-        assert hops.told() == (0, 0)
+        eventually(lambda: noted(hops) == SENT)
+        assert told(hops) == (0, 0)
         hops.far.kill()
-        hops.restart()
-        assert hops.told() == (SENT, SENT)
+        restart(hops)
+        assert told(hops) == (SENT, SENT)
         assert lines(hops.near.log, "receiver.died") == [SENT]
         assert lines(hops.far.log, "worker.died") == [SENT]
         assert client.possibly_lost == 0
@@ -125,16 +89,16 @@ def test_a_client_is_told_what_died_with_its_worker(hops: Hops, caplog: pytest.L
         client.flush(20)
         with consumer.recv([CONSUMED], timeout=10) as batches:
             collect(batches, SENT)
-        eventually(lambda: hops.noted("far") == SENT)
+        eventually(lambda: noted(hops) == SENT)
         hops.far.kill()
         with caplog.at_level(logging.WARNING, "tuplewire"):
-            hops.restart()
+            restart(hops)
             eventually(lambda: client.possibly_lost > 0)
         assert client.possibly_lost == SENT
         assert client.ledger().acknowledged == 2 * SENT
-        told = [(each["peer"], each["messages"]) for each in logged(caplog, "receiver.died")]
-        assert told == [(far.address, SENT)]
-    assert hops.told() == (0, SENT)
+        died = [(each["peer"], each["messages"]) for each in logged(caplog, "receiver.died")]
+        assert died == [(far.address, SENT)]
+    assert told(hops) == (0, SENT)
 
 
 @pytest.mark.parametrize("hops", ["zmq"], indirect=True)
@@ -166,12 +130,12 @@ def test_nothing_dies_that_is_kept_until_it_is_processed(hops: Hops) -> None:
         eventually(lambda: queued(far, TASK) == 2 * SENT)
         beside.send(CONSUMED, b"x")
         eventually(lambda: ledger(near).acknowledged == 1)
-        eventually(lambda: hops.noted("far") == 1)
+        eventually(lambda: noted(hops) == 1)
         hops.far.kill()
-        hops.restart()
+        restart(hops)
         eventually(lambda: queued(hops.far.endpoint, TASK) == 2 * SENT)
         assert (direct.possibly_lost, over_near.possibly_lost) == (0, 0)
-        assert hops.told() == (1, 1)
+        assert told(hops) == (1, 1)
         with client_of(far.address) as consumer, consumer.recv([TASK], timeout=10) as batches:
             collect(batches, 2 * SENT)
         for client in (over_near, direct):

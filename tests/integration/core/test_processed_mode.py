@@ -13,18 +13,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from helpers.restartable import RestartableWorker
+from helpers.restartable import Hops, RestartableWorker
 from helpers.topology import (
     TOPOLOGY,
     Message,
     assign,
-    assignment_file,
     has_ended,
-    ledger,
     metric,
     numbered,
     numbers,
@@ -54,67 +52,31 @@ with Client(sys.argv[1], topology="test") as client, client.recv([0]) as batches
 """
 
 
-class TwoHops:
-    """The workers `near` and `far`, each of which can stop and restart at its address."""
-
-    def __init__(self, directory: Path, transport: str) -> None:
-        file = directory / "assignment.json"
-        self.workers = {
-            name: RestartableWorker(name, directory, file, [f"--transport={transport}"], drain_seconds=20)
-            for name in ("near", "far")
-        }
-        # Both have the assignment before a client can reach them.
-        near, far = (worker.reached for worker in self.workers.values())
-        assignment_file(directory, 1, {near: [], far: [TASK]})
-        for worker in self.workers.values():
-            worker.start()
-
-    @property
-    def near(self) -> Endpoint:
-        """The worker that the client connects to."""
-        return self.workers["near"].endpoint
-
-    @property
-    def far(self) -> Endpoint:
-        """The worker that owns the task."""
-        return self.workers["far"].endpoint
-
-    def kill_and_start(self, name: str) -> None:
-        """Kill a worker, and start it again."""
-        self.workers[name].kill()
-        self.workers[name].start()
-
-    def begin_drain(self, name: str) -> bool:
-        """Start a worker's drain; return False if it was already draining."""
-        with ControlClient(self.workers[name].endpoint.address) as control:
-            return control.drain()
-
-    def start_after_drain(self, name: str) -> None:
-        """Wait until a draining worker has exited, and start it again."""
-        endpoint = self.workers[name].endpoint
-        eventually(lambda: has_ended(endpoint), 25, f"{name} drained")
-        self.workers[name].stop()
-        self.workers[name].start()
-
-    def close(self) -> None:
-        """Stop both workers."""
-        for worker in self.workers.values():
-            worker.stop()
+def begin_drain(worker: RestartableWorker) -> bool:
+    """Start a worker's drain; return False if it was already draining."""
+    with ControlClient(worker.endpoint.address) as control:
+        return control.drain()
 
 
-@pytest.fixture(params=["grpc", "zmq"])
-def hops(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TwoHops]:
-    """Run both workers."""
-    workers = TwoHops(tmp_path, request.param)
-    yield workers
-    workers.close()
+def start_after_drain(worker: RestartableWorker) -> None:
+    """Wait until a draining worker has exited, and start it again."""
+    eventually(lambda: has_ended(worker.endpoint), 25, f"{worker.worker_id} drained")
+    worker.stop()
+    worker.start()
 
 
 @pytest.fixture
-def sender(hops: TwoHops) -> Iterator[Client]:
+def sender(hops: Hops) -> Iterator[Client]:
     """Connect a client in mode `processed`."""
-    with client_of(hops.near.address, ack_mode="processed") as client:
+    with client_of(hops.near.endpoint.address, ack_mode="processed") as client:
         yield client
+
+
+@contextmanager
+def read_at(worker: RestartableWorker) -> Iterator[Reader]:
+    """Read the task at a worker during the block."""
+    with client_of(worker.endpoint.address) as client, Reader(client.recv([TASK], timeout=0.2)) as reader:
+        yield reader
 
 
 def first_times(reader: Reader) -> list[int]:
@@ -129,53 +91,54 @@ def doubled_unmarked(reader: Reader) -> list[Message]:
 
 
 @pytest.mark.parametrize("hops", ["grpc", pytest.param("zmq", marks=pytest.mark.long)], indirect=True)
-def test_workers_that_are_killed_again_and_again_lose_nothing(hops: TwoHops, sender: Client) -> None:
+def test_workers_that_are_killed_again_and_again_lose_nothing(hops: Hops, sender: Client) -> None:
     """Under load, all messages arrive in order, and copies are marked as redelivered."""
-    with client_of(hops.far.address) as consumer, Reader(consumer.recv([TASK], timeout=0.2)) as reader:
+    with read_at(hops.far) as reader:
         with Feeder(sender, TASK) as feeder:
-            for victim in ("far", "near", "far", "near"):
+            for victim in (hops.far, hops.near) * 2:
                 feeder.goes_on(200)
-                hops.kill_and_start(victim)
+                victim.kill()
+                victim.start()
             feeder.goes_on(200)
         sender.flush(20)
         eventually(lambda: len(set(reader.got)) == feeder.sent, 20)
     assert first_times(reader) == list(range(feeder.sent))
     assert doubled_unmarked(reader) == []
     assert sender.ledger().acknowledged == feeder.sent
-    for worker in (hops.near, hops.far):
-        assert ledger(worker).balanced
+    for worker in hops.both:
+        assert worker.ledger().balanced
 
 
 @pytest.mark.parametrize("hops", ["grpc"], indirect=True)
-def test_a_killed_consumer_loses_nothing(hops: TwoHops, sender: Client) -> None:
+def test_a_killed_consumer_loses_nothing(hops: Hops, sender: Client) -> None:
     """Messages that a killed consumer had not acknowledged go to the next consumer, in order."""
     sender.send(numbered(TASK, range(100)))
-    with subprocess.Popen(
-        [sys.executable, "-c", CONSUMER, hops.far.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as victim:
+    words = [sys.executable, "-c", CONSUMER, hops.far.endpoint.address]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == b"holds\n"
         sender.send(numbered(TASK, range(100, 200)))
         victim.kill()
-    with client_of(hops.far.address) as consumer, Reader(consumer.recv([TASK], timeout=0.2)) as reader:
+    with read_at(hops.far) as reader:
         sender.flush(20)
     assert numbers(reader.got) == list(range(200))
     assert numbers(reader.redelivered)[:1] == [0]
-    eventually(lambda: settled(hops.far, accepted=200, acknowledged=200))
+    eventually(lambda: settled(hops.far.endpoint, accepted=200, acknowledged=200))
 
 
 @pytest.mark.parametrize("victim", ["near", "far"])
-def test_a_drain_doubles_nothing(hops: TwoHops, sender: Client, victim: str) -> None:
+def test_a_drain_doubles_nothing(hops: Hops, sender: Client, victim: str) -> None:
     """The sender learns of messages processed during a drain, so that they are not sent again."""
-    with client_of(hops.far.address) as consumer:
+    with client_of(hops.far.endpoint.address) as consumer:
         sender.send(numbered(TASK, range(1000)))
-        eventually(lambda: queued(hops.far, TASK) == 1000)
+        eventually(lambda: queued(hops.far.endpoint, TASK) == 1000)
         subscription = consumer.recv([TASK], timeout=0.2)
         first = next(subscription)
         assert len(first) > 0
-        assert hops.begin_drain(victim)
+        drained = {"near": hops.near, "far": hops.far}[victim]
+        assert begin_drain(drained)
         with Reader(subscription) as reader:
-            hops.start_after_drain(victim)
+            start_after_drain(drained)
             deliver(sender, numbered(TASK, range(1000, 1100)))
         got = [int(message.message) for message in first] + numbers(reader.got)
     assert got == list(range(1100))
@@ -184,20 +147,20 @@ def test_a_drain_doubles_nothing(hops: TwoHops, sender: Client, victim: str) -> 
 
 
 def test_a_sender_that_hears_late_of_a_drain_still_hears_what_is_processed(
-    hops: TwoHops, sender: Client
+    hops: Hops, sender: Client
 ) -> None:
     """A worker that is stopped while its peer ends the stream does not resend processed messages."""
-    with client_of(hops.far.address) as consumer:
+    with client_of(hops.far.endpoint.address) as consumer:
         sender.send(numbered(TASK, range(1000)))
-        eventually(lambda: queued(hops.far, TASK) == 1000)
-        os.kill(hops.near.process_id, signal.SIGSTOP)
+        eventually(lambda: queued(hops.far.endpoint, TASK) == 1000)
+        hops.near.signal(signal.SIGSTOP)
         try:
-            assert hops.begin_drain("far")
+            assert begin_drain(hops.far)
             time.sleep(STOPPED_SECONDS)
         finally:
-            os.kill(hops.near.process_id, signal.SIGCONT)
+            hops.near.signal(signal.SIGCONT)
         with Reader(consumer.recv([TASK], timeout=0.2)) as reader:
-            hops.start_after_drain("far")
+            start_after_drain(hops.far)
             sender.flush(20)
         got = numbers(reader.got)
     assert got == list(range(1000))
@@ -206,17 +169,17 @@ def test_a_sender_that_hears_late_of_a_drain_still_hears_what_is_processed(
 
 
 @pytest.mark.parametrize("hops", ["grpc"], indirect=True)
-def test_what_a_drain_gives_up_is_sent_again(hops: TwoHops, sender: Client) -> None:
+def test_what_a_drain_gives_up_is_sent_again(hops: Hops, sender: Client) -> None:
     """Messages that a drain drops at its deadline are still pending at their sender, which resends them."""
-    far = hops.workers["far"]
+    far = hops.far
     far.stop()
     far.drain_seconds = 0.3
     far.start()
     sender.send(numbered(TASK, range(500)))
-    eventually(lambda: queued(hops.far, TASK) == 500)
+    eventually(lambda: queued(hops.far.endpoint, TASK) == 500)
     far.stop()
     far.start()
-    with client_of(hops.far.address) as consumer, Reader(consumer.recv([TASK], timeout=0.2)) as reader:
+    with read_at(hops.far) as reader:
         sender.flush(20)
     assert numbers(reader.got) == list(range(500))
     assert numbers(reader.redelivered) == list(range(500))
