@@ -11,6 +11,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyspark
@@ -18,13 +20,12 @@ import pytest
 import yaml
 from helpers import eventually
 from helpers.drivers import as_program
-from helpers.kubernetes_api import KubernetesApi
 from helpers.manifests import Manifest, cluster, container, executor, selects, the, variables
 from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
 from helpers.pod_here import SPARK, PodHere, pod_here
 from helpers.schemas import VERSIONS, validate
 from helpers.scripts import ran
-from helpers.served import served
+from helpers.served import JsonHandler, served
 from helpers.topology import collect
 
 from tuplewire import Client, TaskMessageBatch
@@ -42,6 +43,56 @@ IMAGE = "apache/spark:4.3.0"
 POD_SECONDS = 200.0
 MESSAGES = 100
 _SECONDS = 120.0
+
+
+_KINDS = {"pods": "Pod", "configmaps": "ConfigMap"}
+
+
+class KubernetesApi(ThreadingHTTPServer):
+    """Accepts every resource, and reports it as running without starting anything. Run it by served()."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.created: list[Manifest] = []
+
+    @property
+    def master(self) -> str:
+        """The address of this server, as a Spark master."""
+        return f"k8s://http://127.0.0.1:{self.server_port}"
+
+    def of_kind(self, kind: str) -> list[Manifest]:
+        """Return the created resources of one kind."""
+        return [each for each in self.created if each["kind"] == kind]
+
+
+class _Handler(JsonHandler, BaseHTTPRequestHandler):
+    server: KubernetesApi
+
+    def do_GET(self) -> None:
+        kind = _KINDS.get(self._resource, "Status")
+        version = {"apiVersion": "v1", "kind": f"{kind}List", "metadata": {"resourceVersion": "1"}}
+        items = [{**each, "status": {"phase": "Running"}} for each in self.server.of_kind(kind)]
+        self.answer(HTTPStatus.OK, {**version, "items": items})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.body())
+        self.server.created.append(asked)
+        # The answer is a copy: the recorded resource stays unchanged.
+        metadata = {**asked["metadata"], "uid": str(len(self.server.created)), "resourceVersion": "1"}
+        self.answer(HTTPStatus.CREATED, {**asked, "metadata": metadata})
+
+    def do_PATCH(self) -> None:
+        # Server-side apply, which Spark uses for everything except pods.
+        asked = yaml.safe_load(self.body())
+        self.server.created.append(asked)
+        self.answer(HTTPStatus.OK, asked)
+
+    def do_DELETE(self) -> None:
+        self.answer(HTTPStatus.OK, {"apiVersion": "v1", "kind": "Status", "status": "Success"})
+
+    @property
+    def _resource(self) -> str:
+        return self.path.partition("?")[0].rsplit("/", 1)[-1]
 
 
 def _template(folder: Path, profile: str, role: str) -> Path:

@@ -15,7 +15,6 @@ from typing import Any, Self
 from weakref import WeakSet
 
 import pytest
-from helpers.errors import comes_to_say
 from helpers.logged import logged
 from helpers.stub_server import answering
 from helpers.topology import (
@@ -41,6 +40,7 @@ from tuplewire.errors import (
     RefusedMessagesError,
     SupersededError,
     TaskNotLocalError,
+    TuplewireError,
     UnreachableError,
     WaitTimeoutError,
     WrongTopologyError,
@@ -264,6 +264,17 @@ def test_address_and_topology_come_from_the_environment(pair: Pair, monkeypatch:
     monkeypatch.setenv("TUPLEWIRE_TOPOLOGY", TOPOLOGY)
     with Client() as client:
         deliver(client, pair.near_task(), b"x")
+
+
+def comes_to_say(attempt: Callable[[], object], error: type[TuplewireError], words: str) -> None:
+    """Retry until this error has these words; on a busy machine the first attempts may not know the cause."""
+
+    def said() -> str:
+        with pytest.raises(error) as caught:
+            attempt()
+        return str(caught.value)
+
+    eventually(lambda: re.search(words, said()), what=words)
 
 
 def test_server_that_is_no_worker_is_named_at_flush() -> None:

@@ -1,6 +1,9 @@
-"""Losses: the send window's upper bound for a failed receiver, ledger balances, and departures."""
+"""Losses: the send window's upper bound for a failed receiver, balances, departures, state files."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
 from helpers.acks import ack_of, credit_of
@@ -11,6 +14,7 @@ from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import Departure
+from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.worker.departures import (
     Departures,
     Successor,
@@ -127,3 +131,14 @@ def test_old_departures_are_forgotten() -> None:
     assert 1 not in departures
     assert 2 in departures
     assert len(departures.known()) == 1000
+
+
+@pytest.mark.parametrize("number", [10**400, 2**53 + 1, -1, 1.5, True, "5", None])
+def test_absurd_numbers_are_not_used(tmp_path: Path, number: object) -> None:
+    """Invalid counts are ignored, because metrics would report them permanently."""
+    file = tmp_path / "state.json"
+    state = {"worker_id": "w", "incarnation": 1, "ended": False, "unretained_messages": number}
+    file.write_text(json.dumps(state), encoding="utf-8")
+    assert StateFile(file, "w", 2).predecessor_lost == 0
+    file.write_text(json.dumps(state | {"unretained_messages": 7}), encoding="utf-8")
+    assert StateFile(file, "w", 2).predecessor_lost == 7
