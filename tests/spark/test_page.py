@@ -1,12 +1,16 @@
-"""The pages for Spark users: their blocks run in fresh Python processes, to the end."""
+"""The pages for Spark users, whose blocks run in fresh Python processes, and the examples."""
 
 from __future__ import annotations
 
+import re
+import runpy
 from pathlib import Path
 
 import pytest
 from helpers.drivers import INTERPRETED
+from helpers.examples import EXAMPLES, PRINTS, on_spark
 from helpers.pasted import PASTED_ON_SPARK, PASTED_ONCE, Pasted, check, paste
+from pyspark.sql import SparkSession
 
 from tuplewire_demos.local_session import FAST_START, find_java, wrapped_home
 
@@ -44,3 +48,20 @@ def test_pasted(pasted: Pasted, times: int, tmp_path: Path) -> None:
 def test_pasted_into_a_fresh_session(tmp_path: Path) -> None:
     """Every block of both pages runs when pasted in order; the first block creates the session."""
     check(PASTED_ONCE, paste(PASTED_ONCE.pages, tmp_path, _SECONDS, environment(tmp_path / "java")))
+
+
+LONG = {"enrich_orders.py"}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in PRINTS if on_spark(name)],
+)
+def test_example(name: str, spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:  # noqa: ARG001
+    """An example prints the expected output; `getOrCreate` returns the shared session."""
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    printed = capfd.readouterr().out
+    for pattern in PRINTS[name]:
+        assert re.search(pattern, printed), printed

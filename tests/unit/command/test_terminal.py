@@ -1,4 +1,4 @@
-"""The output of commands is safe for a terminal and valid in any encoding."""
+"""Output is safe for a terminal, valid in any encoding, and safe in a notebook."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import eventually
 
+from tuplewire import TaskMessageBatch
+from tuplewire.membership.member_status import MembershipStatus, MemberStatus, Phase
+from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire import control_pb2
 from tuplewire_demos.input import SkippedRow, SkippedRows
 from tuplewire_demos.report import Progress
@@ -184,3 +188,25 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 4096)
     except OSError:  # the other side has closed
         return b""
+
+
+SCRIPT = "<script>alert(1)</script>\x1b[2J"
+MEMBER = MemberStatus("a:1", SCRIPT, Phase.ABSENT, problem=SCRIPT)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        TaskMessageBatch.from_columns([1], [SCRIPT.encode()]),
+        LedgerSnapshot(2, 1, {SCRIPT: 1}, 0),
+        MembershipStatus(SCRIPT, 1, (MEMBER,), (), settled=False),
+    ],
+    ids=lambda shown: type(shown).__name__,
+)
+def test_a_notebook_runs_nothing_of_them(shown: Any) -> None:
+    """Payloads, names and problems are untrusted, so they are escaped in HTML."""
+    table = shown._repr_html_()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J" in table
+    assert "<script" not in table
+    assert table.isprintable()
+    assert table.startswith("<table>")

@@ -1,4 +1,4 @@
-"""The pages: their names, tests and links exist, and their form is correct."""
+"""The pages: their names, tests and links exist, and their form is correct. The same for scripts."""
 
 from __future__ import annotations
 
@@ -121,3 +121,13 @@ def test_every_guarantee_has_its_tests() -> None:
     assert [number for number, _ in notes] == rows
     for number, note in notes:
         assert re.search(r"Tested\s+by\s+(`tests/|`make |the tests above|all of the above)", note), number
+
+
+@pytest.mark.parametrize(
+    "script", [*ROOT.glob("tests/*.sh"), *ROOT.glob("deploy/*.sh")], ids=lambda each: each.name
+)
+def test_what_it_sources_is_there(script: Path) -> None:
+    """Every sourced file exists, relative to the repository's root."""
+    sourced = re.findall(r"^(?:\.|source) (\S+)$", script.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [each for each in sourced if not (ROOT / each).is_file()] == []
+    assert sourced or script.parent.name == "deploy" or script.name == "environments.sh"
