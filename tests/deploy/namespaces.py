@@ -13,8 +13,7 @@ from typing import Self
 
 from helpers.fork_server import no_fork_server
 from helpers.restartable import Host
-from helpers.scripts import ran
-from helpers.tools import missing, require_tool
+from helpers.tools import missing, ran, require_tool
 
 _CLONE_NEWNET = 0x40000000
 _SECONDS = 30.0

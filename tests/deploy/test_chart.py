@@ -28,8 +28,7 @@ from helpers.manifests import (
 )
 from helpers.pod_checks import check_pod
 from helpers.schemas import VERSIONS, validate
-from helpers.scripts import ran
-from helpers.tools import ROOT, missing
+from helpers.tools import ROOT, missing, ran
 
 from tuplewire.settings.settings import FLAG, Setting, settings_of
 from tuplewire_service.command.cli import command_parser

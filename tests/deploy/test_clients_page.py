@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from deploy.foreign_clients import GRPCLIB_VENV, client, generate
 from helpers import eventually
-from helpers.scripts import ran
-from helpers.tools import ROOT, missing, require_tool
+from helpers.tools import ROOT, missing, ran, require_tool
 from helpers.topology import ledger
 
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses

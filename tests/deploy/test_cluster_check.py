@@ -19,8 +19,7 @@ from helpers.manifests import Manifest, container, executor, rendered, the
 from helpers.pod_checks import check_pod
 from helpers.restartable import RestartableWorker
 from helpers.schemas import VERSIONS, validate
-from helpers.scripts import ran
-from helpers.tools import ROOT
+from helpers.tools import ROOT, ran
 from helpers.topology import TOPOLOGY, acknowledged, assignment_file
 
 SCRIPT = ROOT / "deploy" / "cluster-check.sh"

@@ -15,11 +15,9 @@ import pytest
 from deploy.foreign_clients import Running, client
 from helpers import eventually
 from helpers.admin import samples
-from helpers.certificates import Authority
 from helpers.restartable import RestartableWorker
-from helpers.scripts import ran
-from helpers.secured import tls_flags
-from helpers.tools import ROOT, require_tool
+from helpers.secured import Authority, tls_flags
+from helpers.tools import ROOT, ran, require_tool
 from helpers.topology import (
     TOPOLOGY,
     Pair,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from deploy.foreign_clients import GRPCLIB_VENV, NODE_MODULES, generate
 from google.protobuf import descriptor_pb2
-from helpers.scripts import ran
-from helpers.tools import ROOT, missing, require_tool
+from helpers.tools import ROOT, missing, ran, require_tool
 
 from tuplewire.wire import messaging_pb2
 

@@ -20,11 +20,10 @@ import grpc
 import pytest
 from helpers import eventually
 from helpers.admin import get
-from helpers.certificates import Authority
 from helpers.container import NAME_OF_AN_INDEX, SOCKETS, Container, build_image, running
 from helpers.manifests import Manifest, cluster, container, executor, the
-from helpers.scripts import ran
-from helpers.tools import ROOT, require_tool
+from helpers.secured import Authority
+from helpers.tools import ROOT, ran, require_tool
 from helpers.topology import collect
 
 from tuplewire import Client, TaskMessageBatch

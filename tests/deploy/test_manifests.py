@@ -27,8 +27,7 @@ from helpers.manifests import (
 )
 from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
 from helpers.schemas import VERSIONS, validate
-from helpers.scripts import ran
-from helpers.tools import ROOT
+from helpers.tools import ROOT, ran
 from helpers.worker_process import environment_without_ours
 
 from tuplewire.settings.addresses import split_host_port

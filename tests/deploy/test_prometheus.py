@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from helpers.admin import scrape
-from helpers.certificates import Authority
 from helpers.manifests import CHART
 from helpers.program import Program, Threads
 from helpers.prometheus import PROMETHEUS, RATE_INTERVAL, Prometheus
-from helpers.secured import tls_flags
+from helpers.secured import Authority, tls_flags
 from helpers.tools import require_tool
 from helpers.topology import TOPOLOGY, assign, numbered, one_worker
 from helpers.traffic import Reader, client_of

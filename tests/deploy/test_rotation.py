@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from helpers.certificates import Authority
-from helpers.secured import files_of, secret_file, tls_flags, variables_of
+from helpers.secured import Authority, files_of, secret_file, tls_flags, variables_of
 from helpers.topology import TOPOLOGY, assign, ledger, metric, numbers, proxy_before, status, through
 from helpers.traffic import Feeder, Reader, client_of
 

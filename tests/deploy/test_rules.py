@@ -14,8 +14,7 @@ import pytest
 import yaml
 from helpers.manifests import CHART, cluster, the
 from helpers.prometheus import PROMETHEUS, discovered, with_files
-from helpers.scripts import ran
-from helpers.tools import ROOT, require_tool
+from helpers.tools import ROOT, ran, require_tool
 
 FILES = CHART / "files"
 GUIDE = ROOT / "docs" / "how-to" / "debug.md"

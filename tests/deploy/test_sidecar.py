@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import pytest
 from helpers import eventually
-from helpers.certificates import Authority
 from helpers.manifests import PROFILES, cluster, container, executor, the, variables
 from helpers.pod_here import PodHere, pod_here
-from helpers.scripts import ran
-from helpers.secured import secret_file
+from helpers.secured import Authority, secret_file
+from helpers.tools import ran
 from helpers.worker_process import environment_without_ours
 
 from tuplewire.connection.control_client import ControlClient

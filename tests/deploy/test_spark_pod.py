@@ -24,8 +24,8 @@ from helpers.manifests import Manifest, cluster, container, executor, selects, t
 from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
 from helpers.pod_here import SPARK, PodHere, pod_here
 from helpers.schemas import VERSIONS, validate
-from helpers.scripts import ran
 from helpers.served import JsonHandler, served
+from helpers.tools import ran
 from helpers.topology import collect
 
 from tuplewire import Client, TaskMessageBatch

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.scripts import ran
-from helpers.tools import ROOT, missing
+from helpers.tools import ROOT, missing, ran
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 

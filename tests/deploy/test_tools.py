@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.scripts import ran
-from helpers.tools import ROOT, require_tool
+from helpers.tools import ROOT, ran, require_tool
 
 DEPLOY = ROOT / "deploy"
 

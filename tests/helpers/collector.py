@@ -17,9 +17,8 @@ from typing import Any
 
 from helpers import eventually
 from helpers.ports import free_port
-from helpers.scripts import ran
 from helpers.served import JsonHandler, served
-from helpers.tools import ROOT, missing
+from helpers.tools import ROOT, missing, ran
 
 BINARY = ROOT / "build" / "bin" / "collector"
 _WAIT_SECONDS = 30.0

@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from helpers import eventually
-from helpers.scripts import ran
-from helpers.tools import ROOT, missing, require_tool
+from helpers.tools import ROOT, missing, ran, require_tool
 
 SOCKETS = "/run/tuplewire"
 """The mount point of the volume that the worker shares with the executor."""

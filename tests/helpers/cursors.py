@@ -1,10 +1,41 @@
-"""Functions that build a consumer's positions, rejections and their answers from a few arguments."""
+"""Functions that build acknowledgements, credit, refusals, positions and rejections from few arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tuplewire.values.group import task_and_forwarded
 from tuplewire.wire import messaging_pb2 as pb
+
+
+def ack_of(
+    sequence: int, grants: Iterable[pb.TaskCredit] = (), refusals: Iterable[pb.Refusal] = (), after: int = 0
+) -> pb.Ack:
+    """Return an acknowledgement of the frames up to a sequence."""
+    return pb.Ack(sequence=sequence, credits=grants, refusals=refusals, after=after)
+
+
+def credit_of(flow: int, messages: int, size_bytes: int, processed: int) -> pb.TaskCredit:
+    """Return the credit of a flow."""
+    task, forwarded = task_and_forwarded(flow)
+    return pb.TaskCredit(
+        task=task, messages=messages, bytes=size_bytes, processed=processed, forwarded=forwarded
+    )
+
+
+def refusal_of(
+    sequence: int, task: int, messages: int, code: str, detail: str, owner: str = "", forwarded: int = 0
+) -> pb.Refusal:
+    """Return the refusal of a frame's messages for a task; `code` is the name without its prefix."""
+    return pb.Refusal(
+        sequence=sequence,
+        task=task,
+        messages=messages,
+        code=f"ERROR_CODE_{code}",
+        detail=detail,
+        owner=owner,
+        forwarded=forwarded,
+    )
 
 
 def cursor_of(

@@ -1,15 +1,82 @@
-"""Executors in this process, and bolts that call a function or do nothing."""
+"""Executors in this process, without other workers, and bolts that call a function or do nothing."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from helpers.alone import alone
+from tuplewire.values.group import TaskGroup
 from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
+from tuplewire_topology.acking.acker import Acker
+from tuplewire_topology.authoring.tuples import AddressedTuples
+from tuplewire_topology.running.component_executors import BoltExecutor
 from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.link import Failed, Link, Receive
+
+_POLL_SECONDS = 0.005
+
+
+def wait_idle(worker: ExecutorWorker, timeout: float) -> bool:
+    """Wait until no tuple is queued and no spout emits. Return False after the timeout; raise TaskError."""
+    deadline, begins = time.monotonic() + timeout, True
+    while not worker.report(new_epoch=begins).at_rest:
+        worker.check()
+        if time.monotonic() > deadline:
+            return False
+        begins = False
+        time.sleep(_POLL_SECONDS)
+    worker.check()
+    return True
+
+
+class NoLink(Link):
+    """A link without a client, for executors that have all tasks of their topology."""
+
+    def __init__(self) -> None:
+        self.worker = None
+
+    def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
+        """Receive nothing."""
+
+    def leave(self, tasks: range) -> None:
+        """Do nothing."""
+
+    def send(self, groups: Sequence[TaskGroup]) -> None:
+        """Fail: there is no other worker."""
+        raise AssertionError(f"there are messages for task {groups[0].task}")
+
+    @property
+    def pending(self) -> int:
+        """No messages."""
+        return 0
+
+    def lost(self) -> int:
+        """Return 0."""
+        return 0
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+    def close(self, timeout: float) -> None:
+        """Do nothing."""
+
+
+def alone(topology: Topology, *, conf: Mapping[str, Any] | None = None, **settings: Any) -> ExecutorWorker:
+    """Return the executors of all tasks of a topology, not started yet. The settings are ExecutorWorker's."""
+
+    def tell(column: AddressedTuples) -> None:
+        worker.transfer.send_outcomes(column)
+
+    worker = ExecutorWorker(topology, conf=conf, link=NoLink(), acker=Acker(tell), **settings)
+    return worker
+
+
+def bolts_of(worker: ExecutorWorker) -> list[BoltExecutor]:
+    """Return the executors of bolts."""
+    return [each for each in worker.executors if isinstance(each, BoltExecutor)]
 
 
 class Sink(BasicBolt):

@@ -11,8 +11,7 @@ from typing import Any
 
 import yaml
 
-from helpers.scripts import ran
-from helpers.tools import ROOT, missing
+from helpers.tools import ROOT, missing, ran
 
 Manifest = dict[str, Any]
 

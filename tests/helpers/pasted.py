@@ -12,7 +12,7 @@ from pathlib import Path
 
 from helpers.packaging import ROOT
 from helpers.ports import free_port
-from helpers.scripts import ran
+from helpers.tools import ran
 
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _ADDRESS = "127.0.0.1:6700"

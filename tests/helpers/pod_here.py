@@ -15,7 +15,7 @@ from typing import Any
 from helpers import eventually
 from helpers.admin import get
 from helpers.manifests import Manifest, container, variables
-from helpers.scripts import ran
+from helpers.tools import ran
 from helpers.worker_process import environment_without_ours
 
 SPARK = "spark-kubernetes-executor"

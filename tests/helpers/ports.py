@@ -1,9 +1,11 @@
-"""Ports that stay free while the worker that used one is stopped."""
+"""Ports that stay free while their worker is stopped, and the addresses on which a process listens."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
+from pathlib import Path
 
 _CHANCE = random.SystemRandom()  # a fixed seed would give parallel tests the same ports
 _LOWEST, _EPHEMERAL = 10_000, 32_768
@@ -33,3 +35,28 @@ def free_ports(count: int) -> list[int]:
 def listen_peers(transport: str) -> list[str]:
     """Return the flags for a worker's port for peers, if its transport needs a separate one."""
     return [f"--listen-peers=127.0.0.1:{free_port()}"] if transport == "zmq" else []
+
+
+_FAMILIES = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6}
+_LISTENING = "0A"
+
+
+def listening_hosts(process: int) -> set[str]:
+    """Return the addresses, without ports, on which a process accepts TCP connections."""
+    own = set()
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was closed in the meantime
+            own.add(str(link.readlink()))
+    found = set()
+    for name, family in _FAMILIES.items():
+        for line in Path(f"/proc/{process}/net/{name}").read_text(encoding="ascii").splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == _LISTENING and f"socket:[{inode}]" in own:
+                host = socket.inet_ntop(family, _packed(local.partition(":")[0]))
+                found.add(host.removeprefix("::ffff:"))  # IPv4 on a socket for both families
+    return found
+
+
+def _packed(host: str) -> bytes:
+    """Return an address of /proc/net: words of four bytes, each in the order of this machine."""
+    return b"".join(bytes.fromhex(host[start : start + 8])[::-1] for start in range(0, len(host), 8))

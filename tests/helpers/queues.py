@@ -1,13 +1,12 @@
-"""The receive queues of a worker, and their consumers."""
+"""The receive queues of a worker, with their senders, consumers and rejections, without an event loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from helpers.rejecting import RejectionsWithoutTimers
-from helpers.senders import Program
 from tuplewire.errors import UnknownTaskError
+from tuplewire.session.ledger import Ledger
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
@@ -15,8 +14,42 @@ from tuplewire_service.messaging.server_stream import EVERYTHING
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.worker_settings import WorkerSettings
+
+
+class Program:
+    """A sender that counts released messages; needs_release_acks: it waits until they are processed."""
+
+    source, sender_id = "program", "p"
+
+    def __init__(self, worker_number: int = 0, *, needs_release_acks: bool = True) -> None:
+        self.worker_number = worker_number
+        self.needs_release_acks = needs_release_acks
+        self.released = 0
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """Count the messages."""
+        del task, size_bytes
+        self.released += messages
+
+
+class RejectionsWithoutTimers(Rejections):
+    """The same state without timers: no message is redelivered automatically."""
+
+    def __init__(self, limit: int = 5, dead_letter_task: int | None = None, most: int = 100) -> None:
+        settings = WorkerSettings(
+            worker_id="w",
+            reject_limit=limit,
+            dead_letter_task=dead_letter_task,
+            receive_queue_messages=most,
+            receive_queue_bytes=MIB,
+        )
+        super().__init__(settings, Ledger(), lambda _: None, lambda _: True)
+
+    def wake(self, at: float) -> None:
+        """Do nothing."""
 
 
 def queues_of(tasks: Iterable[int], **settings: Any) -> ReceiveQueues:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from helpers.manifests import Manifest
-from helpers.scripts import ran
-from helpers.tools import ROOT, missing, require_tool
+from helpers.tools import ROOT, missing, ran, require_tool
 
 NEWEST = "newest"
 VERSIONS = ("1.29", "1.32", NEWEST)

@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 from unittest import mock
 
-from helpers.acks import ack_of, credit_of
+from helpers.cursors import ack_of, credit_of
 from tuplewire.session import send
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import Settled

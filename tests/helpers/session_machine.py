@@ -12,8 +12,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from helpers.acks import credit_of
-from helpers.cursors import cursor_of
+from helpers.cursors import credit_of, cursor_of
 from helpers.session_parts import (
     HEAD,
     SETTINGS,

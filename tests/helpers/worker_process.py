@@ -15,7 +15,7 @@ from typing import Any
 
 from helpers import eventually
 from helpers.admin import get
-from helpers.scripts import ran
+from helpers.tools import ran
 from tuplewire.settings.settings import ENVIRONMENT_PREFIX
 from tuplewire.wire import control_pb2
 from tuplewire_service.control.control_messages import assignment_to_wire

@@ -16,9 +16,8 @@ import pyspark
 import pytest
 import venv_pack
 from helpers.drivers import INTERPRETED, TOPOLOGY, beside_its_worker, local_cluster, report, run_driver
-from helpers.interpreters import make_interpreter, make_movable_interpreter, site_packages
-from helpers.packaging import ROOT, build_wheel
-from helpers.scripts import ran
+from helpers.packaging import ROOT, build_wheel, make_interpreter, make_movable_interpreter, site_packages
+from helpers.tools import ran
 from pyspark.sql import SparkSession
 from warm_spark import WarmSpark
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.scripts import ran
+from helpers.tools import ran
 from warm_spark import WarmSpark
 
 from tuplewire.errors import ConfigError

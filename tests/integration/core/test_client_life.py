@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.scripts import output_of
+from helpers.tools import output_of
 from helpers.topology import TOPOLOGY, Pair, collect, numbered, numbers
 from helpers.traffic import client_of, deliver
 from pyspark import cloudpickle

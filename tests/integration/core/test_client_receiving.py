@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers.certificates import Authority
-from helpers.secured import files_of, tls_flags
+from helpers.secured import Authority, files_of, tls_flags
 from helpers.topology import (
     TOPOLOGY,
     Message,

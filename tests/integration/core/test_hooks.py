@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from helpers.scripts import output_of
+from helpers.tools import output_of
 from helpers.topology import queued
 
 from tuplewire.processes.worker_processes import Endpoint

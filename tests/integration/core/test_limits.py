@@ -16,12 +16,11 @@ from typing import Any
 import grpc
 import pytest
 from helpers import eventually
-from helpers.certificates import Authority
 from helpers.hostile import OPTIONS, RECV, SEND, Answer, answer_of
 from helpers.http2 import OPENING, RST_STREAM, call_headers, connected
 from helpers.limited import limited_workers
 from helpers.memory import MIB, rss
-from helpers.secured import denied, files_of, secret_file, tls_flags
+from helpers.secured import Authority, denied, files_of, secret_file, tls_flags
 from helpers.topology import TOPOLOGY, collect, metric, numbered, numbers
 from helpers.traffic import Feeder, Reader, deliver
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from helpers.certificates import Authority
 from helpers.program import Program, Threads
-from helpers.secured import files_of, tls_flags
+from helpers.secured import Authority, files_of, tls_flags
 from helpers.streams import Load, Produced, Sequences, Stream, producer
 from helpers.topology import TOPOLOGY, drained_ledger, has_ended, ledger, one_worker, status
 from helpers.worker_process import COMMAND, environment_without_ours

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from helpers import words
 from helpers.leaks import children
-from helpers.listening import listening_hosts
-from helpers.scripts import output_of
-from helpers.tools import missing
+from helpers.ports import listening_hosts
+from helpers.tools import missing, output_of
 from helpers.topology import TOPOLOGY, one_worker
 from helpers.traffic import deliver
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import grpc
 import pytest
 from helpers import eventually
-from helpers.certificates import Authority, Issued
-from helpers.secured import denied, files_of, tls_flags
+from helpers.secured import Authority, Issued, denied, files_of, tls_flags
 from helpers.topology import metric
 
 from tuplewire import Client, Credentials

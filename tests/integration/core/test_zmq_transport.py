@@ -18,7 +18,7 @@ import pytest
 import zmq
 from helpers.hostile import hello
 from helpers.program import Program
-from helpers.scripts import output_of
+from helpers.tools import output_of
 from helpers.topology import TOPOLOGY as OF_WORKERS
 from helpers.topology import Pair, assign, pair_of_workers, status
 from helpers.traffic import deliver

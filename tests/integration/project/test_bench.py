@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from calls import count, summed
-from helpers.scripts import output_of
+from helpers.tools import output_of
 
 LIMITS = {"producer": 49, "worker-0": 100, "worker-1": 82, "consumer": 39}
 """The calls of Tuplewire's functions for each message, about 7 % above the measured ones."""

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import pytest
 from helpers import eventually
 from helpers.admin import get, scrape
-from helpers.certificates import Authority
-from helpers.secured import denied, files_of, secret_file, tls_flags, variables_of
+from helpers.secured import Authority, denied, files_of, secret_file, tls_flags, variables_of
 from helpers.spark_calls import begin_attempt, end_attempt, payloads, rows
 from helpers.topology import collect, numbered
 from helpers.traffic import deliver

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from helpers import numbered_spout
 from helpers.admin import samples
-from helpers.certificates import Authority
 from helpers.restartable import RestartableWorker
-from helpers.secured import files_of, secret_file, variables_of
+from helpers.secured import Authority, files_of, secret_file, variables_of
 from helpers.topology import TOPOLOGY, assignment_file
 from helpers.worker_process import COMMAND, environment_without_ours
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 from helpers.admin import get, samples
-from helpers.certificates import Authority
 from helpers.restartable import RestartableWorker
 from helpers.runtimes import Notes
-from helpers.secured import files_of, secret_file
+from helpers.secured import Authority, files_of, secret_file
 from helpers.topology import TOPOLOGY, assignment_file
 from helpers.words import EXPECTED, LINES
 from helpers.worker_process import run_command

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from helpers import measured_words
 from helpers.admin import samples
-from helpers.alone import alone
-from helpers.executors import Sink, waiting
+from helpers.executors import Sink, alone, waiting
 from helpers.measured_words import check
 from helpers.program_reports import component, counter, report
 from helpers.tools import require_tool

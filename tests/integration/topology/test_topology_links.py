@@ -12,8 +12,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from helpers.executors import wait_idle
 from helpers.hosted import hosted
-from helpers.idle import wait_idle
 from helpers.logged import logged
 from helpers.runtimes import COUNT, Notes, Numbers, Pass, check_order, passing
 from helpers.words import EXPECTED, LINES, Lines, Split

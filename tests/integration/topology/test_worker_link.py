@@ -11,10 +11,8 @@ from typing import Any
 
 import helpers.words
 import pytest
-from helpers.alone import bolts_of
-from helpers.executors import Do, Sink
+from helpers.executors import Do, Sink, bolts_of, wait_idle
 from helpers.hosted import Hosted, assign, host, hosted
-from helpers.idle import wait_idle
 from helpers.logged import logged
 
 from tuplewire import Client, TaskGroup

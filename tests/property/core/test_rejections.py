@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.cursors import answer_of, cursor_of
-from helpers.queues import queues_of, subscribe
-from helpers.rejecting import RejectionsWithoutTimers
+from helpers.queues import RejectionsWithoutTimers, queues_of, subscribe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

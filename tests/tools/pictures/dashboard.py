@@ -19,13 +19,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from helpers import eventually
 from helpers.browser import browser
-from helpers.certificates import Authority
 from helpers.manifests import CHART
 from helpers.ports import free_port
 from helpers.program import Threads
 from helpers.prometheus import RATE_INTERVAL, Prometheus
 from helpers.restartable import RestartableWorker
-from helpers.secured import tls_flags
+from helpers.secured import Authority, tls_flags
 from helpers.topology import assignment_file, numbered, one_worker
 from helpers.traffic import client_of
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
-from helpers.senders import Program
+from helpers.queues import Program
 from prometheus_client import CollectorRegistry
 
 from tuplewire.errors import MessageError, RefusedError

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from helpers.certificates import Authority, Issued
-from helpers.secured import files_of
+from helpers.secured import Authority, Issued, files_of
 
 from tuplewire import Client, Credentials
 from tuplewire.connection.channels import read_tls

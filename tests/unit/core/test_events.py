@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from helpers.acks import refusal_of
+from helpers.cursors import refusal_of
 from helpers.logged import logged
 
 from tuplewire.connection.receiver_reports import RefusedMessages

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from helpers.cursors import answer_of, cursor_of, rejection_of
-from helpers.queues import consumers_of, delivered, queues_of, subscribe
-from helpers.rejecting import RejectionsWithoutTimers
-from helpers.senders import Program
+from helpers.queues import Program, RejectionsWithoutTimers, consumers_of, delivered, queues_of, subscribe
 
 from tuplewire.errors import MalformedError
 from tuplewire.session.consume import Arrived, ConsumeWindow, Delivery, Rejected

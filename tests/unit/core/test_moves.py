@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from helpers.acks import ack_of, credit_of
-from helpers.senders import Program
+from helpers.cursors import ack_of, credit_of
+from helpers.queues import Program
 from helpers.sending import PLENTY, reopen
 
 from tuplewire.connection.sending_end import SendingEnd

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.acks import ack_of, credit_of
+from helpers.cursors import ack_of, credit_of
 from helpers.sending import PLENTY, reopen
 
 from tuplewire.session.ledger import LedgerSnapshot

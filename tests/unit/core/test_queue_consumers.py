@@ -8,9 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 from helpers.cursors import cursor_of, rejection_of
-from helpers.queues import consumers_of, queues_of, subscribe
-from helpers.rejecting import RejectionsWithoutTimers
-from helpers.senders import Program
+from helpers.queues import Program, RejectionsWithoutTimers, consumers_of, queues_of, subscribe
 
 from tuplewire.errors import DrainingError, StaleIncarnationError, SupersededError
 from tuplewire.settings.config import MIB

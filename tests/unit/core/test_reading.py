@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import pytest
 from helpers.cursors import cursor_of
-from helpers.queues import consumers_of, queues_of, subscribe
-from helpers.senders import Program
+from helpers.queues import Program, consumers_of, queues_of, subscribe
 
 from tuplewire.errors import SupersededError, UnknownTaskError
 from tuplewire.session.consume import Delivery

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from helpers.acks import ack_of, credit_of, refusal_of
+from helpers.cursors import ack_of, credit_of, refusal_of
 
 from tuplewire.errors import (
     CreditExceededError,

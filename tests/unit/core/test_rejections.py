@@ -7,9 +7,7 @@ import time
 
 import pytest
 from helpers.cursors import rejection_of
-from helpers.queues import delivered
-from helpers.rejecting import RejectionsWithoutTimers
-from helpers.senders import Program
+from helpers.queues import Program, RejectionsWithoutTimers, delivered
 
 from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.values.group import TaskGroup

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.one_router import HERE, THERE
-from helpers.senders import Program
+from helpers.queues import Program
 
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.errors import RefusedError, TuplewireError, WrongTopologyError

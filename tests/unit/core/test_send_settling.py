@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from helpers.acks import ack_of, credit_of, refusal_of
+from helpers.cursors import ack_of, credit_of, refusal_of
 from helpers.sending import PLENTY, Sending, contents, groups, reopen
 
 from tuplewire.errors import ProtocolError

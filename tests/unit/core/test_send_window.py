@@ -6,7 +6,7 @@ import functools
 from dataclasses import replace
 
 import pytest
-from helpers.acks import credit_of
+from helpers.cursors import credit_of
 from helpers.sending import PLENTY, Sending, contents, payloads
 
 from tuplewire.errors import MessageTooLargeError

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.certificates import Authority, swap_data
 from helpers.logged import logged
-from helpers.secured import files_of
+from helpers.secured import Authority, files_of, swap_data
 from helpers.topology import as_json
 
 from tuplewire.errors import ConfigError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from helpers.certificates import Authority
-from helpers.secured import files_of
+from helpers.secured import Authority, files_of
 from prometheus_client.metrics_core import Metric
 
 import tuplewire

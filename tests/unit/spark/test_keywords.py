@@ -8,7 +8,7 @@ import re
 from typing import Any, get_type_hints
 
 import pytest
-from helpers.scripts import output_of
+from helpers.tools import output_of
 
 import tuplewire
 import tuplewire.spark

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.interpreters import make_interpreter
+from helpers.packaging import make_interpreter
 
 from tuplewire.spark import ClientHandle
 from tuplewire.spark.version_check import REQUIRED, VersionMismatchError, check

@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from helpers.alone import alone
-from helpers.executors import running
-from helpers.idle import wait_idle
+from helpers.executors import alone, running, wait_idle
 
 from tuplewire.connection.loop import EventLoopThread
 from tuplewire.errors import MessageError

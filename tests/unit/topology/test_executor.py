@@ -7,9 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from helpers.alone import alone, bolts_of
-from helpers.executors import Do, running
-from helpers.idle import wait_idle
+from helpers.executors import Do, alone, bolts_of, running, wait_idle
 
 from tuplewire.errors import TopologyError
 from tuplewire_service.testing import eventually

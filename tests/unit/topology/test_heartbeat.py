@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.alone import alone
-from helpers.executors import Do, running
-from helpers.idle import wait_idle
+from helpers.executors import Do, alone, running, wait_idle
 from helpers.logged import logged
 
 from tuplewire_service.testing import eventually

@@ -10,9 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers.alone import alone
-from helpers.executors import Sink
-from helpers.idle import wait_idle
+from helpers.executors import Sink, alone, wait_idle
 from helpers.logged import logged
 
 from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from helpers.alone import alone
-from helpers.scripts import output_of
+from helpers.executors import alone
+from helpers.tools import output_of
 from helpers.words import topology as words
 from hypothesis import given
 from hypothesis import strategies as st

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from helpers.certificates import Authority
-from helpers.secured import files_of, tls_flags
+from helpers.secured import Authority, files_of, tls_flags
 
 from tuplewire import Credentials
 
