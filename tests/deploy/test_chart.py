@@ -18,6 +18,7 @@ from helpers.manifests import (
     PROFILES,
     Manifest,
     chart,
+    check_pod,
     cluster,
     container,
     executor,
@@ -26,7 +27,6 @@ from helpers.manifests import (
     the,
     variables,
 )
-from helpers.pod_checks import check_pod
 from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT, missing, ran
 

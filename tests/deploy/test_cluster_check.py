@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import eventually
-from helpers.manifests import Manifest, container, executor, rendered, the
-from helpers.pod_checks import check_pod
+from helpers.manifests import Manifest, check_pod, container, executor, rendered, the
 from helpers.restartable import RestartableWorker
 from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT, ran

@@ -16,16 +16,19 @@ import yaml
 from helpers.manifests import (
     PROFILES,
     Manifest,
+    check_pod,
+    check_restricted,
+    check_sidecar,
     cluster,
     container,
     containers,
     executor,
+    mounted,
     pods,
     selects,
     the,
     variables,
 )
-from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
 from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT, ran
 from helpers.worker_process import environment_without_ours

@@ -21,10 +21,10 @@ from helpers.manifests import CHART
 from helpers.program import Program, Threads
 from helpers.prometheus import PROMETHEUS, RATE_INTERVAL, Prometheus
 from helpers.secured import Authority, tls_flags
+from helpers.streams import unsteady_proxy
 from helpers.tools import require_tool
 from helpers.topology import TOPOLOGY, assign, numbered, one_worker
 from helpers.traffic import Reader, client_of
-from helpers.unsteady import unsteady_proxy
 
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient

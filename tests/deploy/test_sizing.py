@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from helpers import eventually
-from helpers.manifests import PROFILES, cluster, container, pods, the
+from helpers.manifests import PROFILES, cluster, container, pods, quantity, the
 from helpers.memory import MIB, rss
-from helpers.pod_checks import quantity
 from helpers.tools import ROOT
 from helpers.topology import ledger
 

@@ -20,8 +20,19 @@ import pytest
 import yaml
 from helpers import eventually
 from helpers.drivers import as_program
-from helpers.manifests import Manifest, cluster, container, executor, selects, the, variables
-from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
+from helpers.manifests import (
+    Manifest,
+    check_pod,
+    check_restricted,
+    check_sidecar,
+    cluster,
+    container,
+    executor,
+    mounted,
+    selects,
+    the,
+    variables,
+)
 from helpers.pod_here import SPARK, PodHere, pod_here
 from helpers.schemas import VERSIONS, validate
 from helpers.served import JsonHandler, served

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -98,3 +100,101 @@ def selects(selector: Manifest, labels: Manifest) -> bool:
     return by_label and all(
         labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", [])
     )
+
+
+_UNITS = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    "k": Decimal(10**3),
+    "M": Decimal(10**6),
+    "G": Decimal(10**9),
+}
+_UNITS |= {f"{prefix}i": Decimal(1024) ** power for power, prefix in enumerate("KMGT", 1)}
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|k|M|G|Ki|Mi|Gi|Ti|)")
+_PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9](?:[a-z0-9-]{0,13}[a-z0-9])?")
+_PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+
+
+def quantity(text: str | float) -> Decimal:
+    """Return a quantity in its base unit: cores, or bytes."""
+    match = _QUANTITY.fullmatch(str(text))
+    assert match, f"{text!r} is no quantity"
+    return Decimal(match[1]) * _UNITS[match[2]]
+
+
+def check_pod(pod: Manifest) -> None:
+    """Fail if a pod would be rejected, or its containers could not start or would be unreachable."""
+    _are_different([each["name"] for each in containers(pod)])
+    _are_different([each["name"] for each in pod["spec"].get("volumes", [])])
+    ports = [port for each in containers(pod) for port in each.get("ports", [])]
+    _are_different([port["name"] for port in ports])
+    _are_different([port["containerPort"] for port in ports])
+    _mounts(pod)
+    for each in containers(pod):
+        _are_different([variable["name"] for variable in each.get("env", [])])
+        _resources(each)
+        _ports_and_probes(each)
+
+
+def check_sidecar(pod: Manifest) -> None:
+    """Fail unless the worker starts before, and stops after, all other containers."""
+    first = next(containers(pod))
+    assert first["name"] == "tuplewire"
+    assert first in pod["spec"]["initContainers"]
+    assert first["restartPolicy"] == "Always"
+    # Readiness depends on the assignment, which arrives after the start of the executor.
+    assert first["startupProbe"]["httpGet"]["path"] == "/livez"
+
+
+def check_restricted(pod: Manifest, name: str) -> None:
+    """Fail if a container exceeds Kubernetes' `restricted`, or is not user 185 (186 as a sidecar)."""
+    context = container(pod, name)["securityContext"]
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["runAsNonRoot"] is True
+    beside = name == "tuplewire" and len(list(containers(pod))) > 1
+    assert context["runAsUser"] == (186 if beside else 185)
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["spec"]["securityContext"]["fsGroup"] == 185
+    if pod["metadata"]["labels"]["app.kubernetes.io/component"] != "driver":  # which creates its executors
+        assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+def mounted(one: Manifest, path: str) -> Manifest | None:
+    """Return the mount of a container that contains a path, or None."""
+    for mount in one.get("volumeMounts", []):
+        if PurePosixPath(path).is_relative_to(mount["mountPath"]):
+            return dict(mount)
+    return None
+
+
+def _are_different(names: Iterable[object]) -> None:
+    names = list(names)
+    assert len(names) == len(set(names)), names
+
+
+def _mounts(pod: Manifest) -> None:
+    volumes = {each["name"] for each in pod["spec"].get("volumes", [])}
+    used = set()
+    for each in containers(pod):
+        mounts = each.get("volumeMounts", [])
+        _are_different([mount["mountPath"] for mount in mounts])
+        used |= {mount["name"] for mount in mounts}
+    assert used == volumes
+
+
+def _resources(one: Manifest) -> None:
+    resources = one.get("resources", {})
+    requests, limits = resources.get("requests", {}), resources.get("limits", {})
+    for name, text in requests.items():
+        assert quantity(text) > 0
+        assert quantity(limits.get(name, text)) >= quantity(text), (one["name"], name)
+
+
+def _ports_and_probes(one: Manifest) -> None:
+    ports = {port["name"] for port in one.get("ports", [])}
+    for name in ports:
+        assert _PORT_NAME.fullmatch(name), name
+    for probe in _PROBES:
+        if probe in one:
+            assert one[probe]["httpGet"]["port"] in ports

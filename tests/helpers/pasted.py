@@ -1,4 +1,4 @@
-"""Running the blocks of pages as a reader would paste them: into a shell and Python, in a fresh directory."""
+"""The blocks of pages, run as a reader would paste them into a shell and Python, and the examples."""
 
 from __future__ import annotations
 
@@ -153,3 +153,22 @@ def check(pasted: Pasted, ran: subprocess.CompletedProcess[str]) -> None:
         assert re.search(pattern, ran.stdout), f"{pattern} is not in:\n{ran.stdout}\n{ran.stderr}"
     for pattern in pasted.logs:
         assert re.search(pattern, ran.stderr), f"{pattern} is not in:\n{ran.stderr}"
+
+
+EXAMPLES = ROOT / "docs" / "examples"
+PRINTS = {
+    "ask_and_answer.py": ["3 squared is 9", "5 squared is 25", "8 squared is 64"],
+    "enrich_orders.py": [r"\|\s*0\|\s*49500\|\s*100\|", r"\|\s*9\|\s*50400\|\s*100\|"],
+    "exchange_parameters.py": [
+        rf"\|\s*{task}\|\s*(3\.0|2\.99)\d*\|\s*(2\.0|1\.99)\d*\|" for task in (1, 2, 3, 4)
+    ],
+    "fan_in.py": ["node-1: 500 readings", "node-2: 500 readings", "python: 500 readings"],
+    "feedback_loop.py": [r"2[01]\.\d degrees after \d+ rounds", "switched off"],
+    "rolling_top_words.py": [r"(?m)^storm \d+, spark \d+, tuple \d+$"],
+}
+"""Patterns of the output, by the name of the file."""
+
+
+def on_spark(name: str) -> bool:
+    """Return True if an example starts Spark."""
+    return "import SparkSession" in (EXAMPLES / name).read_text(encoding="utf-8")

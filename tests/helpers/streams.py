@@ -18,6 +18,7 @@ from helpers.program import Threads, serve
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.errors import BufferFullError, UnreachableError
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire_service.testing.fault_proxy import FaultProxy
 
 NUMBER_BYTES = 8
 _WAIT_SECONDS = 0.25
@@ -219,3 +220,20 @@ def consumer(pipe: Connection, topology: str, subscriptions: Sequence[tuple[str,
         threads.start(receive, address, tasks, seen)
     serve(pipe, {"progress": progress, "finish": finish}, threads.errors)
     threads.end()
+
+
+_STEADY_SECONDS = 2.0
+
+
+def unsteady_proxy(pipe: Connection, target: str) -> None:
+    """Run a proxy that cuts all connections to the target every other second; answers `address`."""
+    threads = Threads()
+
+    def cut(proxy: FaultProxy) -> None:
+        while not threads.stop.wait(_STEADY_SECONDS):
+            proxy.cut()
+
+    with FaultProxy(target) as proxy:
+        threads.start(cut, proxy)
+        serve(pipe, {"address": lambda: proxy.address}, threads.errors)
+        threads.end()

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.drivers import INTERPRETED
-from helpers.examples import EXAMPLES, PRINTS, on_spark
-from helpers.pasted import PASTED_ON_SPARK, PASTED_ONCE, Pasted, check, paste
+from helpers.pasted import EXAMPLES, PASTED_ON_SPARK, PASTED_ONCE, PRINTS, Pasted, check, on_spark, paste
 from pyspark.sql import SparkSession
 
 from tuplewire_demos.local_session import FAST_START, find_java, wrapped_home

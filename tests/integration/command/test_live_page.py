@@ -16,10 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from helpers import eventually
-from helpers.browser import browser, until
+from helpers.browser import browser, page_data, until, web_viewer
 from helpers.secured import Authority, files_of, tls_flags, token_files, variables_of
 from helpers.traffic import deliver
-from helpers.viewer import page_data, web_viewer
 from helpers.words import SLOW_FILE, slow_topology
 from helpers.worker_process import run_command
 

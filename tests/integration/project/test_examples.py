@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deploy.foreign_clients import client
-from helpers.examples import EXAMPLES, PRINTS, on_spark
+from helpers.pasted import EXAMPLES, PRINTS, on_spark
 
 _SECONDS = 100.0
 

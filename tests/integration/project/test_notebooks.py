@@ -9,7 +9,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from helpers.examples import EXAMPLES
+from helpers.pasted import EXAMPLES
 from nbclient import NotebookClient
 
 from tuplewire_demos.local_session import find_java, wrapped_home

@@ -17,10 +17,10 @@ import pytest
 from helpers import doubling as doubling_module
 from helpers import eventually
 from helpers.admin import samples
+from helpers.browser import page_data, web_viewer
 from helpers.doubling import Double, Numbers, doubling
 from helpers.measured_words import added_up
 from helpers.ports import listening_hosts
-from helpers.viewer import page_data, web_viewer
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from helpers import eventually, words
-from helpers.viewer import page_data, web_viewer
+from helpers.browser import page_data, web_viewer
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 

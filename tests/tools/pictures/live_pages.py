@@ -10,9 +10,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from helpers import eventually
-from helpers.browser import Browser, browser
+from helpers.browser import Browser, browser, web_viewer
 from helpers.program import Threads
-from helpers.viewer import web_viewer
 from helpers.words import SLOW_FILE, slow_topology
 
 from tuplewire import Client, TaskMessageBatch
