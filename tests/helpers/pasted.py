@@ -75,6 +75,12 @@ PASTED_ON_SPARK = (
         (r"(?m)^0 +1\.0 +1\.0 +\d+$", r"(?m)^1 +6\.0 +1\.0 +\d+$", r"(?m)^2 +1\.0 +6\.0 +\d+$"),
     ),
 )
+PASTED_TOGETHER = Pasted(
+    tuple(page for each in reversed(PASTED_ON_SPARK) for page in each.pages),
+    tuple(pattern for each in PASTED_ON_SPARK for pattern in each.prints),
+    logs=tuple(pattern for each in PASTED_ON_SPARK for pattern in each.logs),
+)
+"""The same in one session of Spark: the second page begins with a Python block, as the first one ends."""
 PASTED_ONCE = Pasted(
     ("docs/tutorial/first-query.md", "docs/how-to/spark.md"),
     (

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 from helpers.drivers import INTERPRETED
-from helpers.pasted import EXAMPLES, PASTED_ON_SPARK, PASTED_ONCE, PRINTS, Pasted, check, on_spark, paste
+from helpers.pasted import (
+    EXAMPLES,
+    PASTED_ON_SPARK,
+    PASTED_ONCE,
+    PASTED_TOGETHER,
+    PRINTS,
+    Pasted,
+    check,
+    on_spark,
+    paste,
+)
 from pyspark.sql import SparkSession
 
 from tuplewire_demos.local_session import FAST_START, find_java, wrapped_home
@@ -34,8 +44,11 @@ def environment(directory: Path) -> dict[str, str]:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.parametrize("pasted", PASTED_ON_SPARK, ids=lambda each: each.pages[0])
+@pytest.mark.parametrize(
+    ("pasted", "times"),
+    [(PASTED_TOGETHER, 1), *(pytest.param(each, 2, marks=pytest.mark.long) for each in PASTED_ON_SPARK)],
+    ids=lambda each: each.pages[0] if isinstance(each, Pasted) else str(each),
+)
 def test_pasted(pasted: Pasted, times: int, tmp_path: Path) -> None:
     """Every block of a page runs, one after another, also if a reader pastes the page again."""
     check(pasted, paste(pasted.pages * times, tmp_path, _SECONDS, environment(tmp_path / "java")))

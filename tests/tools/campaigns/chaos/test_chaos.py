@@ -12,8 +12,8 @@ from helpers.control_faults import Fate
 
 SEED = 2
 """A seed with lost and duplicated control messages at a worker that has traffic for seconds."""
-SECONDS = 13.0
-EVERY_SECONDS = 0.8
+SECONDS = 9.75
+EVERY_SECONDS = 0.6
 TRANSPORT_SEED = 4
 """A seed with cuts and silences that are not followed by a restart, which would hide their effects."""
 
