@@ -16,6 +16,7 @@ import yaml
 from helpers.manifests import (
     CHART,
     PROFILES,
+    VERSIONS,
     Manifest,
     chart,
     check_pod,
@@ -25,9 +26,9 @@ from helpers.manifests import (
     helm,
     selects,
     the,
+    validate,
     variables,
 )
-from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT, missing, ran
 
 from tuplewire.settings.settings import FLAG, Setting, settings_of

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import eventually
-from helpers.manifests import Manifest, check_pod, container, executor, rendered, the
+from helpers.manifests import VERSIONS, Manifest, check_pod, container, executor, rendered, the, validate
 from helpers.restartable import RestartableWorker
-from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT, ran
 from helpers.topology import TOPOLOGY, acknowledged, assignment_file
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from helpers.manifests import (
     PROFILES,
+    VERSIONS,
     Manifest,
     check_pod,
     check_restricted,
@@ -27,9 +28,9 @@ from helpers.manifests import (
     pods,
     selects,
     the,
+    validate,
     variables,
 )
-from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT, ran
 from helpers.worker_process import environment_without_ours
 

@@ -21,6 +21,7 @@ import yaml
 from helpers import eventually
 from helpers.drivers import as_program
 from helpers.manifests import (
+    VERSIONS,
     Manifest,
     check_pod,
     check_restricted,
@@ -31,10 +32,10 @@ from helpers.manifests import (
     mounted,
     selects,
     the,
+    validate,
     variables,
 )
 from helpers.pod_here import SPARK, PodHere, pod_here
-from helpers.schemas import VERSIONS, validate
 from helpers.served import JsonHandler, served
 from helpers.tools import ran
 from helpers.topology import collect

@@ -11,12 +11,18 @@ from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.server_stream import EVERYTHING
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.worker_settings import WorkerSettings
+
+HERE = AssignedWorker("here", "127.0.0.1:1", (0,))
+THERE = AssignedWorker("there", "127.0.0.1:2", (1,))
+ASSIGNMENT = Assignment(1, "t", (HERE, THERE))
+"""For a router of the worker `here`: task 0 is local, task 1 is on another worker."""
 
 
 class Program:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from helpers.consumers import FollowingConsumer
 from helpers.drivers import TOPOLOGY, Kubelet, local_cluster, report, run_driver
-from helpers.following import FollowingConsumer
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.consumers import RowCounter
 from helpers.drivers import report, run_driver
-from helpers.row_counter import RowCounter
 from pyspark.sql import DataFrame, SparkSession
 
 from tuplewire_demos.local_session import local_session

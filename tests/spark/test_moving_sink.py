@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import eventually
-from helpers.following import FollowingConsumer
+from helpers.consumers import FollowingConsumer
 from helpers.moving_workers import TASK, Workers
 from helpers.topology import TOPOLOGY
 from pyspark.sql import SparkSession

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 from helpers import eventually
+from helpers.consumers import RowCounter
 from helpers.drivers import as_program
-from helpers.row_counter import RowCounter
 from helpers.topology import metric
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery

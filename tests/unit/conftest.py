@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from helpers.one_router import ASSIGNMENT
+from helpers.queues import ASSIGNMENT
 
 from tuplewire.connection.loop import messaging_loop
 from tuplewire_service.messaging.local import LocalContext

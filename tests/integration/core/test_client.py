@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 import pytest
 from helpers.logged import logged
-from helpers.stub_server import answering
+from helpers.served import answering
 from helpers.topology import (
     TOPOLOGY,
     Message,

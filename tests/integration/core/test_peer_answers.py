@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
-from helpers.stub_server import Answer, answering, welcome
+from helpers.served import Answer, answering, welcome
 from helpers.topology import assign, collect, ledger, numbered, numbers, one_worker, status
 from helpers.traffic import client_of, deliver
 

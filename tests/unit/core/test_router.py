@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.cursors import cursor_of, rejection_of
-from helpers.one_router import ASSIGNMENT
-from helpers.queues import Program, consumers_of, queues_of, subscribe
+from helpers.queues import ASSIGNMENT, Program, consumers_of, queues_of, subscribe
 
 from tuplewire.errors import PermissionDeniedError, StaleAssignmentError, TooManyHopsError
 from tuplewire.session.ledger import DropReason, Ledger

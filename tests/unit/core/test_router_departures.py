@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from helpers.one_router import HERE, THERE
-from helpers.queues import Program
+from helpers.queues import HERE, THERE, Program
 
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.errors import RefusedError, TuplewireError, WrongTopologyError

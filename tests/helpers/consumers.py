@@ -1,13 +1,49 @@
-"""Counting millions of rows from Spark's sink, at several workers at the same time."""
+"""Consumers of numbers, and of the rows of Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from helpers.program import Threads
-from tuplewire import Client
+from helpers.topology import TOPOLOGY
+from tuplewire import Client, TaskMessageBatch
+from tuplewire.errors import RefusedError, UnreachableError
+
+
+class FollowingConsumer(threading.Thread):
+    """Consumes the numbers sent to a task, until stop(). owner() raises KeyError if the task has no owner."""
+
+    def __init__(self, task: int, owner: Callable[[], str], topology: str = TOPOLOGY) -> None:
+        super().__init__()
+        self.got: list[int] = []
+        self._task = task
+        self._owner = owner
+        self._topology = topology
+        self._done = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Consume until stop() is called."""
+        while not self._done.is_set():
+            try:
+                with Client(self._owner(), topology=self._topology) as client:
+                    for batch in client.recv([self._task], timeout=1):
+                        self.take(batch)
+            except (RefusedError, UnreachableError, TimeoutError, KeyError):
+                continue  # the task has moved, or no message arrived
+
+    def take(self, batch: TaskMessageBatch) -> None:
+        """Record the numbers of a batch."""
+        self.got += [int(payload) for group in batch.groups for payload in group.payloads()]
+
+    def stop(self) -> None:
+        """Stop consuming, once no message has arrived for a while."""
+        self._done.set()
+        self.join()
+
 
 _DIGITS = 12
 _WAIT_SECONDS = 0.5
