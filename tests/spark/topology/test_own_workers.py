@@ -31,8 +31,7 @@ from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 from tuplewire_topology import BasicOutputCollector, TopologyContext, Tuple
 from tuplewire_topology.spark import submit_topology
 
-# Workers are found by their command lines, which a forked process does not have.
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_fork_server")]
+pytestmark = pytest.mark.spark
 # Spark's Python workers do not find these modules.
 for module in (sys.modules[__name__], doubling_module):
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
@@ -107,6 +106,7 @@ def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_fork_server")  # a forked worker has no command line by which it is found
 def test_only_the_run_talks_to_its_workers(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
