@@ -125,12 +125,13 @@ class Receiver(Inbox):
         return found or self._none_after(timeout)
 
     def _next(self, timeout: float | None) -> Arrived | None:
-        if self.buffer and not self.over:
-            return self.buffer.popleft()
+        # After the end, the buffer lacks messages that an acknowledgement of later ones would include.
         if self.failed is not None:
             raise self.failed
         if self.over:
             raise ClosedError(f"the subscription at {self.address} is closed")
+        if self.buffer:
+            return self.buffer.popleft()
         if timeout is None and self._not_admitted:
             raise self._unreachable(self.settings.connect_seconds)
         return None

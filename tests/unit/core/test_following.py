@@ -16,7 +16,9 @@ from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.stream import ClientStream, StreamBroken, StreamOpener
 from tuplewire.errors import TaskNotLocalError, UnknownTaskError, UnreachableError
 from tuplewire.identity.credentials import Credentials
+from tuplewire.session.consume import Delivery
 from tuplewire.settings.config import SessionSettings
+from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2
 from tuplewire.wire import messaging_pb2 as pb
 
@@ -143,6 +145,19 @@ async def test_only_the_newest_assignment_proves_a_task_unknown() -> None:
         new.cut()
         await until(lambda: receiver.failed is not None)
         assert isinstance(receiver.failed, UnknownTaskError)
+
+
+async def test_a_failed_subscription_returns_no_later_messages() -> None:
+    """The failure drops the buffer; an acknowledgement of later messages would include the dropped ones."""
+    own = Worker("a", 1)
+    async with Cluster(own).receiving(own, 1) as receiver:
+        await until(lambda: receiver.connected)
+        (stream,) = receiver._streams
+        receiver.on_failed(UnknownTaskError("task 2 is gone"))
+        with receiver.lock:  # as a stream that is still open
+            receiver.put(stream.window.arrived([Delivery(1, TaskGroup.of(1, [b"later"]))]))
+        with pytest.raises(UnknownTaskError):
+            await receiver.take_async(0)
 
 
 async def test_an_accepted_subscription_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
