@@ -52,7 +52,7 @@ for version in ${ONLY:-3.11 3.12 3.13 3.14}; do
     fresh=$(mktemp -d)
     "$python" -m venv "$fresh" &&
         "$fresh/bin/python" -m pip install --quiet --disable-pip-version-check "$wheel[service,spark]" &&
-        PAGES_PREFIX=$fresh "$venv/bin/python" -m pytest -q 'tests/spark/test_page.py::test_pasted[README.md-1]' &&
+        PAGES_PREFIX=$fresh "$venv/bin/python" -m pytest -q 'tests/spark/test_page.py::test_pasted[README.md-2]' &&
         passed+=("$version/README") || failed+=("$version/README")
     rm -rf "$fresh"
 done
