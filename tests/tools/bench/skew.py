@@ -1,4 +1,4 @@
-"""Run clients and workers of two commits together: all clients at all workers, which are linked.
+"""Run the clients and workers of two commits together, in all combinations.
 
 Each client sends through each worker to tasks of both. The tasks then move to the other worker, and clients
 of the other commit receive the messages. Exit status: 0 if all messages arrived once and in order.

@@ -52,7 +52,7 @@ def users_table(lines: Iterable[Line]) -> str:
 
 
 def cores_lines() -> Iterator[str]:
-    """Measure what a message costs with more workers, and yield the rate that follows for a core."""
+    """Measure the cost of a message with more workers, and yield the resulting rate of a core."""
     for count in _WORKERS:
         cost = spread(count, _MESSAGES)
         yield (
