@@ -591,8 +591,8 @@ class SinksServicer(object):
 
     def Check(self, request, context):
         """Checks that attempts can be published. Refused are an attempt that is not stored here as it was staged
-        (STAGED_DATA_LOST), and attempts with other messages for a task than it already has of the epoch
-        (STALE_EPOCH).
+        (STAGED_DATA_LOST), and attempts with messages that differ from the messages that a task already has
+        of the epoch (STALE_EPOCH).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
