@@ -18,11 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tuplewire import Client, TaskMessageBatch
+from tuplewire import Client, TaskMessageBatch, Team
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark import ClientHandle, register, releases
@@ -71,7 +72,7 @@ class Smoke:
 
     def run(self) -> None:
         """Run all checks."""
-        functions = [self.functions, self.forgotten_flush, self.foreach_batch, self.topology]
+        functions = [self.functions, self.forgotten_flush, self.foreach_batch, self.team, self.topology]
         if find_spec("pyspark.sql.datasource") is None:  # before 4.0
             self.tell(functions, [self.no_format])
             return
@@ -140,6 +141,19 @@ class Smoke:
         exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102 - our own page
         assert names["received"] == COUNT
         return f"{COUNT} messages, by the page's block"
+
+    def team(self) -> str:
+        """Sum in a Team of the tasks of a barrier stage, through both workers."""
+        address = self.addresses[0]
+
+        def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with Team.of_stage([1, 3], address=address, topology="sparks") as team:
+                total = team.all_reduce(sum(batch.num_rows for batch in batches))
+            yield pa.RecordBatch.from_pydict({"total": [int(total)]})
+
+        rows = self.spark.range(0, COUNT, 1, 2).mapInArrow(count, "total long", barrier=True).collect()
+        assert [row.total for row in rows] == [COUNT, COUNT]
+        return "the same sum in 2 tasks"
 
     def topology(self) -> str:
         """Run rows through a bolt and back, with columns in SQL types; check the traceback of a failure."""
