@@ -1,4 +1,4 @@
-"""All errors that Tuplewire raises.
+"""The errors that all parts of Tuplewire share. The modules for Spark and topologies add their own.
 
 ::
 
