@@ -38,8 +38,8 @@ def spark_application(manifests: str) -> str:
             "type": "Python",
             "pythonVersion": "3",
             "mode": "cluster",
-            "sparkVersion": "4.0.1",
-            "image": "registry.example.com/your-spark:4.0.1",
+            "sparkVersion": "4.3.0",
+            "image": "registry.example.com/your-spark:4.3.0",
             "mainApplicationFile": "local:///opt/your-job/job.py",
             "restartPolicy": {"type": "Never"},
             # The operator hands the templates to Spark itself, with Spark's usual names for the containers.
