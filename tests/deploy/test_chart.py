@@ -24,6 +24,7 @@ from helpers.manifests import (
     container,
     executor,
     helm,
+    rendered,
     selects,
     the,
     validate,
@@ -248,9 +249,10 @@ def test_the_membership_connects_to_what_it_needs() -> None:
 
 
 def test_workers_are_scaled_by_metrics_that_are_there() -> None:
-    """The autoscalers' queries use documented metrics, and workers are removed one at a time."""
+    """The queries use documented metrics of this namespace, and workers are removed one at a time."""
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
-    keda = the(chart(*CHOICES["cluster"]), "ScaledObject")["spec"]
+    sets = (f"--set={each}" for each in CLUSTER)
+    keda = the(rendered("--namespace=team-a", *sets), "ScaledObject")["spec"]
     hpa = the(chart(*CHOICES["hpa"]), "HorizontalPodAutoscaler")["spec"]
     queries = "".join(each["metadata"]["query"] for each in keda["triggers"])
     names = {
@@ -258,6 +260,7 @@ def test_workers_are_scaled_by_metrics_that_are_there() -> None:
         *(each["pods"]["metric"]["name"] for each in hpa["metrics"]),
     }
     assert len(names) == 2
+    assert queries.count('namespace="team-a"') == len(keda["triggers"]), "not those of other teams"
     assert all(f"`{name}`" in page for name in names)
     behaviors = (keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"], hpa["behavior"])
     for behavior in behaviors:
