@@ -26,11 +26,11 @@ from tuplewire.text.events import LogRate, event_logger
 
 logger = event_logger(__name__)
 
-CREDENTIALS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+CREDENTIAL_REFUSALS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 """Refusals of credentials. They may be temporary: two sides do not replace their files at the same time."""
 _QUIET_SECONDS = 1.0
 """The time before an unreachable worker is logged: it may be starting, or the connection may return."""
-FATAL = CREDENTIALS | {
+FINAL_CODES = CREDENTIAL_REFUSALS | {
     "MESSAGE_TOO_LARGE",
     "PROTOCOL_VERSION",
     "STALE_INCARNATION",
@@ -191,9 +191,9 @@ class ReconnectingStream(ABC):
                 await asyncio.sleep(backoff.next())
 
     def _is_retryable(self, error: TuplewireError) -> bool:
-        # Refused credentials are final only before the first admission; see CREDENTIALS.
+        # Refused credentials are final only before the first admission; see CREDENTIAL_REFUSALS.
         if isinstance(error, RefusedError):
-            return error.code not in FATAL or (error.code in CREDENTIALS and self._admitted)
+            return error.code not in FINAL_CODES or (error.code in CREDENTIAL_REFUSALS and self._admitted)
         return isinstance(error, UnreachableError)
 
     async def _stream(self, backoff: Backoff) -> None:
