@@ -25,7 +25,7 @@ _MOST_LOST = 10_000
 """Maximum number of worker numbers that are remembered. Each start of a worker has its own number."""
 
 
-def entered_at(group: TaskGroup, inbound: InboundSession, own: int = 0) -> int:
+def entry_worker_of(group: TaskGroup, inbound: InboundSession, own: int = 0) -> int:
     """Return the number of the worker that accepted these messages from a program; `own` for this worker."""
     return entry_worker(group.forwarded) or inbound.worker_number or own
 
@@ -99,7 +99,7 @@ class Move:
 
     def must_hold(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Return True if messages must wait, see must_wait(), or if earlier ones are waiting."""
-        waiting = self.waiting.get(entered_at(group, inbound, self.own))
+        waiting = self.waiting.get(entry_worker_of(group, inbound, self.own))
         if waiting and waiting[0][0].entry_sequence < group.entry_sequence:
             return True
         return self.must_wait(group, inbound)
@@ -116,7 +116,7 @@ class Move:
         # 1. A message that does not wait has no earlier message on an old route.
         if not (inbound.worker_number or self.own_follow):
             return None
-        worker = entered_at(group, inbound, self.own)
+        worker = entry_worker_of(group, inbound, self.own)
         # 2. A message that follows others never returns to an earlier route, so it arrives.
         went_to = self.histories.setdefault(worker, RouteHistory(self.original)).before(group.entry_sequence)
         for route in self.routes:
@@ -126,12 +126,13 @@ class Move:
 
     def record_route(self, group: TaskGroup, inbound: InboundSession, connection: SendingEnd | None) -> None:
         """Record the destination of messages; None is the local queue."""
-        history = self.histories.setdefault(entered_at(group, inbound, self.own), RouteHistory(self.original))
+        worker = entry_worker_of(group, inbound, self.own)
+        history = self.histories.setdefault(worker, RouteHistory(self.original))
         history.add(group.entry_sequence, group.end - 1, connection)
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Hold messages until take_ready() returns them."""
-        waiting = self.waiting.setdefault(entered_at(group, inbound, self.own), [])
+        waiting = self.waiting.setdefault(entry_worker_of(group, inbound, self.own), [])
         # Returned messages may be older than held ones.
         insort(waiting, (group, inbound), key=lambda held: held[0].entry_sequence)
 
@@ -214,7 +215,7 @@ class Moves:
         2. The task moves: follow the earlier messages, see Move.route_of_predecessors().
         3. The task does not move: no order is required.
         """
-        entered = entered_at(group, inbound, self._own)
+        entered = entry_worker_of(group, inbound, self._own)
         after = self.successors.take(group.task, entered) if self.successors.known else None
         # 1. Only one message: later ones follow it, or wait for it.
         if after is not None and (peer := (after.worker_id, after.address)) != owner:
@@ -325,4 +326,4 @@ class LostWorkers:
 
     def had(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Return True if a lost worker accepted these messages, so that a copy may have arrived earlier."""
-        return entered_at(group, inbound) in self.numbers
+        return entry_worker_of(group, inbound) in self.numbers

@@ -18,7 +18,7 @@ from tuplewire.session.durations import Durations
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.delivery import DeliveryLog
 from tuplewire_service.worker.entry_queue import HeldEntry
-from tuplewire_service.worker.moves import entered_at
+from tuplewire_service.worker.moves import entry_worker_of
 
 _ONE_TIME_SECONDS = 0.001
 """Messages that arrive within this time share one time stamp, which saves memory for single messages."""
@@ -123,7 +123,7 @@ class HeldOfTask(NamedTuple):
                 count = last - sequence + 1
                 if count <= 0:
                     break
-            entered = entered_at(group, each.token, own)
+            entered = entry_worker_of(group, each.token, own)
             # Consecutive groups of an entry worker share a run: a queue may have a million groups.
             if entered == worker and group.entry_sequence == following:
                 messages[-1] += count
