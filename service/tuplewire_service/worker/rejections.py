@@ -37,7 +37,7 @@ _COPY_BYTES = 512
 """Memory for a copy in addition to its payload and headers."""
 
 
-class GrownMessage:
+class GrownInboundSession:
     """The inbound session of a message that grew here. Releases to its sender use the original size."""
 
     __slots__ = ("_grown_bytes", "_inbound", "needs_release_acks", "origin", "sender_id", "worker_number")
@@ -49,7 +49,7 @@ class GrownMessage:
         self._inbound = inbound
         self._grown_bytes = grown_bytes
         # A message may grow with each rejection.
-        self.origin: InboundSession = inbound.origin if isinstance(inbound, GrownMessage) else inbound
+        self.origin: InboundSession = inbound.origin if isinstance(inbound, GrownInboundSession) else inbound
         """The original inbound session."""
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
@@ -164,7 +164,7 @@ class Rejections:
         # 3. Later messages follow it, so the consumer receives its messages in order.
         if each.wait and settles is None:
             grown = copy.size_bytes - group.size_bytes
-            log.replace_oldest(copy, GrownMessage(token, grown) if grown else token)
+            log.replace_oldest(copy, GrownInboundSession(token, grown) if grown else token)
             log.rewind(log.acknowledged)
             queue.held_until = max(queue.held_until, due)
             return None
