@@ -99,7 +99,7 @@ class Arrived:
 
 
 @dataclass(slots=True, eq=False)
-class _Task:
+class _Position:
     epoch: int
     acknowledged: int
     received: int
@@ -153,7 +153,7 @@ class ConsumeWindow:
 
     def __init__(self, tasks: Iterable[int], prefetch_messages: int, prefetch_bytes: int) -> None:
         self._epoch = 0
-        self._tasks: dict[int, _Task] = {}
+        self._tasks: dict[int, _Position] = {}
         self._prefetch_messages = prefetch_messages
         self._prefetch_bytes = prefetch_bytes
         self.moved: dict[int, None] = {}
@@ -171,7 +171,7 @@ class ConsumeWindow:
         """
         self._consumed = tuple(tasks)
         for task in self._consumed:
-            self._tasks.setdefault(task, _Task(0, 0, 0, reported_credit=self._prefetch_messages))
+            self._tasks.setdefault(task, _Position(0, 0, 0, reported_credit=self._prefetch_messages))
 
     def opened(self, worker_incarnation: int, starts: Iterable[tuple[int, int]]) -> None:
         """Continue over a new stream, after the sequences in `starts`: (task, sequence) pairs.
@@ -204,12 +204,12 @@ class ConsumeWindow:
                 self.moved[task] = None  # they no longer use up credit
         self._subscribed.clear()
 
-    def _restart(self, task: int, received: int) -> _Task:
+    def _restart(self, task: int, received: int) -> _Position:
         before = self._tasks[task]
         if before.held_bytes:
             self.moved[task] = None  # the subscribe request reported less credit than there is now
         told = received + self._prefetch_messages
-        self._tasks[task] = state = _Task(self._epoch, received, received, reported_credit=told)
+        self._tasks[task] = state = _Position(self._epoch, received, received, reported_credit=told)
         # The numbers of rejections continue, because the worker applies each number once.
         state.rejected = state.reported_rejections = before.rejected
         return state
@@ -283,7 +283,7 @@ class ConsumeWindow:
             start += count
         return counts
 
-    def _settle(self, state: _Task, delivery: Delivery, start: int, rejected: Sequence[Rejected]) -> None:
+    def _settle(self, state: _Position, delivery: Delivery, start: int, rejected: Sequence[Rejected]) -> None:
         """Acknowledge or reject the messages of one delivery; `start` is the index of the first one."""
         task, first = delivery.group.task, delivery.first_sequence
         for each in rejected:
