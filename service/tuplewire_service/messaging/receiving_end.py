@@ -1,4 +1,4 @@
-"""The receiving end of a session, its current stream, and the leases of a bound server's sessions.
+"""The receiving end of a session, its current stream, and the shares of a bound server's sessions.
 
 A connected sender has a share of every task's queue. After a disconnect it has a few seconds to reconnect,
 then loses the share. Its queued messages reduce the other senders' shares until they are consumed. Its
@@ -120,7 +120,7 @@ class Session:
     """A sender's session; it outlives its streams. Call only from the event loop, except release()."""
 
     def __init__(
-        self, hello: pb.Hello, access: IAccess, epoch: int, leases: Leases, blocked: Counter[int]
+        self, hello: pb.Hello, access: IAccess, epoch: int, sessions: SenderSessions, blocked: Counter[int]
     ) -> None:
         """Start a session. For `blocked`, see CreditBook."""
         self.epoch = epoch
@@ -138,9 +138,9 @@ class Session:
         self.ack_mode = pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED
         # A worker forwards messages that are forwarded again only during a move, which waits for releases.
         self.needs_release_acks = processed or worker
-        limit = leases.settings.session.max_message_bytes
+        limit = sessions.settings.session.max_message_bytes
         credit = CreditBook(
-            leases.shares, max_message_bytes=limit, needs_release_acks=processed, blocked=blocked
+            sessions.shares, max_message_bytes=limit, needs_release_acks=processed, blocked=blocked
         )
         self.state = ReceiveSession(hello.incarnation, credit)
         self.inactive = False
@@ -157,7 +157,7 @@ class Session:
         self.access = access
         """The rights of the client that carries the session now."""
         self._inbounds: dict[int, _Inbound] = {}
-        self._leases = leases
+        self._sessions = sessions
 
     def wake(self) -> None:
         """Wake the writer, because there may be an update for the sender."""
@@ -194,8 +194,8 @@ class Session:
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
         """Release messages. Thread-safe."""
-        leases = self._leases
-        if leases.thread != threading.get_ident() and leases.outside(
+        sessions = self._sessions
+        if sessions.thread != threading.get_ident() and sessions.outside(
             self.release, flow, messages, size_bytes
         ):
             return
@@ -203,13 +203,13 @@ class Session:
             self.wake()
         # Forwarded messages (flow < 0) have no share of the queue: their credit is at the entry worker.
         if self.inactive and flow >= 0:
-            self._leases.release_orphaned(flow, messages, size_bytes)
+            self._sessions.release_orphaned(flow, messages, size_bytes)
 
     def end(self) -> None:
         """Mark the session as not resumable."""
         self.state.credit.disconnect()
         for inbound in self._inbounds.values():
-            inbound.end = self._leases  # queued messages refer to it, and would keep this session in memory
+            inbound.end = self._sessions  # queued messages refer to it, and would keep this session in memory
             inbound.sender_id = ""
         self._inbounds.clear()  # a reference cycle would delay freeing the session
 
@@ -220,7 +220,7 @@ class _Inbound:
     __slots__ = ("_came_by", "end", "needs_release_acks", "sender_id", "worker_number")
 
     def __init__(self, end: Session, came_by: int) -> None:
-        self.end: Session | Leases = end
+        self.end: Session | SenderSessions = end
         self.sender_id = end.sender_id
         self.worker_number, self.needs_release_acks = end.worker_number, end.needs_release_acks
         self._came_by = came_by
@@ -234,7 +234,7 @@ SHARE_SECONDS = 3.0
 """Seconds that a disconnected sender keeps its share. A reconnect takes at most two seconds."""
 
 
-class Leases:
+class SenderSessions:
     """The sessions of one bound server. Call only from the event loop."""
 
     def __init__(self, settings: TransportSettings, on_gone: Callable[[str], None]) -> None:

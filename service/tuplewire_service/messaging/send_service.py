@@ -27,7 +27,7 @@ from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.messaging.base import AcceptedPeers
-from tuplewire_service.messaging.receiving_end import Leases, SendStream, Session
+from tuplewire_service.messaging.receiving_end import SenderSessions, SendStream, Session
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.server_stream import (
     IAccess,
@@ -60,7 +60,7 @@ class SendService(StreamService):
         self.tasks_without_credit: Counter[int] = Counter()
         """Tasks for which a sender has used up its window, longest first."""
         self._ending = False
-        self.leases: Leases = Leases(self.settings, self.reception.forget)
+        self.sender_sessions: SenderSessions = SenderSessions(self.settings, self.reception.forget)
         self._epoch = 0
         self._streams: set[SendStream] = set()
         self._loads: pb.LoadReport = pb.LoadReport()
@@ -153,7 +153,7 @@ class SendService(StreamService):
                     session.stream.end(SequenceGapError("the sender opened another stream for this session"))
                 session.stream = stream
                 session.address = wire.peer
-                self.leases.connected(session)
+                self.sender_sessions.connected(session)
                 self._on_worker_connection(session, connected=True)
                 self._streams.add(stream)
                 await wire.write(self._welcome(session, hello).SerializeToString())
@@ -166,7 +166,7 @@ class SendService(StreamService):
             # A newer stream may have taken the session over.
             if session is not None and session.stream is stream:
                 session.stream = None
-                if self.leases.disconnected(session):
+                if self.sender_sessions.disconnected(session):
                     self._on_worker_connection(session, connected=False)
 
     def _on_worker_connection(self, session: Session, *, connected: bool) -> None:
@@ -194,7 +194,7 @@ class SendService(StreamService):
             raise error
         if intake > self.intake:
             raise DrainingError("the worker is draining; connect again later, or to another one")
-        session = self.leases.get((access.owner, hello.sender_id))
+        session = self.sender_sessions.get((access.owner, hello.sender_id))
         if session is not None and session.state.incarnation > hello.incarnation:
             raise StaleIncarnationError(
                 f"sender {hello.sender_id!r}: incarnation {session.state.incarnation} has taken over "
@@ -214,12 +214,12 @@ class SendService(StreamService):
             # A new session, or the sender remembers another one: it starts over.
             if session is not None and session.stream is not None:
                 session.stream.end(SequenceGapError("the sender has started this session over"))
-            self.leases.forget((access.owner, hello.sender_id))
+            self.sender_sessions.forget((access.owner, hello.sender_id))
             # The clock makes it unique across restarts of this worker.
             self._epoch = max(self._epoch + 1, time.time_ns())
-            session = Session(hello, access, self._epoch, self.leases, self.tasks_without_credit)
+            session = Session(hello, access, self._epoch, self.sender_sessions, self.tasks_without_credit)
             session.departed_before = self._departed
-            self.leases.add(session)
+            self.sender_sessions.add(session)
         # Each stream has its own rights, because tokens and rules may have changed.
         session.access = access
         return session
@@ -303,8 +303,8 @@ class SendService(StreamService):
                 if session.worker_number and request.goodbye.departures:
                     self.reception.callback.on_workers_departed(request.goodbye.departures)
                 # A newer incarnation may have replaced the session.
-                if self.leases.get(session.key) is session:
-                    self.leases.forget(session.key)
+                if self.sender_sessions.get(session.key) is session:
+                    self.sender_sessions.forget(session.key)
                 return
             if kind == "watch_releases":
                 session.state.credit.watch_releases(request.watch_releases.tasks)

@@ -134,7 +134,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
 
     def add_to(self, status: GetStatusResponse) -> None:
         """Add the counts to a worker's status."""
-        self.senders.leases.add_to(status)
+        self.senders.sender_sessions.add_to(status)
         self._reception.add_to(status)
         status.pending_handshakes += len(self._silent)
         for code, count in list(self._refused_streams.items()):

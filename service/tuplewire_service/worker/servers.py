@@ -97,7 +97,7 @@ class Servers:
 
     def sessions(self) -> list[pb.SessionStatus]:
         """Return the sessions of all servers, by descending number of outstanding messages."""
-        found = [each for server in self.bound for each in server.senders.leases.sessions()]
+        found = [each for server in self.bound for each in server.senders.sender_sessions.sessions()]
         return sorted(found, key=attrgetter("outstanding_messages", "messages"), reverse=True)
 
     async def close(self) -> None:
