@@ -24,7 +24,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.messaging.streamed_transport import StreamedContext
-from tuplewire_service.worker.departures import OfEntry
+from tuplewire_service.worker.departures import TaskAndEntry
 
 logger = event_logger(__name__)
 
@@ -190,7 +190,7 @@ class Connections:
         if self._closing:
             await asyncio.gather(*self._closing)
 
-    def unreleased(self) -> Iterator[tuple[Peer, int, Mapping[OfEntry, int]]]:
+    def unreleased(self) -> Iterator[tuple[Peer, int, Mapping[TaskAndEntry, int]]]:
         """Yield each worker, its incarnation, and its unreleased messages; see SendWindow.unreleased()."""
         for peer, connection in self._connections.items():
             window = connection.window

@@ -14,7 +14,7 @@ from tuplewire.wire import messaging_pb2 as pb
 
 _MOST_REMEMBERED = 1000
 """The number of departures that are stored. The oldest one is removed first."""
-OfEntry = tuple[int, int]
+TaskAndEntry = tuple[int, int]
 """A task and the number of an entry worker: the messages to this task that this worker accepted."""
 
 
@@ -26,7 +26,7 @@ class Successor(NamedTuple):
     incarnation: int
 
 
-def successors_to_wire(successors: Mapping[OfEntry, Successor]) -> Iterable[pb.Successor]:
+def successors_to_wire(successors: Mapping[TaskAndEntry, Successor]) -> Iterable[pb.Successor]:
     """Return the successors for a Departure, each once, with all its tasks."""
     found: dict[Successor, pb.Successor] = {}
     for (task, entry_worker), each in successors.items():
@@ -37,7 +37,7 @@ def successors_to_wire(successors: Mapping[OfEntry, Successor]) -> Iterable[pb.S
     return found.values()
 
 
-def successors_of(departure: pb.Departure) -> dict[OfEntry, Successor]:
+def successors_of(departure: pb.Departure) -> dict[TaskAndEntry, Successor]:
     """Return the workers that hold messages which a worker forwarded and which are not processed."""
     return {
         key: Successor(each.worker_id, each.address, each.incarnation)

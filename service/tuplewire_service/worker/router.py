@@ -33,7 +33,7 @@ from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import GIVE_UP_SECONDS, Connections, Peer
 from tuplewire_service.worker.delivery import Acknowledged, release
-from tuplewire_service.worker.departures import Departures, OfEntry, Successor, successors_to_wire
+from tuplewire_service.worker.departures import Departures, Successor, TaskAndEntry, successors_to_wire
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
 from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
@@ -376,7 +376,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Number of tasks in a move: some of their messages are on an old route, or wait for it to empty."""
         return len(self._moves)
 
-    def _successors(self) -> Mapping[OfEntry, Successor]:
+    def _successors(self) -> Mapping[TaskAndEntry, Successor]:
         return self._moves.successors.snapshot_at_shutdown(self.connections.unreleased())
 
     @property

@@ -11,7 +11,7 @@ from functools import cache
 
 from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.worker.connections import Peer
-from tuplewire_service.worker.departures import Departures, OfEntry, Successor, successors_of
+from tuplewire_service.worker.departures import Departures, Successor, TaskAndEntry, successors_of
 
 
 class Successors:
@@ -23,10 +23,10 @@ class Successors:
     def __init__(self, own: int, incarnation: int) -> None:
         self._own = own
         self._incarnation = incarnation
-        self.known: dict[OfEntry, Successor] = {}
+        self.known: dict[TaskAndEntry, Successor] = {}
 
     def add_departures(
-        self, heard: Iterable[Departure], unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
+        self, heard: Iterable[Departure], unreleased: Iterable[tuple[Peer, int, Mapping[TaskAndEntry, int]]]
     ) -> None:
         """Add departed workers, including workers to which others had forwarded messages of this worker.
 
@@ -39,14 +39,14 @@ class Successors:
                 self.known[key] = successors[key]
 
     def refresh(
-        self, departures: Departures, unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
+        self, departures: Departures, unreleased: Iterable[tuple[Peer, int, Mapping[TaskAndEntry, int]]]
     ) -> None:
         """Add departed workers, before their messages count as released; see Connections.unreleased()."""
         for each in unreleased:
             self.add_departures(departures.of([each[1]]), [each])
 
         @cache  # many tasks have the same successor
-        def successors_after(incarnation: int) -> Mapping[OfEntry, Successor] | None:
+        def successors_after(incarnation: int) -> Mapping[TaskAndEntry, Successor] | None:
             return next(map(successors_of, departures.of([incarnation])), None)
 
         for key in list(self.known):
@@ -69,10 +69,10 @@ class Successors:
         return self.known.pop((task, entry_worker), None)
 
     def snapshot_at_shutdown(
-        self, unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
-    ) -> dict[OfEntry, Successor]:
+        self, unreleased: Iterable[tuple[Peer, int, Mapping[TaskAndEntry, int]]]
+    ) -> dict[TaskAndEntry, Successor]:
         """Return the workers that hold unreleased messages of this worker, for its departure notice."""
-        last: dict[OfEntry, int] = {}
+        last: dict[TaskAndEntry, int] = {}
         found = dict(self.known)
         for (worker_id, address), incarnation, keys in unreleased:
             for (task, entry_worker), entry_sequence in keys.items():
