@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TRANSPORT_KEY = "storm.messaging.transport"
 DEFAULT_TRANSPORT = "grpc"
 ENTRY_POINT_GROUP = "tuplewire.transports"
-_ROOMS = tuple(f"{KEY_PREFIX}{room}." for room in ("transport", "session"))
+_PREFIXES = tuple(f"{KEY_PREFIX}{part}." for part in ("transport", "session"))
 """Prefixes of settings that every transport accepts."""
 
 
@@ -42,12 +42,12 @@ class TransportFactory:
         prepared one. Raises ConfigError for an unknown name, and for a key under `tuplewire.` of no installed
         transport. The transport checks its own keys.
         """
-        others = [key for key in conf if str(key).startswith(KEY_PREFIX) and not key.startswith(_ROOMS)]
+        others = [key for key in conf if str(key).startswith(KEY_PREFIX) and not key.startswith(_PREFIXES)]
         if others:  # listing the installed transports is slow
-            rooms = (*_ROOMS, *(f"{KEY_PREFIX}{name}." for name in TransportFactory.known()))
+            prefixes = (*_PREFIXES, *(f"{KEY_PREFIX}{name}." for name in TransportFactory.known()))
             for key in others:
-                if not key.startswith(rooms):
-                    raise unknown(f"setting {key!r}", key, [f"{room}*" for room in rooms])
+                if not key.startswith(prefixes):
+                    raise unknown(f"setting {key!r}", key, [f"{prefix}*" for prefix in prefixes])
         name = conf.get(TRANSPORT_KEY)
         name = DEFAULT_TRANSPORT if name is None else name
         if not isinstance(name, str):

@@ -27,7 +27,7 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = event_logger(__name__)
 
-_ROOM = 0.5
+_ACCEPT_AGAIN_SHARE = 0.5
 """Share of their limit to which the copies of a task must fall before new ones are accepted again."""
 _TURN_COPIES = 100
 """Maximum number of copies sent in one turn of the event loop, so that other sessions are not delayed."""
@@ -238,7 +238,7 @@ class Rejections:
         room = self._rooms[task]
         room.messages -= messages
         room.size_bytes -= size_bytes
-        if room.full and self._used(room) <= _ROOM:
+        if room.full and self._used(room) <= _ACCEPT_AGAIN_SHARE:
             room.full = False
             room.give_back()
         if not room.messages:
