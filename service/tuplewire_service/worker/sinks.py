@@ -23,7 +23,7 @@ from tuplewire_service.worker.connections import Peer
 from tuplewire_service.worker.publications import Chosen, Publications
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.stage_file import StageFiles
-from tuplewire_service.worker.staging import AttemptName, Room, Sink, Stage, StagedGroup, Staging
+from tuplewire_service.worker.staging import AttemptName, Placement, Sink, Stage, StagedGroup, Staging
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = event_logger(__name__)
@@ -79,14 +79,14 @@ class Sinks:
         for group in groups:
             if not self._router.holder_known(group.task):
                 raise self._router.table.not_here(group.task)
-        room, stage = self.staging.admit(sink, epoch, name, piece, groups, time.monotonic())
-        if room is Room.NONE:
+        placement, stage = self.staging.admit(sink, epoch, name, piece, groups, time.monotonic())
+        if placement is Placement.NO_SPACE:
             held = f"{self.staging.memory_bytes} bytes in memory and {self.staging.disk_bytes} in files"
             if self._log_rate.due(sink):
                 extra = {"sink": sink[1], "epoch": epoch, "partition": name.partition, "staged": held}
                 logger.warning("staging.full", extra=extra)
             return f"room for what is staged: {held} are"
-        if room is Room.DISK:
+        if placement is Placement.DISK:
             # A cancelled request must not leave the write unaccounted for.
             write = asyncio.create_task(self._write(sink, stage, groups))
             await asyncio.shield(write)

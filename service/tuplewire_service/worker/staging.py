@@ -47,14 +47,14 @@ class AttemptName(NamedTuple):
     pieces: int
 
 
-class Room(enum.Enum):
-    """The place for a piece."""
+class Placement(enum.Enum):
+    """The decision about a piece: where it is stored, or why it is not."""
 
     MEMORY = "memory"
     DISK = "disk"
-    NONE = "none"
+    NO_SPACE = "no space"
     """There is no space now."""
-    THERE = "there"
+    STAGED = "staged"
     """The piece is already staged."""
 
 
@@ -140,8 +140,8 @@ class Staging:
 
     def admit(
         self, sink: Sink, epoch: int, name: AttemptName, piece: int, groups: Sequence[TaskGroup], now: float
-    ) -> tuple[Room, Stage]:
-        """Reserve space for a piece, at `now` seconds of any clock. After Room.DISK, call written().
+    ) -> tuple[Placement, Stage]:
+        """Reserve space for a piece, at `now` seconds of any clock. After Placement.DISK, call written().
 
         Raises SequenceGapError if earlier pieces are missing, StaleEpochError if the sink has a later epoch,
         EpochTooLargeError if the piece can never fit, and ResourceLimitError if others wait for space.
@@ -163,7 +163,7 @@ class Staging:
         piece: int,
         groups: Sequence[TaskGroup],
         now: float,
-    ) -> tuple[Room, Stage]:
+    ) -> tuple[Placement, Stage]:
         """Find a place for a piece.
 
         1. The attempt starts, or starts again: it gets a new stage.
@@ -182,10 +182,10 @@ class Staging:
         state.touched = stage.touched = now
         # 2. The caller retries, so the pieces of an attempt stay in order.
         if stage.writing:
-            return Room.NONE, stage
+            return Placement.NO_SPACE, stage
         # 3. Its response was lost.
         if piece == stage.pieces - 1:
-            return Room.THERE, stage
+            return Placement.STAGED, stage
         # 4. A restarted worker has lost its staged messages.
         if piece != stage.pieces:
             raise SequenceGapError(
@@ -194,25 +194,25 @@ class Staging:
                 "attempt; run the Spark task again"
             )
         size = sum(map(wire_bytes, groups))
-        room = self._room(size, len(groups), self.memory_bytes, self.disk_bytes)
-        if room is Room.NONE:
+        placement = self._placement(size, len(groups), self.memory_bytes, self.disk_bytes)
+        if placement is Placement.NO_SPACE:
             self._make_room(now)
-            room = self._room(size, len(groups), self.memory_bytes, self.disk_bytes)
+            placement = self._placement(size, len(groups), self.memory_bytes, self.disk_bytes)
         # 5. An error here would stop a Spark task that only has to wait; see docs/design/sinks.md.
-        if room is Room.NONE:
+        if placement is Placement.NO_SPACE:
             self.waits += 1
             state.waits_since = now if state.waits_since is None else state.waits_since
             self._check_feasible(sink, state, stage, (size, len(groups)))
-            return room, stage
+            return placement, stage
         state.waits_since = None
         # 6. A piece in the file counts as staged once a thread has written it; see written().
-        if room is Room.DISK:
+        if placement is Placement.DISK:
             stage.writing = True
             self._grow(stage, _ENTRY_BYTES * len(groups), size)
         else:
             self._grow(stage, size, 0)
             self._keep(stage, [StagedGroup.of(stage, group) for group in groups])
-        return room, stage
+        return placement, stage
 
     def written(self, stage: Stage, groups: Sequence[StagedGroup]) -> bool:
         """Record the places of a piece's groups in the file; return False if the stage was dropped."""
@@ -330,13 +330,13 @@ class Staging:
         self.disk_bytes -= stage.disk_bytes
         stage.close()
 
-    def _room(self, size: int, groups: int, memory: int, disk: int) -> Room:
+    def _placement(self, size: int, groups: int, memory: int, disk: int) -> Placement:
         """Return the place for a piece, for the given usage of memory and files."""
         # Messages cannot fill all the memory: the index of the file must be in memory, too.
         if memory + size <= self._most_memory - self._most_memory // _INDEX_SHARE:
-            return Room.MEMORY
+            return Placement.MEMORY
         fits = disk + size <= self._most_disk and memory + _ENTRY_BYTES * groups <= self._most_memory
-        return Room.DISK if fits else Room.NONE
+        return Placement.DISK if fits else Placement.NO_SPACE
 
     def _make_room(self, now: float) -> None:
         """Drop idle attempts of partitions that have a newer attempt."""
@@ -358,7 +358,7 @@ class Staging:
         error: type[TuplewireError] = EpochTooLargeError
         why = f"of more than {memory + disk} bytes"
         # It fits alone, so waiting helps, unless epochs that also wait hold all space.
-        if self._room(*piece, memory, disk) is not Room.NONE:
+        if self._placement(*piece, memory, disk) is not Placement.NO_SPACE:
             if not self._is_stuck(state):
                 return
             # The others can continue without this attempt.

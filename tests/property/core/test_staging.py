@@ -10,7 +10,7 @@ from tuplewire.errors import EpochTooLargeError, ResourceLimitError, SequenceGap
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.publications import Publications
 from tuplewire_service.worker.stage_file import StageFile
-from tuplewire_service.worker.staging import AttemptName, Room, StagedGroup, Staging
+from tuplewire_service.worker.staging import AttemptName, Placement, StagedGroup, Staging
 
 PARTITIONS = 2
 TASKS = 4
@@ -87,17 +87,17 @@ class Sink(RuleBasedStateMachine):
         self.now += seconds
         what = SINK, self.epoch, AttemptName(partition, name, 0, 0), piece, [group], self.now
         try:
-            room, stage = self.staging.admit(*what)
+            placement, stage = self.staging.admit(*what)
         except (SequenceGapError, EpochTooLargeError, ResourceLimitError):
             del self.under_way[name]  # its epoch was published, or it was removed for another one
             self.staging.discard(SINK, self.epoch, name)
             return
-        if room is Room.DISK:
+        if placement is Placement.DISK:
             stage.file = File()
             kept = StagedGroup.of(stage, group, (len(self.disk), 1))
             self.disk.append(group)
             assert self.staging.written(stage, [kept])
-        if room in {Room.MEMORY, Room.DISK}:
+        if placement in {Placement.MEMORY, Placement.DISK}:
             pieces += 1
         self.under_way[name] = (partition, pieces)
         if pieces == len(rows(self.epoch, partition)):

@@ -19,7 +19,7 @@ from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker import stage_file
 from tuplewire_service.worker.stage_file import StageFile, StageFiles
-from tuplewire_service.worker.staging import IDLE_SECONDS, AttemptName, Room, Stage, StagedGroup, Staging
+from tuplewire_service.worker.staging import IDLE_SECONDS, AttemptName, Placement, Stage, StagedGroup, Staging
 
 SINK, OTHER = ("me", "s"), ("me", "other")
 
@@ -46,21 +46,21 @@ def name(partition: int, attempt: str, messages: int = 0, pieces: int = 0) -> At
 
 def stage(
     state: Staging, attempt: str, *groups: TaskGroup, epoch: int = 1, piece: int = 0, now: float = 0.0
-) -> Room:
+) -> Placement:
     """Stage a piece; an attempt such as `0a` starts with its partition."""
     return staged(state, attempt, *groups, epoch=epoch, piece=piece, now=now)[0]
 
 
 def staged(
     state: Staging, attempt: str, *groups: TaskGroup, epoch: int = 1, piece: int = 0, now: float = 0.0
-) -> tuple[Room, Stage]:
+) -> tuple[Placement, Stage]:
     """Stage a piece; on disk, it is written immediately."""
     partition = int(attempt[0])
-    room, kept = state.admit(SINK, epoch, name(partition, attempt), piece, groups, now)
-    if room is Room.DISK:
+    placement, kept = state.admit(SINK, epoch, name(partition, attempt), piece, groups, now)
+    if placement is Placement.DISK:
         kept.file = kept.file or File()
         state.written(kept, [StagedGroup.of(kept, each, (0, 1)) for each in groups])
-    return room, kept
+    return placement, kept
 
 
 def tasks(stages: list[Stage]) -> list[list[int]]:
@@ -109,13 +109,13 @@ def test_pieces_follow_each_other() -> None:
     with pytest.raises(SequenceGapError, match="run the Spark task again"):
         stage(state, "0a", group(1), piece=1)
     assert not state.has(SINK, 1)
-    assert stage(state, "0a", group(1)) is Room.MEMORY
+    assert stage(state, "0a", group(1)) is Placement.MEMORY
     assert [state.has(SINK, epoch) for epoch in (1, 2)] == [True, False]
-    assert stage(state, "0a", group(2), piece=1) is Room.MEMORY
-    assert stage(state, "0a", group(2), piece=1) is Room.THERE
+    assert stage(state, "0a", group(2), piece=1) is Placement.MEMORY
+    assert stage(state, "0a", group(2), piece=1) is Placement.STAGED
     with pytest.raises(SequenceGapError):
         stage(state, "0a", group(2), piece=3)
-    assert stage(state, "0a", group(7)) is Room.MEMORY
+    assert stage(state, "0a", group(7)) is Placement.MEMORY
     assert tasks(state.choose(SINK, 1, [name(0, "0a", 1, 1)])) == [[7]]
 
 
@@ -135,9 +135,9 @@ def test_beyond_memory_it_goes_to_disk() -> None:
     size = wire_bytes(group(1, 1000))
     state = Staging(4 * size, 2 * size, 60)
     rooms = [stage(state, "0a", group(1, 1000), piece=piece) for piece in range(3)]
-    assert rooms == [Room.MEMORY] * 3  # a quarter is reserved for the index
+    assert rooms == [Placement.MEMORY] * 3  # a quarter is reserved for the index
     _, kept = staged(state, "0a", group(1, 1000), piece=3)
-    assert stage(state, "0a", group(1, 1000), piece=4) is Room.DISK
+    assert stage(state, "0a", group(1, 1000), piece=4) is Placement.DISK
     assert (state.disk_bytes, state.waits) == (2 * size, 0)
     chosen = state.choose(SINK, 1, [name(0, "0a", 5, 5)])
     file = kept.file
@@ -153,8 +153,8 @@ def test_an_epoch_that_never_fits_is_refused() -> None:
     """An epoch waits while others use the space; one that can never fit is refused immediately."""
     state = Staging(1000, 1000, 60)
     state.admit(OTHER, 1, name(0, "0x"), 0, [group(1, 600)], 0.0)
-    assert stage(state, "0a", group(1, 600)) is Room.DISK
-    assert stage(state, "0a", group(1, 400), piece=1) is Room.NONE
+    assert stage(state, "0a", group(1, 600)) is Placement.DISK
+    assert stage(state, "0a", group(1, 400), piece=1) is Placement.NO_SPACE
     assert state.waits == 1
     with pytest.raises(EpochTooLargeError, match="raise its staging-disk-bytes"):
         stage(state, "0a", group(1, 1200), piece=1)
@@ -164,7 +164,7 @@ def test_an_attempt_is_measured_with_its_own_pieces() -> None:
     """An oversize attempt is refused even if a later attempt of its partition is small."""
     state = Staging(4000, 1, 60)
     stage(state, "0a", group(1, 2000))
-    assert stage(state, "0b", group(1, 100), now=1.0) is Room.MEMORY
+    assert stage(state, "0b", group(1, 100), now=1.0) is Placement.MEMORY
     with pytest.raises(EpochTooLargeError):
         stage(state, "0a", group(1, 2000), piece=1, now=2.0)
 
@@ -173,18 +173,18 @@ def test_an_attempt_that_is_given_up_makes_room() -> None:
     """An idle attempt is dropped when another attempt of its partition needs the space."""
     state = Staging(1000, 1, 60)
     stage(state, "0a", group(1, 600))
-    assert stage(state, "0b", group(1, 600), now=1.0) is Room.NONE
-    assert stage(state, "0b", group(1, 600), now=IDLE_SECONDS) is Room.NONE
-    assert stage(state, "0b", group(1, 600), now=IDLE_SECONDS + 1) is Room.MEMORY
+    assert stage(state, "0b", group(1, 600), now=1.0) is Placement.NO_SPACE
+    assert stage(state, "0b", group(1, 600), now=IDLE_SECONDS) is Placement.NO_SPACE
+    assert stage(state, "0b", group(1, 600), now=IDLE_SECONDS + 1) is Placement.MEMORY
     with pytest.raises(StagedDataLostError):
         state.choose(SINK, 1, [name(0, "0a", 1, 1)])
 
 
-def both(state: Staging, now: float) -> list[Room]:
+def both(state: Staging, now: float) -> list[Placement]:
     """Stage a second piece of two sinks that have space for one piece each."""
     first = stage(state, "0a", group(1, 700), piece=1, now=now)
-    room, _ = state.admit(OTHER, 1, name(0, "0x"), 1, [group(1, 700)], now)
-    return [first, room]
+    second, _ = state.admit(OTHER, 1, name(0, "0x"), 1, [group(1, 700)], now)
+    return [first, second]
 
 
 def test_sinks_that_wait_for_each_other_are_told() -> None:
@@ -192,11 +192,11 @@ def test_sinks_that_wait_for_each_other_are_told() -> None:
     state = Staging(2000, 1, 600)
     stage(state, "0a", group(1, 600))
     state.admit(OTHER, 1, name(0, "0x"), 0, [group(1, 600)], 1.0)
-    assert both(state, 2.0) == [Room.NONE] * 2
+    assert both(state, 2.0) == [Placement.NO_SPACE] * 2
     with pytest.raises(ResourceLimitError, match="with the epochs of other sinks"):
         both(state, IDLE_SECONDS + 2.0)
     state.discard(OTHER, 1, "0x")
-    assert stage(state, "0a", group(1, 700), piece=1, now=IDLE_SECONDS + 3.0) is Room.MEMORY
+    assert stage(state, "0a", group(1, 700), piece=1, now=IDLE_SECONDS + 3.0) is Placement.MEMORY
 
 
 def test_sinks_wait_while_a_chosen_epoch_is_on_its_way() -> None:
@@ -207,8 +207,8 @@ def test_sinks_wait_while_a_chosen_epoch_is_on_its_way() -> None:
     (kept,) = state.choose(chosen, 1, [name(0, "0c", 1, 1)])
     stage(state, "0a", group(1, 600))
     state.admit(OTHER, 1, name(0, "0x"), 0, [group(1, 600)], 1.0)
-    assert both(state, 2.0) == [Room.NONE] * 2
-    assert both(state, IDLE_SECONDS + 2.0) == [Room.NONE] * 2
+    assert both(state, 2.0) == [Placement.NO_SPACE] * 2
+    assert both(state, IDLE_SECONDS + 2.0) == [Placement.NO_SPACE] * 2
     for each in kept.groups:
         state.free(each)
     with pytest.raises(ResourceLimitError):
@@ -228,10 +228,10 @@ def test_what_nobody_touches_goes() -> None:
 def test_a_file_is_closed_once_nobody_writes_to_it(*, fails: bool) -> None:
     """A dropped stage closes its file after the current write, even if the write fails."""
     state = Staging(600, 10_000, 60)
-    room, kept = state.admit(SINK, 1, name(0, "0a"), 0, [group(1, 600)], 0.0)
+    placement, kept = state.admit(SINK, 1, name(0, "0a"), 0, [group(1, 600)], 0.0)
     file = kept.file = File()
-    assert (room, kept.writing) == (Room.DISK, True)
-    assert stage(state, "0a", group(1, 600)) is Room.NONE  # a retry, because the response was late
+    assert (placement, kept.writing) == (Placement.DISK, True)
+    assert stage(state, "0a", group(1, 600)) is Placement.NO_SPACE  # a retry, because the response was late
     state.discard(SINK, 1, "0a")
     seen = [file.closed]
     if fails:
