@@ -167,7 +167,7 @@ class ControlChannel:
     _thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
-        self._thread = threading.Thread(target=self._main, name="tuplewire control", daemon=True)
+        self._thread = threading.Thread(target=self._main, name="tuplewire-topology-control", daemon=True)
         self._thread.start()
 
     def _main(self) -> None:

@@ -216,7 +216,7 @@ class ProgramReporter:
         self._failed = False
         self._ended = threading.Event()
         self._log_rate = LogRate()
-        self._thread = threading.Thread(target=self._main, name="tuplewire reporter", daemon=True)
+        self._thread = threading.Thread(target=self._main, name="tuplewire-topology-reporter", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
