@@ -56,18 +56,27 @@ def _parser() -> argparse.ArgumentParser:
     kinds = parser.add_subparsers(required=True)
 
     def add(
-        name: str, target: str, module: ModuleType, build: Build, seed: int | None = None, **defaults: Any
+        name: str,
+        target: str,
+        module: ModuleType,
+        build: Build,
+        *,
+        seeded: bool = True,
+        seed: int | None = None,
+        **defaults: Any,
     ) -> None:
+        effect = "The same seed gives the same plan. " if seeded else ""
         each = kinds.add_parser(
             name,
             prog=f"make {target}",
             description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            epilog="The same seed gives the same plan. The effect of an action also depends on timing.",
+            epilog=f"{effect}The effect of an action also depends on timing.",
         )
         each.set_defaults(build=build, again=f"make {target}")
-        told = "another one each time" if seed is None else seed
-        each.add_argument("--seed", type=int, default=seed, help=f"seed of the plan (default: {told})")
+        if seeded:
+            told = "another one each time" if seed is None else seed
+            each.add_argument("--seed", type=int, default=seed, help=f"seed of the plan (default: {told})")
         each.add_argument("--plan", action="store_true", help="print the plan, and start nothing")
         for option, default in defaults.items():
             flag, about = f"--{option.replace('_', '-')}", f"{_HELP[option]} (default: {default})"
@@ -96,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         "soak PART=rolling",
         rolling,
         lambda given, at: rolling.RollingRestarts(given.restarts, given.drain_seconds, directory=at),
+        seeded=False,  # its plan is always the same
         restarts=100,
         drain_seconds=10.0,
     )
@@ -106,7 +116,8 @@ def main() -> int:
     """Run the campaign of the command line, and print its report."""
     arguments = _parser().parse_args()
     words = sys.argv[2:]
-    if arguments.seed is None:
+    seeded = "seed" in arguments
+    if seeded and arguments.seed is None:
         arguments.seed = time.time_ns() % 1_000_000
         words.append(f"--seed={arguments.seed}")
     if arguments.plan:
@@ -115,7 +126,8 @@ def main() -> int:
         return 0
     directory = Path(tempfile.mkdtemp(prefix="tuplewire-campaign-"))
     campaign: Campaign = arguments.build(arguments, directory)
-    print(f"seed {arguments.seed}; journals and logs in {directory}", flush=True)
+    told = f"seed {arguments.seed}; " if seeded else ""
+    print(f"{told}journals and logs in {directory}", flush=True)
     campaign.run()
     print("\n".join(campaign.report()))
     for fault in campaign.faults:

@@ -23,7 +23,7 @@ def _chaos(seed: int, seconds: float) -> WorkerChaos:
 
 
 def test_the_same_seed_gives_the_same_faults() -> None:
-    """The same seed repeats a run, and another seed changes it; every kind occurs before any repeats."""
+    """The same seed repeats the plan, and another changes it; every kind occurs before any repeats."""
     first = list(_chaos(SEED, 300).plan())
     weights = WorkerChaos.weights
     assert list(_chaos(SEED, 300).plan()) == first
