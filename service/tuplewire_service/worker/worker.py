@@ -215,7 +215,7 @@ class Worker:
         return "" if self.program is None else self.program.not_ready
 
     async def drain(self, deadline_seconds: float) -> LedgerSnapshot:
-        """Refuse new messages, deliver or forward held ones, close, and return the ledger.
+        """Refuse new messages step by step, deliver or forward held ones, close, and return the ledger.
 
         0. If a membership polls this worker, it moves the tasks to other workers. All may still send.
         1. Moves, forwarded messages and staged messages of sinks get at most half of the time. Only workers
