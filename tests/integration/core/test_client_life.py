@@ -95,6 +95,11 @@ for _ in range(3):
         code = 1
         try:
             assert client.ledger().accepted == 0, "the parent's count"
+            try:
+                next(subscription)
+                raise AssertionError("the parent's subscription")
+            except ClosedError:
+                pass
             client.send(childs, b"child")
             client.flush(10)
             with client.recv([childs], timeout=10) as inbox:
