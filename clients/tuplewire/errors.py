@@ -27,13 +27,12 @@
     │   ├── TeamMismatchError       a rank has made another call, or has left
     │   └── TeamChangedError        another process has joined with a rank of the team
     └── RefusedError            the peer refused the request; `code` names the reason
-        ├── ProtocolVersionError    WrongTopologyError      StaleIncarnationError
-        ├── StaleAssignmentError    UnknownTaskError        TaskNotLocalError
-        ├── SequenceGapError        CreditExceededError     DrainingError
-        ├── UnauthenticatedError    PermissionDeniedError   WrongWorkerError
-        ├── TooManyHopsError        StaleEpochError         StagedDataLostError
-        ├── EpochTooLargeError      UnknownRunError
-        └── SupersededError         ResourceLimitError      RefusedMessagesError (several)
+        ├── ProtocolVersionError    ProtocolError           WrongTopologyError      StaleIncarnationError
+        ├── StaleAssignmentError    UnknownTaskError        TaskNotLocalError       WrongWorkerError
+        ├── NotReadyError           DrainingError           UnauthenticatedError    PermissionDeniedError
+        ├── SequenceGapError        CreditExceededError     PayloadTooLargeError    ResourceLimitError
+        ├── SupersededError         TooManyHopsError        StaleEpochError         StagedDataLostError
+        └── EpochTooLargeError      UnknownRunError         RefusedMessagesError (several)
 
 Users: all parts, and programs that handle errors. RefusedError and its subclasses correspond to the wire's
 ErrorCode. Owns the table of error codes. Thread-safe.

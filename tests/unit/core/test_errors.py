@@ -54,8 +54,9 @@ def test_every_code_has_a_class() -> None:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_tree(kind: type) -> None:
-    """Every error in tuplewire.errors is a TuplewireError with a docstring."""
+    """Every error in tuplewire.errors is a TuplewireError with a docstring, and in the tree of the module."""
     assert issubclass(kind, TuplewireError)
+    assert kind.__name__ in str(errors.__doc__)
     assert kind.__doc__
     if kind in {ConfigError, MessageError}:  # they report mistakes of the caller
         assert issubclass(kind, ValueError)
