@@ -36,7 +36,6 @@
 
 Users: all parts, and programs that handle errors. RefusedError and its subclasses correspond to the wire's
 ErrorCode. Owns the table of error codes. Thread-safe.
-
 Design: docs/design/sessions.md ("Refusals and the ledger").
 """
 

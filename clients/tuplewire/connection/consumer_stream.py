@@ -1,7 +1,8 @@
 """A consuming session with one worker: it reads messages, reports acknowledgements, and reconnects.
 
 Used by receiver.py, which has one for each worker that owns some of its tasks. Owns the consume window and
-the stream. Call only from the event loop, except acknowledge(). Design: docs/design/sessions.md.
+the stream. Call only from the event loop, except acknowledge().
+Design: docs/design/moves.md ("Subscriptions follow tasks"); docs/design/sessions.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ One thread (or coroutine) at a time takes batches and acknowledges them. The exe
 batches from the loop instead (Push). With OtherWorkers, it finds the workers of its tasks, and follows them.
 Used by clients, their subscriptions, task_states.py and the dead-letter command. Owns the buffer, which the
 prefetch settings bound, and a stream to each worker (consumer_stream.py). Thread-safe, except the methods for
-the loop. Design: docs/design/sessions.md.
+the loop. Design: docs/design/moves.md ("Subscriptions follow tasks").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The workers of tasks, by the last assignment. Not thread-safe. Design: docs/design/readers.md."""
+"""The workers of tasks, by the last assignment. Not thread-safe. Design: docs/design/moves.md."""
 
 from __future__ import annotations
 
