@@ -205,11 +205,8 @@ def fate(message_id: Any, *, processed: bool) -> Tuple:
 
 @dataclass(frozen=True, slots=True)
 class AddressedTuples:
-    """Tuples for one task, in order. Source: Storm's `AddressedTuple`, as a column.
-
-    The executor calls `done`, if any, in its own thread after processing all tuples.
-    """
+    """Tuples for one task, in order. Source: Storm's `AddressedTuple`, as a column."""
 
     task: int
     tuples: Sequence[Tuple]
-    done: Callable[[], None] | None = None
+    done: Callable[[], None] | None = None  # called in the executor's thread once all are processed

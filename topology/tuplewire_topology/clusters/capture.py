@@ -21,10 +21,7 @@ from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, Tuple
 
 
 class FeederSpout(Spout):
-    """Emits the tuples passed to feed(), also while the topology runs. All tasks share one feed.
-
-    `acked` and `failed` have the message IDs with these outcomes.
-    """
+    """Emits the tuples of feed(), which all tasks share. `acked` and `failed` have message IDs."""
 
     def __init__(self, outputs: Sequence[str] | Sequence[Stream]) -> None:
         self.outputs = outputs

@@ -228,10 +228,7 @@ class LocalTopology(RunningTopology):
         return metric_families(self.status().executors, self.heartbeats())
 
     def close(self, timeout: float = KILL_SECONDS) -> None:
-        """Deactivate the topology, wait up to `timeout` seconds until it has finished, and end all workers.
-
-        A failed topology ends immediately. Idempotent.
-        """
+        """Deactivate, wait up to `timeout` seconds for the end, unless it failed, and end all workers."""
         deadline = time.monotonic() + timeout
         self.deactivate()
         with contextlib.suppress(TuplewireError):  # the workers end in any case

@@ -203,12 +203,9 @@ class TopologyProgram(Program):
     # --- calls ------------------------------------------------------------------------------------------
 
     def call(self, request: bytes) -> bytes:
-        """Answer a call of a cluster: a kind and values, as MessagePack, because pickles would run code.
-
-        The answer has a failure, or None, and a value.
-        """
+        """Answer a call of a cluster, a kind and values, with a failure (or None) and a value."""
         try:
-            (kind, *values), _ = read_value(request, 0)
+            (kind, *values), _ = read_value(request, 0)  # MessagePack, because a pickle would run code
         except (*FAULTS, TypeError) as error:
             raise MalformedError(f"{len(request)} bytes are not a call of a topology: {error}") from error
         try:

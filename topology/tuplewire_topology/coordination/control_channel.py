@@ -92,10 +92,7 @@ class ControlMessage:
 
 
 class ControlInbox:
-    """A queue of received control messages and output tuples. Thread-safe.
-
-    put_runs() blocks while the queue is full, so a slow reader of the output slows the topology.
-    """
+    """A queue of control messages and output tuples. Thread-safe. When full, put_runs() waits."""
 
     def __init__(self, most_rows: int = _MOST_ROWS) -> None:
         self._most_rows = most_rows

@@ -249,10 +249,7 @@ class BoltExecutor(Executor[BoltTask]):
     """Executes bolts, one column at a time. Sends emitted tuples after each column, or every BATCH tuples."""
 
     def held(self, gone: Collection[int]) -> Counter[Root]:
-        """Return the number of unacked tuples of each root. Call this only while nothing is executed.
-
-        Tuples that descend from a tuple of the spout tasks `gone` are forgotten.
-        """
+        """Return the unacked tuples of each root; forget those of the spouts `gone`. Only while at rest."""
         held: Counter[Root] = Counter()
         for task in self._tasks.values():
             for message in list(task.open):
@@ -317,10 +314,7 @@ class BoltExecutor(Executor[BoltTask]):
         self._finished(column)
 
     def _try_again(self, task: BoltTask, message: Tuple, error: Exception) -> None:
-        """Retry a tuple up to `error_tries` calls, then apply the error policy.
-
-        A tuple that the bolt has acked or failed is not retried. Tuples emitted by each call are sent.
-        """
+        """Retry a tuple that the bolt has not acked or failed, then apply the error policy."""
         tries = 1
         followed = message in task.open  # an untracked tuple is never in `open`
         while tries < self.settings.error_tries and (message in task.open or not followed):

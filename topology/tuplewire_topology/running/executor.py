@@ -271,10 +271,7 @@ class Executor(ABC, Generic[TaskKind]):
         return told
 
     def _raised(self, task: int, error: Exception, message: Tuple | None = None, tries: int = 0) -> bool:
-        """Apply the error policy; raise TaskError if the worker must fail.
-
-        Returns True if `message` is now a dead letter. `tries` is the number of calls of execute() with it.
-        """
+        """Apply the error policy after `tries` calls; return True for a dead letter, or raise TaskError."""
         told = self._told(task, error, message)
         policy = self.settings.error_policy
         if policy is ErrorPolicy.FAIL:

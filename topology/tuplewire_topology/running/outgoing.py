@@ -133,10 +133,7 @@ class Target:
     grouping: Grouping
 
     def route(self, tuples: Sequence[Tuple]) -> Mapping[int, Sequence[int]]:
-        """Return, by task of the bolt, the positions of its tuples, in order.
-
-        Raises TopologyError if a key field has an invalid value, or a custom grouping an invalid result.
-        """
+        """Return the positions of the tuples by task. Raises TopologyError for an invalid key or result."""
         try:
             return self.grouping.route(self._keys(tuples))
         except ConfigError as error:

@@ -22,15 +22,12 @@ _SAMPLE_SECONDS = 0.9
 
 @dataclass(frozen=True, slots=True)
 class QueueStatistics:
-    """A snapshot of a queue, in tuples. Source: Storm's `JCQueue.QueueMetrics`.
-
-    `arrival_rate` is per second, over the last ten seconds. Source: Storm's `RateTracker`.
-    """
+    """A snapshot of a queue, in tuples. Source: Storm's `JCQueue.QueueMetrics` and `RateTracker`."""
 
     population: int
     capacity: int
     arrived: int
-    arrival_rate: float
+    arrival_rate: float  # per second, over the last ten seconds
 
     @property
     def fill(self) -> float:

@@ -135,10 +135,7 @@ class IdleWatch:
             return False
 
     def traffic(self, finished: Callable[[], bool]) -> tuple[bool, int, int]:
-        """Return, for one moment, whether the process is at rest, its tuples sent, and its tuples received.
-
-        `finished` returns True if every spout is inactive or exhausted.
-        """
+        """Return whether the process is at rest with `finished` spouts, and the tuples sent and received."""
         with self._lock:
             return self.present == 0 and finished(), self._sent, self._received
 
