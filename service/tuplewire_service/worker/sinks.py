@@ -85,7 +85,7 @@ class Sinks:
             if self._log_rate.due(sink):
                 extra = {"sink": sink[1], "epoch": epoch, "partition": name.partition, "staged": held}
                 logger.warning("staging.full", extra=extra)
-            return f"room for what is staged: {held} are"
+            return f"space for staged messages: {held} are used"
         if placement is Placement.DISK:
             # A cancelled request must not leave the write unaccounted for.
             write = asyncio.create_task(self._write(sink, stage, groups))

@@ -285,7 +285,7 @@ async def test_a_full_staging_area_is_logged(caplog: pytest.LogCaptureFixture) -
     groups = [TaskGroup.of(TASK, [bytes(700)])]
     assert await sinks.stage(("me", "other"), 1, name("0a", 1), 0, groups) == ""
     answer = await sinks.stage(SINK, 1, name("0a", 1), 0, groups)
-    assert answer.startswith("room for what is staged: ")
+    assert answer.startswith("space for staged messages: ")
 
     assert any(line.startswith("staging.full sink=s epoch=1 partition=") for line in caplog.messages)
 
