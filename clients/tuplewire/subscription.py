@@ -102,8 +102,8 @@ class BaseSubscription(Live):
         is redelivered behind other messages of its task. With "wait", later messages of its task are
         redelivered behind it: do not process them in this batch. messages() skips them automatically.
 
-        The header `tuplewire-rejected` of a redelivered message has the number of rejections. Beyond the
-        worker's reject_limit, the message is sent to the dead_letter_task, or dropped if there is none.
+        The header `tuplewire-rejected` of a redelivered message has the number of rejections. After as many
+        as the worker's reject_limit, the message goes to the dead_letter_task, or is dropped without one.
 
         Args:
             index: The index of the message in the last batch. None: the last message of messages().

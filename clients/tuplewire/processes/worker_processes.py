@@ -184,8 +184,8 @@ class WorkerProcesses:
         """Drain and stop all workers. A second call does nothing.
 
         Returns:
-            For each worker, 0 if it has drained, 1 if the drain dropped messages, and -9 if it was killed
-            because it had not exited ten seconds after its drain's deadline.
+            For each worker, 0 if it has drained, 1 if the drain dropped messages, 70 if it did not close in
+            time, and -9 if it was killed ten seconds after its drain's deadline.
         """
         if self._children:
             for child in self._children:  # all before the first wait, so that they drain at the same time

@@ -44,7 +44,7 @@ class Team(Live):
 
     All ranks make the same calls in the same order; send() and recv() concern two ranks only. Each call has a
     timeout in seconds; None: the timeout of the team. A returned array belongs to the caller, and no call
-    changes its arguments. Values are numpy arrays of bools, integers, floats and complex numbers, bytes, and
+    changes its arguments. Values are numpy arrays and scalars of bools, numbers, times, text or bytes, and
     the types of tuples: None, str, numbers, lists, dicts and so on. They are sent without pickle.
 
     Broken connections, tasks that move, and draining workers have no effect. Any TeamError breaks the team:
