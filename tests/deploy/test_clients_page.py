@@ -68,7 +68,7 @@ def test_the_conversations_of_the_page_work(
 def test_every_error_is_in_the_table() -> None:
     """The table of the page contains every error that ends a stream."""
     rows = " ".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("|"))
-    frames = {"STALE_ASSIGNMENT", "TOO_MANY_HOPS"}  # reject messages, never a stream
+    frames = {"TOO_MANY_HOPS"}  # rejects messages, never a stream
     codes = {name.removeprefix("ERROR_CODE_") for name in dict(messaging_pb2.ErrorCode.items())} - {
         "UNSPECIFIED"
     }
