@@ -256,7 +256,7 @@ def test_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_connections_are_made_again_under_load(tmp_path: Path) -> None:
-    """With a maximum age, connections are made again and again: all arrives once (or is marked), in order."""
+    """With a maximum age, connections are made repeatedly: all arrives once (or is marked), in order."""
     files = Authority()
     worker = files.issue(_NAME).write(tmp_path / "worker")
     credentials = files_of(files.issue("etl.example"), tmp_path / "program", _NAME)
