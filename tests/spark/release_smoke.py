@@ -332,7 +332,7 @@ class Smoke:
         """Wait until tasks of a worker have `count` queued messages, while a query runs."""
         deadline = time.monotonic() + SECONDS
         while sum(self.waiting(worker, tasks)) != count:
-            assert query.isActive, query.exception()
+            assert query.isActive, str(query.exception())
             assert time.monotonic() < deadline, query.lastProgress
             time.sleep(0.1)
 

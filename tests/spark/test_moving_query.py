@@ -37,7 +37,7 @@ def test_moves_drains_and_restarts_under_a_query(spark: SparkSession, tmp_path: 
             sent += 100
 
         def all_came() -> bool:
-            assert query.isActive, query.exception()
+            assert query.isActive, str(query.exception())
             return len(got) >= sent
 
         def held(name: str) -> int:

@@ -50,7 +50,7 @@ def test_moves_drains_and_restarts_under_a_sink(spark: SparkSession, tmp_path: P
             enough = len(consumer.got) + micro_batches * ROWS
 
             def has_come() -> bool:
-                assert query.isActive, query.exception()
+                assert query.isActive, str(query.exception())
                 return len(consumer.got) >= enough
 
             eventually(has_come, SECONDS, "more has come")

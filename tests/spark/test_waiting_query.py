@@ -117,7 +117,7 @@ def main(address: str, directory: str) -> None:
         queries = [start(spark, address, place, each, processingTime="0 seconds") for each in GUARANTEES]
         sys.stdin.read()
         for query in queries:
-            assert query.isActive, query.exception()
+            assert query.isActive, str(query.exception())
             query.stop()
         for each in GUARANTEES:
             start(spark, address, place, each, availableNow=True).awaitTermination()

@@ -24,7 +24,7 @@ from tuplewire.values.batch import TaskMessageBatch
 
 logger = event_logger(__name__)
 
-Data = bytes | memoryview
+Data = bytes | bytearray | memoryview
 _TICK_SECONDS = 0.1
 """The maximum wait for a message before times are checked."""
 _JOIN_SECONDS = 0.5

@@ -148,8 +148,8 @@ class PieceStream:
     """The number of taken pieces in the last confirmation."""
     arrived: dict[int, Message] = field(default_factory=dict)
     """The pieces that no call has taken, by their position."""
-    parts: list[memoryview] = field(default_factory=list)
-    """The taken pieces of an incomplete value."""
+    value: bytearray = field(default_factory=bytearray)
+    """The taken pieces of an incomplete value, as one array: separate pieces would fragment the memory."""
 
 
 class Matching:
@@ -183,15 +183,14 @@ class Matching:
         if earlier and message.call != self._call:
             raise TeamMismatchError(f"{self._call}: rank {message.rank} has called {message.call}")
 
-    def take(self, rank: int, kind: int) -> bytes | None:
+    def take(self, rank: int, kind: int) -> bytearray | None:
         """Take the next pieces of a rank; return the value once it is complete. Raises TeamMismatchError."""
         stream = self.streams[rank, kind]
         while (message := stream.arrived.pop(stream.taken, None)) is not None:
             self._check(message, message.number)
             stream.taken += 1
-            stream.parts.append(message.body)
-            if sum(map(len, stream.parts)) >= message.size:
-                value = b"".join(stream.parts)
-                stream.parts.clear()
+            stream.value += message.body
+            if len(stream.value) >= message.size:
+                value, stream.value = stream.value, bytearray()
                 return value
         return None

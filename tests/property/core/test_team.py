@@ -146,7 +146,7 @@ def test_pieces_arrive_in_any_order(data: st.DataObject, ranks: int, calls: int)
             number += 1
             matching.begin(number, GATHER.format(number))
     assert got == sent
-    assert not any(each.arrived or each.parts for each in matching.streams.values())
+    assert not any(each.arrived or each.value for each in matching.streams.values())
 
 
 @given(st.data(), st.integers(1, 3))
