@@ -132,7 +132,7 @@ def test_pieces_arrive_in_any_order(data: st.DataObject, ranks: int, calls: int)
     pieces = [each for rank, values in sent.items() for each in pieces_of(rank, values, named)]
     copies = data.draw(st.lists(st.sampled_from(pieces), max_size=5))
     matching, number = Matching(), 1
-    got: dict[int, dict[int, bytes]] = {rank: {} for rank in range(ranks)}
+    got: dict[int, dict[int, bytearray]] = {rank: {} for rank in range(ranks)}
     matching.begin(1, GATHER.format(1))
     for message in data.draw(st.permutations([*pieces, *copies])):
         matching.add(message)
