@@ -321,23 +321,29 @@ class Publisher(SinkWorkers):
         """Register this run at all workers; return the content of tasks that got the epoch by an earlier run.
 
         An earlier driver may have failed while it published, and a task may have moved since. The task's
-        worker of that time knows it, or the workers that this worker notified when it shut down.
+        worker of that time knows it, or the workers that this worker notified when it shut down. If a worker
+        knows an earlier epoch of this run, other workers may be away.
         """
         asked: dict[At, pb.BeginResponse] = {}
         retry = RetryDeadline(self._timeout)
         while True:
-            try:
-                self._look_up()
-                for at in {*self.owners.present.items(), *self._chosen} - asked.keys():
+            away: TuplewireError | None = None
+            self._with_retries(self._look_up)
+            for at in dict.fromkeys((*self._chosen, *self.owners.present.items())):
+                try:
                     asked[at] = self._begin_at(self[at[0]], at)
+                except RETRYABLE_ERRORS as error:
+                    away = away if at in asked else error
+                if asked.keys() >= self._chosen.keys() and any(each.run_continues for each in asked.values()):
+                    return {}
+            if away is None:
                 break
-            except RETRYABLE_ERRORS as error:
-                silence = UnreachableError(
-                    f"a new run of the query has to ask every worker which tasks have epoch {self._epoch} "
-                    f"already, and one is away: {error}. Bring it back, or take it out of the assignment, "
-                    "and start the query again"
-                )
-                self._wait_or_raise(retry, silence)
+            silence = UnreachableError(
+                f"the first commit of a run asks every worker which tasks have epoch {self._epoch} already, "
+                f"and one is away: {away}. Bring it back, or take it out of the assignment, and start the "
+                "query again"
+            )
+            self._wait_or_raise(retry, silence)
         answers = list(asked.values())
         former = {(each.address, each.worker_id) for answer in answers for each in answer.previous_workers}
         silent = False

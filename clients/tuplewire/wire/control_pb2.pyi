@@ -816,14 +816,16 @@ class BeginRequest(_message.Message):
     def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., run: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[StagedAttempt, _Mapping]]] = ...) -> None: ...
 
 class BeginResponse(_message.Message):
-    __slots__ = ("published_tasks", "previous_workers", "published_contents")
+    __slots__ = ("published_tasks", "previous_workers", "published_contents", "run_continues")
     PUBLISHED_TASKS_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_WORKERS_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_CONTENTS_FIELD_NUMBER: _ClassVar[int]
+    RUN_CONTINUES_FIELD_NUMBER: _ClassVar[int]
     published_tasks: _containers.RepeatedScalarFieldContainer[int]
     previous_workers: _containers.RepeatedCompositeFieldContainer[AssignedWorker]
     published_contents: _containers.RepeatedCompositeFieldContainer[_messaging_pb2.TaskContent]
-    def __init__(self, published_tasks: _Optional[_Iterable[int]] = ..., previous_workers: _Optional[_Iterable[_Union[AssignedWorker, _Mapping]]] = ..., published_contents: _Optional[_Iterable[_Union[_messaging_pb2.TaskContent, _Mapping]]] = ...) -> None: ...
+    run_continues: bool
+    def __init__(self, published_tasks: _Optional[_Iterable[int]] = ..., previous_workers: _Optional[_Iterable[_Union[AssignedWorker, _Mapping]]] = ..., published_contents: _Optional[_Iterable[_Union[_messaging_pb2.TaskContent, _Mapping]]] = ..., run_continues: bool = ...) -> None: ...
 
 class TapRequest(_message.Message):
     __slots__ = ("tasks", "sample", "max_per_second", "max_bytes")

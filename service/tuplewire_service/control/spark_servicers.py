@@ -92,6 +92,7 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
             published_tasks=tasks,
             published_contents=contents_to_wire(tasks),
             previous_workers=map(assigned_worker_to_wire, former),
+            run_continues=self.worker.sinks.publications.continues(sink, request.epoch, request.run),
         )
 
     async def Check(self, request: pb.CheckRequest, context: Context) -> pb.CheckResponse:

@@ -29,7 +29,8 @@ class LastEpoch:
 
     Attributes:
         number: The epoch; -1 if none is known.
-        run: The query run that published last.
+        run: The query run that published it.
+        begun: A later run that has begun, and may publish; empty if there is none.
         tasks: The content of each task that has the epoch, on any worker.
         attempts: The attempts that were chosen here.
         waiting: Number of its messages that are not in queues yet.
@@ -37,6 +38,7 @@ class LastEpoch:
 
     number: int
     run: str = ""
+    begun: str = ""
     tasks: dict[int, TaskContent] = field(default_factory=dict)
     attempts: set[str] = field(default_factory=set)
     waiting: int = 0
@@ -113,9 +115,14 @@ class Publications:
         return last if last is not None and last.number == epoch else None
 
     def knows(self, sink: Sink, run: str) -> bool:
-        """Return True if a run has started here."""
+        """Return True if a run has begun here, and no other one since."""
         last = self._last.get(sink)
-        return last is not None and last.run == run
+        return last is not None and (last.begun or last.run) == run
+
+    def continues(self, sink: Sink, epoch: int, run: str) -> bool:
+        """Return True if a run has published an earlier epoch: then no earlier run has this epoch."""
+        last = self._last.get(sink)
+        return last is not None and last.run == run and last.number < epoch
 
     def compare(
         self, sink: Sink, epoch: int, stages: Iterable[Stage], published: Mapping[int, TaskContent]
@@ -140,7 +147,7 @@ class Publications:
     def begin(self, sink: Sink, epoch: int, run: str) -> dict[int, TaskContent]:
         """Register a run; return the content of tasks that already have the epoch from an earlier run."""
         last = self._last.get(sink) or LastEpoch(-1)
-        last.run = run
+        last.begun = run
         self._remember(sink, last)
         return dict(last.tasks if last.number == epoch else {})
 
@@ -207,7 +214,7 @@ class Publications:
         room = MAX_REMEMBERED
         for (owner, name), last in reversed(self._last.items()):
             # Without a run, no other run ever publishes the epoch.
-            if last.number < 0 or not last.run:
+            if last.number < 0 or not (last.run or last.begun):
                 continue
             room -= len(last.tasks)
             if room >= 0:
@@ -222,7 +229,8 @@ class Publications:
             sink, tasks = (each.owner, each.sink), contents_from_wire(each.tasks, each.contents)
             last = self._last.get(sink)
             if last is None or last.number < each.epoch:
-                self._remember(sink, LastEpoch(each.epoch, each.run, tasks))
+                begun = "" if last is None else last.begun
+                self._remember(sink, LastEpoch(each.epoch, each.run, begun, tasks))
             elif last.number == each.epoch:
                 # The content that was published here has priority.
                 last.tasks = {**tasks, **last.tasks}

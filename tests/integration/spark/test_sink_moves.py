@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import uuid
 from collections.abc import Iterator
@@ -125,6 +127,31 @@ def test_an_epoch_published_again_after_a_move(workers: Workers) -> None:
     driver.epoch(2, range(20, 30), (TASK, other))
     for task in (TASK, other):
         assert take(workers.running["b"], 30, task) == list(range(30))
+
+
+def test_an_epoch_published_again_after_its_worker_ended_with_an_empty_queue(workers: Workers) -> None:
+    """A worker reports its published epochs even if its consumer has taken all messages, and none moved."""
+    Driver(workers).epoch(0, range(10))
+    assert take(workers.running["a"], 10) == list(range(10))
+    workers.put("b")
+    workers.drain("a")
+    workers.put("b")
+    Driver(workers).epoch(0, range(10))
+    assert queued(workers.running["b"], TASK) == 0
+
+
+def test_a_run_continues_at_a_new_worker_while_another_one_is_away(workers: Workers) -> None:
+    """A worker that has an earlier epoch of the run is enough: the driver does not wait for other workers."""
+    driver = Driver(workers, "a")
+    driver.epoch(0, range(10))
+    assert take(workers.running["a"], 10) == list(range(10))
+    workers.drain("b")
+    workers.start("b")
+    workers.put("a")
+    os.kill(workers.running["c"].process_id, signal.SIGKILL)
+    workers.put("b", told="ab")
+    driver.epoch(1, range(10, 20))
+    assert take(workers.running["b"], 10) == list(range(10, 20))
 
 
 def test_an_epoch_published_again_after_its_worker_was_replaced(workers: Workers) -> None:

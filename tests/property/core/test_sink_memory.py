@@ -105,13 +105,13 @@ class Sinks(RuleBasedStateMachine):
     @precondition(lambda self: self.run.staged.keys() - self.run.published)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
-        """Publish at one more worker; if no worker knows this run, take over first."""
+        """Publish at one more worker; if none of the epoch's workers knows this run, take over first."""
         at = data.draw(st.sampled_from(sorted(self.run.staged.keys() - self.run.published)))
         if self.run.earlier is None:
-            if any(each.publications.knows(SINK, self.run.name) for each in self.workers.values()):
+            if any(self.workers[each].publications.knows(SINK, self.run.name) for each in self.run.staged):
                 self.run.earlier = {}
             else:
-                self.take_over()
+                self.take_over(data.draw(st.permutations(sorted(self.workers.keys() - self.run.staged))))
         try:
             self.publish_at(at, self.run)
         except StagedDataLostError:  # a late publish of an earlier driver has removed this run's attempts
@@ -119,13 +119,20 @@ class Sinks(RuleBasedStateMachine):
             return
         self.run.published.add(at)
 
-    def take_over(self) -> None:
-        """Register the run at all workers."""
+    def take_over(self, others: list[int]) -> None:
+        """Register the run at the epoch's workers, then at others until one knows an earlier epoch of it."""
         self.run.earlier = {}
-        for number, each in self.workers.items():
-            kept = {self.run.staged[number].attempt} if number in self.run.staged else set()
+        continues = False
+        for number in (*self.run.staged, *others):
+            if continues and number not in self.run.staged:
+                self.run.earlier = {}
+                return
+            each, kept = self.workers[number], set[str]()
+            if number in self.run.staged:
+                kept = {self.run.staged[number].attempt}
             each.publications.check(SINK, self.epoch)
             each.staging.keep_only(SINK, self.epoch, kept)
+            continues |= each.publications.continues(SINK, self.epoch, self.run.name)
             self.run.earlier |= each.publications.begin(SINK, self.epoch, self.run.name)
 
     def publish_at(self, at: int, run: Run) -> None:
