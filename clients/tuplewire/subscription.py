@@ -93,6 +93,7 @@ class BaseSubscription(Live):
             if messages is not None:
                 arrived, rest = arrived.split(messages)
                 self._receiver.put_back(rest)
+                self._last = min(self._last, messages - 1)
             self._receiver.acknowledge(arrived, told)
 
     def reject(self, index: int | None = None, *, after: float = 0.0, reason: str = "") -> None:
@@ -140,6 +141,8 @@ class BaseSubscription(Live):
         self._last = len(batch) - 1
         given = 0
         for self._seen, message in enumerate(batch):
+            if self._seen > self._last:  # the user has acknowledged a part, and the next batch has the rest
+                break
             if not self._void or message.task not in self._void:
                 given += 1
                 yield message

@@ -228,6 +228,18 @@ def test_messages_continue_within_a_batch(worker: LocalWorkerProcess) -> None:
         assert [each.payload for each in subscription.messages(3, quiet=5)] == [b"3", b"4", b"5"]
 
 
+def test_a_part_of_a_batch_acknowledged_in_a_loop(worker: LocalWorkerProcess) -> None:
+    """acknowledge(n) within the loop ends its batch; the rest arrives next, once."""
+    with worker.client() as client, client.recv([9]) as subscription:
+        deliver(client, tuplewire.TaskMessageBatch.from_columns(9, [b"%d" % n for n in range(8)]))
+        got: list[bytes] = []
+        for each in subscription.messages(quiet=0.5):
+            got.append(each.payload)
+            if each.payload == b"3":
+                subscription.acknowledge(4)
+        assert got == [b"%d" % n for n in range(8)]
+
+
 def test_messages_end_by_count_quiet_and_time(worker: LocalWorkerProcess) -> None:
     """In a program, an iteration ends by count, quiet time or duration, and acknowledges read messages."""
     with worker.client() as client:
