@@ -1,7 +1,7 @@
 """Request and reply by task: requests that wait for their answers, and the errors if there is none.
 
-Used by programs, through Client.asker() and Client.answer(). An Asker owns the subscription to its task, and
-the requests that wait. The receiver passes it the answers on the messaging loop. Thread-safe.
+Used by programs, through Client.asker() and Client.answer(). Owns, for each Asker, the subscription to its
+task and the requests that wait. The receiver passes it the answers on the messaging loop. Thread-safe.
 Design: docs/design/sessions.md ("Request and reply").
 """
 

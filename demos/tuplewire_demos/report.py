@@ -1,6 +1,6 @@
 """The progress of a demo while it runs, and the summary at its end.
 
-Used by all demos. Owns the live line on a terminal. Not thread-safe.
+Used by all demos. Owns the live line on a terminal. Not thread-safe. See README.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Runs Spark and the workers for the demos, and a topology on them."""
+"""Runs Spark and the workers for the demos, and a topology on them.
+
+Used by the demos and their commands. Owns the session and the workers. Not thread-safe. See README.md.
+"""
 
 from __future__ import annotations
 

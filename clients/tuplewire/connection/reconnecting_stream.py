@@ -1,8 +1,8 @@
 """The common base of SendingEnd and Receiver: a stream that is replaced whenever it breaks.
 
 Subclasses open, read and write a stream. This class connects, backs off after failures, logs an unreachable
-worker, and decides which errors are final. Owns the task that runs the stream. Call only from the event loop.
-Design: docs/design/sessions.md.
+worker, and decides which errors are final. Used by sending_end.py and receiver.py. Owns the task that runs
+the stream. Call only from the event loop. Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Used by WorkerProcesses, clusters and Spark topologies. Owns the process and its standard input.
 Not thread-safe. Exception: one thread may wait for the process while another one terminates it.
+Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations

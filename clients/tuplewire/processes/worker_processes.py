@@ -1,7 +1,7 @@
 """Workers of one topology as processes on this machine.
 
 Used by tuplewire.local(), Spark topologies, the demos and tests. Owns the processes and, if no directory is
-given, a temporary one for their sockets and logs. Not thread-safe.
+given, a temporary one for their sockets and logs. Not thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Flows and frames: the messages of a sender, by task and by frame.
 
 A message is in a flow while it waits for credit, in a frame while it is in flight, and in the flow again if
-it is retained until it is processed. Used by SendWindow and PendingMessages, which own both, and by the
-transports, which write OutFrames. Not thread-safe. Design: docs/design/credit.md.
+it is retained until it is processed. Used by SendWindow and PendingMessages, and by the transports, which
+write OutFrames. Owns the entries of a flow or frame. Not thread-safe. Design: docs/design/credit.md.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ explains the reason. A key that would protect or store something is refused if n
 error describes the replacement. Keys that are settings here are not in these tables.
 
 Used by settings.py, worker_config.py and factory.py. Owns the logged keys. Thread-safe.
+Design: docs/design/rows-and-memory.md (settings).
 """
 
 from __future__ import annotations

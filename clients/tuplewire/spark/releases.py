@@ -3,6 +3,7 @@
 They check for the feature itself, not for the version, because vendors backport features. A missing feature
 is replaced here, or raises UnsupportedSparkVersionError. data_source_api.py does the same for the classes of
 data sources. Used by the format, executors.py and Spark topologies. Owns no state. Thread-safe.
+See docs/how-to/spark.md.
 """
 
 from __future__ import annotations

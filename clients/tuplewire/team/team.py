@@ -1,7 +1,7 @@
 """Teams: collective calls among the tasks of a barrier stage, or among any processes.
 
 Used by programs and PySpark tasks. Owns the numbers of the calls, and the member's connection (members.py).
-Only one call runs at a time, in the caller's thread. Requires numpy. Design: docs/design/teams.md.
+Not thread-safe: a call raises an error while another one runs. Requires numpy. Design: docs/design/teams.md.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Team(Live):
             rank: The position of this process in `tasks`.
             address: The worker's address. Default: TUPLEWIRE_ADDRESS.
             timeout: The maximum time until all members have joined, and the default for calls, in seconds.
-            **client: More arguments of the Client, such as topology, credentials and ack_mode.
+            **client: More arguments of Client, such as topology, credentials and ack_mode. The team chooses
+                client_id, source and overflow.
 
         Raises:
             TeamTimeoutError: Some members have not joined; the error of rank 0 names them.

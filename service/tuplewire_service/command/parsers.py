@@ -1,6 +1,6 @@
 """Parsers, flags and control clients that the subcommands of `tuplewire` share.
 
-Used by all commands. Owns no state. Not thread-safe.
+Used by all commands. Owns no state. Not thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations

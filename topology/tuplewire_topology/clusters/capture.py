@@ -2,6 +2,7 @@
 
 Used by clusters and tests. Owns the tuples. Not thread-safe. Exceptions: Captured and FeederSpout.feed().
 Source: Storm's `Testing`, `FeederSpout`, `FixedTupleSpout`, `MockedSources`, `CapturedTopology`.
+Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations

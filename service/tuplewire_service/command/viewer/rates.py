@@ -1,4 +1,7 @@
-"""Samples of a worker, rates from two of its statuses, by its clock, and the tasks that block senders."""
+"""Samples of a worker, rates from two of its statuses, by its clock, and the tasks that block senders.
+
+Used by the viewer and status_report.py. Owns no state. Thread-safe. Design: docs/design/status.md.
+"""
 
 from __future__ import annotations
 
