@@ -13,8 +13,10 @@ import yaml
 _LIST = Path(__file__).with_name("dashboard.yml")
 _COLUMNS = 24
 _DATASOURCE = {"type": "prometheus", "uid": "$datasource"}
-_TOPOLOGIES = "label_values(tuplewire_build_info, topology)"
-_WORKERS = 'label_values(tuplewire_build_info{topology=~"$topology"}, worker)'
+_WORKER, _NAMESPACE = 'worker=~"$worker"', 'namespace=~"$namespace"'
+_NAMESPACES = "label_values(tuplewire_build_info, namespace)"
+_TOPOLOGIES = f"label_values(tuplewire_build_info{{{_NAMESPACE}}}, topology)"
+_WORKERS = f'label_values(tuplewire_build_info{{{_NAMESPACE}, topology=~"$topology"}}, worker)'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class Panel:
             target = {
                 "refId": letter,
                 "datasource": _DATASOURCE,
-                "expr": query["expr"],
+                "expr": query["expr"].replace(_WORKER, f"{_NAMESPACE}, {_WORKER}"),
                 "legendFormat": query.get("legend", ""),
             }
             as_table = {"instant": True, "range": False, "format": "table"}
@@ -84,6 +86,8 @@ def dashboard(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "templating": {
             "list": [
                 {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
+                # Without Kubernetes, series have no namespace: `.*` also matches these.
+                _variable("namespace", "Namespace", _NAMESPACES) | {"allValue": ".*"},
                 _variable("topology", "Topology", _TOPOLOGIES),
                 _variable("worker", "Worker", _WORKERS),
             ]

@@ -113,6 +113,7 @@ def expressions(panel: dict[str, Any]) -> list[str]:
         .replace("$__rate_interval", RATE_INTERVAL)
         .replace("$__range", RATE_INTERVAL)
         .replace("$worker", ".*")
+        .replace("$namespace", ".*")
         for target in panel["targets"]
     ]
 
@@ -158,11 +159,11 @@ def test_panels_have_data(load: Scene, panel: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("query", [each["definition"] for each in DASHBOARD["templating"]["list"][1:]])
 def test_variables_have_values(load: Scene, query: str) -> None:
-    """The dashboard's variables for topology and worker have values."""
+    """The dashboard's variables for namespace, topology and worker have values."""
     found = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
     assert found
     load.prometheus.until(
-        found[1].replace("$topology", TOPOLOGY),
+        found[1].replace("$topology", TOPOLOGY).replace("$namespace", ".*"),
         lambda samples: (
             len([labels for labels, _ in samples if labels.get(found[2])]) == len(load.workers) + 1
         ),

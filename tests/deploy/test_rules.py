@@ -22,6 +22,7 @@ RULES = yaml.safe_load((FILES / "rules.yml").read_text(encoding="utf-8"))
 ALERTS: list[dict[str, Any]] = [
     rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule
 ]
+DASHBOARD = json.loads((FILES / "tuplewire.json").read_text(encoding="utf-8"))
 UNITS = yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text(encoding="utf-8"))["tests"]
 
 
@@ -89,9 +90,20 @@ def test_the_dashboard_is_current() -> None:
     assert run.stdout == (FILES / "tuplewire.json").read_bytes()
 
 
+def test_every_query_selects_the_namespace() -> None:
+    """Each selector of the dashboard is limited to the namespaces. All: also series without a namespace."""
+    panels = [each for each in DASHBOARD["panels"] if each["type"] != "row"]
+    for expression in (target["expr"] for panel in panels for target in panel["targets"]):
+        selectors = re.findall(r"{.*?}", expression)
+        assert selectors
+        assert all('namespace=~"$namespace"' in each for each in selectors)
+    (variable,) = [each for each in DASHBOARD["templating"]["list"] if each["name"] == "namespace"]
+    assert variable["allValue"] == ".*"
+
+
 def test_places() -> None:
     """No panel overlaps another or exceeds the 24 columns, and panel ids are unique."""
-    panels = json.loads((FILES / "tuplewire.json").read_text(encoding="utf-8"))["panels"]
+    panels = DASHBOARD["panels"]
     taken: set[tuple[int, int]] = set()
     for place in (panel["gridPos"] for panel in panels):
         cells = {

@@ -165,7 +165,8 @@ def scene(directory: Path) -> Iterator[tuple[Prometheus, list[RestartableWorker]
 
 def answers(prometheus: Prometheus, panel: dict[str, Any], began: float, ended: float) -> list[Any]:
     """Return the answers of Prometheus to the queries of a panel."""
-    variables = {"$__rate_interval": RATE_INTERVAL, "$__range": f"{int(ended - began)}s", "$worker": ".*"}
+    variables = {"$__rate_interval": RATE_INTERVAL, "$__range": f"{int(ended - began)}s"}
+    variables |= dict.fromkeys(("$namespace", "$worker"), ".*")
     now = panel["type"] != "timeseries"
     found = []
     for target in panel.get("targets", ()):
