@@ -162,6 +162,7 @@ def types_of(each: Setting) -> list[str]:
         ("membership.tasks=a-b", "at '/membership/tasks'"),
         ("image.digest=latest", "at '/image/digest'"),
         ("secure=1", "at '/secure'"),
+        ("monitoring.runbookBase=https://git.example/main", "at '/monitoring/runbookBase'"),
     ],
 )
 def test_wrong_values_are_named(wrong: str, complaint: str) -> None:

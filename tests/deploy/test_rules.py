@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.manifests import CHART, cluster, the
+from helpers.manifests import CHART, chart, cluster, the
 from helpers.prometheus import PROMETHEUS, discovered, with_files
 from helpers.tools import ROOT, ran, require_tool
 
@@ -124,6 +124,15 @@ def test_the_operator_gets_the_same_rules() -> None:
     found = the(rendered, "ConfigMap", "tuplewire-dashboard")
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(found["data"]["tuplewire.json"])["uid"] == "tuplewire"
+
+
+def test_runbooks_have_an_address() -> None:
+    """The chart puts runbookBase before the path of each runbook."""
+    base = "https://git.example/blob/main/"
+    objects = chart("monitoring.enabled=true", f"monitoring.runbookBase={base}")
+    rules = [rule for group in the(objects, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    found = [rule["annotations"]["runbook_url"] for rule in rules if "alert" in rule]
+    assert found == [base + alert["annotations"]["runbook_url"] for alert in ALERTS]
 
 
 def test_configuration_outside_kubernetes(tmp_path: Path) -> None:
