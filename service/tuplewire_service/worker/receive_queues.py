@@ -232,10 +232,13 @@ class ReceiveQueues:
         tasks, best = list(self._queues), list[int]()
         for start in range(0, len(tasks), _RANKED_AT_ONCE):
             await asyncio.sleep(0)  # queues may be removed in the meantime
-            found = chain(best, tasks[start : start + _RANKED_AT_ONCE])
+            found = [each for each in tasks[start : start + _RANKED_AT_ONCE] if each in self._queues]
+            # Most of 10,000 tasks have never received a message, and rank last.
+            used = (each for each in found if self._queues[each].log.tail or each in urgent)
             # A list of all ranks would cause collections of garbage, which visit the objects of all tasks.
-            best = heapq.nlargest(most, (each for each in found if each in self._queues), key=rank)
-        return sorted(best)
+            best = heapq.nlargest(most, chain(filter(self._queues.__contains__, best), used), key=rank)
+        rest = heapq.nsmallest(most - len(best), self._queues.keys() - best)
+        return sorted(best + rest)
 
     def add_to(
         self, status: pb.GetStatusResponse, tasks: Iterable[int] | None, congested: Container[int]
