@@ -59,6 +59,6 @@ def write(address: str, groups: Sequence[TaskGroup], timeout: float, sink: str =
     options = SinkOptions(address=address, topology=TOPOLOGY, timeout=timeout)
     with AttemptStage(options, sink, epoch, 0) as stage:
         stage.add(groups)
-        chosen = {at: [staged] for at, staged in stage.end().items()}
+        chosen = {peer: [staged] for peer, staged in stage.end().items()}
     with Publisher(options, sink, epoch, chosen) as publisher:
         return publisher.publish()

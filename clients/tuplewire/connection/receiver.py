@@ -21,10 +21,11 @@ from tuplewire.connection.grpc_channel import OtherWorkers
 from tuplewire.connection.loop import watched
 from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.stream import StreamOpener
-from tuplewire.connection.task_owners import At, TaskOwners
+from tuplewire.connection.task_owners import TaskOwners
 from tuplewire.errors import ClosedError, RefusedError, TuplewireError, UnreachableError
 from tuplewire.session.consume import Arrived, Rejected
 from tuplewire.session.retry import Backoff
+from tuplewire.settings.addresses import Peer
 from tuplewire.settings.config import RejectOrder, SessionSettings
 from tuplewire.text.events import event_logger
 
@@ -290,7 +291,7 @@ class Receiver(Inbox):
             if not self.connected:
                 await self._place(others)
 
-    async def workers_of(self, tasks: Iterable[int]) -> dict[At, list[int]]:
+    async def workers_of(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
         """Return the tasks at each worker, without unknown ones, by the last assignment.
 
         It is requested again if it lacks a task. If no worker answers, raises the error of the first one.
@@ -304,10 +305,10 @@ class Receiver(Inbox):
         """Request the assignment again at the next workers_of(): a task moves, or a worker has failed."""
         self._owners.of = {}
 
-    def _by_worker(self, tasks: Iterable[int]) -> dict[At, list[int]]:
+    def _by_worker(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
         return {
-            (self.address if worker_id == self._own_id else address, worker_id): theirs
-            for (address, worker_id), theirs in self._owners.by_worker(tasks).items()
+            peer._replace(address=self.address) if peer.worker_id == self._own_id else peer: theirs
+            for peer, theirs in self._owners.by_worker(tasks).items()
         }
 
     async def _look_up(self, others: OtherWorkers, addresses: Iterable[str]) -> None:
@@ -338,29 +339,30 @@ class Receiver(Inbox):
         if unknown and self._owners.version == self._newest:
             self.on_failed(self._owners.unknown(unknown))
             return
-        owned = {at: frozenset(theirs) for at, theirs in self._by_worker(tasks).items()}
+        owned = {peer: frozenset(theirs) for peer, theirs in self._by_worker(tasks).items()}
         for each in broken:
-            kept = owned.get(self._at(each), frozenset()).intersection(each.tasks)
+            kept = owned.get(self._peer_of(each), frozenset()).intersection(each.tasks)
             if not each.connected and len(kept) < len(each.tasks):
                 self._unplaced |= frozenset(each.tasks) - kept
                 await self._replace(each, kept)
-        for (address, worker_id), theirs in owned.items():
+        for peer, theirs in owned.items():
             added = self._unplaced & theirs
-            stream = next((each for each in self._streams if self._at(each) == (address, worker_id)), None)
+            stream = next((each for each in self._streams if self._peer_of(each) == peer), None)
             if stream is not None and stream.opening:
                 continue  # the next round adds the tasks
             self._unplaced -= added
             if added and stream is not None:
                 await self._replace(stream, added.union(stream.tasks))
             elif added:
-                opener = self._open_stream if address == self.address else others.open_stream(address)
-                stream = ConsumerStream(self, address, opener, worker_id, sorted(added))
+                own = peer.address == self.address
+                opener = self._open_stream if own else others.open_stream(peer.address)
+                stream = ConsumerStream(self, peer.address, opener, peer.worker_id, sorted(added))
                 self._streams = (*self._streams, stream)
                 stream.start()
 
-    def _at(self, stream: ConsumerStream) -> At:
+    def _peer_of(self, stream: ConsumerStream) -> Peer:
         own = stream.address == self.address
-        return stream.address, stream.worker_id or (self._own_id if own else "")
+        return Peer(stream.worker_id or (self._own_id if own else ""), stream.address)
 
     async def _replace(self, stream: ConsumerStream, tasks: frozenset[int]) -> None:
         """Let a stream consume other tasks, or end it if there are none."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from tuplewire.errors import NotReadyError, UnknownTaskError, WrongTopologyError
+from tuplewire.settings.addresses import Peer
 from tuplewire.wire import control_pb2 as pb
 
-At = tuple[str, str]
-"""A worker's address and id."""
 _MOST_OTHERS = 100
 """The maximum number of other workers' addresses to try if the first one is unreachable."""
 
@@ -21,9 +20,9 @@ class TaskOwners:
         self.version = 0
         self.others = tuple(others)
         """The addresses of other workers: the given ones and the ones in assignments, the newest first."""
-        self.present: Mapping[str, str] = {}
-        """The workers of the last assignment: address to id."""
-        self.of: Mapping[int, At] = {}
+        self.present: Mapping[str, Peer] = {}
+        """The workers of the last assignment, by address."""
+        self.of: Mapping[int, Peer] = {}
         """The workers of all tasks in the last assignment; empty to request a new one."""
         self._topology = topology
         self._address = address
@@ -47,15 +46,14 @@ class TaskOwners:
             )
         self.version = assignment.version
         workers = assignment.workers
-        self.present = {each.address: each.worker_id for each in workers}
+        self.present = {each.address: Peer(each.worker_id, each.address) for each in workers}
         self.others = tuple(dict.fromkeys((*self.present, *self.others)))[:_MOST_OTHERS]
-        # One tuple for all tasks of a worker: Spark pickles them once.
-        ats = ((each, (each.address, each.worker_id)) for each in workers)
-        self.of = {task: at for each, at in ats for task in each.tasks}
+        # One object for all tasks of a worker: Spark pickles it once.
+        self.of = {task: self.present[each.address] for each in workers for task in each.tasks}
 
-    def by_worker(self, tasks: Iterable[int]) -> dict[At, list[int]]:
+    def by_worker(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
         """Return the tasks of each worker, without unknown ones."""
-        found: dict[At, list[int]] = {}
+        found: dict[Peer, list[int]] = {}
         for task in tasks:
             if task in self.of:
                 found.setdefault(self.of[task], []).append(task)

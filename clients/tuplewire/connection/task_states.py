@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tuplewire.connection.grpc_channel import OtherWorkers
 from tuplewire.connection.receiver import Receiver
 from tuplewire.errors import TuplewireError
+from tuplewire.settings.addresses import Peer
 
 POLL_SECONDS = 2.0
 """The time between polls of one program."""
@@ -65,7 +66,7 @@ class TaskStates(dict[int, TaskState]):
         try:
             places = await receiver.workers_of(wanted)
             found = dict.fromkeys(wanted, TaskState("", consumer=False, problem="no worker owns it"))
-            states = (_states_at(others, *at, theirs, topology) for at, theirs in places.items())
+            states = (_states_at(others, peer, theirs, topology) for peer, theirs in places.items())
             for each in await asyncio.gather(*states):
                 found |= each
         except TuplewireError as error:
@@ -78,19 +79,19 @@ class TaskStates(dict[int, TaskState]):
 
 
 async def _states_at(
-    others: OtherWorkers, address: str, worker_id: str, tasks: list[int], topology: str | None
+    others: OtherWorkers, peer: Peer, tasks: list[int], topology: str | None
 ) -> dict[int, TaskState]:
     """Return the states of tasks at a worker. topology: None: without the ids of consumers."""
-    found = dict.fromkeys(tasks, TaskState(worker_id, problem=f"it moves to or from {worker_id}"))
+    found = dict.fromkeys(tasks, TaskState(peer.worker_id, problem=f"it moves to or from {peer.worker_id}"))
     try:
         if topology is None:
-            for each in (await others.status(address, tasks)).tasks:
-                state = TaskState(worker_id, each.queued_messages, each.oldest_seconds, each.subscribed)
+            for each in (await others.status(peer.address, tasks)).tasks:
+                state = TaskState(peer.worker_id, each.queued_messages, each.oldest_seconds, each.subscribed)
                 found[each.task] = state
         else:
-            for held in (await others.poll(address, topology, tasks)).tasks:
+            for held in (await others.poll(peer.address, topology, tasks)).tasks:
                 unread = held.last_sequence - held.acknowledged_sequence
-                found[held.task] = TaskState(worker_id, unread, consumer=held.consumer)
+                found[held.task] = TaskState(peer.worker_id, unread, consumer=held.consumer)
     except TuplewireError as error:
-        return dict.fromkeys(tasks, TaskState(worker_id, problem=str(error)))
+        return dict.fromkeys(tasks, TaskState(peer.worker_id, problem=str(error)))
     return found

@@ -1,4 +1,4 @@
-"""Addresses as text: host:port with an IPv6 host in brackets, and the address of a program's worker.
+"""Addresses as text: host:port with an IPv6 host in brackets, and the addresses of workers.
 
 Used by clients, Spark's data source, the command, workers and clusters. Owns no state. Thread-safe.
 """
@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from typing import NamedTuple
 from urllib.parse import quote
 
 from tuplewire.errors import ConfigError
 
 ADDRESS_VARIABLE = "TUPLEWIRE_ADDRESS"
 TOPOLOGY_VARIABLE = "TUPLEWIRE_TOPOLOGY"
+
+
+class Peer(NamedTuple):
+    """A worker's id and its address. A worker that restarts at another address is another peer."""
+
+    worker_id: str
+    address: str
 
 
 def split_host_port(address: str) -> tuple[str, int]:

@@ -78,8 +78,8 @@ class Held:
     task's messages start there. consumer: the subscribed consumer; empty: none.
     """
 
-    address: str
     worker_id: str
+    address: str
     worker: int
     acknowledged: int
     tail: int

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.task_owners import At, TaskOwners
+from tuplewire.connection.task_owners import TaskOwners
 from tuplewire.errors import (
     BufferFullError,
     FlushTimeoutError,
@@ -28,6 +28,7 @@ from tuplewire.errors import (
 )
 from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
+from tuplewire.settings.addresses import Peer
 from tuplewire.settings.config import KIB, SessionSettings
 from tuplewire.spark.options import SinkOptions
 from tuplewire.spark.task_workers import RETRYABLE_ERRORS, RetryDeadline, TaskWorkers
@@ -72,8 +73,9 @@ class SinkWorkers(TaskWorkers):
         super().__init__(options)
         self._sink, self._epoch = sink, epoch
 
-    def _about(self, at: At) -> dict[str, Any]:
-        return {"topology": self._topology, "sink": self._sink, "epoch": self._epoch, "receiver_id": at[1]}
+    def _about(self, peer: Peer) -> dict[str, Any]:
+        about = {"topology": self._topology, "sink": self._sink, "epoch": self._epoch}
+        return {**about, "receiver_id": peer.worker_id}
 
     def known(self, tasks: Collection[int]) -> set[int]:
         """Return the given tasks that are in the assignment, which is requested again for unknown tasks.
@@ -107,12 +109,12 @@ class SinkWorkers(TaskWorkers):
             else:
                 return
 
-    def discard(self, at: At, attempt: str = "") -> None:
+    def discard(self, peer: Peer, attempt: str = "") -> None:
         """Discard the staged messages of an attempt, or of the whole epoch; log a failure."""
         try:
-            self[at[0]].discard(pb.DiscardRequest(**self._about(at), attempt=attempt))
+            self[peer.address].discard(pb.DiscardRequest(**self._about(peer), attempt=attempt))
         except TuplewireError as error:
-            logger.info("sink.not_discarded", extra={"address": at[0], "reason": str(error)})
+            logger.info("sink.not_discarded", extra={"address": peer.address, "reason": str(error)})
 
 
 class AttemptStage(SinkWorkers):
@@ -136,7 +138,7 @@ class AttemptStage(SinkWorkers):
         """The versions of the assignments from which the workers were taken."""
         self._worker_of = {} if placement is None else dict(placement.of)
         about = partial(pb.StagedAttempt, partition=partition, attempt=self._attempt)
-        self._pieces = defaultdict[At, _Piece](lambda: _Piece(about()))
+        self._pieces = defaultdict[Peer, _Piece](lambda: _Piece(about()))
 
     def add(self, groups: Sequence[TaskGroup]) -> None:
         """Stage messages, or add them to the next piece.
@@ -158,19 +160,19 @@ class AttemptStage(SinkWorkers):
     def _piece_for(self, group: TaskGroup) -> _Piece:
         return self._pieces[self._worker_of[group.task]]
 
-    def end(self) -> dict[At, pb.StagedAttempt]:
+    def end(self) -> dict[Peer, pb.StagedAttempt]:
         """Stage the remaining messages; return the attempt's name and size at each worker."""
         # _send() may move groups to another worker's piece, so repeat until no piece is waiting.
-        while waiting := [at for at, piece in self._pieces.items() if piece.groups]:
-            for at in waiting:
-                self._send(at)
-        return {at: piece.staged for at, piece in self._pieces.items() if piece.staged.pieces}
+        while waiting := [peer for peer, piece in self._pieces.items() if piece.groups]:
+            for peer in waiting:
+                self._send(peer)
+        return {peer: piece.staged for peer, piece in self._pieces.items() if piece.staged.pieces}
 
     def abandon(self) -> None:
         """Discard the staged messages now if possible; otherwise they are dropped with their epoch."""
-        for at, piece in self._pieces.items():
+        for peer, piece in self._pieces.items():
             if piece.staged.pieces:
-                self.discard(at, self._attempt)
+                self.discard(peer, self._attempt)
 
     def known(self, tasks: Collection[int]) -> set[int]:
         """Do the same as SinkWorkers.known(), and remember the workers of new tasks."""
@@ -185,14 +187,13 @@ class AttemptStage(SinkWorkers):
         if new := {group.task for group in groups}.difference(self._worker_of):
             self.check_known(new)
 
-    def _send(self, at: At) -> None:
+    def _send(self, peer: Peer) -> None:
         """Send the next piece to a worker; to other workers if it has no piece of this attempt and fails."""
-        address, worker_id = at
-        piece = self._pieces[at]
+        piece = self._pieces[peer]
         retry, warnings = RetryDeadline(self._timeout), LogRate()
         backoff = Backoff(_SETTINGS.backoff_initial_seconds, _SETTINGS.backoff_max_seconds, random.random)
         request = pb.StageRequest(
-            **self._about(at),
+            **self._about(peer),
             partition=self._partition,
             attempt=self._attempt,
             piece=piece.staged.pieces,
@@ -200,25 +201,25 @@ class AttemptStage(SinkWorkers):
         )
         while True:
             try:
-                waits_for = self[address].stage(request)
+                waits_for = self[peer.address].stage(request)
             except (*RETRYABLE_ERRORS, UnknownTaskError) as error:  # its assignment may be older
                 self._wait_or_raise(retry, error)
                 if piece.staged.pieces:  # earlier pieces are staged there, and this one must follow them
                     continue
                 # Nothing is staged there yet: find the workers again from a new assignment.
-                del self._pieces[at]
-                self._worker_of = {task: each for task, each in self._worker_of.items() if each != at}
+                del self._pieces[peer]
+                self._worker_of = {task: each for task, each in self._worker_of.items() if each != peer}
                 self._find(piece.groups)
-                if any(self._worker_of[group.task] != at for group in piece.groups):
+                if any(self._worker_of[group.task] != peer for group in piece.groups):
                     self.add(piece.groups)
                     return
-                self._pieces[at] = piece
+                self._pieces[peer] = piece
                 continue
             retry.reset()
             if not waits_for:
                 break
-            if warnings.due(worker_id):
-                about = {"sink": self._sink, "epoch": self._epoch, "worker": worker_id}
+            if warnings.due(peer.worker_id):
+                about = {"sink": self._sink, "epoch": self._epoch, "worker": peer.worker_id}
                 reason = f"no room to stage: the tasks' queues are full. {NEEDS_A_SLOT}"
                 logger.warning("sink.waiting", extra={**about, "reason": reason, "waits_for": waits_for})
             time.sleep(backoff.next())
@@ -238,22 +239,22 @@ class Publisher(SinkWorkers):
         options: SinkOptions,
         sink: str,
         epoch: int,
-        chosen: Mapping[At, Sequence[pb.StagedAttempt]],
+        chosen: Mapping[Peer, Sequence[pb.StagedAttempt]],
         run: str = "",
     ) -> None:
         super().__init__(options, sink, epoch)
         self._chosen, self._run = chosen, run
 
-    def check(self) -> dict[At, Sequence[int]]:
+    def check(self) -> dict[Peer, Sequence[int]]:
         """Check that all chosen attempts are staged; return the tasks at each worker.
 
         Raises StagedDataLostError, or the reason why a worker is unreachable after the timeout.
         """
-        return {at: self._check(at, {}) for at in self._chosen}
+        return {peer: self._check(peer, {}) for peer in self._chosen}
 
-    def _check(self, at: At, earlier: Mapping[int, TaskContent]) -> Sequence[int]:
-        request = pb.CheckRequest(**self._about(at), **self._attempts(at, earlier))
-        return self._with_retries(partial(self[at[0]].check, request)).tasks
+    def _check(self, peer: Peer, earlier: Mapping[int, TaskContent]) -> Sequence[int]:
+        request = pb.CheckRequest(**self._about(peer), **self._attempts(peer, earlier))
+        return self._with_retries(partial(self[peer.address].check, request)).tasks
 
     def publish(self) -> int:
         """Publish the epoch; return the number of messages that were not published before.
@@ -265,36 +266,36 @@ class Publisher(SinkWorkers):
         Raises StagedDataLostError if a worker has lost staged messages, and the reason why a worker is
         unreachable after the timeout. Other workers may have published their part by then.
         """
-        published: dict[At, pb.PublishResponse] = {}
-        unknown: list[At] = []
-        for at in self._chosen:
+        published: dict[Peer, pb.PublishResponse] = {}
+        unknown: list[Peer] = []
+        for peer in self._chosen:
             try:
-                published[at] = self._publish(at, {})
+                published[peer] = self._publish(peer, {})
             except UnknownRunError:
-                unknown.append(at)
+                unknown.append(peer)
         earlier: dict[int, TaskContent] = {}
         if unknown and published:
             # A worker that knows this run has had another epoch of it. So no earlier run has this epoch.
-            for at in unknown:
-                self._with_retries(partial(self._begin_at, self[at[0]], at))
+            for peer in unknown:
+                self._with_retries(partial(self._begin_at, self[peer.address], peer))
         elif unknown:
             earlier = self._begin()
-        for at in unknown if earlier else ():  # before any worker publishes its part
-            self._check(at, earlier)
-        for at in unknown:
-            published[at] = self._publish(at, earlier)
-        self._wait([at for at, answer in published.items() if answer.waiting])
+        for peer in unknown if earlier else ():  # before any worker publishes its part
+            self._check(peer, earlier)
+        for peer in unknown:
+            published[peer] = self._publish(peer, earlier)
+        self._wait([peer for peer, answer in published.items() if answer.waiting])
         return sum(each.chosen for each in published.values())
 
-    def _wait(self, waiting: Sequence[At]) -> None:
+    def _wait(self, waiting: Sequence[Peer]) -> None:
         """Wait a few seconds for free space; log the tasks without any."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while waiting:
-            left: dict[At, pb.ProgressResponse] = {}
-            for at in waiting:
-                request = pb.ProgressRequest(**self._about(at))
-                left[at] = self._with_retries(partial(self[at[0]].progress, request))
-            waiting = [at for at, answer in left.items() if answer.waiting]
+            left: dict[Peer, pb.ProgressResponse] = {}
+            for peer in waiting:
+                request = pb.ProgressRequest(**self._about(peer))
+                left[peer] = self._with_retries(partial(self[peer.address].progress, request))
+            waiting = [peer for peer, answer in left.items() if answer.waiting]
             if waiting and time.monotonic() > deadline:
                 tasks = sorted(task for each in left.values() for task in each.waiting_tasks)[:_SHOWN_TASKS]
                 messages = sum(each.waiting for each in left.values())
@@ -305,17 +306,17 @@ class Publisher(SinkWorkers):
                 logger.warning("sink.waiting", extra={**about, "reason": reason})
                 return
 
-    def _attempts(self, at: At, earlier: Mapping[int, TaskContent]) -> dict[str, Any]:
+    def _attempts(self, peer: Peer, earlier: Mapping[int, TaskContent]) -> dict[str, Any]:
         """Return the attempts at a worker. earlier: the content that tasks got from earlier runs."""
         return {
-            "attempts": self._chosen[at],
+            "attempts": self._chosen[peer],
             "published_tasks": earlier,
             "published_contents": contents_to_wire(earlier),
         }
 
-    def _publish(self, at: At, earlier: Mapping[int, TaskContent]) -> pb.PublishResponse:
-        request = pb.PublishRequest(**self._about(at), run=self._run, **self._attempts(at, earlier))
-        return self._with_retries(partial(self[at[0]].publish, request))
+    def _publish(self, peer: Peer, earlier: Mapping[int, TaskContent]) -> pb.PublishResponse:
+        request = pb.PublishRequest(**self._about(peer), run=self._run, **self._attempts(peer, earlier))
+        return self._with_retries(partial(self[peer.address].publish, request))
 
     def _begin(self) -> dict[int, TaskContent]:
         """Register this run at all workers; return the content of tasks that got the epoch by an earlier run.
@@ -324,16 +325,16 @@ class Publisher(SinkWorkers):
         worker of that time knows it, or the workers that this worker notified when it shut down. If a worker
         knows an earlier epoch of this run, other workers may be away.
         """
-        asked: dict[At, pb.BeginResponse] = {}
+        asked: dict[Peer, pb.BeginResponse] = {}
         retry = RetryDeadline(self._timeout)
         while True:
             away: TuplewireError | None = None
             self._with_retries(self._look_up)
-            for at in dict.fromkeys((*self._chosen, *self.owners.present.items())):
+            for peer in dict.fromkeys((*self._chosen, *self.owners.present.values())):
                 try:
-                    asked[at] = self._begin_at(self[at[0]], at)
+                    asked[peer] = self._begin_at(self[peer.address], peer)
                 except RETRYABLE_ERRORS as error:
-                    away = away if at in asked else error
+                    away = away if peer in asked else error
                 if asked.keys() >= self._chosen.keys() and any(each.run_continues for each in asked.values()):
                     return {}
             if away is None:
@@ -345,25 +346,25 @@ class Publisher(SinkWorkers):
             )
             self._wait_or_raise(retry, silence)
         answers = list(asked.values())
-        former = {(each.address, each.worker_id) for answer in answers for each in answer.previous_workers}
+        former = {Peer(old.worker_id, old.address) for answer in answers for old in answer.previous_workers}
         silent = False
         # A worker that is no longer assigned may still be draining, and knows the epochs of its tasks.
-        for at in former - asked.keys():
+        for peer in former - asked.keys():
             try:
-                with self.client(at[0], _FORMER_SECONDS) as control:
-                    answers.append(self._begin_at(control, at))
+                with self.client(peer.address, _FORMER_SECONDS) as control:
+                    answers.append(self._begin_at(control, peer))
             except RETRYABLE_ERRORS:
                 silent = True
         if silent:  # it may have shut down and notified the others only after they were polled
-            for at in asked:
+            for peer in asked:
                 with suppress(UnreachableError):
-                    answers.append(self._begin_at(self[at[0]], at))
+                    answers.append(self._begin_at(self[peer.address], peer))
         return {
             task: content
             for answer in answers
             for task, content in contents_from_wire(answer.published_tasks, answer.published_contents).items()
         }
 
-    def _begin_at(self, control: ControlClient, at: At) -> pb.BeginResponse:
-        attempts = self._chosen.get(at, ())
-        return control.begin(pb.BeginRequest(**self._about(at), run=self._run, attempts=attempts))
+    def _begin_at(self, control: ControlClient, peer: Peer) -> pb.BeginResponse:
+        attempts = self._chosen.get(peer, ())
+        return control.begin(pb.BeginRequest(**self._about(peer), run=self._run, attempts=attempts))

@@ -15,9 +15,9 @@ from typing import ClassVar, TypeVar
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.control_clients import ControlClients
-from tuplewire.connection.task_owners import At, TaskOwners
+from tuplewire.connection.task_owners import TaskOwners
 from tuplewire.errors import DrainingError, NotReadyError, TuplewireError, UnreachableError, WrongWorkerError
-from tuplewire.settings.addresses import resolve_addresses
+from tuplewire.settings.addresses import Peer, resolve_addresses
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.offsets import Held, PreviousOwner, TaskOffset
 from tuplewire.spark.options import SinkOptions, SourceOptions
@@ -157,20 +157,20 @@ class HeldTasks(TaskWorkers):
             if not wanted:
                 time.sleep(wait)
         tasks_at = self.owners.by_worker(wanted)
-        polls = {at: self._poll_of(at, tasks, seen, wait) for at, tasks in tasks_at.items()}
+        polls = {peer: self._poll_of(peer, tasks, seen, wait) for peer, tasks in tasks_at.items()}
         if wait and len(polls) > 1:
             self._wait_for_any(polls, wait)
         found: dict[int, Held] = {}
-        for at, request in polls.items():
-            answer = self[at[0]].poll(request)
+        for peer, request in polls.items():
+            answer = self[peer.address].poll(request)
             # With a newer assignment, or without one of the tasks, the answer may be incomplete.
             if answer.assignment_version > self.owners.version or len(answer.tasks) < len(request.tasks):
                 raise NotReadyError(
-                    f"the worker at {at[0]} lacks some of the tasks {tasks_at[at]}: they move"
+                    f"the worker at {peer.address} lacks some of the tasks {tasks_at[peer]}: they move"
                 )
             for each in answer.tasks:
                 found[each.task] = Held(
-                    *at,
+                    *peer,
                     answer.incarnation,
                     each.acknowledged_sequence,
                     each.last_sequence,
@@ -181,18 +181,18 @@ class HeldTasks(TaskWorkers):
                 )
         return {task: found[task] for task in wanted if task in found}
 
-    def _poll_of(self, at: At, tasks: Sequence[int], seen: Mapping[int, Held], wait: float) -> pb.PollRequest:
+    def _poll_of(self, peer: Peer, tasks: list[int], seen: Mapping[int, Held], wait: float) -> pb.PollRequest:
         # Each worker has its own numbering: a sequence seen at another worker means nothing here.
-        known = {task: seen[task].tail for task in tasks if task in seen and seen[task].worker_id == at[1]}
+        known = {key: seen[key].tail for key in seen.keys() & tasks if seen[key].worker_id == peer.worker_id}
         polled = (pb.PolledTask(task=task, seen_sequence=known.get(task, 0)) for task in tasks)
         return pb.PollRequest(
-            topology=self._topology, receiver_id=at[1], tasks=polled, wait_millis=int(wait * 1000)
+            topology=self._topology, receiver_id=peer.worker_id, tasks=polled, wait_millis=int(wait * 1000)
         )
 
-    def _wait_for_any(self, polls: Mapping[At, pb.PollRequest], wait: float) -> None:
+    def _wait_for_any(self, polls: Mapping[Peer, pb.PollRequest], wait: float) -> None:
         """Wait until one of several workers has new messages; afterwards, poll all without a wait."""
         news = threading.Event()
-        calls = [self[address].begin_poll(request) for (address, _), request in polls.items()]
+        calls = [self[peer.address].begin_poll(request) for peer, request in polls.items()]
         for call in calls:
             call.add_done_callback(lambda _: news.set())
         news.wait(wait)
@@ -206,10 +206,10 @@ class HeldTasks(TaskWorkers):
         last: the last sequence for each task; 0: all. Raises UnreachableError.
         """
         found: dict[int, Runs] = {}
-        for (address, worker_id), tasks in self.owners.by_worker(last).items():
+        for peer, tasks in self.owners.by_worker(last).items():
             polled = (pb.PolledTask(task=task, entries_to=last[task]) for task in tasks)
-            request = pb.PollRequest(topology=self._topology, receiver_id=worker_id, tasks=polled)
-            answer = self[address].poll(request)
+            request = pb.PollRequest(topology=self._topology, receiver_id=peer.worker_id, tasks=polled)
+            answer = self[peer.address].poll(request)
             for there in answer.tasks:
                 each = held[there.task]
                 if (answer.incarnation, there.begin_sequence) == (each.worker, each.begin):
@@ -230,9 +230,9 @@ class HeldTasks(TaskWorkers):
             for task, each in held.items()
             if offsets[task].worker == each.worker and each.acknowledged < offsets[task].sequence
         ]
-        for (address, worker_id), tasks in self.owners.by_worker(behind).items():
+        for peer, tasks in self.owners.by_worker(behind).items():
             ends = {task: offsets[task].sequence for task in tasks}
-            self[address].acknowledge(self._topology, worker_id, held[tasks[0]].worker, ends)
+            self[peer.address].acknowledge(self._topology, peer.worker_id, held[tasks[0]].worker, ends)
 
     def previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner:
         """Return the final state of a task's previous owner. worker: its incarnation.

@@ -26,7 +26,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from tuplewire.client import Client
-from tuplewire.connection.task_owners import At, TaskOwners
+from tuplewire.connection.task_owners import TaskOwners
 from tuplewire.errors import (
     EpochTooLargeError,
     MessageError,
@@ -39,7 +39,7 @@ from tuplewire.errors import (
     WrongTopologyError,
 )
 from tuplewire.session.pieces import frame_pieces
-from tuplewire.settings.addresses import resolve_addresses
+from tuplewire.settings.addresses import Peer, resolve_addresses
 from tuplewire.settings.config import MIB
 from tuplewire.spark.data_source_api import DataSourceStreamArrowWriter
 from tuplewire.spark.options import FAIL, DeliveryGuarantee, SinkOptions
@@ -93,7 +93,7 @@ class Part(WriterCommitMessage):
     """
 
     sink: str
-    staged: Mapping[At, bytes] = field(default_factory=dict)
+    staged: Mapping[Peer, bytes] = field(default_factory=dict)
     versions: frozenset[int] = frozenset()
     bad_rows: int = 0
     failure: TuplewireError | None = None
@@ -162,7 +162,7 @@ class _Sink(VersionChecked):
                 router = RowRouter(options, partition, stage)
                 for rows in sliced(router.checked(batches)):
                     stage.add(router.groups(rows))
-                staged = {at: each.SerializeToString() for at, each in stage.end().items()}
+                staged = {peer: each.SerializeToString() for peer, each in stage.end().items()}
             except BaseException:
                 stage.abandon()
                 raise
@@ -176,10 +176,10 @@ class _Sink(VersionChecked):
             logger.error("sink.failed", extra={"sink": parts[0].sink, "epoch": epoch, "reason": str(failure)})
         if failures:
             raise failures[0]
-        chosen: dict[At, list[StagedAttempt]] = {}
+        chosen: dict[Peer, list[StagedAttempt]] = {}
         for part in parts:
-            for at, staged in part.staged.items():
-                chosen.setdefault(at, []).append(StagedAttempt.FromString(staged))
+            for peer, staged in part.staged.items():
+                chosen.setdefault(peer, []).append(StagedAttempt.FromString(staged))
         if bad := sum(part.bad_rows for part in parts):
             where = {"sink": parts[0].sink, "epoch": epoch, "rows": bad, "policy": self._options.bad_rows}
             logger.warning("sink.bad_rows", extra=where)
@@ -210,8 +210,8 @@ class _Sink(VersionChecked):
         if not parts:
             return
         with SinkWorkers(self._options, parts[0].sink, epoch) as workers:
-            for at in {at for part in parts for at in part.staged}:
-                workers.discard(at)
+            for peer in {peer for part in parts for peer in part.staged}:
+                workers.discard(peer)
 
 
 class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):

@@ -96,7 +96,7 @@ def _lanes(worker: Worker) -> dict[str, Any]:
         "exhausted_tasks": sorted(worker.servers.tasks_without_credit()),
         "waiting": router.queues.waiting(),
         "unreleased": [
-            {"worker": peer[0], "messages": sum(of_entries.values())}
+            {"worker": peer.worker_id, "messages": sum(of_entries.values())}
             for peer, _, of_entries in router.connections.unreleased()
         ],
     }

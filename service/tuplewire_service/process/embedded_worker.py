@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tuplewire.connection.loop import messaging_loop
+from tuplewire.settings.addresses import Peer
 from tuplewire.text.events import event_logger
 from tuplewire_service.config.config_sources import settings_in, transport_settings_in
 from tuplewire_service.config.worker_config import WorkerConfig
@@ -47,14 +48,9 @@ class EmbeddedWorker:
         self.host = Host(self._worker, lambda _: None)  # the process belongs to the embedding program
         # The address is host:port, or ipc://.../port.ipc in ZeroMQ's local mode.
         self.port = int(re.split("[:/]", self._worker.servers.addresses[0].removesuffix(".ipc"))[-1])
-        self.peer = worker_id, f"{_HOST}:{self.port}"  # its ID and address for other workers
+        self.peer = Peer(worker_id, f"{_HOST}:{self.port}")  # for other workers
 
-    def assign(
-        self,
-        version: int,
-        shares: Mapping[tuple[str, str], Sequence[int]],
-        dead: Collection[tuple[str, str]] = (),
-    ) -> None:
+    def assign(self, version: int, shares: Mapping[Peer, Sequence[int]], dead: Collection[Peer] = ()) -> None:
         """Apply an assignment: the tasks of each peer. `dead` are workers that were killed."""
         workers = (AssignedWorker(*peer, tuple(sorted(tasks))) for peer, tasks in shares.items())
         assignment = Assignment(version, self.host.topology, tuple(workers))
@@ -79,7 +75,7 @@ class EmbeddedWorker:
         """Drain for at most `timeout` seconds, and close. Dropped messages are logged."""
         dropped = self._loop.run(self._worker.drain(timeout)).dropped
         if reasons := {reason: count for reason, count in dropped.items() if count}:
-            logger.warning("messages.dropped", extra={"worker": self.peer[0], "reasons": reasons})
+            logger.warning("messages.dropped", extra={"worker": self.peer.worker_id, "reasons": reasons})
         self._end()
 
     def _end(self) -> None:

@@ -20,7 +20,7 @@ from tuplewire.errors import (
     TuplewireError,
     WrongTopologyError,
 )
-from tuplewire.settings.addresses import check_reachable
+from tuplewire.settings.addresses import Peer, check_reachable
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import check_task
 
@@ -45,9 +45,9 @@ class AssignedWorker:
     peer_address: str = ""
 
     @property
-    def peer(self) -> tuple[str, str]:
+    def peer(self) -> Peer:
         """The id and the address for other workers; together they identify a connection."""
-        return self.worker_id, self.peer_address or self.address
+        return Peer(self.worker_id, self.peer_address or self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Assignment:
             seen.add(worker.worker_id)
             _check_text("a worker id", worker.worker_id)
             _check_text("a node", worker.node)
-            for address in (worker.address, worker.peer[1]):
+            for address in (worker.address, worker.peer.address):
                 _check_text("an address", address)
                 try:
                     check_reachable(address)

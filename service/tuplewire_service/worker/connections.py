@@ -18,7 +18,7 @@ from typing import Any
 from tuplewire.connection.loop import watched
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.send_events import SendEvents
-from tuplewire.settings.addresses import split_host_port
+from tuplewire.settings.addresses import Peer, split_host_port
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
@@ -32,8 +32,6 @@ GIVE_UP_SECONDS = 3.0
 """Seconds without a session or acknowledgements after which an unassigned worker's messages are rerouted."""
 _MOST_LOSERS = 1000
 """Maximum number of departed workers with a separate count of possibly lost messages."""
-Peer = tuple[str, str]
-"""A worker's id and its address. A worker that restarts at another address is another peer."""
 
 
 class Connections:
@@ -82,7 +80,7 @@ class Connections:
         if not timeout:  # a peer that answers now must not receive messages that are rerouted
             connection.writes = False
         self._leaving[connection] = peer
-        task = asyncio.create_task(self._close(peer, connection, timeout), name=f"close {peer[1]}")
+        task = asyncio.create_task(self._close(peer, connection, timeout), name=f"close {peer.address}")
         self._closing.add(task)
         watched(task).add_done_callback(self._closing.discard)
 
@@ -92,21 +90,21 @@ class Connections:
         self._open(peer)
 
     def _open(self, peer: Peer) -> None:
-        worker_id, address = peer
-        host, port = split_host_port(address)
-        connection = self._context.connect(self._topology, host, port, worker_id, self._events).end
+        host, port = split_host_port(peer.address)
+        connection = self._context.connect(self._topology, host, port, peer.worker_id, self._events).end
         self._numbers[connection] = next(self._new_numbers)
         self._connections[peer] = connection
-        logger.info("connection.opened", extra={"worker": worker_id, "peer": address})
+        logger.info("connection.opened", extra={"worker": peer.worker_id, "peer": peer.address})
 
-    async def _close(self, key: Peer, connection: SendingEnd, timeout: float) -> None:
+    async def _close(self, peer: Peer, connection: SendingEnd, timeout: float) -> None:
         left = await connection.take_back(timeout)
         if lost := connection.buffer.window.possibly_lost:
             # New worker ids may appear indefinitely, so later ones share one count.
-            known = key[0] in self._lost_before or len(self._lost_before) < _MOST_LOSERS
-            self._lost_before[key[0] if known else OTHER] += lost
+            known = peer.worker_id in self._lost_before or len(self._lost_before) < _MOST_LOSERS
+            self._lost_before[peer.worker_id if known else OTHER] += lost
         del self._leaving[connection], self._numbers[connection]
-        logger.info("connection.closed", extra={"worker": key[0], "peer": key[1], "handed_back": len(left)})
+        where = {"worker": peer.worker_id, "peer": peer.address}
+        logger.info("connection.closed", extra={**where, "handed_back": len(left)})
         self._on_returned(connection, left)
 
     def get(self, peer: Peer) -> SendingEnd | None:
@@ -125,7 +123,7 @@ class Connections:
     @property
     def not_ready(self) -> list[str]:
         """The ids of the needed workers without a session at the moment."""
-        return sorted(peer[0] for peer in self._needed if not self.ready(peer))
+        return sorted(peer.worker_id for peer in self._needed if not self.ready(peer))
 
     def ready(self, peer: Peer) -> bool:
         """Return True if there is a session with a worker at the moment."""
@@ -146,12 +144,11 @@ class Connections:
         """Add every connection, with the known state of its peer, to a worker's status."""
         lost = self._lost_before.copy()
         leaving = ((peer, connection) for connection, peer in self._leaving.items())
-        for (worker_id, address), connection in chain(self._connections.items(), leaving):
+        for peer, connection in chain(self._connections.items(), leaving):
             counts = connection.counts
             # A replacement has the same worker and address as the connection that is closing: see `number`.
             status.peers.add(
-                worker_id=worker_id,
-                address=address,
+                **peer._asdict(),
                 number=self._numbers[connection],
                 connected=connection.connected,
                 ledger=pb.Ledger(**asdict(connection.buffer.ledger())),
@@ -161,16 +158,16 @@ class Connections:
                 sent_batches=counts.frames,
                 sent_bytes=counts.bytes,
             )
-            lost[worker_id] += connection.window.possibly_lost
+            lost[peer.worker_id] += connection.window.possibly_lost
             newest = max(status.newest_assignment_version, connection.receipts.assignment_version)
             status.newest_assignment_version = newest
         status.possibly_lost.update(lost)
 
     def blocked(self) -> Iterator[tuple[int, str]]:
         """Yield each task with messages that a worker does not accept now, with that worker's id."""
-        for (worker_id, _), connection in self._connections.items():
+        for peer, connection in self._connections.items():
             for task in connection.blocked_tasks:
-                yield task, worker_id
+                yield task, peer.worker_id
 
     def loads(self, peer: Peer, tasks: Collection[int]) -> dict[int, float]:
         """Return the last reported loads of a worker's tasks, 0 by default; empty without a session."""

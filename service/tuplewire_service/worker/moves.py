@@ -14,10 +14,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tuplewire.connection.sending_end import SendingEnd
+from tuplewire.settings.addresses import Peer
 from tuplewire.values.group import TaskGroup, entry_worker
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.assignment import AssignedWorker
-from tuplewire_service.worker.connections import Peer
 from tuplewire_service.worker.successors import Successors
 
 HeldGroup = tuple[TaskGroup, InboundSession]
@@ -218,7 +218,7 @@ class Moves:
         entered = entry_worker_of(group, inbound, self._own)
         after = self.successors.take(group.task, entered) if self.successors.known else None
         # 1. Only one message: later ones follow it, or wait for it.
-        if after is not None and (peer := (after.worker_id, after.address)) != owner:
+        if after is not None and (peer := Peer(after.worker_id, after.address)) != owner:
             connection = self._connection(peer)
             way = None if owner is None else self._connection(owner)
             # If earlier messages are in flight to the owner, this one must follow them there.

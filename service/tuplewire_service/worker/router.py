@@ -21,6 +21,7 @@ from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire.session.send_events import SendEvents
+from tuplewire.settings.addresses import Peer
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.wire.messaging_pb2 import Departure, SinkEpoch, Subscribe
@@ -31,7 +32,7 @@ from tuplewire_service.messaging.streamed_transport import StreamedContext
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource
 from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.connections import GIVE_UP_SECONDS, Connections, Peer
+from tuplewire_service.worker.connections import GIVE_UP_SECONDS, Connections
 from tuplewire_service.worker.delivery import Acknowledged, release
 from tuplewire_service.worker.departures import Departures, Successor, TaskAndEntry, successors_to_wire
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves

@@ -17,7 +17,7 @@ from tuplewire.errors import (
     TooManyHopsError,
     UnknownTaskError,
 )
-from tuplewire.settings.addresses import is_loopback, join_host_port, split_host_port
+from tuplewire.settings.addresses import Peer, is_loopback, join_host_port, split_host_port
 from tuplewire.values.group import MAX_UNQUEUED_HOPS
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
@@ -64,7 +64,7 @@ class RoutingTable:
         ]
         self.owner_of = assignment.owner_of
 
-    def to_connect(self, named: Container[tuple[str, str]], *, everyone: bool) -> list[tuple[str, str]]:
+    def to_connect(self, named: Container[Peer], *, everyone: bool) -> list[Peer]:
         """Return the other workers that own outbound tasks or are in `named`; with `everyone`, all others."""
         outbound = None if self.outbound is None else self.outbound(self.local)
         return [
@@ -146,7 +146,7 @@ def id_mismatch(assignment: Assignment, worker_id: str, own: Sequence[Place]) ->
         (worker.worker_id, address)
         for worker in assignment.workers
         if worker.worker_id != worker_id
-        for address in (worker.address, worker.peer[1])
+        for address in (worker.address, worker.peer.address)
         if any(_is(split_host_port(address), place) for place in own)
     ]
     if mistaken:

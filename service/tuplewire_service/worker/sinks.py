@@ -13,13 +13,13 @@ from itertools import compress
 
 from tuplewire.connection.loop import watched
 from tuplewire.errors import ResourceLimitError, StagedDataLostError, UnknownRunError
+from tuplewire.settings.addresses import Peer
 from tuplewire.text.events import LogRate, event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.translate import TaskContent
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.connections import Peer
 from tuplewire_service.worker.publications import Chosen, Publications
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.stage_file import StageFiles

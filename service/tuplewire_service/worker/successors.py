@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cache
 
+from tuplewire.settings.addresses import Peer
 from tuplewire.wire.messaging_pb2 import Departure
-from tuplewire_service.worker.connections import Peer
 from tuplewire_service.worker.departures import Departures, Successor, TaskAndEntry, successors_of
 
 
@@ -62,7 +62,7 @@ class Successors:
     @property
     def peers(self) -> set[Peer]:
         """The known successors."""
-        return {(each.worker_id, each.address) for each in self.known.values()}
+        return {Peer(each.worker_id, each.address) for each in self.known.values()}
 
     def take(self, task: int, entry_worker: int) -> Successor | None:
         """Remove and return the destination of the next message; None: the owner of the task."""
@@ -74,11 +74,11 @@ class Successors:
         """Return the workers that hold unreleased messages of this worker, for its departure notice."""
         last: dict[TaskAndEntry, int] = {}
         found = dict(self.known)
-        for (worker_id, address), incarnation, keys in unreleased:
+        for peer, incarnation, keys in unreleased:
             for (task, entry_worker), entry_sequence in keys.items():
                 key = task, entry_worker or self._own
                 # Later messages must follow the last ones, which are at this worker.
                 if entry_sequence >= last.get(key, 0):
                     last[key] = entry_sequence
-                    found[key] = Successor(worker_id, address, incarnation)
+                    found[key] = Successor(*peer, incarnation)
         return found

@@ -31,6 +31,7 @@ from tuplewire.errors import (
     SupersededError,
     WrongTopologyError,
 )
+from tuplewire.settings.addresses import Peer
 from tuplewire.settings.config import SessionSettings
 from tuplewire.spark.client_handle import ClientHandle, close_clients
 from tuplewire_service.testing import eventually
@@ -265,7 +266,7 @@ def test_polls_of_a_worker_share_a_channel(pair: Pair) -> None:
 def test_an_unreachable_worker_hides_no_other_state(pair: Pair) -> None:
     """A poll returns the states of the tasks at all workers that answer, and the problem of the others."""
     known, unknown, nobody = pair.far_task(), pair.near_task(), 5000
-    places = {(pair.far.address, "b"): [known], (f"127.0.0.1:{free_port()}", "gone"): [unknown]}
+    places = {Peer("b", pair.far.address): [known], Peer("gone", f"127.0.0.1:{free_port()}"): [unknown]}
     receiver = Mock(others=OtherWorkers(SessionSettings(), None), workers_of=AsyncMock(return_value=places))
     states = TaskStates()
     messaging_loop().run(states.poll(receiver, [known, unknown, nobody]))

@@ -103,7 +103,7 @@ def test_a_task_moves_between_staging_and_publishing(workers: Workers) -> None:
     parts = [driver.attempt(writer, 0, range(50))]
     workers.put("b")
     parts.append(driver.attempt(writer, 0, range(50, 100), partition=1))
-    assert [worker for each in parts for _, worker in each.staged] == ["a", "a"]
+    assert [peer.worker_id for each in parts for peer in each.staged] == ["a", "a"]
     writer.commit(list(parts), 0)
     driver.epoch(1, range(100, 150))
     assert take(workers.running["b"], 150) == list(range(150))
@@ -116,7 +116,7 @@ def test_an_epoch_published_again_after_a_move(workers: Workers) -> None:
     driver.epoch(0, range(10), (TASK, other))
     writer = driver.begin()
     part = driver.attempt(writer, 1, range(10, 20), tasks=(TASK, other))
-    at_a = {at: staged for at, staged in part.staged.items() if at[1] == "a"}
+    (at_a,) = ({peer: staged} for peer, staged in part.staged.items() if peer.worker_id == "a")
     writer.commit([replace(part, staged=at_a)], 1)
     workers.put("c")
     for _ in range(2):

@@ -95,7 +95,10 @@ def test_foreign_and_malformed_messages(caplog: pytest.LogCaptureFixture) -> Non
     topology = word_count(counts)
     serializer = TupleSerializer(topology)
     good = serializer.serialize(Tuple(["word"], topology.source(3, "default")))
-    with hosted(topology, [1], transport="grpc") as (here,), Client(here.peer[1], topology="t") as client:
+    with (
+        hosted(topology, [1], transport="grpc") as (here,),
+        Client(here.peer.address, topology="t") as client,
+    ):
         worker = ExecutorWorker(topology, [1], topology_id="t", link=here.link)
         # Sent before the executors exist: the messages wait for them.
         client.send(TaskMessageBatch.from_groups([TaskGroup.of(1, [good, b"\x00"], 3)]))

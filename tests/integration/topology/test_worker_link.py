@@ -202,7 +202,7 @@ def test_no_other_consumer(topology: Topology) -> None:
     """Clients cannot consume the tasks that a worker runs itself."""
     with hosted(topology, [1, 2], transport="grpc") as (here,):
         Taker(here, 1)
-        with Client(here.peer[1], topology="t") as client:
+        with Client(here.peer.address, topology="t") as client:
             with (
                 pytest.raises(RefusedError, match="task 1 is run by worker w0 itself"),
                 client.recv([1]) as subscription,

@@ -11,6 +11,7 @@ from helpers.sending import PLENTY, reopen
 
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.send import SendWindow
+from tuplewire.settings.addresses import Peer
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, route_of
 from tuplewire.wire.messaging_pb2 import Departure
@@ -23,7 +24,7 @@ from tuplewire_service.worker.successors import Successors
 TASK = 1
 OWN, OTHER = 100, 200
 """Worker numbers: this worker, and a worker that sends messages to it."""
-PEER = ("w", "127.0.0.1:1")
+PEER = Peer("w", "127.0.0.1:1")
 
 
 PROGRAM, WORKER = Program(), Program(OTHER)
@@ -193,8 +194,8 @@ def test_what_is_handed_back_waits_for_what_is_on_another_route() -> None:
     first = messages(1, 3)
     other.send(first)
     moves = moving(other)
-    moves.add_old_route(TASK, ("w2", "127.0.0.1:2"), cast("SendingEnd", ended))
-    moves.mark_lost({("w2", "127.0.0.1:2")})
+    moves.add_old_route(TASK, Peer("w2", "127.0.0.1:2"), cast("SendingEnd", ended))
+    moves.mark_lost({Peer("w2", "127.0.0.1:2")})
     left = [(messages(4), PROGRAM), (messages(9), WORKER)]
     handed_back = moves.remove_routes(cast("SendingEnd", ended), cast("Any", left))
     assert [group.entry_sequence for group, _ in handed_back] == [9]
@@ -248,7 +249,7 @@ def test_of_what_waits_only_what_is_free_goes() -> None:
 def test_a_message_follows_earlier_ones_to_a_successor(*, entered: int, in_flight: bool) -> None:
     """A message follows earlier ones to a drained worker's successor, unless later ones go to the owner."""
     route, other = Route(), Route()
-    owner, routes = ("o", "o:1"), {("o", "o:1"): route, ("s", "s:1"): other}
+    owner, routes = Peer("o", "o:1"), {Peer("o", "o:1"): route, Peer("s", "s:1"): other}
     moves = Moves(OWN, connection=cast("Any", routes.get))
     successors = successors_to_wire({(TASK, entered): Successor("s", "s:1", 5)})
     departure = Departure(incarnation=3, successors=successors)
@@ -316,9 +317,9 @@ def departed(worker: Successor, successor: Successor | None = None) -> Departure
     return Departure(incarnation=worker.incarnation, successors=successors)
 
 
-def unreleased(worker: Successor) -> list[tuple[tuple[str, str], int, dict[tuple[int, int], int]]]:
+def unreleased(worker: Successor) -> list[tuple[Peer, int, dict[tuple[int, int], int]]]:
     """Return this worker's messages that are not released by a peer."""
-    return [((worker.worker_id, worker.address), worker.incarnation, {(TASK, NO_WORKER): 5})]
+    return [(Peer(worker.worker_id, worker.address), worker.incarnation, {(TASK, NO_WORKER): 5})]
 
 
 def known(*departures: Departure) -> Departures:
@@ -345,7 +346,7 @@ def test_the_next_message_goes_to_the_last_successor_once(
     """A connection to the successor is needed; without one, the message goes to the owner."""
     successors = Successors(OWN, OWN_INCARNATION)
     successors.refresh(known(*departures), unreleased(A))
-    assert successors.peers == ({(found.worker_id, found.address)} if found else set())
+    assert successors.peers == ({Peer(found.worker_id, found.address)} if found else set())
     assert len(successors.known) == len(successors.peers)
     assert [successors.take(*ENTRY) for _ in range(2)] == [found, None]
 
@@ -363,8 +364,8 @@ def test_what_this_worker_leaves_itself() -> None:
     """The connection with the highest entry sequence has the latest messages."""
     successors = Successors(OWN, OWN_INCARNATION)
     connections = [
-        (("a", "a:1"), A.incarnation, {(TASK, NO_WORKER): 5}),
-        (("b", "b:1"), B.incarnation, {(TASK, NO_WORKER): 7}),
-        (("c", "c:1"), C.incarnation, {(TASK, NO_WORKER): 6}),
+        (Peer("a", "a:1"), A.incarnation, {(TASK, NO_WORKER): 5}),
+        (Peer("b", "b:1"), B.incarnation, {(TASK, NO_WORKER): 7}),
+        (Peer("c", "c:1"), C.incarnation, {(TASK, NO_WORKER): 6}),
     ]
     assert successors.snapshot_at_shutdown(connections) == {ENTRY: B}

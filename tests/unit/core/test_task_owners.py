@@ -8,6 +8,7 @@ import pytest
 
 from tuplewire.connection.task_owners import TaskOwners
 from tuplewire.errors import NotReadyError, WrongTopologyError
+from tuplewire.settings.addresses import Peer
 from tuplewire.wire import control_pb2 as pb
 
 
@@ -21,8 +22,8 @@ def test_tasks_are_grouped_by_worker() -> None:
     """by_worker() omits unknown tasks, and unknown() names them."""
     owners = TaskOwners("test", "near:1")
     owners.replace(assignment(3, {"a": [1, 2], "b": [3], "c": []}), "near:1")
-    assert owners.by_worker([3, 1, 2, 9]) == {("b:1", "b"): [3], ("a:1", "a"): [1, 2]}
-    assert owners.present == {"a:1": "a", "b:1": "b", "c:1": "c"}
+    assert owners.by_worker([3, 1, 2, 9]) == {Peer("b", "b:1"): [3], Peer("a", "a:1"): [1, 2]}
+    assert owners.present == {f"{name}:1": Peer(name, f"{name}:1") for name in "abc"}
     assert "task 9 is not in assignment version 3, which has 1, 2, 3" in str(owners.unknown([9]))
 
 
@@ -46,4 +47,4 @@ def test_a_worker_without_a_fitting_assignment_is_an_error() -> None:
         owners.replace(None, "b:1")
     with pytest.raises(WrongTopologyError, match="b:1 serves topology 'other', not 'test'"):
         owners.replace(assignment(2, {"b": [1]}, "other"), "b:1")
-    assert owners.by_worker([1]) == {("a:1", "a"): [1]}
+    assert owners.by_worker([1]) == {Peer("a", "a:1"): [1]}

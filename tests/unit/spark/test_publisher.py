@@ -6,23 +6,23 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tuplewire.connection.task_owners import At
 from tuplewire.errors import StagedDataLostError, UnknownRunError
+from tuplewire.settings.addresses import Peer
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.stages import Publisher
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.translate import TaskContent
 
-ONE, TWO = ("one:1", "one"), ("two:1", "two")
+ONE, TWO = Peer("one", "one:1"), Peer("two", "two:1")
 EARLIER = {1: TaskContent(3, 30, 5)}
 
 
 class Asking(Publisher):
     """A publisher that records requests to workers that do not know its run; some lost their staged data."""
 
-    def __init__(self, gone: Sequence[At] = (), earlier: Mapping[int, TaskContent] | None = None) -> None:
-        super().__init__(sink_options({"address": ONE[0]}), "sink", 7, {ONE: (), TWO: ()}, "run")
-        self.asked: list[tuple[str, At]] = []
+    def __init__(self, gone: Sequence[Peer] = (), earlier: Mapping[int, TaskContent] | None = None) -> None:
+        super().__init__(sink_options({"address": ONE.address}), "sink", 7, {ONE: (), TWO: ()}, "run")
+        self.asked: list[tuple[str, Peer]] = []
         self._gone = gone
         self._earlier = dict(earlier or {})
         self._begun = False
@@ -31,18 +31,18 @@ class Asking(Publisher):
         self._begun = True
         return self._earlier
 
-    def _check(self, at: At, earlier: Mapping[int, TaskContent]) -> Sequence[int]:
+    def _check(self, peer: Peer, earlier: Mapping[int, TaskContent]) -> Sequence[int]:
         assert earlier == self._earlier
-        self.asked.append(("check", at))
-        if at in self._gone:
+        self.asked.append(("check", peer))
+        if peer in self._gone:
             raise StagedDataLostError("gone")
         return ()
 
-    def _publish(self, at: At, earlier: Mapping[int, TaskContent]) -> pb.PublishResponse:
+    def _publish(self, peer: Peer, earlier: Mapping[int, TaskContent]) -> pb.PublishResponse:
         if not self._begun:
             raise UnknownRunError("begin it")
         assert earlier == self._earlier
-        self.asked.append(("publish", at))
+        self.asked.append(("publish", peer))
         return pb.PublishResponse(chosen=2)
 
 

@@ -36,7 +36,7 @@ WORKER = 77
 def held(acknowledged: int, tail: int, worker: int = WORKER, size_bytes: int | None = None) -> Held:
     """Return a worker's state of a task, with 10 bytes per message by default."""
     size = 10 * (tail - acknowledged) if size_bytes is None else size_bytes
-    return Held("w:1", "w", worker, acknowledged, tail, size)
+    return Held("w", "w:1", worker, acknowledged, tail, size)
 
 
 def at(sequence: int, worker: int = WORKER) -> TaskOffset:

@@ -217,7 +217,7 @@ class LocalTopology(RunningTopology):
 
     def ledgers(self) -> dict[str, LedgerSnapshot]:
         """Return the ledger of each worker, in messages."""
-        return {worker.hosted.peer[0]: worker.hosted.host.ledger() for worker in self._living()}
+        return {worker.hosted.peer.worker_id: worker.hosted.host.ledger() for worker in self._living()}
 
     def heartbeats(self) -> list[ExecutorHeartbeat]:
         """Return the activity of every executor at its worker's last heartbeat."""

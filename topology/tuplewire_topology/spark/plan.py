@@ -24,6 +24,7 @@ from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.settings.addresses import (
     ADDRESS_VARIABLE,
     TOPOLOGY_VARIABLE,
+    Peer,
     is_loopback,
     join_host_port,
     split_host_port,
@@ -113,21 +114,18 @@ class Plan:
 
     def assignment(self) -> control_pb2.Assignment:
         """Return the assignment of tasks to workers. PySpark tasks may share a worker."""
-        tasks: dict[tuple[str, str], list[int]] = {}
+        tasks: dict[Peer, list[int]] = {}
         for rank, (place, share) in enumerate(zip(self.places, self.shares, strict=True)):
-            own = tasks.setdefault((place.worker_id, place.peer_address), [])
+            own = tasks.setdefault(Peer(place.worker_id, place.peer_address), [])
             own += [self.first_task + task for task in share]
             own.append(self.mailbox(rank))
         if self._submitter is not None:
             place = self._submitter
-            tasks.setdefault((place.worker_id, place.peer_address), []).append(SUBMITTER_TASK)
+            tasks.setdefault(Peer(place.worker_id, place.peer_address), []).append(SUBMITTER_TASK)
         return control_pb2.Assignment(
             version=self.version,
             topology=self.topology,
-            workers=[
-                control_pb2.AssignedWorker(worker_id=worker_id, address=address, tasks=held)
-                for (worker_id, address), held in tasks.items()
-            ],
+            workers=[control_pb2.AssignedWorker(**peer._asdict(), tasks=own) for peer, own in tasks.items()],
         )
 
     def told(self, rank: int) -> list[tuple[str, Place]]:
