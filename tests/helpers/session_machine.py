@@ -144,7 +144,7 @@ class SessionMachine(RuleBasedStateMachine):
         told_bytes = 0
         for each in self.window.take_settled():
             assert each.dropped is DropReason.OVERFLOW
-            told[each.token.number, each.task] += each.messages
+            told[each.inbound.number, each.task] += each.messages
             told_bytes += each.size_bytes
         assert told == Counter((self.batch_of[message].number, message[1]) for message in gone)
         assert told_bytes == sum(self.pending[message] for message in gone)
@@ -202,7 +202,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def _settle(self, settled: Iterable[Settled]) -> None:
         for each in settled:
-            batch: Batch = each.token
+            batch: Batch = each.inbound
             refused = self.worker.refused
             candidates = [
                 message
@@ -429,7 +429,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def _progress(self, cursor: pb.TaskCursor) -> None:
         for done in self.worker.logs[cursor.task].progress(cursor.acknowledged, cursor.received):
-            assert done.token is self.worker
+            assert done.inbound is self.worker
             self.worker.session.credit.released(cursor.task, done.messages, done.size_bytes)
 
     def cut_consumer(self, limit: int) -> None:

@@ -62,7 +62,7 @@ def messages_in(group: TaskGroup) -> list[Message]:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """The messages of one offer, by task; also their token. Settled messages are removed."""
+    """The messages of one offer, by task; also their inbound session. Settled messages are removed."""
 
     number: int
     open: dict[int, list[Message]]

@@ -85,15 +85,16 @@ class SendBuffer:
 
     # --- for callers ----------------------------------------------------------------------------
 
-    def offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
+    def offer(self, groups: Sequence[TaskGroup], inbound: Any = None, *, retain: bool = False) -> bool:
         """Accept all messages; return False if they do not fit and the setting `overflow` drops none.
 
-        token: is passed to the callbacks of SendEvents. retain: keep the messages until they are processed,
-        in every mode of the session. Both have an effect only on the event loop. Raises ClosedError,
-        MessageTooLargeError, or the error that closed the session.
+        inbound: the session that a worker received the messages on; passed to the callbacks of SendEvents.
+        retain: keep the messages until they are processed, in every mode of the session. Both have an
+        effect only on the event loop. Raises ClosedError, MessageTooLargeError, or the error that closed
+        the session.
         """
         with self.lock:
-            accepted = self._accept(groups, token, retain=retain)
+            accepted = self._accept(groups, inbound, retain=retain)
         if accepted:
             self.wake()
         return accepted
@@ -206,7 +207,7 @@ class SendBuffer:
     def _raise_closed(self) -> NoReturn:
         raise self.failed or ClosedError(f"the connection to {self.address} is closed{self.closed_because}")
 
-    def _accept(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
+    def _accept(self, groups: Sequence[TaskGroup], inbound: Any = None, *, retain: bool = False) -> bool:
         """Do the same as offer; with the lock, and without waking the loop.
 
         1. On the event loop, the window decides, after it has accepted all submitted messages.
@@ -224,7 +225,7 @@ class SendBuffer:
                 self.take_submitted()
             if self.submitted.room_elsewhere:
                 self.submitted.shut()
-            return self.window.offer(groups, token, retain=retain, now_micros=time.time_ns() // 1000)
+            return self.window.offer(groups, inbound, retain=retain, now_micros=time.time_ns() // 1000)
         # 2. Only the loop changes the window, so an interrupt never leaves the window half changed.
         if self._hand_over(groups):
             return True

@@ -149,7 +149,7 @@ class SendingEnd(ReconnectingStream):
         await self._end()  # 1.
 
     async def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
-        """Close, and return the unacknowledged messages with their tokens, in order for each task.
+        """Close, and return the unacknowledged messages with their inbound sessions, in order for each task.
 
         The ledger then no longer counts them as accepted. Messages that may have arrived nevertheless are
         marked as redelivered. A second call returns an empty list.

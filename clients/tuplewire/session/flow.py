@@ -24,7 +24,8 @@ class Entry:
     """Pending messages of one flow: the messages of a batch, or a part of them."""
 
     group: TaskGroup
-    token: Any
+    inbound: Any
+    """See Settled."""
     age: int
     """Increases from batch to batch, from 1. It is 0 once the entry was written and may have arrived."""
     retain: bool
@@ -38,7 +39,7 @@ class Entry:
 
     def having(self, group: TaskGroup) -> Entry:
         """Return this entry with other messages."""
-        return Entry(group, self.token, self.age, self.retain, self.accepted_micros)
+        return Entry(group, self.inbound, self.age, self.retain, self.accepted_micros)
 
     def redelivered(self) -> Entry:
         """Return this entry with its messages marked as redelivered."""

@@ -38,9 +38,10 @@ class DropReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Messages that were acknowledged or dropped, with the token that they were accepted with."""
+    """Messages that were acknowledged or dropped."""
 
-    token: Any
+    inbound: Any
+    """The session that a worker received the messages on; None in a program."""
     task: int
     messages: int
     size_bytes: int

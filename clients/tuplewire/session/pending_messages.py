@@ -103,10 +103,10 @@ class PendingMessages:
             self._ledger.acknowledged += count
         else:
             self._ledger.dropped[dropped] += count
-        settled = Settled(entry.token, group.task, count, size, dropped)
+        settled = Settled(entry.inbound, group.task, count, size, dropped)
         self.settled.append(settled)
         # A message that is settled by its acknowledgement alone is released later, by a grant.
-        if releases and entry.token is not None and (dropped is not None or entry.retain):
+        if releases and entry.inbound is not None and (dropped is not None or entry.retain):
             self._released.append(settled)
 
     def _release(self, entry: Entry, messages: int, size_bytes: int) -> None:
@@ -174,7 +174,7 @@ class PendingMessages:
         return settled
 
     def take_released(self) -> list[Settled]:
-        """Return and clear the messages with a token that were released since the last call.
+        """Return and clear the messages with an inbound session that were released since the last call.
 
         A message is released after it is settled. Messages that the receiver will never release are included
         immediately: dropped messages, and settled ones once the receiver is lost.
@@ -222,7 +222,7 @@ class PendingMessages:
             group = entry.group
             self._release(entry, group.count, group.size_bytes)
             self._ledger.accepted -= group.count
-            left.append((group if entry.age else group.as_redelivered(), entry.token))
+            left.append((group if entry.age else group.as_redelivered(), entry.inbound))
         # Messages of one entry worker may be in several flows.
         return sorted(left, key=lambda each: each[0].entry_sequence)
 

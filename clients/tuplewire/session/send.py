@@ -59,24 +59,24 @@ class SendWindow(PendingMessages):
         self._max_frame_bytes = settings.max_frame_bytes
 
     def offer(
-        self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False, now_micros: int = 0
+        self, groups: Sequence[TaskGroup], inbound: Any = None, *, retain: bool = False, now_micros: int = 0
     ) -> bool:
         """Accept all messages and return True, or accept none and return False if they do not fit.
 
         The policy `drop_oldest` makes space if possible.
 
         Args:
-            token: Returned with the messages when they are settled.
+            inbound: The session that a worker received the messages on. take_settled() returns it with them.
             retain: Retain these messages until they are processed, as in the mode `processed`.
             now_micros: The time of acceptance in microseconds since 1970, for groups without one.
         """
         if not self.fits(groups) and not (self._drops_oldest and self._make_room(groups)):
             return False
-        self.accept(groups, token, retain=retain, now_micros=now_micros)
+        self.accept(groups, inbound, retain=retain, now_micros=now_micros)
         return True
 
     def accept(
-        self, groups: Iterable[TaskGroup], token: Any = None, *, retain: bool = False, now_micros: int = 0
+        self, groups: Iterable[TaskGroup], inbound: Any = None, *, retain: bool = False, now_micros: int = 0
     ) -> None:
         """Accept messages without checking the bounds. Call fits() first; for the arguments see offer()."""
         age = self._ledger.accepted + 1
@@ -90,7 +90,7 @@ class SendWindow(PendingMessages):
                 self._flows_to.setdefault(task, []).append(flow)
             accepted = group.accepted_micros or now_micros
             for piece in frame_pieces(group, self._max_frame_bytes):
-                flow.pending.append(Entry(piece, token, age, retain or self._retain, accepted))
+                flow.pending.append(Entry(piece, inbound, age, retain or self._retain, accepted))
             if flow.highest and flow.all_released:
                 flow.highest = 0
             flow.used_since_sweep = True
@@ -292,7 +292,7 @@ class SendWindow(PendingMessages):
 
         1. A refused message is dropped.
         2. A message that is retained until it is processed is settled later, by a grant.
-        3. Any other message is settled now. If it has a token, a later grant reports its release.
+        3. Any other message is settled now. If it has an inbound session, a later grant reports its release.
 
         Raises ProtocolError if the update acknowledges a frame that was never sent.
         """
@@ -308,7 +308,7 @@ class SendWindow(PendingMessages):
                     flow.unprocessed.append(entry)
                     continue
                 self._settle(entry, None)  # 3.
-                if entry.token is not None:
+                if entry.inbound is not None:
                     flow.unprocessed.append(self.settled[-1])
         self.acknowledged = max(self.acknowledged, update.sequence)
         if self._closed:

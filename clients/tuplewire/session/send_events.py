@@ -15,7 +15,7 @@ class SendEvents:
     """The callbacks of a sending end, which calls them on the messaging loop."""
 
     settled: Callable[[Sequence[Settled]], None] = lambda _: None
-    """Called with messages that were acknowledged or dropped, and the tokens that they were sent with."""
+    """Called with messages that were acknowledged or dropped, and their inbound sessions."""
     released: Callable[[Sequence[Settled]], None] = lambda _: None
     """Called with messages that the receiver has processed."""
     lost: Callable[[], object] = lambda: None

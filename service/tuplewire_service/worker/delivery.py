@@ -2,9 +2,9 @@
 
 Every message gets a sequence within the task, from 1. A consumer that reconnects continues at its cursor. If
 it does not reconnect, its unacknowledged messages are delivered to the next consumer, in order. Used by
-ReceiveQueues for each local task. Owns the unacknowledged messages of the task and their tokens. No I/O. Call
-only from the event loop. Source: Storm's receive queue (there a Disruptor ring without acknowledgement);
-Kafka's consumer offsets. Design: docs/design/credit.md.
+ReceiveQueues for each local task. Owns the unacknowledged messages of the task and their inbound sessions.
+No I/O. Call only from the event loop. Source: Storm's receive queue (there a Disruptor ring without
+acknowledgement); Kafka's consumer offsets. Design: docs/design/credit.md.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tuplewire_service.worker.entry_queue import EntryQueue, HeldEntry
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """Messages that their consumer has acknowledged, and the token passed to append()."""
+    """Messages that their consumer has acknowledged, and the inbound session passed to append()."""
 
-    token: Any
+    inbound: Any
     messages: int
     size_bytes: int
     accepted_micros: int = 0
@@ -37,14 +37,14 @@ class Acknowledged:
     """True if the consumer rejected the messages. Their outcome is counted elsewhere."""
 
 
-_TOKEN, _MESSAGES = attrgetter("token"), attrgetter("messages")
+_INBOUND, _MESSAGES = attrgetter("inbound"), attrgetter("messages")
 
 
 def release(task: int, done: Iterable[Acknowledged | Settled]) -> None:
     """Release messages of a task to their senders: consecutive ones of one sender in one step."""
-    for token, some in groupby(done, _TOKEN):
+    for inbound, some in groupby(done, _INBOUND):
         run = list(some)
-        token.release(task, sum(map(_MESSAGES, run)), sum(map(SIZE_BYTES, run)))
+        inbound.release(task, sum(map(_MESSAGES, run)), sum(map(SIZE_BYTES, run)))
 
 
 @dataclass(slots=True, eq=False)
@@ -95,9 +95,9 @@ class DeliveryLog:
         accepted = entries.first.group.accepted_micros if entries else 0
         return max(0.0, (now_micros - accepted) / 1e6) if accepted else 0.0
 
-    def append(self, group: TaskGroup, token: Any = None) -> None:
-        """Add messages at the tail. progress() returns the token when they are acknowledged."""
-        self._waiting.append(HeldEntry(self.tail + 1, group, token))
+    def append(self, group: TaskGroup, inbound: Any = None) -> None:
+        """Add messages at the tail. progress() returns the inbound session when they are acknowledged."""
+        self._waiting.append(HeldEntry(self.tail + 1, group, inbound))
         self.tail += group.count
         self.queued_bytes += group.size_bytes
         if not group.retained_upstream:
@@ -118,8 +118,8 @@ class DeliveryLog:
             credit_bytes: Messages are added while fewer bytes than this are in flight (after `received`).
             max_bytes: The same limit for this call, including the columns of lengths. The resulting frame
                 has less than twice this size, plus one message.
-            doubtful: Returns True if a group with its token may have been delivered before over another
-                route. The group is then marked as redelivered.
+            doubtful: Returns True if a group of its inbound session may have been delivered before over
+                another route. The group is then marked as redelivered.
             most: The maximum number of groups.
         """
         deliveries: list[Delivery] = []
@@ -139,7 +139,7 @@ class DeliveryLog:
                 )
                 entry = _first_of(self._waiting, entry, count)
                 on_wire = wire_bytes(entry.group)
-            if doubtful is not None and doubtful(entry.group, entry.token):
+            if doubtful is not None and doubtful(entry.group, entry.inbound):
                 entry.group = entry.group.as_redelivered()
             self._delivered.append(entry)
             self.taken += entry.group.count
@@ -193,7 +193,7 @@ class DeliveryLog:
                 entry = _first_of(self._delivered, entry, acknowledged - settled)
             settled += entry.group.count
             size = entry.group.size_bytes
-            done.append(Acknowledged(entry.token, entry.group.count, size, entry.group.accepted_micros))
+            done.append(Acknowledged(entry.inbound, entry.group.count, size, entry.group.accepted_micros))
             self.queued_bytes -= size
             if not entry.group.retained_upstream:
                 self.unretained -= entry.group.count
@@ -219,28 +219,28 @@ class DeliveryLog:
         self._taken_bytes = 0
 
     def oldest(self) -> tuple[TaskGroup, Any] | None:
-        """Return the first unacknowledged message and its token, if the message was delivered."""
+        """Return the first unacknowledged message and its inbound session, if it was delivered."""
         if not self._delivered:
             return None
         # Split off a single message, so that replace_oldest() affects no other message of its group.
         entry = _first_of(self._delivered, self._delivered.popleft(), 1)
         self._delivered.appendleft(entry)
-        return entry.group, entry.token
+        return entry.group, entry.inbound
 
-    def replace_oldest(self, group: TaskGroup, token: Any) -> None:
-        """Replace the message of oldest() with another single message and its token; then call rewind()."""
+    def replace_oldest(self, group: TaskGroup, inbound: Any) -> None:
+        """Replace the message of oldest() and its inbound session; then call rewind()."""
         entry = self._delivered.first
         self.queued_bytes += group.size_bytes - entry.group.size_bytes
-        entry.group, entry.token = group, token
+        entry.group, entry.inbound = group, inbound
 
     def held(self) -> Iterator[HeldEntry]:
         """Return an iterator over the unacknowledged messages, in order. Any thread may use the iterator."""
         return chain(iter(self._delivered), iter(self._waiting))
 
     def remove(self) -> list[tuple[TaskGroup, Any]]:
-        """Remove and return the unacknowledged messages, in order, each with its token."""
+        """Remove and return the unacknowledged messages, in order, each with its inbound session."""
         self.rewind()  # marks delivered messages as redelivered: the consumer may have processed them
-        left = [(entry.group, entry.token) for entry in self._waiting]
+        left = [(entry.group, entry.inbound) for entry in self._waiting]
         self._waiting = EntryQueue()
         self.acknowledged = self.received = self.taken = self.tail
         self.queued_bytes = self.unretained = 0
@@ -255,5 +255,5 @@ def _first_of(entries: EntryQueue, entry: HeldEntry, count: int) -> HeldEntry:
     head, *rest = cut(entry.group, count)
     for piece in reversed(rest):
         stop -= piece.count
-        entries.appendleft(HeldEntry(stop, piece, entry.token))
-    return HeldEntry(entry.first, head, entry.token)
+        entries.appendleft(HeldEntry(stop, piece, entry.inbound))
+    return HeldEntry(entry.first, head, entry.inbound)

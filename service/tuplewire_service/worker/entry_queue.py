@@ -33,7 +33,8 @@ class HeldEntry:
 
     first: int
     group: TaskGroup
-    token: Any
+    inbound: Any
+    """The InboundSession that the messages arrived on."""
 
     @property
     def last(self) -> int:
@@ -52,7 +53,7 @@ class _Packed:
     first: int
     task: int
     rows: bytes
-    tokens: list[Any]
+    sessions: list[Any]
     lengths: bytes
     data: bytes
     header_lengths: bytes
@@ -146,8 +147,8 @@ class EntryQueue:
                 break
             if (count := sequence - entry.first + 1) > 0:
                 group = entry.group
-                self.append(HeldEntry(entry.first, group.slice(0, count), entry.token))
-                entry = HeldEntry(sequence + 1, group.slice(count, group.count), entry.token)
+                self.append(HeldEntry(entry.first, group.slice(0, count), entry.inbound))
+                entry = HeldEntry(sequence + 1, group.slice(count, group.count), entry.inbound)
             to.appendleft(_redelivered(entry) if redelivered else entry)
 
 
@@ -160,7 +161,7 @@ def _run(entries: list[HeldEntry]) -> _Run:
         entries[0].first,
         groups[0].task,
         b"".join(map(_row, groups)),
-        [entry.token for entry in entries],
+        [entry.inbound for entry in entries],
         b"".join([group.lengths for group in groups]),
         b"".join([group.data for group in groups]),
         b"".join([group.header_lengths for group in groups]),
@@ -216,7 +217,7 @@ def _unpacked(run: _Packed) -> Iterator[HeldEntry]:
     with_headers = [*accumulate((row[4] if row[5] & _HEADERS else 0 for row in rows), initial=0)]
     headers = cut_column(run.header_lengths, run.header_data, with_headers)
     # Not strict: `ends` has one more element than the other columns.
-    for row, start, column, header, token in zip(rows, ends, columns, headers, run.tokens, strict=False):
+    for row, start, column, header, inbound in zip(rows, ends, columns, headers, run.sessions, strict=False):
         source, forwarded, entry_sequence, accepted_micros, _, flags = row
         group = TaskGroup(
             run.task,
@@ -230,4 +231,4 @@ def _unpacked(run: _Packed) -> Iterator[HeldEntry]:
             header_lengths=header[0],
             header_data=header[1],
         )
-        yield HeldEntry(run.first + start, group, token)
+        yield HeldEntry(run.first + start, group, inbound)

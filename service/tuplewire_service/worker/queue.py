@@ -123,7 +123,7 @@ class HeldOfTask(NamedTuple):
                 count = last - sequence + 1
                 if count <= 0:
                     break
-            entered = entry_worker_of(group, each.token, own)
+            entered = entry_worker_of(group, each.inbound, own)
             # Consecutive groups of an entry worker share a run: a queue may have a million groups.
             if entered == worker and group.entry_sequence == following:
                 messages[-1] += count

@@ -61,9 +61,9 @@ class GrownInboundSession:
 class CopyRoom:
     """The usage of a task's copies: waiting copies, and sent copies that are not released.
 
-    It replaces the token of a message whose copy exceeded the limit. `kept` holds the original tokens, and
-    the arguments of their release() calls, until there is space again. If such a message was itself a copy
-    and is now a dead letter, its space as a copy stays occupied.
+    It replaces the inbound session of a message whose copy exceeded the limit. `kept` holds the original
+    sessions, and the arguments of their release() calls, until there is space again. If such a message was
+    itself a copy and is now a dead letter, its space as a copy stays occupied.
     """
 
     messages: int = 0
@@ -147,7 +147,7 @@ class Rejections:
         found = log.oldest() if log.acknowledged == each.sequence - 1 else None
         if found is None:
             return None
-        group, token = found
+        group, inbound = found
         self.rejections += 1
         copy, settles = self._copy_of(group, each)
         event = "message.rejected" if settles is None else "message.given_up"
@@ -164,19 +164,19 @@ class Rejections:
         # 3. Later messages follow it, so the consumer receives its messages in order.
         if each.wait and settles is None:
             grown = copy.size_bytes - group.size_bytes
-            log.replace_oldest(copy, GrownInboundSession(token, grown) if grown else token)
+            log.replace_oldest(copy, GrownInboundSession(inbound, grown) if grown else inbound)
             log.rewind(log.acknowledged)
             queue.held_until = max(queue.held_until, due)
             return None
         # 4. Later messages are delivered in the meantime.
         room = self._keep(copy, settles, due)
         done = _settle(log, each)
-        own = done.token is self or getattr(done.token, "origin", None) is self
+        own = done.inbound is self or getattr(done.inbound, "origin", None) is self
         stays = own and copy.task == group.task  # it already occupies space
         # 5. Not during a move: it waits until all of the task's messages are released.
         if room.full and not (stays or queue.leaving or self.hurried):
-            room.kept.append((done.token, task, done.messages, done.size_bytes))
-            done = replace(done, token=room)
+            room.kept.append((done.inbound, task, done.messages, done.size_bytes))
+            done = replace(done, inbound=room)
         return done
 
     def _copy_of(self, group: TaskGroup, each: Rejection) -> tuple[TaskGroup | None, DropReason | None]:

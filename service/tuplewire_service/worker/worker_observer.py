@@ -95,28 +95,28 @@ class WorkerObserver:
         self._handed_out.pop(task, None)
 
     def forwarded(
-        self, group: TaskGroup, token: InboundSession, place_of: Callable[[int], str]
+        self, group: TaskGroup, inbound: InboundSession, place_of: Callable[[int], str]
     ) -> InboundSession:
-        """Record routed messages; return the token for settled(). `place_of` returns the owner of a task."""
+        """Record routed messages; return the session for settled(). place_of: returns the owner of a task."""
         # A rerouted message already has a pending span.
-        if not isinstance(token, _Forwarded) and (contexts := sampled(group.header_data)):
+        if not isinstance(inbound, _Forwarded) and (contexts := sampled(group.header_data)):
             to = place_of(group.task)
             if to != LOCAL:
-                return _Forwarded(token, group, to, contexts)
-        return token
+                return _Forwarded(inbound, group, to, contexts)
+        return inbound
 
     def settled(self, settled: Sequence[Settled]) -> None:
         """Record that another worker accepted messages, or that they were dropped."""
         for each in settled:
-            token = each.token
-            if isinstance(token, _Forwarded):
+            inbound = each.inbound
+            if isinstance(inbound, _Forwarded):
                 # All messages of a group share one span, which ends with the last of them.
-                token.left -= each.messages
-                if token.left <= 0:
-                    about = {"tuplewire.to": token.to}
+                inbound.left -= each.messages
+                if inbound.left <= 0:
+                    about = {"tuplewire.to": inbound.to}
                     if each.dropped is not None:
                         about["tuplewire.dropped"] = each.dropped.value
-                    self._passed("forward", each.task, token.contexts, token.began_ns, about)
+                    self._passed("forward", each.task, inbound.contexts, inbound.began_ns, about)
 
     def example(self, runs: Sequence[Sequence[TaskGroup]]) -> tuple[str, str] | None:
         """Return the ids of the trace and span of a message in a frame; None if no message is traced."""

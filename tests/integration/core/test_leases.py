@@ -157,12 +157,12 @@ def test_nothing_is_written_after_writing_is_stopped(context: LocalContext) -> N
     events = SendEvents(settled=lambda _: None, released=lambda _: None)
     client: Any = context.connect(TOPOLOGY, "", port, events=events)
     end = client.end
-    assert end.thread.call(lambda: end.buffer.offer([TaskGroup.of(1, [b"a"])], "token"))
+    assert end.thread.call(lambda: end.buffer.offer([TaskGroup.of(1, [b"a"])], "inbound"))
     end.writes = False
     context.bind(TOPOLOGY, port, recorder)
     eventually(lambda: client.status is ConnectionStatus.READY, timeout=20)
     left = end.thread.run(end.take_back(0.2))
-    assert [(group.payloads(), group.redelivered, token) for group, token in left] == [
-        ([b"a"], False, "token")
+    assert [(group.payloads(), group.redelivered, inbound) for group, inbound in left] == [
+        ([b"a"], False, "inbound")
     ]
     assert recorder.seen() == []

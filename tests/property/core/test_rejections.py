@@ -84,7 +84,7 @@ class Scene:
         for each in done:
             if not each.rejected:
                 self.ledger.acknowledged += each.messages
-            each.token.release(task, each.messages, each.size_bytes)
+            each.inbound.release(task, each.messages, each.size_bytes)
 
     def send(self) -> None:
         for task in TASKS:
@@ -92,9 +92,9 @@ class Scene:
             self.sent[task].append(number)
             self._put(TaskGroup.of(task, [b"%d" % number]), self.sender)
 
-    def _put(self, group: TaskGroup, token: Any) -> None:
+    def _put(self, group: TaskGroup, inbound: Any) -> None:
         self.ledger.accepted += len(group)
-        self.queues.put(group, token)
+        self.queues.put(group, inbound)
 
     def send_again(self) -> None:
         """Send copies that are due, and check the queues that were held."""

@@ -47,7 +47,7 @@ def plain(number: int, size: int = 1) -> TaskGroup:
 
 
 def filled(count: int, size: int = 1) -> EntryQueue:
-    """Return a queue of `count` groups of one message, with their sequences as tokens."""
+    """Return a queue of `count` groups of one message, with their sequences as inbound sessions."""
     queue = EntryQueue()
     for number in range(1, count + 1):
         queue.append(HeldEntry(number, plain(number, size), number))
@@ -55,9 +55,9 @@ def filled(count: int, size: int = 1) -> EntryQueue:
 
 
 def sequences(queue: EntryQueue) -> list[int]:
-    """Return the sequences in a queue, and check that each entry has its own group and token."""
+    """Return the sequences in a queue, and check that each entry has its own group and inbound session."""
     found = list(queue)
-    assert all(each.first == each.group.entry_sequence == each.token for each in found)
+    assert all(each.first == each.group.entry_sequence == each.inbound for each in found)
     return [each.first for each in found]
 
 
@@ -73,7 +73,7 @@ def test_a_packed_group_keeps_every_field(some: list[TaskGroup]) -> None:
         first += len(group)
     for index, group in enumerate(some * MANY):
         entry = queue.popleft()
-        assert (entry.first, entry.token) == (firsts[index], index)
+        assert (entry.first, entry.inbound) == (firsts[index], index)
         assert [getattr(entry.group, name) for name in FIELDS] == [getattr(group, name) for name in FIELDS]
     assert not queue
 
@@ -132,11 +132,11 @@ def test_an_iterator_sees_what_was_there() -> None:
 
 def test_the_memory_of_small_messages() -> None:
     """A message of one byte uses the memory stated in docs/how-to/tune.md, waiting or delivered."""
-    log, tokens = DeliveryLog(), [object() for _ in range(50)]
+    log, sessions = DeliveryLog(), [object() for _ in range(50)]
     tracemalloc.start()
     try:
         for number in range(10_000):
-            log.append(plain(number), tokens[number % 50])
+            log.append(plain(number), sessions[number % 50])
         waiting = tracemalloc.get_traced_memory()[0]
         log.take(10**9, 10**9, 10**9)
         log.progress(0, log.taken)
@@ -151,7 +151,7 @@ PLENTY = 1_000_000
 
 
 def log_of(*groups: str) -> DeliveryLog:
-    """Return a log of groups with one message per letter; each group's text is its token."""
+    """Return a log of groups with one message per letter; each group's text is its inbound session."""
     log = DeliveryLog()
     for text in groups:
         log.append(TaskGroup.of(1, [letter.encode() for letter in text]), text)
@@ -224,7 +224,7 @@ def test_the_age_is_that_of_the_oldest_message() -> None:
 
 
 def test_what_may_have_come_before_is_marked() -> None:
-    """A queue decides for each group, by its token, if it is marked redelivered."""
+    """A queue decides for each group, by its inbound session, if it is marked redelivered."""
     log = log_of("a", "b")
     marked = log.take(PLENTY, PLENTY, PLENTY, lambda group, of: group.data == b"b" and of == "b")
     assert [each.group.redelivered for each in marked] == [False, True]

@@ -44,7 +44,7 @@ class Route:
         """Do nothing: every release is known here."""
 
     def send(self, *groups: TaskGroup) -> None:
-        assert self.window.offer(groups, "token")
+        assert self.window.offer(groups, "inbound")
         frame = self.window.next_frame()
         assert frame is not None
         self.window.update(ack_of(frame.sequence, [], []))
@@ -209,7 +209,7 @@ def test_what_travelled_further_stays_in_front() -> None:
     route = Route(first)
     route.consume(first, 1)
     for group in (messages(7, passed_on=2), messages(12, passed_on=1)):
-        assert route.window.offer([group], "token")
+        assert route.window.offer([group], "inbound")
     reopen(route.window, 8)
     frame = route.window.next_frame()
     assert frame is not None

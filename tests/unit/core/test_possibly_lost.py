@@ -79,7 +79,7 @@ def test_kept_and_passing_messages_are_told_apart() -> None:
         window = SendWindow(SessionSettings())
         reopen(window, 7)
         for count, retain in ((3, True), (5, False), (2, True)):
-            assert window.offer([TaskGroup.of(1, [b"x"] * count)], "token", retain=retain)
+            assert window.offer([TaskGroup.of(1, [b"x"] * count)], "inbound", retain=retain)
         assert window.next_frame() is not None
         grants = [credit_of(1, PLENTY, PLENTY, released)] if released else []
         window.update(ack_of(1, grants, []))
@@ -93,7 +93,7 @@ def test_what_nobody_else_has() -> None:
     reopen(window, 7)
     plain = TaskGroup.of(1, [b"x"] * 2)
     for group in (plain, plain.at(1, 0, retained_upstream=True), plain.at(3, 0).as_forwarded(9)):
-        assert window.offer([group], "token", retain=group.retained_upstream)
+        assert window.offer([group], "inbound", retain=group.retained_upstream)
     assert window.count_unretained() == 4
     assert window.next_frame() is not None
     assert window.count_unretained() == 4

@@ -31,7 +31,7 @@ def rejected(messages: Rejections, sender: Program, count: int) -> None:
     for number in range(1, count + 1):
         settled = reject(messages, queue, number, 100.0)
         assert settled is not None
-        settled.token.release(1, 1, 1)
+        settled.inbound.release(1, 1, 1)
 
 
 def test_a_task_that_moves_away_gives_its_senders_room() -> None:

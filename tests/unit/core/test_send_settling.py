@@ -52,25 +52,25 @@ def test_refused_messages_are_dropped(code: str, reason: DropReason, *, processe
 
 
 def test_abandon_gives_everything_up() -> None:
-    """Messages in every state are dropped for the given reason, each with its token."""
+    """Messages in every state are dropped for the given reason, each with its inbound session."""
     sending = Sending(processed=True, initial=2)
     for tag in "abc":
         sending.write(1, tag=tag)
     sending.update(1)
     sending.window.abandon(DropReason.CLOSED)
-    assert sorted(each.token for each in sending.window.take_settled()) == ["a", "b", "c"]
+    assert sorted(each.inbound for each in sending.window.take_settled()) == ["a", "b", "c"]
     assert sending.dropped == {"closed": 3}
     assert sending.window.messages == sending.window.size_bytes == 0
     assert sending.frame() is None
 
 
 def test_what_is_taken_back_was_never_accepted() -> None:
-    """Returned messages keep their order and token; messages in flight are marked as redelivered."""
+    """Returned messages keep order and inbound session; messages in flight are marked as redelivered."""
     sending = Sending()
     sending.write(1, 2, tag="first")
     sending.offer(1, 1, tag="second")
     left = sending.window.take_back()
-    assert [(len(group), token, group.redelivered) for group, token in left] == [
+    assert [(len(group), inbound, group.redelivered) for group, inbound in left] == [
         (2, "first", True),
         (1, "second", False),
     ]
@@ -127,13 +127,13 @@ def test_half_of_a_bound_asks_for_an_acknowledgement(settings: dict[str, Any], q
 
 
 def test_everything_is_released_by_a_receiver_that_has_ended_in_order() -> None:
-    """A receiver that shut down cleanly releases all tokens, except for retained messages."""
+    """A receiver that shut down cleanly releases all messages, except for retained ones."""
     sending = Sending()
     sending.write(1, 2, tag="a")
     sending.update(1)
     assert sending.window.take_released() == []
     sending.window.receiver_ended()
-    assert [(each.token, each.messages) for each in sending.window.take_released()] == [("a", 2)]
+    assert [(each.inbound, each.messages) for each in sending.window.take_released()] == [("a", 2)]
     kept = Sending(processed=True)
     kept.write(1, 2, tag="a")
     kept.update(1)
@@ -209,9 +209,9 @@ def payloads(frame: OutFrame | None) -> list[bytes]:
     ]
 
 
-def tokens(settled: list[Settled]) -> list[object]:
-    """Return the tokens of settled or released messages."""
-    return [each.token for each in settled]
+def inbound_of(settled: list[Settled]) -> list[object]:
+    """Return the inbound sessions of settled or released messages."""
+    return [each.inbound for each in settled]
 
 
 def updated(state: SendWindow, update: Ack) -> list[Settled]:
@@ -227,7 +227,7 @@ def mixed() -> SendWindow:
     assert state.offer([TaskGroup.of(1, [b"b"])], "b")
     assert state.offer([TaskGroup.of(1, [b"c"])], "c", retain=True)
     assert payloads(state.next_frame()) == [b"a", b"b", b"c"]
-    assert tokens(updated(state, ack_of(1, [], []))) == ["b"]
+    assert inbound_of(updated(state, ack_of(1, [], []))) == ["b"]
     return state
 
 
@@ -235,10 +235,10 @@ def test_a_kept_message_settles_when_it_is_processed() -> None:
     """Plain messages settle when acknowledged, retained ones when processed; releases keep order."""
     state = mixed()
     assert (state.messages, state.ledger().pending, state.ledger().acknowledged) == (2, 2, 1)
-    assert tokens(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))) == ["a"]
-    assert tokens(state.take_released()) == ["a"]
-    assert tokens(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 3)], []))) == ["c"]
-    assert tokens(state.take_released()) == ["b", "c"]
+    assert inbound_of(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))) == ["a"]
+    assert inbound_of(state.take_released()) == ["a"]
+    assert inbound_of(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 3)], []))) == ["c"]
+    assert inbound_of(state.take_released()) == ["b", "c"]
     assert state.ledger().balanced
     assert (state.ledger().acknowledged, state.ledger().pending) == (3, 0)
 
@@ -247,17 +247,20 @@ def test_a_new_receiver_gets_what_is_kept_again() -> None:
     """After the receiver fails, retained messages are redelivered and the others are released."""
     state = mixed()
     reopen(state, 8)
-    assert tokens(state.take_released()) == ["b"]
+    assert inbound_of(state.take_released()) == ["b"]
     assert payloads(state.next_frame()) == [b"a!", b"c!"]
-    assert tokens(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 2)], []))) == ["a", "c"]
+    assert inbound_of(updated(state, ack_of(1, [credit_of(1, PLENTY, PLENTY, 2)], []))) == ["a", "c"]
     assert state.ledger().balanced
 
 
 def test_what_is_kept_is_handed_back() -> None:
     """take_back() returns the retained messages as redelivered, and releases the others."""
     state = mixed()
-    assert [(group.redelivered, token) for group, token in state.take_back()] == [(True, "a"), (True, "c")]
-    assert tokens(state.take_released()) == ["b"]
+    assert [(group.redelivered, inbound) for group, inbound in state.take_back()] == [
+        (True, "a"),
+        (True, "c"),
+    ]
+    assert inbound_of(state.take_released()) == ["b"]
     assert (state.ledger().accepted, state.ledger().acknowledged) == (1, 1)
 
 
@@ -267,12 +270,12 @@ def test_what_the_receiver_has_accepted_is_not_dropped_at_the_end() -> None:
     assert state.offer([TaskGroup.of(1, [b"d"])], "d", retain=True)
     assert payloads(state.next_frame()) == [b"d"]
     state.abandon(DropReason.CLOSED)
-    assert [(each.token, each.dropped) for each in state.take_settled()] == [
+    assert [(each.inbound, each.dropped) for each in state.take_settled()] == [
         ("a", None),
         ("c", None),
         ("d", DropReason.CLOSED),
     ]
-    assert tokens(state.take_released()) == ["b", "d"]
+    assert inbound_of(state.take_released()) == ["b", "d"]
     assert (state.ledger().acknowledged, state.ledger().dropped["closed"], state.messages) == (3, 1, 0)
     assert state.ledger().balanced
 
@@ -281,7 +284,7 @@ def test_waits_for_news_until_all_is_processed() -> None:
     """A window waits until all messages are processed, so that it sends probes until then."""
     state = window()
     waiting = [state.waiting]
-    state.offer([TaskGroup.of(1, [b"x"])], "token")
+    state.offer([TaskGroup.of(1, [b"x"])], "inbound")
     waiting.append(state.waiting)
     state.next_frame()
     state.update(ack_of(1, [], []))
