@@ -1,8 +1,8 @@
 """The messages of a sending end: a send window behind a lock. Only the event loop changes the window.
 
 Callers on other threads submit messages in one step. So an interrupt, or a signal handler that sends, in
-the middle of a call leaves no work half done. Used by the clients, the sending end and its receipts. Owns the
-send window and the queue of submitted messages. Thread-safe, unless a method needs the lock or the loop.
+the middle of a call leaves no work half done. Used by the clients, SendingEnd and AckHandler. Owns the send
+window and the queue of submitted messages. Thread-safe, unless a method needs the lock or the loop.
 Design: docs/design/forks-and-interrupts.md.
 """
 

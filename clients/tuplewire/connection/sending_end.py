@@ -13,9 +13,9 @@ import time
 from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
+from tuplewire.connection.ack_handler import AckHandler
 from tuplewire.connection.loop import EventLoopThread
 from tuplewire.connection.pacer import Pacer
-from tuplewire.connection.receipts import Receipts
 from tuplewire.connection.reconnecting_stream import Identity, ReconnectingStream
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.connection.stream import ClientStream, Silence, StreamOpener
@@ -59,7 +59,7 @@ class SendingEnd(ReconnectingStream):
         self.thread = thread
         self._events = events or SendEvents()
         self.buffer = SendBuffer(address, settings, self._events, self._wake, self.problem)
-        self.receipts = Receipts(self.buffer)
+        self.ack_handler = AckHandler(self.buffer)
         self.loads = ReportedLoads(settings.load_expires_seconds)
         """The loads that the receiver reports for its tasks."""
         self.congestion = ReportedLoads(settings.load_expires_seconds)
@@ -115,7 +115,7 @@ class SendingEnd(ReconnectingStream):
 
     def problem(self) -> str:
         """Return why the worker is unreachable, as the end of a sentence; empty if it is not."""
-        in_reach = self.connected or (self.counts.connections and not self.receipts.receiver_lost)
+        in_reach = self.connected or (self.counts.connections and not self.ack_handler.receiver_lost)
         return "" if in_reach else f"; {self.address} is {self.connection}"
 
     @property
@@ -159,7 +159,7 @@ class SendingEnd(ReconnectingStream):
         if self.buffer.ended:
             return []
         await self.suspend()
-        left = self.receipts.take_back()  # 2.
+        left = self.ack_handler.take_back()  # 2.
         self._update()
         return left
 
@@ -226,7 +226,7 @@ class SendingEnd(ReconnectingStream):
             logger.info("connection.failed", extra=about)
         self._last_problem = str(error)
         self.connected = False
-        self.receipts.lost(answers=self.over or isinstance(error, DrainingError))
+        self.ack_handler.lost(answers=self.over or isinstance(error, DrainingError))
         if was_connected:
             self._events.lost()
         self._pressure.refresh(connected=False)
@@ -271,7 +271,7 @@ class SendingEnd(ReconnectingStream):
             )
         self._report_departures(welcome.departures)
         self.loads.take({each.task: each.load for each in welcome.load.tasks}, time.monotonic())
-        self.receipts.opened(welcome)
+        self.ack_handler.opened(welcome)
         self.connected = not self.buffer.ended
         self.counts.connections += 1
         self._silence.heard()
@@ -288,7 +288,7 @@ class SendingEnd(ReconnectingStream):
         """Request all updates again if expected ones do not arrive: they may be lost."""
         with self._lock:
             self._probing = self._window.waiting
-        if self._probing or time.monotonic() >= self.receipts.close_unused_at:
+        if self._probing or time.monotonic() >= self.ack_handler.close_unused_at:
             self._due.set()
 
     async def _write(self, stream: ClientStream) -> None:
@@ -313,8 +313,8 @@ class SendingEnd(ReconnectingStream):
                 self._probing = False
                 probe = pb.Probe(acknowledged=self._window.acknowledged)
                 await stream.write(pb.SendRequest(probe=probe).SerializeToString())
-            if not self.receipts.reported_watched:
-                watched = self.receipts.next_watched()
+            if not self.ack_handler.reported_watched:
+                watched = self.ack_handler.next_watched()
                 request = pb.SendRequest(watch_releases=pb.WatchReleases(tasks=watched))
                 await stream.write(request.SerializeToString())
             frame = self._next_frame()
@@ -357,8 +357,8 @@ class SendingEnd(ReconnectingStream):
             # A pass after each notification: without it, senders would not notify this loop again.
             if submitted.entries or self.buffer.offers or submitted.notified_pass == submitted.drain_pass:
                 self.buffer.take_submitted()
-            if (now := time.monotonic()) >= self.receipts.close_unused_at:
-                self.receipts.close_unused()
+            if (now := time.monotonic()) >= self.ack_handler.close_unused_at:
+                self.ack_handler.close_unused()
             frame = self._window.next_frame(now, urgent=self.buffer.asking)
             if len(self._window.without_credit) != self._pressure.without_credit:
                 self._pressure.refresh(connected=True)
@@ -379,7 +379,7 @@ class SendingEnd(ReconnectingStream):
                     self._due.set()
                     continue
                 self._silence.heard()
-                self.receipts.update(update)
+                self.ack_handler.update(update)
                 self._pacer.release_next()
                 self._pressure.acknowledged()
                 self._update()

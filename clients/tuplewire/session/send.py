@@ -1,9 +1,10 @@
 """The sending end of a session: accepts messages, builds frames, and settles messages.
 
-Used by SendingEnd (connection/sending_end.py), which drives a SendWindow, and by Receipts, which apply the
-receiver's updates. Owns every accepted message until it is acknowledged or dropped. A new stream continues
-with the unaccepted frames and their old numbers. A receiver without memory of the session gets all messages
-again, in new frames and marked as redelivered. No I/O. Not thread-safe. Design: docs/design/sessions.md.
+Used by SendingEnd (connection/sending_end.py), which drives a SendWindow, and by AckHandler, which applies
+the receiver's updates. Owns every accepted message until it is acknowledged or dropped. A new stream
+continues with the unaccepted frames and their old numbers. A receiver without memory of the session gets all
+messages again, in new frames and marked as redelivered. No I/O. Not thread-safe. Design:
+docs/design/sessions.md.
 """
 
 from __future__ import annotations

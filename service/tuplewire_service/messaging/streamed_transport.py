@@ -209,14 +209,14 @@ class StreamedClient(IClientConnection):
         return buffer.send_one(messages, payload) or buffer.offer(as_groups(messages, payload))
 
     def statistics(self) -> ClientStatistics:
-        counts, receipts = self.end.counts, self.end.receipts
+        counts, ack_handler = self.end.counts, self.end.ack_handler
         return ClientStatistics(
             self.end.buffer.ledger(),
             counts.messages,
             counts.frames,
             counts.bytes,
             max(0, counts.connections - 1),
-            receipts.assignment_version,
+            ack_handler.assignment_version,
             self.end.buffer.window.possibly_lost,
         )
 

@@ -159,7 +159,7 @@ class Connections:
                 sent_bytes=counts.bytes,
             )
             lost[peer.worker_id] += connection.window.possibly_lost
-            newest = max(status.newest_assignment_version, connection.receipts.assignment_version)
+            newest = max(status.newest_assignment_version, connection.ack_handler.assignment_version)
             status.newest_assignment_version = newest
         status.possibly_lost.update(lost)
 

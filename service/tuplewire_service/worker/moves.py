@@ -224,7 +224,7 @@ class Moves:
             # If earlier messages are in flight to the owner, this one must follow them there.
             if connection is not None and (way is None or not _is_behind(group, way, entered, self._own)):
                 self.add_old_route(group.task, peer, connection)
-                connection.receipts.watch_releases([group.task])
+                connection.ack_handler.watch_releases([group.task])
                 self.moving[group.task].own_follow = True
                 return self.moving[group.task], connection
         # 2. and 3. Without a move, all messages of the task take one route, in order.

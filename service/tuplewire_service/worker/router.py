@@ -270,7 +270,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if (connection := self.connections.get(peer)) is not None:
             for task in tasks:
                 self._moves.add_old_route(task, peer, connection)
-            connection.receipts.watch_releases(tasks)
+            connection.ack_handler.watch_releases(tasks)
 
     def _route(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Queue messages locally or for transfer; return False if no worker owns their task."""

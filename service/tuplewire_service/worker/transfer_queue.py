@@ -128,7 +128,7 @@ class TransferQueue:
         try:
             # The receiver may otherwise delay a release that the sender waits for.
             if inbound.needs_release_acks:
-                connection.receipts.watch_releases([group.task for group in groups])
+                connection.ack_handler.watch_releases([group.task for group in groups])
             for kept, run in groupby(groups, attrgetter("retained_upstream")):
                 some = list(run)
                 if not connection.buffer.offer(some, inbound, retain=kept):

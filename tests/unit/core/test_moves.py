@@ -36,7 +36,7 @@ class Route:
     def __init__(self, *sent: TaskGroup) -> None:
         self.window = SendWindow(SessionSettings())
         reopen(self.window)
-        self.receipts = self
+        self.ack_handler = self
         if sent:
             self.send(*sent)
 

@@ -104,7 +104,7 @@ class Connection:
         self.sent: list[tuple[list[int], bool]] = []
         self.watched: list[list[int]] = []
         self._closes_after = closes_after
-        self.buffer = self.receipts = self
+        self.buffer = self.ack_handler = self
 
     def get_or_open(self, _worker: Any) -> Connection:
         return self

@@ -1,7 +1,7 @@
 """The receiver's reports on the messages of a send buffer: accepted, refused, released or lost.
 
 Used by the sending end, which reads the reports from its stream. Owns the list of watched tasks. Call only
-from the event loop, except watch(). Design: docs/design/sessions.md.
+from the event loop, except watch_releases(). Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ CLOSE_UNUSED_SECONDS = 10.0
 """An unused flow is closed on both sides after this time, or at most twice this time."""
 
 
-class Receipts:
-    """Applies reports to the window of a send buffer. Call it only from the event loop, except watch()."""
+class AckHandler:
+    """Applies reports to the window of a send buffer."""
 
     def __init__(self, buffer: SendBuffer) -> None:
         self._buffer = buffer
