@@ -6,7 +6,8 @@ Used by kmeans.py. Owns no state. Thread-safe. Separate, because each Python pro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from timeit import timeit
 from typing import Any
 
 import numpy as np
@@ -69,18 +70,8 @@ def rounds_of_member(
         for _ in range(rounds):
             centers = moved(centers, team.all_reduce(sums_of(points, centers)))
         seconds = time.monotonic() - began
-        team_barrier = _seconds_of(team.barrier, _BARRIERS)
-        spark_barrier = _seconds_of(context.barrier, 1)
+        team_barrier = timeit(team.barrier, number=_BARRIERS) / _BARRIERS
+        spark_barrier = timeit(context.barrier, number=1)
     if team.rank == 0:
-        yield pd.DataFrame([[centers.ravel(), seconds, spark_barrier, team_barrier]], columns=_names(RESULT))
-
-
-def _names(schema: str) -> list[str]:
-    return [each.split()[0] for each in schema.split(", ")]
-
-
-def _seconds_of(call: Callable[[], object], times: int) -> float:
-    began = time.monotonic()
-    for _ in range(times):
-        call()
-    return (time.monotonic() - began) / times
+        names = RESULT.split()[::2]  # without the types
+        yield pd.DataFrame([[centers.ravel(), seconds, spark_barrier, team_barrier]], columns=names)

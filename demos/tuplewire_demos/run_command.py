@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.settings import settings_of
-from tuplewire_service.command.parsers import EXIT_CODES, positive_number
+from tuplewire_service.command.parsers import add_command, positive_number
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def add_kmeans(jobs: Any, name: str) -> None:
         jobs,
         name,
         "k-means of flights with a Team, and the times of Spark's other ways to compute it",
-        "tuplewire run kmeans --rounds 10",
+        "--rounds 10",
         _run_kmeans,
     )
     about = (
@@ -48,7 +48,7 @@ def add_flights(jobs: Any, name: str) -> None:
         jobs,
         name,
         "delays by carrier of the flights from New York in 2013, or of a CSV file",
-        "tuplewire run flights --input flights.csv",
+        "--input flights.csv",
         _run_flights,
     )
     about = (
@@ -67,7 +67,7 @@ def add_wordcount(jobs: Any, name: str) -> None:
         jobs,
         name,
         "how often each word occurs in a text file",
-        "tuplewire run wordcount --input book.txt --output counts",
+        "--input book.txt --output counts",
         _run_wordcount,
         workers="2; 1 with --mode local, as one process has one interpreter",
     )
@@ -91,13 +91,7 @@ def _add(
     run: Callable[[argparse.Namespace, Progress], Findings],
     workers: str = "2",
 ) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = jobs.add_parser(
-        name,
-        help=help_text,
-        description=help_text[0].upper() + help_text[1:] + ".",
-        epilog=f"example: {example}. {EXIT_CODES}",
-    )
-    parser.set_defaults(handler=partial(_run, run))
+    parser = add_command(jobs, partial(_run, run), help_text, example, name)
     about = "show the log's warnings, and what each executor has done"
     parser.add_argument("--verbose", action="store_true", help=about)
     parser.add_argument("--workers", **positive_number, default=2, help=f"workers (default: {workers})")

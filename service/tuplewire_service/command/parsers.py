@@ -141,15 +141,12 @@ task_id = of_kind(TASK)
 task_list = of_kind(TASKS)
 
 
-def add_command(commands: Any, handler: Handler, help_text: str, example: str) -> Parser:
-    """Add a command with the name of its handler."""
-    name = handler.__name__.removeprefix("_").replace("_", "-")
-    parser: Parser = commands.add_parser(
-        name,
-        help=help_text,
-        description=help_text[0].upper() + help_text[1:] + ".",
-        epilog=f"example: tuplewire {name} {example}".rstrip() + f". {EXIT_CODES}",
-    )
+def add_command(commands: Any, handler: Handler, help_text: str, example: str, name: str = "") -> Parser:
+    """Add a command. Its default name is that of its handler."""
+    name = name or handler.__name__.removeprefix("_").replace("_", "-")
+    about = help_text[0].upper() + help_text[1:] + "."
+    parser: Parser = commands.add_parser(name, help=help_text, description=about)
+    parser.epilog = f"example: {parser.prog} {example}".rstrip() + f". {EXIT_CODES}"
     parser.set_defaults(handler=handler)
     return parser
 
