@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Self
 
-from tuplewire.errors import MalformedError
+from tuplewire.errors import MAX_TASK, MalformedError
 from tuplewire.values.group import TaskGroup
-from tuplewire.values.headers import decode_headers, encode_headers
+from tuplewire.values.headers import decode_headers, encode_headers, number_in
 from tuplewire.values.message import ReadHeaders, TaskMessage
 
 REJECTED = "tuplewire-rejected"
@@ -28,11 +28,7 @@ REASON, SOURCE, TASK, COUNT, TIME = (
 
 def rejections_of(headers: ReadHeaders) -> int:
     """Return the number of rejections of a message, from its headers."""
-    return _number(dict(headers).get(REJECTED)) or 0
-
-
-def _number(value: bytes | None) -> int | None:
-    return int(value) if value is not None and value.isdigit() and len(value) < 10 else None
+    return number_in(headers, REJECTED) or 0
 
 
 def headers_of(group: TaskGroup) -> tuple[bytes | None, ReadHeaders]:
@@ -92,21 +88,22 @@ class DeadMessage:
     def read(cls, letter: TaskMessage, *, redelivered: bool = False) -> Self | None:
         """Decode a dead letter. Return None if the message is not a dead letter."""
         try:
-            told = {name: value or b"" for name, value in letter.headers}
+            headers = letter.headers
         except MalformedError:
             return None
-        task = _number(told.get(TASK))
-        if task is None:
+        task = number_in(headers, TASK)
+        if task is None or task > MAX_TASK:
             return None
+        told = {name: value or b"" for name, value in headers}
         text = {name: value.decode(errors="replace") for name, value in told.items()}
         facts = (*(told.get(name, b"") for name in (TASK, SOURCE, COUNT, REASON, TIME)), letter.message)
         return cls(
             blake2b(b"\0".join(facts), digest_size=4).hexdigest(),
             task,
-            _number(told.get(SOURCE)),
-            _number(told.get(COUNT)) or 0,
+            number_in(headers, SOURCE),
+            number_in(headers, COUNT) or 0,
             text.get(REASON, ""),
             text.get(TIME, ""),
-            TaskMessage(task, letter.message, key=letter.key, headers=_others(letter.headers)),
+            TaskMessage(task, letter.message, key=letter.key, headers=_others(headers)),
             redelivered,
         )

@@ -9,8 +9,11 @@ import pytest
 from helpers.cursors import rejection_of
 from helpers.queues import Program, RejectionsWithoutTimers, delivered
 
+from tuplewire.errors import MAX_TASK
 from tuplewire.session.ledger import DropReason, Ledger
+from tuplewire.values.dead_letters import TASK, DeadMessage
 from tuplewire.values.group import TaskGroup
+from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.delivery import Acknowledged
 from tuplewire_service.worker.queue import Queue
@@ -77,6 +80,15 @@ def test_a_dead_letter_without_a_place(task: int | None, most: int) -> None:
     assert not messages.has_room
     messages.emit_dead_letter(group, 1, "no")
     assert messages.waiting == (task is not None)
+
+
+@pytest.mark.parametrize(
+    ("header", "task"), [(b"%d" % MAX_TASK, MAX_TASK), (b"2147483648", None), (b"-1", None)]
+)
+def test_a_dead_letter_names_any_task(header: bytes, task: int | None) -> None:
+    """A dead letter is decoded for every valid task id, and for no other."""
+    letter = DeadMessage.read(TaskMessage(DEAD, b"x", headers=[(TASK, header)]))
+    assert (letter and letter.task) == task
 
 
 def test_after_the_last_try_a_message_is_dropped_where_nobody_takes_dead_letters() -> None:
