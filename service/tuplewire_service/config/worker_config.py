@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from tuplewire.errors import ConfigError
@@ -36,13 +37,6 @@ MAX_SOCKET_PATH_BYTES = 107
 """Maximum length of a Unix socket's path on Linux: `sun_path` without its final zero byte."""
 
 
-def _is_ipv6(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).version == 6
-    except ValueError:
-        return False
-
-
 def _advertised(address: str) -> str:
     """Parse an address for other workers: host:port, or a host, which gets the bound port.
 
@@ -50,7 +44,8 @@ def _advertised(address: str) -> str:
     """
     if not address:
         raise ValueError
-    if _is_ipv6(address):
+    with suppress(ipaddress.AddressValueError):
+        ipaddress.IPv6Address(address)
         return bracketed(address)
     if ":" not in address or (address.startswith("[") and address.endswith("]")):
         return address
