@@ -167,9 +167,8 @@ class SessionSettings(Settings):
 
 def checked_timeout(timeout: Any, name: str = "timeout") -> float | None:
     """Return a timeout in seconds. Raises ConfigError if it is neither None nor a number."""
-    seconds: Any = timeout
     if timeout is None or (isinstance(timeout, Real) and not isnan(timeout)):
-        return None if seconds is None else float(seconds)
+        return None if timeout is None else float(timeout)
     hint = "; pass its .total_seconds()" if isinstance(timeout, timedelta) else ""
     raise ConfigError(f"{name} is a number of seconds, not {timeout!r:.100}{hint}")
 

@@ -131,8 +131,6 @@ class _Collector:
 
     def __init__(self, outbox: Outbox, errors: Callable[[Exception], object]) -> None:
         self._outbox = outbox
-        self.put = outbox.put
-        """Adds a tuple with a given message id. For the collectors of this module."""
         self._errors = errors
 
     def report_error(self, error: Exception) -> None:
@@ -226,7 +224,7 @@ class BasicOutputCollector:
 
     def __init__(self, collector: OutputCollector, anchor: Tuple) -> None:
         self._collector = collector
-        self._put = collector.put
+        self._put = collector._outbox.put
         self._message_id = anchor.message_id
 
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:

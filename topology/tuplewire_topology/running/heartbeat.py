@@ -98,7 +98,12 @@ class Heartbeats:
         beats = {each: _beat(each) for each in self.executors()}
         stuck = frozenset(each for each, beat in beats.items() if beat.stuck)
         for each in stuck - self._stuck:  # not again at each beat
-            _log_stuck(each, beats[each])
+            beat = beats[each]
+            frame = sys._current_frames().get(each.thread.ident or -1)  # the place in the user's code
+            stack = "" if frame is None else "".join(traceback.format_stack(frame))
+            extra = {"component": beat.component, "task": beat.task, "activity": beat.activity}
+            seconds = round(beat.call_seconds, 1)
+            logger.warning("executor.stuck", extra={**extra, "seconds": seconds, "stack": stack})
         for each in self._stuck & beats.keys() - stuck:  # removed executors have not recovered
             logger.info("executor.recovered", extra={"component": each.component.id})
         self._stuck = stuck
@@ -111,18 +116,3 @@ def _beat(executor: Executor[Any]) -> ExecutorHeartbeat:
     activity, turned = pulse.activity.value, pulse.clock() - pulse.turned
     stuck = call_seconds >= executor.settings.task_timeout_seconds
     return ExecutorHeartbeat(component, executor.tasks, pulse.task, activity, call_seconds, turned, stuck)
-
-
-def _log_stuck(executor: Executor[Any], beat: ExecutorHeartbeat) -> None:
-    frame = sys._current_frames().get(executor.thread.ident or -1)  # shows the place in the user's code
-    stack = "" if frame is None else "".join(traceback.format_stack(frame))
-    logger.warning(
-        "executor.stuck",
-        extra={
-            "component": beat.component,
-            "task": beat.task,
-            "activity": beat.activity,
-            "seconds": round(beat.call_seconds, 1),
-            "stack": stack,
-        },
-    )
