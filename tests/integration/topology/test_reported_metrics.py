@@ -36,6 +36,7 @@ from tuplewire_topology import (
 )
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.clusters.cluster import LocalCluster
+from tuplewire_topology.coordination import executor_reports
 from tuplewire_topology.coordination.executor_reports import (
     ProgramReporter,
     component_statuses,
@@ -44,7 +45,6 @@ from tuplewire_topology.coordination.executor_reports import (
 from tuplewire_topology.running.executor_worker import ExecutorWorker
 
 SECONDS = 60.0
-PERIOD = 0.6
 """A worker accepts two reports per second."""
 ORDERS = 'tuplewire_user_orders_total{component="bill",task="%d"}'
 
@@ -100,12 +100,11 @@ def executors() -> ExecutorWorker:
     return alone(measured_words.topology())
 
 
-def reporter(address: str, executors: ExecutorWorker, period: float = PERIOD) -> ProgramReporter:
+def reporter(address: str, executors: ExecutorWorker) -> ProgramReporter:
     """Return a reporter that sends the metrics of executors to a worker."""
     return ProgramReporter(
         ControlClient(address),
         lambda: report(*metric_families(executors.statistics(), executors.heartbeats.last)),
-        period,
     )
 
 
@@ -139,15 +138,18 @@ def test_after_an_error_everything_is_taken_back(worker: Running, executors: Exe
     assert told(worker) == {}
 
 
-def test_nobody_listens(nobody: str, executors: ExecutorWorker, caplog: pytest.LogCaptureFixture) -> None:
+def test_nobody_listens(
+    nobody: str, executors: ExecutorWorker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Failed reports are logged once a minute, and have no other effect."""
 
     def not_told() -> list[str]:
         return [line for line in caplog.messages if line.startswith("program.not")]
 
+    monkeypatch.setattr(executor_reports, "PERIOD_SECONDS", 0.05)
     executors.start()
     try:
-        with caplog.at_level(logging.WARNING), reporter(nobody, executors, 0.05):
+        with caplog.at_level(logging.WARNING), reporter(nobody, executors):
             eventually(not_told, SECONDS, "the log says so")
     finally:
         executors.close(SECONDS)

@@ -196,14 +196,12 @@ class Coordinator:
 
     def orders(self, now: float) -> list[Order]:
         """Return the due orders. Raises TaskUnresponsiveError after SILENCE_SECONDS without a report."""
-        orders: list[Order] = []
         if self.over:
-            return orders
+            return []
         if self._failed:
             self.over = True
             return [Order(ControlKind.ABORT)]
-        if not self._opening:
-            orders += self._go_on(now)
+        orders = [] if self._opening else self._go_on(now)
         if not self.over and now - self._heard > SILENCE_SECONDS:
             missing = sorted(self._opening or self._termination.missing)
             names = ", ".join(f"PySpark task {rank}" for rank in missing)

@@ -203,15 +203,9 @@ class ProgramReporter:
     The thread closes `control`, and calls `report`.
     """
 
-    def __init__(
-        self,
-        control: ControlClient,
-        report: Callable[[], pb.ReportProgramRequest],
-        period: float = PERIOD_SECONDS,
-    ) -> None:
+    def __init__(self, control: ControlClient, report: Callable[[], pb.ReportProgramRequest]) -> None:
         self._control = control
         self._read = report
-        self._period = period
         self._reported = False
         self._failed = False
         self._ended = threading.Event()
@@ -229,7 +223,7 @@ class ProgramReporter:
 
     def _main(self) -> None:
         with self._control:
-            while not self._ended.wait(self._period):
+            while not self._ended.wait(PERIOD_SECONDS):
                 self._report()
             self._report()
 

@@ -237,11 +237,7 @@ class Output:
 
     @classmethod
     def of(
-        cls,
-        topology: Topology,
-        outputs: Mapping[str, str | StructType | None] | None,
-        *,
-        letters: bool = False,
+        cls, topology: Topology, outputs: Mapping[str, str | StructType | None] | None, *, letters: bool
     ) -> Self:
         """Check the requested outputs; the default is each bolt without subscribers, as strings.
 
