@@ -75,13 +75,7 @@ class RunResult(Findings):
 
 
 def run_flights(
-    spark: SparkSession,
-    workers: Sequence[str],
-    *,
-    path: Path,
-    n_bolts: int = 2,
-    repeat: int = 1,
-    progress: Progress,
+    spark: SparkSession, workers: Sequence[str], *, path: Path, n_bolts: int, repeat: int, progress: Progress
 ) -> RunResult:
     """Run the topology on workers, which are given by their addresses.
 

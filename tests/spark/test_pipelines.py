@@ -38,7 +38,7 @@ def quiet() -> Progress:
 def test_flights_of_2013(spark: SparkSession, flights_workers: list[str], quiet: Progress) -> None:
     """All 336,776 flights go through both workers, and the result equals Spark's own."""
     with flight_topology.nyc_flights() as path:
-        result = flights.run_flights(spark, flights_workers, path=path, progress=quiet)
+        result = flights.run_flights(spark, flights_workers, path=path, n_bolts=2, repeat=1, progress=quiet)
     assert result.differences == []
     assert result.ok, result.ledgers
     assert result.flights == 336_776
@@ -64,7 +64,7 @@ def test_flights_of_a_file(spark: SparkSession, quiet: Progress, tmp_path: Path)
     )
     with WorkerProcesses(3, "flights", flags=["--drain-seconds=1"]) as local:
         workers = [each.unix_address for each in local.endpoints]
-        result = flights.run_flights(spark, workers, path=path, n_bolts=3, progress=quiet)
+        result = flights.run_flights(spark, workers, path=path, n_bolts=3, repeat=1, progress=quiet)
     assert result.ok, result
     assert result.skipped.count == 0
     assert [tuple(row) for row in result.table] == [
@@ -91,7 +91,7 @@ def test_flights_skips_bad_rows(
         + b'2013,"AA,1,JFK,LAX\n'
         + b"2013,AA,3,JFK,LAX\n"
     )
-    result = flights.run_flights(spark, flights_workers, path=path, progress=quiet)
+    result = flights.run_flights(spark, flights_workers, path=path, n_bolts=2, repeat=1, progress=quiet)
     assert result.ok, result
     assert [(row.line, row.problem, row.text) for row in result.skipped.first] == [
         (3, "has not the header's 5 columns", "2013,AA,1,JFK"),
@@ -121,7 +121,7 @@ def test_line_numbers_hold_across_partitions(
     lines[123] = "nothing\n"
     lines[8_765] = "2013,AA,late,JFK,LAX\n"
     path.write_text("".join(lines), encoding="utf-8")
-    result = flights.run_flights(spark, flights_workers, path=path, progress=quiet)
+    result = flights.run_flights(spark, flights_workers, path=path, n_bolts=2, repeat=1, progress=quiet)
     assert result.ok, result
     assert [row.line for row in result.skipped.first] == [124, 8_766]
     assert result.flights == 9_997
@@ -161,7 +161,7 @@ def test_no_usable_row(
     path = tmp_path / "flights.csv"
     path.write_text(HEADER + rows, encoding="utf-8")
     with pytest.raises(InputError, match=f"has no flight that can be used: {why}"):
-        flights.run_flights(spark, flights_workers, path=path, progress=quiet)
+        flights.run_flights(spark, flights_workers, path=path, n_bolts=2, repeat=1, progress=quiet)
 
 
 def test_differences_are_named(spark: SparkSession) -> None:
