@@ -163,9 +163,8 @@ def _hint(value: Any) -> str:
     for base in _WRITERS:
         if isinstance(value, base):
             return f"which would arrive as a plain {base.__name__}: convert it first"
-    if isinstance(value, bytearray | memoryview):
-        return "which has no form in a message: convert it to bytes first"
-    return "which has no form in a message: convert it first"
+    to_bytes = " to bytes" if isinstance(value, bytearray | memoryview) else ""
+    return f"which has no form in a message: convert it{to_bytes} first"
 
 
 _FIXED_EXTENSION = {1: b"\xd4", 2: b"\xd5", 4: b"\xd6", 8: b"\xd7", 16: b"\xd8"}

@@ -108,8 +108,7 @@ def _from_json(line: bytes, number: int, task: int | None) -> tuple[int | None, 
 def _bytes_of(value: Any) -> bytes:
     if isinstance(value, dict):
         return base64.b64decode(value["base64"], validate=True)
-    encoded: bytes = value.encode()
-    return encoded
+    return bytes(value.encode())
 
 
 def _header_of(pair: Any) -> tuple[str, bytes | None]:

@@ -99,15 +99,12 @@ class WorkerCollector(Collector):
     """Makes metric families from statuses. Remembers the tasks and peers that have their own series."""
 
     def __init__(
-        self,
-        read: Callable[[], pb.GetStatusResponse],
-        config: WorkerConfig,
-        memory_limit: int,  # bytes
+        self, read: Callable[[], pb.GetStatusResponse], config: WorkerConfig, memory_limit_bytes: int
     ) -> None:
         """Export the status that `read` returns on any thread; its exceptions fail the scrape."""
         self._read = read
         self._config = {name: str(getattr(config, name)) for name in _CONFIG_SHOWN}
-        self._memory_limit = memory_limit
+        self._memory_limit = memory_limit_bytes
         self._capacity = config.receive_queue_messages
         self._lock = threading.Lock()  # scrapes can run in parallel
         most = config.metrics_series
