@@ -60,8 +60,10 @@ def add_control_commands(commands: Any) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help=about)
     about = "accept a version more than 2^32 ahead, or with at most 2^32 later versions left"
     parser.add_argument("--force", action="store_true", help=about)
-    add_client_command(commands, _activate, "activate the spouts of a topology")
-    add_client_command(commands, _deactivate, "deactivate spouts; tuples in flight are processed")
+    about = "activate the spouts of a topology"
+    add_client_command(commands, partial(_switch, active=True), about, name="activate")
+    about = "deactivate spouts; tuples in flight are processed"
+    add_client_command(commands, partial(_switch, active=False), about, name="deactivate")
     about = "deliver or forward a worker's messages, and stop it"
     parser = add_client_command(commands, _drain, about, "--deadline 10")
     about = "time limit for the drain (default: the worker's drain_seconds)"
@@ -167,14 +169,6 @@ def _addresses_of(names: Collection[str]) -> list[str]:
         family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
         found.update(join_host_port(str(to[0]), port) for each, *_, to in answers if each == family)
     return sorted(found)
-
-
-def _activate(arguments: argparse.Namespace) -> int:
-    return _switch(arguments, active=True)
-
-
-def _deactivate(arguments: argparse.Namespace) -> int:
-    return _switch(arguments, active=False)
 
 
 def _switch(arguments: argparse.Namespace, *, active: bool) -> int:

@@ -151,9 +151,11 @@ def add_command(commands: Any, handler: Handler, help_text: str, example: str, n
     return parser
 
 
-def add_client_command(commands: Any, handler: Handler, help_text: str, example: str = "") -> Parser:
+def add_client_command(
+    commands: Any, handler: Handler, help_text: str, example: str = "", name: str = ""
+) -> Parser:
     """Add a command that connects to a running worker, with its address, the timeout and the credentials."""
-    parser = add_command(commands, handler, help_text, example)
+    parser = add_command(commands, handler, help_text, example, name)
     add_address(parser, "address of the worker: host:port, or unix:///path")
     parser.add_argument("--timeout", **seconds, default=5.0, help="time limit for an answer (default: 5)")
     add_setting_flags(parser, Credentials)
