@@ -26,8 +26,7 @@ def pack_rows(rows: pa.RecordBatch | pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
+    return bytes(sink.getvalue())
 
 
 def unpack_rows(payload: bytes) -> pa.RecordBatch:

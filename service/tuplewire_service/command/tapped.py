@@ -91,8 +91,7 @@ def _read(client: ControlClient, worker_id: str, given: argparse.Namespace, arri
     tapped = client.tap(given.task, sample=given.sample, max_per_second=given.rate, max_bytes=given.bytes)
     try:
         arrived.put((client.address, next(tapped)))  # without messages: the tap is open
-        told = f"tapping at {escape_unprintable(worker_id)}; Ctrl-C ends it"
-        print(told, file=sys.stderr, flush=True)
+        print(f"tapping at {escape_unprintable(worker_id)}; Ctrl-C ends it", file=sys.stderr, flush=True)
         for response in tapped:
             arrived.put((client.address, response))
     except TuplewireError as error:

@@ -197,8 +197,7 @@ class WorkerCollector(Collector):
             rows[peer.number] = (name, (*sent, ledger.accepted, *settled))
             pending[name] += ledger.pending
             up[name] = min(up.get(name, 1), int(peer.connected))  # `other`: 1 only if all are connected
-        by_name = self._sent.add_up(rows)
-        yield from _columns(_SENT, "peer", by_name)
+        yield from _columns(_SENT, "peer", self._sent.add_up(rows))
         yield gauges("pending_messages", _PENDING, "peer", pending.items())
         yield gauges("connection_up", _UP, "peer", up.items())
 
