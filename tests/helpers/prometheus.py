@@ -1,4 +1,4 @@
-"""A real Prometheus with the project's configuration, and queries to it."""
+"""A real Prometheus with the project's configuration, queries to it, and its check of metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import yaml
 
-from helpers.tools import ROOT, require_tool
+from helpers.tools import ROOT, ran, require_tool
 from tuplewire.processes.child import Child, Command
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.testing import eventually
@@ -57,6 +57,13 @@ def with_files(targets: Iterable[Mapping[str, Any]], directory: Path) -> dict[st
 def hasten(rules: str) -> str:
     """Return the rules with rates over ten seconds, and alerts that fire after two seconds."""
     return re.sub(r"for: \d+m", "for: 2s", re.sub(r"\[\d+m\]", f"[{RATE_INTERVAL}]", rules))
+
+
+def promtool_accepts(page: str) -> None:
+    """Fail unless promtool accepts the names, types and help texts of a page of metrics."""
+    promtool = require_tool("promtool", "Debian's package prometheus")
+    checked = ran(promtool, "check", "metrics", input=page)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
 class Prometheus:

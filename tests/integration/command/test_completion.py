@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from helpers import eventually
 from helpers.terminals import on_terminal
-from helpers.tools import require_tool
+from helpers.tools import ran, require_tool
 
 COMPLETED = {"sta": "status", "drain --dead": "--deadline", "run wordc": "wordcount", "completion f": "fish"}
 """The words typed after the command, and the completion of the last word."""
@@ -30,11 +29,9 @@ def environment(home: Path) -> dict[str, str]:
 
 def script(home: Path, *command: str) -> str:
     """Run a shell script, and return its output."""
-    ran = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=100, env=environment(home)
-    )
-    assert ran.stderr == ""
-    return ran.stdout
+    ended = ran(*command, env=environment(home), seconds=100)
+    assert ended.stderr == ""
+    return ended.stdout
 
 
 def test_bash(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from helpers.tools import output_of, ran
 from helpers.worker_process import Running, assignment_for, running
 
 from tuplewire.connection.control_client import ControlClient
@@ -102,9 +103,7 @@ sys.exit(entry.main())
 
 def test_where_python_cannot_raise_it() -> None:
     """Ctrl-C is lost in a callback, of which an import has many; the command then raises it again."""
-    ended = subprocess.run(
-        [sys.executable, "-c", _IN_A_CALLBACK], capture_output=True, text=True, check=False, timeout=SECONDS
-    )
+    ended = ran(sys.executable, "-c", _IN_A_CALLBACK)
     assert (ended.returncode, ended.stderr) == (130, "tuplewire: interrupted\n")
 
 
@@ -128,10 +127,7 @@ for _ in range(300):
 
 def test_while_a_call_is_made(silent: socket.socket) -> None:
     """An interrupt just after the start of a call works: a closing channel does not wait for calls."""
-    address = f"127.0.0.1:{silent.getsockname()[1]}"
-    command = [sys.executable, "-c", _WHILE_A_CALL_IS_MADE, address]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
-    assert ended.returncode == 0, ended.stderr
+    output_of(_WHILE_A_CALL_IS_MADE, f"127.0.0.1:{silent.getsockname()[1]}")
 
 
 @pytest.fixture(scope="module")

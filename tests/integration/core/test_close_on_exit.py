@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.tools import ran
 from helpers.topology import TOPOLOGY, collect, metric
 
 from tuplewire import Client, aio
@@ -48,8 +49,7 @@ for number in range({MESSAGES}):
     client.send({TASK}, b"x")
 {ending}
 """
-    command = [sys.executable, "-W", "always", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return ran(sys.executable, "-W", "always", "-c", code)
 
 
 @pytest.mark.parametrize("ending", ["", "del client", "client.flush()"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,8 +102,7 @@ def folder() -> Iterator[Path]:
 
 
 def _as_nobody(address: str, group: int, timeout: float = 20) -> str:
-    words = [sys.executable, "-c", _PROGRAM, address, str(group), str(timeout)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+    return output_of(_PROGRAM, address, str(group), str(timeout))
 
 
 def test_another_user_is_kept_out(folder: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 from helpers.memory import heaps
+from helpers.tools import ran
 from helpers.traffic import deliver
 from helpers.worker_process import Running, run_command, running
 
@@ -331,12 +332,6 @@ def test_a_program_with_packages_on_its_path_alone(tmp_path: Path) -> None:
             for file in (root / name).rglob("*"):
                 if file.is_file() and "__pycache__" not in file.parts:
                     into.write(file, file.relative_to((root / name).parent))
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", _PROGRAM, str(archive), *packages],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ran(sys.executable, "-I", "-S", "-c", _PROGRAM, archive, *packages)
     assert done.returncode == 0, done.stderr
     assert str(archive) in done.stdout

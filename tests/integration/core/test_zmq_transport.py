@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -18,7 +17,7 @@ import pytest
 import zmq
 from helpers.hostile import hello
 from helpers.program import Program
-from helpers.tools import output_of
+from helpers.tools import output_of, ran
 from helpers.topology import TOPOLOGY as OF_WORKERS
 from helpers.topology import Pair, assign, pair_of_workers, status
 from helpers.traffic import deliver
@@ -266,11 +265,9 @@ def test_without_pyzmq_the_error_says_what_to_install() -> None:
         "from tuplewire_service.command.cli import main\n"
         "raise SystemExit(main(['worker', '--transport=zmq', '--listen=127.0.0.1:0', '--admin=127.0.0.1:0']))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code], check=False, timeout=60, capture_output=True, text=True
-    )
-    assert run.returncode == 1
-    assert "pip install 'tuplewire[zmq]'" in run.stderr
+    ended = ran(sys.executable, "-c", code)
+    assert ended.returncode == 1
+    assert "pip install 'tuplewire[zmq]'" in ended.stderr
 
 
 # --- streams: slow readers and lost connections --------------------------------------------------------

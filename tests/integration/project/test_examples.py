@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from deploy.foreign_clients import client
 from helpers.pasted import EXAMPLES, PRINTS, on_spark
+from helpers.tools import ran
 
 _SECONDS = 100.0
 
@@ -26,15 +26,9 @@ def test_every_example_is_run() -> None:
 def test_example(name: str, tmp_path: Path) -> None:
     """A new process runs the example to its end, without a warning."""
     foreign = list(EXAMPLES.glob(f"{Path(name).stem}.js"))
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / name],
-        cwd=tmp_path,
-        env=client("node").environment if foreign else None,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_SECONDS,
-    )
-    assert ran.returncode == 0, ran.stderr
+    variables = client("node").environment if foreign else None
+    program = (sys.executable, "-W", "error", EXAMPLES / name)
+    ended = ran(*program, cwd=tmp_path, env=variables, seconds=_SECONDS)
+    assert ended.returncode == 0, ended.stderr
     for pattern in PRINTS[name]:
-        assert re.search(pattern, ran.stdout), ran.stdout
+        assert re.search(pattern, ended.stdout), ended.stdout

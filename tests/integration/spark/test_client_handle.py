@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 from helpers.spark_calls import begin_attempt, end_attempt
+from helpers.tools import output_of, ran
 from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered, numbers, queued
 from helpers.traffic import client_of, deliver
 
@@ -105,8 +105,8 @@ client.send(TaskMessageBatch.from_columns(int(sys.argv[2]), [b"1"]))
 def test_a_driver_that_forgets_and_ends(workers: Pair) -> None:
     """A program reports unflushed messages on standard error when it exits."""
     program = [sys.executable, "-c", FORGETS, workers.near.address, str(workers.near_task())]
-    ran = subprocess.run(program, check=True, timeout=100, capture_output=True, text=True)
-    assert ran.stderr.startswith("tuplewire: a function has sent messages and ended without leaving"), ran
+    ended = ran(*program, check=True)
+    assert ended.stderr.startswith("tuplewire: a function has sent messages and ended without leaving"), ended
 
 
 def test_blocks_of_two_threads(workers: Pair) -> None:
@@ -169,7 +169,6 @@ os._exit(0)
 def test_forked_process_has_a_connection_of_its_own(workers: Pair) -> None:
     """A handle that was used before a fork works in both processes."""
     task = workers.near_task()
-    program = [sys.executable, "-c", FORKS, workers.near.address, str(task)]
-    subprocess.run(program, check=True, timeout=100)
+    output_of(FORKS, workers.near.address, str(task))
     with client_of(workers.near.address) as client, client.recv([task], timeout=20) as batches:
         assert numbers(collect(batches, 3)) == [1, 2, 3]

@@ -20,7 +20,7 @@ import pytest
 from helpers import words
 from helpers.admin import get, samples
 from helpers.ports import free_ports
-from helpers.tools import missing
+from helpers.tools import missing, ran
 from helpers.words import EXPECTED, LINES, topology_of
 
 from tuplewire.errors import ConfigError, TopologyError
@@ -220,15 +220,8 @@ def run_by_anybody(program: str, user: str | None) -> subprocess.CompletedProces
         for path in sys.path
         if path.endswith("site-packages") or not (path.startswith(standard) or path.endswith(".zip"))
     ]
-    return subprocess.run(
-        [interpreter, "-c", program],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([PATH, *packages])},
-        user=user,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([PATH, *packages])}
+    return ran(interpreter, "-c", program, env=variables, user=user, seconds=SECONDS)
 
 
 def require_root() -> None:
@@ -340,15 +333,8 @@ with DistributedCluster() as cluster:
 )
 def test_a_notebooks_components(missing: list[str], printed: str) -> None:
     """Components of a program without a file run in other processes, or an error recommends cloudpickle."""
-    ran = subprocess.run(
-        [sys.executable, "-", *missing],
-        input=NOTEBOOK,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=SECONDS,
-    )
-    assert printed in ran.stdout
+    ended = ran(sys.executable, "-", *missing, input=NOTEBOOK, check=True, seconds=SECONDS)
+    assert printed in ended.stdout
 
 
 # --- monitoring ----------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers.tools import ran
+from helpers.worker_process import COMMAND
 
 SECONDS = 300.0
 PROGRESS = {
@@ -36,13 +38,7 @@ def book(tmp_path: Path) -> Path:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command."""
-    return subprocess.run(
-        [sys.executable, "-m", "tuplewire_service", "run", "wordcount", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
+    return ran(*COMMAND, "run", "wordcount", *arguments, seconds=SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +86,7 @@ def test_one_worker_in_this_process(book: Path) -> None:
         f"assert main({words}) == 0\n"
         "assert not {'pyspark', 'pyarrow', 'pandas'} & sys.modules.keys(), sorted(sys.modules)\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=SECONDS
-    )
+    ended = ran(sys.executable, "-c", program, check=True, seconds=SECONDS)
     assert "Equal to collections.Counter on the same lines: yes" in ended.stdout
     assert "Ledger" not in ended.stdout
 
@@ -114,7 +108,7 @@ def test_ctrl_c(mode: str, book: Path) -> None:
     """Ctrl-C ends a run cleanly, with the exit code that a shell expects, and leaves no process."""
     book.write_bytes(book.read_bytes() * 300)
     with subprocess.Popen(
-        [sys.executable, "-m", "tuplewire_service", "run", "wordcount", f"--input={book}", f"--mode={mode}"],
+        [*COMMAND, "run", "wordcount", f"--input={book}", f"--mode={mode}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from helpers import eventually
+from helpers.tools import ran
+from helpers.worker_process import COMMAND
 
 from tuplewire import TaskMessageBatch
 from tuplewire.membership.member_status import MembershipStatus, MemberStatus, Phase
@@ -28,6 +30,7 @@ from tuplewire_service.command.terminal import counted, write_table
 from tuplewire_service.command.viewer.cluster_rows import ClusterRows, TaskRow, WorkerRow
 
 EVIL = "\x1b]0;owned\x07"
+COUNT_WORDS = [*COMMAND, "run", "wordcount", "--mode=local", "--workers=1"]
 
 
 class _Terminal(StringIO):
@@ -49,19 +52,13 @@ def test_text_of_others_is_escaped() -> None:
 
 def test_an_ascii_terminal_shows_all_words(tmp_path: Path) -> None:
     """A run on an ASCII terminal does not fail with an encoding error, and reads from a pipe."""
-    run = [sys.executable, "-m", "tuplewire_service", "run", "wordcount", "--mode=local", "--workers=1"]
-    ended = subprocess.run(
-        [*run, "--input=-"],
-        input="na\u00efve na\u00efve\n".encode(),
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        timeout=100,
-        check=False,
-    )
+    variables = {**os.environ, "PYTHONIOENCODING": "ascii", "TMPDIR": str(tmp_path)}
+    words = "na\u00efve na\u00efve\n"
+    ended = ran(*COUNT_WORDS, "--input=-", input=words, encoding="utf-8", env=variables, seconds=100)
     assert ended.returncode == 0, ended.stderr
-    assert b"na\\xefve" in ended.stdout
-    assert b"Equal to collections.Counter on the same lines: yes" in ended.stdout
-    assert b"executor" not in ended.stdout
+    assert "na\\xefve" in ended.stdout
+    assert "Equal to collections.Counter on the same lines: yes" in ended.stdout
+    assert "executor" not in ended.stdout
     assert not list(tmp_path.iterdir())
 
 
@@ -166,8 +163,7 @@ def test_a_terminal_is_left_in_order(tmp_path: Path) -> None:
     """After Ctrl-C, a run prints one line and the cursor is visible again."""
     long = tmp_path / "long"
     long.write_text("one two three four five\n" * 100_000, encoding="utf-8")
-    run = [sys.executable, "-m", "tuplewire_service", "run", "wordcount", "--mode=local", "--workers=1"]
-    run += [f"--input={long}"]
+    run = [*COUNT_WORDS, f"--input={long}"]
     reader, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(WIDTH)}
     with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=terminal, env=environment) as process:

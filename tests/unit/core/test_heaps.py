@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
-import sys
 
 import pytest
+from helpers.tools import output_of
 
 pytestmark = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallopt"), reason="NOT CHECKED: the options are glibc's"
@@ -39,14 +38,7 @@ OF_BUFFERS = ROUNDS * BUFFERS * (1 << 20) // os.sysconf("SC_PAGE_SIZE")
 
 def new_pages(statement: str, buffer: str = 'b"x" * (1 << 20)', *, first: int = 2, **environment: str) -> int:
     """Return the number of new pages in a process that runs a statement and then creates buffers."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM.format(statement, first, first, buffer)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    return int(done.stdout)
+    return int(output_of(_PROGRAM.format(statement, first, first, buffer), **environment))
 
 
 def test_freed_buffers_are_used_again() -> None:

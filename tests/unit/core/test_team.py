@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.tools import output_of
 
 from tuplewire.errors import MalformedError, TeamError, TeamMismatchError, UnsupportedValueError
 from tuplewire.team import team as module
@@ -284,5 +283,4 @@ def test_numpy_is_loaded_with_team_only() -> None:
         "import sys, tuplewire; assert 'numpy' not in sys.modules; sys.modules['numpy'] = None\n"
         "try: tuplewire.Team\nexcept tuplewire.TuplewireError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "numpy is not installed: run pip install 'tuplewire[team]'\n"
+    assert output_of(program) == "numpy is not installed: run pip install 'tuplewire[team]'\n"

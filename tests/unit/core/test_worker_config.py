@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.tools import ran
 
 from tuplewire.environment import OF_PROGRAMS, refuse_misspelled
 from tuplewire.errors import ConfigError
@@ -333,7 +333,4 @@ def test_misspelled_variables_are_refused() -> None:
         with pytest.raises(ConfigError, match=f"{wrong}; did you mean {meant}"):
             refuse_misspelled({wrong: "x"}, OF_PROGRAMS)
     program = "import tuplewire; tuplewire.Client('127.0.0.1:1')"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={wrong: "x"}, capture_output=True, text=True, check=False
-    )
-    assert f"did you mean {meant}?" in done.stderr
+    assert f"did you mean {meant}?" in ran(sys.executable, "-c", program, env={wrong: "x"}).stderr

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from helpers.tools import output_of
 
 ROWS = """
 import tuplewire.spark.reader, tuplewire.spark.writer
@@ -39,6 +38,5 @@ OPTIONAL = "opentelemetry pyspark_tuplewire pyspark zmq prometheus_client rich p
 )
 def test_import_is_light(statement: str, heavy: str) -> None:
     """A fresh interpreter that runs the statement does not load these modules."""
-    code = f"{statement}\nimport json, sys\nprint(json.dumps(list(sys.modules)))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
-    assert not set(heavy.split()) & set(json.loads(run.stdout))
+    loaded = output_of(f"{statement}\nimport json, sys\nprint(json.dumps(list(sys.modules)))")
+    assert not set(heavy.split()) & set(json.loads(loaded))

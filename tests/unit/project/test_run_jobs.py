@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.tools import ran
 
 from tuplewire_service.command.cli import main
 
@@ -48,13 +48,7 @@ def test_without_any_job() -> None:
     """If no package declares a job, the error names the package to install."""
     program = "import sys; from tuplewire_service.command.cli import main; sys.exit(main(['run']))"
     folders = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "service", "topology"))
-    ran = subprocess.run(
-        [sys.executable, "-S", "-c", program],
-        env={**os.environ, "PYTHONPATH": folders},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ran.returncode, ran.stderr.count("\n")) == (64, 1)
-    assert "there is no job to run" in ran.stderr
-    assert "tuplewire[demo]" in ran.stderr
+    ended = ran(sys.executable, "-S", "-c", program, env={**os.environ, "PYTHONPATH": folders})
+    assert (ended.returncode, ended.stderr.count("\n")) == (64, 1)
+    assert "there is no job to run" in ended.stderr
+    assert "tuplewire[demo]" in ended.stderr

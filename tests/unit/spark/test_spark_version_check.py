@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers.packaging import make_interpreter
+from helpers.tools import ran
 
 from tuplewire.spark import ClientHandle
 from tuplewire.spark.version_check import REQUIRED, VersionMismatchError, check
@@ -90,25 +91,19 @@ def test_a_folder_of_the_same_name_is_no_library(tmp_path: Path) -> None:
     (tmp_path / "jar" / "google" / "protobuf").mkdir(parents=True)
     code = "from tuplewire.spark.version_check import versions; print(versions()['protobuf'])"
     path = f"{Path(__file__).parents[3] / 'clients'}:{tmp_path / 'jar'}"
-    shown = subprocess.run([python, "-c", code], capture_output=True, check=True, env={"PYTHONPATH": path})
-    assert shown.stdout.decode() == "none (google.protobuf is a folder of something else)\n"
-
-
-def counted(code: str, *, used_again: bool) -> bool:
-    """Run code with a pickled handle as its input, in a process that Spark uses again or not."""
-    variables = {"SPARK_REUSE_WORKER": "1"} if used_again else {}
-    shown = subprocess.run(
-        [sys.executable, "-c", code],
-        input=pickle.dumps(ClientHandle("127.0.0.1:1")),
-        capture_output=True,
-        check=True,
-        env={**os.environ, **variables},
-    ).stdout.decode()
-    return {"True": True, "False": False}[shown.strip()]
+    shown = ran(python, "-c", code, check=True, env={"PYTHONPATH": path})
+    assert shown.stdout == "none (google.protobuf is a folder of something else)\n"
 
 
 @pytest.mark.parametrize("used_again", [True, False])
 def test_imports_are_set_apart_where_spark_uses_a_process_again(*, used_again: bool) -> None:
     """Imports are excluded from Spark's garbage collection only in reused processes."""
     code = "import gc, pickle, sys; pickle.load(sys.stdin.buffer); print(gc.get_freeze_count() > 10_000)"
-    assert counted(code, used_again=used_again) is used_again
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps(ClientHandle("127.0.0.1:1")),
+        capture_output=True,
+        check=True,
+        env={**os.environ, **({"SPARK_REUSE_WORKER": "1"} if used_again else {})},
+    )
+    assert shown.stdout.decode() == f"{used_again}\n"
