@@ -101,12 +101,20 @@ class Do(BasicBolt):
             collector.emit([result])
 
 
+def pipeline(components: Mapping[str, Any], tasks: int = 1) -> Topology:
+    """Return a spout and bolts of this many tasks; each bolt takes the tuples of the component before it."""
+    builder = TopologyBuilder()
+    (source, spout), *bolts = components.items()
+    builder.set_spout(source, spout)
+    for name, bolt in bolts:
+        builder.set_bolt(name, bolt, tasks).shuffle_grouping(source)
+        source = name
+    return builder.create_topology()
+
+
 def waiting(spout: Spout, go: threading.Event) -> Topology:
     """Return a spout "s" of numbers and a bolt "b" that waits for the event."""
-    builder = TopologyBuilder()
-    builder.set_spout("s", spout)
-    builder.set_bolt("b", Do(lambda _: go.wait(60))).shuffle_grouping("s")
-    return builder.create_topology()
+    return pipeline({"s": spout, "b": Do(lambda _: go.wait(60))})
 
 
 @contextmanager

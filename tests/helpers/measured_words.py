@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from helpers.executors import pipeline
 from helpers.words import EXPECTED, LINES, Lines
 from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     SpoutOutputCollector,
     Topology,
-    TopologyBuilder,
     TopologyContext,
     Tuple,
 )
@@ -46,10 +46,7 @@ class Measure(BasicBolt):
 
 def topology() -> Topology:
     """Return the topology: lines is task 1, measure has tasks 2 and 3."""
-    builder = TopologyBuilder()
-    builder.set_spout("lines", MeasuredLines(LINES))
-    builder.set_bolt("measure", Measure(), 2).shuffle_grouping("lines")
-    return builder.create_topology()
+    return pipeline({"lines": MeasuredLines(LINES), "measure": Measure()}, tasks=2)
 
 
 def added_up(read: dict[str, float], start: str) -> float:

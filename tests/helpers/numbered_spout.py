@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from helpers.executors import pipeline
 from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
     Spout,
     SpoutOutputCollector,
     Topology,
-    TopologyBuilder,
     TopologyContext,
     Tuple,
 )
@@ -67,7 +67,4 @@ class WriteDown(BasicBolt):
 
 def topology() -> Topology:
     """Return the topology: an acker, a spout, and three tasks of the bolt."""
-    builder = TopologyBuilder()
-    builder.set_spout("numbers", Numbers())
-    builder.set_bolt("write", WriteDown(), 3).shuffle_grouping("numbers")
-    return builder.create_topology()
+    return pipeline({"numbers": Numbers(), "write": WriteDown()}, tasks=3)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.executors import waiting
+from helpers.executors import pipeline, waiting
 from helpers.runtimes import COUNT, Notes, Numbers, Pass, passing
 
 from tuplewire.errors import TopologyError
@@ -134,7 +134,6 @@ def test_what_a_bolt_keeps_does_not_move() -> None:
 
 def test_a_moved_bolt_gets_its_ticks() -> None:
     """Ticks follow a bolt to its new worker, without duplicates."""
-    feeder = FeederSpout(["number"])
     ticks: list[int] = []
 
     class Ticked(Hold):
@@ -142,12 +141,10 @@ def test_a_moved_bolt_gets_its_ticks() -> None:
             ticks.append(self.context.task)
             super().execute(message)
 
-    builder = TopologyBuilder()
-    builder.set_spout("s", feeder)
-    builder.set_bolt("b", Ticked(), 2).shuffle_grouping("s")
     settings = {"topology.workers": 3, "topology.tick.tuple.freq.secs": 5}
     with LocalCluster(simulated_time=True) as cluster:
-        running = cluster.submit("t", settings, builder.create_topology())
+        ticked = pipeline({"s": FeederSpout(["number"]), "b": Ticked()}, tasks=2)
+        running = cluster.submit("t", settings, ticked)
         cluster.advance(5)
         running.move_task(1, running.worker_of(2))
         cluster.advance(5)

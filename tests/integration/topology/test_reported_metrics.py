@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers import measured_words
 from helpers.admin import samples
-from helpers.executors import Sink, alone, waiting
+from helpers.executors import Sink, alone, pipeline, waiting
 from helpers.measured_words import check
 from helpers.program_reports import component, counter, report
 from helpers.prometheus import promtool_accepts
@@ -169,11 +169,7 @@ def test_a_bound_of_series_holds() -> None:
 
 def test_a_status_reads_no_gauge() -> None:
     """The status that the worker's event loop builds calls no user code."""
-    feeder = FeederSpout(["number"])
-    builder = TopologyBuilder()
-    builder.set_spout("s", feeder)
-    builder.set_bolt("b", Gauged()).shuffle_grouping("s")
-    topology = builder.create_topology()
+    topology = pipeline({"s": FeederSpout(["number"]), "b": Gauged()})
     worker = alone(topology)
     worker.start()
     try:

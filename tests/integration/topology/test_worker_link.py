@@ -11,7 +11,7 @@ from typing import Any
 
 import helpers.words
 import pytest
-from helpers.executors import Do, Sink, bolts_of, wait_idle
+from helpers.executors import Do, Sink, bolts_of, pipeline, wait_idle
 from helpers.hosted import Hosted, assign, host, hosted
 from helpers.logged import logged
 
@@ -302,10 +302,7 @@ class Tell(Sink):
 
 def test_a_task_knows_its_worker() -> None:
     """A task's context has the port of its worker, and the tasks in the same worker."""
-    builder = TopologyBuilder()
-    builder.set_spout("s", FeederSpout(["number"]))
-    builder.set_bolt("tell", Tell()).shuffle_grouping("s")
-    topology = builder.create_topology()
+    topology = pipeline({"s": FeederSpout(["number"]), "tell": Tell()})
     with hosted(topology, [1, 2]) as (here,):
         worker = ExecutorWorker(topology, [1, 2], topology_id="t", link=here.link, port=here.port)
         worker.start()
@@ -398,15 +395,6 @@ class Late(BasicBolt):
         self.notes.again("executors end")
 
 
-def topology_of(notes: Notes) -> Topology:
-    """Return the topology: numbers (task 3) to "late" (task 2) to "end" (task 1)."""
-    builder = TopologyBuilder()
-    builder.set_spout("numbers", Numbers(notes))
-    builder.set_bolt("late", Late(notes)).shuffle_grouping("numbers")
-    builder.set_bolt("end", Sink()).shuffle_grouping("late")
-    return builder.create_topology()
-
-
 def arrivals(link: Link) -> list[bytes]:
     """Open the link of "end", and return the list to which it adds the payloads that arrive."""
     arrived: list[bytes] = []
@@ -422,7 +410,7 @@ def arrivals(link: Link) -> list[bytes]:
 def test_a_workers_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker writes heartbeats, and stops from the spouts to the link. All queued tuples are executed."""
     notes = Notes(tmp_path / "heartbeat.json")
-    topology = topology_of(notes)
+    topology = pipeline({"numbers": Numbers(notes), "late": Late(notes), "end": Sink()})  # tasks 3, 2 and 1
     with hosted(topology, [2, 3], [1], transport="grpc") as (here, there):
         arrived = arrivals(there.link)
         link = here.link
@@ -442,12 +430,7 @@ def test_a_workers_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         notes.go.set()
         closing.join(SECONDS)
         assert not closing.is_alive()
-        assert notes.seen[3:] == [
-            "spouts stop",
-            "last tuple executed",
-            "transfer",
-            "executors end",
-            "link closes",
-        ]
+        ends = ["spouts stop", "last tuple executed", "transfer", "executors end", "link closes"]
+        assert notes.seen[3:] == ends
         eventually(lambda: len(arrived) == COUNT, SECONDS)
         assert not notes.file.exists(), "a worker that has ended well leaves no state file"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from helpers import eventually
 from helpers.admin import samples
+from helpers.executors import pipeline
 from helpers.measured_words import added_up
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
@@ -22,8 +23,6 @@ from tuplewire_topology import (
     BasicOutputCollector,
     Spout,
     SpoutOutputCollector,
-    Topology,
-    TopologyBuilder,
     TopologyContext,
     Tuple,
 )
@@ -78,14 +77,6 @@ class DieOnce(BasicBolt):
         self.seen.inc()
 
 
-def counting(folder: Path) -> Topology:
-    """Return a topology of numbers and two tasks of a bolt that counts them."""
-    builder = TopologyBuilder()
-    builder.set_spout("numbers", Held(folder / "go"))
-    builder.set_bolt("count", DieOnce(folder / "died"), 2).shuffle_grouping("numbers")
-    return builder.create_topology()
-
-
 @pytest.mark.slow
 def test_a_stage_that_runs_again_counts_anew(spark: SparkSession, tmp_path: Path) -> None:
     """Metrics are exported while a stage runs; numbers counted before a process died are not added again."""
@@ -98,7 +89,9 @@ def test_a_stage_that_runs_again_counts_anew(spark: SparkSession, tmp_path: Path
         def seen() -> float:
             return sum(added_up(each, SEEN) for each in told())
 
-        running = submit_topology(spark, counting(tmp_path), conf=TWO, workers=addresses, name="numbers")
+        components = {"numbers": Held(tmp_path / "go"), "count": DieOnce(tmp_path / "died")}
+        counting = pipeline(components, tasks=2)
+        running = submit_topology(spark, counting, conf=TWO, workers=addresses, name="numbers")
         eventually(lambda: seen() == COUNT // 2, SECONDS, "the first half is told while it runs")
         (tmp_path / "go").touch()
         running.result(SECONDS)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from helpers import eventually, words
 from helpers.browser import page_data, web_viewer
+from helpers.executors import pipeline
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
-from tuplewire_topology import Topology, TopologyBuilder
 from tuplewire_topology.spark import Rows, SparkTopology, run_topology, submit_topology
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a wait may take SECONDS
@@ -76,14 +76,6 @@ def viewer_of(command: str) -> AbstractContextManager[str]:
     return web_viewer(address, dict(each.split("=", 1) for each in variables))
 
 
-def rows_of_spark() -> Topology:
-    """Return a topology that ends automatically: it stores the rows of a DataFrame."""
-    builder = TopologyBuilder()
-    builder.set_spout("rows", Rows("id"))
-    builder.set_bolt("store", words.Store()).shuffle_grouping("rows")
-    return builder.create_topology()
-
-
 @pytest.mark.slow
 def test_a_run_says_how_to_watch_it(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -91,7 +83,8 @@ def test_a_run_says_how_to_watch_it(
     """The log has the watch command with the name of the run's token file, but not the token."""
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     conf = {"topology.workers": 1}
-    run_topology(spark, rows_of_spark(), conf=conf, rows=spark.range(10), outputs={}, name="rows")
+    topology = pipeline({"rows": Rows("id"), "store": words.Store()})
+    run_topology(spark, topology, conf=conf, rows=spark.range(10), outputs={}, name="rows")
     said = capsys.readouterr().err
     watch = r"topology rows: watch it with TUPLEWIRE_TOKEN_FILE=/\S+ tuplewire top --web --address \S+\n"
     assert re.search(watch, said), said

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.executors import pipeline
 from helpers.packaging import make_interpreter
 from helpers.tools import ran
 
 from tuplewire.spark import ClientHandle
 from tuplewire.spark.version_check import REQUIRED, VersionMismatchError, check
-from tuplewire_topology import TopologyBuilder
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.spark.member import Submitted
 from tuplewire_topology.spark.rows import Output
@@ -64,9 +64,7 @@ def test_does_not_fit(executor: dict[str, str], message: str) -> None:
 
 def submitted() -> Submitted:
     """Return a topology in the form that is sent to executors."""
-    builder = TopologyBuilder()
-    builder.set_spout("source", FeederSpout([]))
-    return Submitted("t", "run", builder.create_topology(), {}, 1, Output({}, frozenset()))
+    return Submitted("t", "run", pipeline({"source": FeederSpout([])}), {}, 1, Output({}, frozenset()))
 
 
 @pytest.mark.parametrize("make", [lambda: ClientHandle("127.0.0.1:1"), submitted], ids=["handle", "topology"])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from helpers.executors import Sink
+from helpers.executors import Sink, pipeline
 
 from tuplewire.errors import ConfigError, MalformedTupleError, TopologyError
-from tuplewire_topology import Topology, TopologyBuilder, Tuple
+from tuplewire_topology import Topology, Tuple
 from tuplewire_topology.acking.acker import ID, RotatingMap, Trees, check_id, factor_of, to_block
 from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
@@ -16,10 +16,7 @@ from tuplewire_topology.clusters.capture import FeederSpout
 
 def words() -> Topology:
     """Return a bolt "sink" with the tasks 1 and 2, and a spout "words" with task 3."""
-    builder = TopologyBuilder()
-    builder.set_spout("words", FeederSpout(["word"]))
-    builder.set_bolt("sink", Sink(), 2).shuffle_grouping("words")
-    return builder.create_topology()
+    return pipeline({"words": FeederSpout(["word"]), "sink": Sink()}, tasks=2)
 
 
 SYSTEM = with_ackers(words(), 2)

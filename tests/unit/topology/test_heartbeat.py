@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.executors import Do, alone, running, wait_idle
+from helpers.executors import Do, alone, pipeline, running, wait_idle
 from helpers.logged import logged
 
 from tuplewire_service.testing import eventually
@@ -62,10 +62,7 @@ def test_a_call_is_timed_from_look_to_look() -> None:
 
 def fed(feeder: FeederSpout, function: Callable[[Tuple], Any]) -> Topology:
     """Return a bolt "b" (task 1) that is fed by a spout "s" (task 2)."""
-    builder = TopologyBuilder()
-    builder.set_spout("s", feeder)
-    builder.set_bolt("b", Do(function)).shuffle_grouping("s")
-    return builder.create_topology()
+    return pipeline({"s": feeder, "b": Do(function)})
 
 
 def beating(
@@ -162,10 +159,7 @@ def test_a_worker_that_cannot_start_says_why(feeder: FeederSpout) -> None:
         def prepare(self, *_: object) -> None:
             raise OSError("no such table")
 
-    builder = TopologyBuilder()
-    builder.set_spout("s", feeder)
-    builder.set_bolt("b", Broken(print)).shuffle_grouping("s")
-    worker = alone(builder.create_topology())
+    worker = alone(pipeline({"s": feeder, "b": Broken(print)}))
     assert worker.heartbeats.not_ready == "starting"
     with pytest.raises(Exception, match="no such table"):
         worker.start()

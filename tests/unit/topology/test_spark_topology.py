@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers.executors import Sink, alone, wait_idle
+from helpers.executors import Sink, alone, pipeline, wait_idle
 from helpers.logged import logged
 
 from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
 from tuplewire.spark.executors import check_slots
 from tuplewire.text.events import LogRate
-from tuplewire_topology import BasicBolt, Topology, TopologyBuilder
+from tuplewire_topology import BasicBolt, Topology
 from tuplewire_topology.authoring.collector import Emitted
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.authoring.tuples import Stream, Tuple, TupleSource
@@ -88,11 +88,9 @@ class Conversation:
 )
 def test_an_unknown_setting_is_not_submitted(key: str, problem: str) -> None:
     """An unknown key with a reserved prefix is an error of submit_topology()."""
-    builder = TopologyBuilder()
-    builder.set_spout("numbers", FeederSpout(["number"]))
     nowhere: Any = None
     with pytest.raises(ConfigError, match=problem):
-        submit_topology(nowhere, builder.create_topology(), conf={key: 1})
+        submit_topology(nowhere, topology(), conf={key: 1})
 
 
 def test_from_the_opening_to_the_end() -> None:
@@ -174,11 +172,6 @@ class OddOnes(BasicBolt):
             raise ValueError("an even number")
 
 
-def take_none(_: object) -> bool:
-    """Accept no dead letter."""
-    return False
-
-
 @pytest.mark.parametrize("policy", ["skip", "dead_letter"])
 def test_a_row_that_always_fails_is_given_up(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, policy: str
@@ -186,17 +179,14 @@ def test_a_row_that_always_fails_is_given_up(
     """After the spout's number of attempts, a row is dropped with its reason, or is a dead letter."""
     monkeypatch.setattr(rows, "_log_rate", LogRate())
     seen: list[int] = []
-    builder = TopologyBuilder()
-    builder.set_spout("rows", Rows("n", attempts=4))
-    builder.set_bolt("odd", OddOnes(seen)).shuffle_grouping("rows")
     batches = [pa.RecordBatch.from_pydict({"n": list(range(begin, begin + 10))}) for begin in (0, 10)]
     failed_rows = FailedRows()
     letters: list[DeadLetter] = []
     worker = alone(
-        builder.create_topology(),
+        pipeline({"rows": Rows("n", attempts=4), "odd": OddOnes(seen)}),
         conf={ROWS_KEY: (iter(batches), failed_rows, letters.append), "topology.error.policy": policy},
         error=failed_rows.add_error,
-        dead_letter=take_none,
+        dead_letter=lambda _: False,
     )
     worker.start()
     worker.switch(active=True)
@@ -243,10 +233,7 @@ def test_a_row_is_emitted_at_least_once() -> None:
 
 def topology() -> Topology:
     """Return three tasks in three executors."""
-    builder = TopologyBuilder()
-    builder.set_spout("source", FeederSpout(["number"]))
-    builder.set_bolt("sink", Sink(), 2).shuffle_grouping("source")
-    return builder.create_topology()
+    return pipeline({"source": FeederSpout(["number"]), "sink": Sink()}, tasks=2)
 
 
 def place(number: int, name: str = "t") -> Place:

@@ -6,9 +6,10 @@ import logging
 import math
 
 import pytest
+from helpers.executors import Sink, pipeline
 
 from tuplewire.errors import TopologyError
-from tuplewire_topology import TopologyBuilder, TopologyContext
+from tuplewire_topology import TopologyContext
 from tuplewire_topology.authoring.user_metrics import (
     CounterMetric,
     Gauge,
@@ -16,6 +17,7 @@ from tuplewire_topology.authoring.user_metrics import (
     UserMetrics,
     UserSample,
 )
+from tuplewire_topology.clusters.capture import FeederSpout
 
 
 def test_what_was_counted_is_told_by_task() -> None:
@@ -117,12 +119,7 @@ def test_a_gauge_that_raises_is_omitted(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_a_context_alone_registers() -> None:
     """A bolt can be tested without a worker."""
-    builder = TopologyBuilder()
-    from helpers.measured_words import Measure, MeasuredLines
-
-    builder.set_spout("lines", MeasuredLines([]))
-    builder.set_bolt("measure", Measure()).shuffle_grouping("lines")
-    context = TopologyContext("t", builder.create_topology(), 1)
+    context = TopologyContext("t", pipeline({"s": FeederSpout(["number"]), "b": Sink()}), 1)
     assert isinstance(context.register_counter("n"), CounterMetric)
     assert isinstance(context.register_histogram("h"), HistogramMetric)
     context.register_gauge("g", lambda: 1)
