@@ -1,14 +1,11 @@
-"""Arguments of commands: their order, the address of the worker, and the list of commands."""
+"""Arguments of commands: their order, and the address of the worker."""
 
 from __future__ import annotations
-
-import argparse
-from itertools import chain
 
 import pytest
 
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
-from tuplewire_service.command.cli import _COMMANDS, command_parser
+from tuplewire_service.command.cli import command_parser
 
 
 def parsed(line: str) -> dict[str, object]:
@@ -40,10 +37,3 @@ def test_every_command_takes_its_worker_the_same_way(command: str, monkeypatch: 
     monkeypatch.setenv(ADDRESS_VARIABLE, "h:1")
     assert parsed(command)["address"] == "h:1"
     assert parsed(f"{command} --address unix:///w.sock")["address"] == "unix:///w.sock"
-
-
-def test_the_help_lists_every_command() -> None:
-    """Each command is in one group of the help."""
-    actions = command_parser([])._actions
-    (commands,) = (each for each in actions if isinstance(each, argparse._SubParsersAction))
-    assert sorted(chain(*_COMMANDS.values())) == sorted(commands.choices)
