@@ -40,6 +40,11 @@ def ran(
     return subprocess.run([*command], capture_output=True, text=True, timeout=seconds, check=check, **more)
 
 
+def started(*command: str | Path, **more: Any) -> subprocess.Popen[str]:
+    """Start a program, with pipes of text for its output and its errors."""
+    return subprocess.Popen([*command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
 def output_of(script: str, *words: str, **variables: str) -> str:
     """Run a program in a new interpreter; return its output, or raise AssertionError with its errors."""
     done = ran(sys.executable, "-W", "ignore", "-c", script, *words, env={**os.environ, **variables})

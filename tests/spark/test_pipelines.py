@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers import eventually
-from helpers.worker_process import run_command
+from helpers.tools import started
+from helpers.worker_process import COMMAND, run_command
 from pyspark.sql import SparkSession
 
 from tuplewire.processes.worker_processes import WorkerProcesses
@@ -195,13 +194,7 @@ def test_command_stops(tmp_path: Path) -> None:
     """Ctrl-C stops a run with Spark and the workers, without a traceback."""
     path = tmp_path / "text.txt"
     path.write_text("to be or not to be\n" * 1_000_000, encoding="utf-8")
-    with subprocess.Popen(
-        [sys.executable, "-m", "tuplewire_service", "run", "wordcount", "--input", str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as run:
+    with started(*COMMAND, "run", "wordcount", "--input", path, start_new_session=True) as run:
         assert run.stderr is not None
         for line in run.stderr:
             if "PySpark tasks, emitted" in line:

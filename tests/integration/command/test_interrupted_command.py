@@ -17,8 +17,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from helpers.tools import output_of, ran
-from helpers.worker_process import Running, assignment_for, running
+from helpers.tools import output_of, ran, started
+from helpers.worker_process import COMMAND, Running, assignment_for, running
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire_service.testing import eventually
@@ -43,14 +43,8 @@ def marked(mark: str, file: str = "cmdline") -> list[bytes]:
 def interrupted(arguments: list[str], when: Callable[[str], object]) -> tuple[int, str]:
     """Run a command, interrupt it, and return its exit code and errors; no process of it may remain."""
     mark = uuid4().hex
-    with subprocess.Popen(
-        [sys.executable, "-m", "tuplewire_service", *arguments],
-        env={**os.environ, MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    environment = {**os.environ, MARK: mark}
+    with started(*COMMAND, *arguments, env=environment, stdin=subprocess.DEVNULL) as process:
         when(mark)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=SECONDS)
@@ -187,12 +181,7 @@ def test_while_nobody_answers(command: str, silent: socket.socket, tmp_path: Pat
 def test_while_it_prints_again_and_again(words: str, head: str, row: str, worker: Running) -> None:
     """A command prints rates from the second time on, or a line of JSON; the last line is complete."""
     command, *flags = words.split()
-    with subprocess.Popen(
-        [sys.executable, "-m", "tuplewire", command, "--address", worker.address, *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with started(*COMMAND, command, "--address", worker.address, *flags) as process:
         assert process.stdout is not None
         times = 0
         for line in process.stdout:
@@ -209,21 +198,17 @@ def test_while_it_reads_what_to_send(worker: Running) -> None:
     """Messages that were read before the interrupt are at the worker."""
     with (
         ControlClient(worker.address) as control,
-        subprocess.Popen(
-            [sys.executable, "-m", "tuplewire", "send", "1", f"--address={worker.address}"],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as process,
+        started(*COMMAND, "send", "1", f"--address={worker.address}", stdin=subprocess.PIPE) as process,
     ):
         assert process.stdin is not None
-        process.stdin.write(b"first\n")
+        process.stdin.write("first\n")
         process.stdin.flush()
         eventually(lambda: control.status().ledger.accepted == 1, SECONDS)
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS) == 130
         assert process.stderr is not None
         said = process.stderr.read()
-        assert said == b"1 of 1 messages acknowledged\ntuplewire send: interrupted\n"
+        assert said == "1 of 1 messages acknowledged\ntuplewire send: interrupted\n"
 
 
 @new_interpreter

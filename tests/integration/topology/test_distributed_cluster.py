@@ -20,7 +20,7 @@ import pytest
 from helpers import words
 from helpers.admin import get, samples
 from helpers.ports import free_ports
-from helpers.tools import missing, ran
+from helpers.tools import missing, ran, started
 from helpers.words import EXPECTED, LINES, topology_of
 
 from tuplewire.errors import ConfigError, TopologyError
@@ -172,13 +172,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
         "sys.stdin.read()\n"
     )
     environment = {**os.environ, "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-    ) as parent:
+    with started(sys.executable, "-c", program, stdin=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None
         processes = [int(word) for word in parent.stdout.readline().split()]
         assert len(processes) == 2

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers.tools import ran
+from helpers.tools import ran, started
 from helpers.worker_process import COMMAND
 
 SECONDS = 300.0
@@ -107,12 +107,7 @@ def test_wrong_usage(book: Path, tmp_path: Path) -> None:
 def test_ctrl_c(mode: str, book: Path) -> None:
     """Ctrl-C ends a run cleanly, with the exit code that a shell expects, and leaves no process."""
     book.write_bytes(book.read_bytes() * 300)
-    with subprocess.Popen(
-        [*COMMAND, "run", "wordcount", f"--input={book}", f"--mode={mode}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with started(*COMMAND, "run", "wordcount", f"--input={book}", f"--mode={mode}") as process:
         assert process.stderr is not None
         while not process.stderr.readline().startswith("Counting"):
             assert process.poll() is None
