@@ -78,19 +78,13 @@ class Browser:
 
     def resize(self, width: int, height: int) -> None:
         """Set the size of the window in pixels."""
-        self._ask(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        size = {"width": width, "height": height, "deviceScaleFactor": 1}
+        self._ask("Emulation.setDeviceMetricsOverride", **size, mobile=False)
 
     def picture(self, file: Path) -> None:
         """Write a screenshot as PNG."""
-        file.write_bytes(
-            base64.b64decode(self._ask("Page.captureScreenshot", captureBeyondViewport=True)["data"])
-        )
+        answer = self._ask("Page.captureScreenshot", captureBeyondViewport=True)
+        file.write_bytes(base64.b64decode(answer["data"]))
 
 
 def until(tab: Browser, expression: str, what: str) -> None:

@@ -76,15 +76,8 @@ class Smoke:
         if find_spec("pyspark.sql.datasource") is None:  # before 4.0
             self.tell(functions, [self.no_format])
             return
-        surfaces = [
-            *functions,
-            self.write,
-            self.exactly_once,
-            self.read,
-            self.errors,
-            self.available_now,
-            self.stream,
-        ]
+        batches = [self.write, self.exactly_once, self.read, self.errors]
+        surfaces = [*functions, *batches, self.available_now, self.stream]
         limits = self.limits if releases.has_admission_control() else self.no_limits
         self.tell(surfaces, [limits])
 
@@ -220,13 +213,8 @@ class Smoke:
         """Read two times, and check that the messages remain in their tasks."""
         self.send(range(COUNT))
         for _ in range(2):
-            assert (
-                self.load(self.spark.read)
-                .selectExpr("cast(cast(message as string) as int) as n")
-                .distinct()
-                .count()
-                == COUNT
-            )
+            seen = self.load(self.spark.read).selectExpr("cast(cast(message as string) as int) as n")
+            assert seen.distinct().count() == COUNT
         self.check_consumed(COUNT)
         return f"{COUNT} messages, twice"
 

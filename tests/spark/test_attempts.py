@@ -45,12 +45,6 @@ def happens(directory: Path, what: str) -> bool:
     return True
 
 
-def parent_of(process_id: int) -> int:
-    """Return the parent process of a process."""
-    stat = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8")
-    return int(stat.rpartition(")")[2].split()[1])
-
-
 def begins(place: Path, job: str) -> tuple[int, int]:
     """Record an attempt, and return its partition and its number."""
     context = TaskContext.get()
@@ -85,7 +79,8 @@ def fail(spark: SparkSession, address: str, place: Path) -> None:
                 raise RuntimeError("this attempt is to fail")
             if partition == 1 and happens(place, "killed"):
                 # A Python worker is forked by a daemon, and the daemon is a child of the JVM.
-                os.kill(parent_of(os.getppid()), signal.SIGKILL)
+                stat = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8")
+                os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
 
     write(numbers(spark, 0, 4000).repartition(4).mapInArrow(failing, "task int, message string"), address)
 

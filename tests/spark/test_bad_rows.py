@@ -25,6 +25,7 @@ from tuplewire_demos.local_session import local_session
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 TASKS = {0: [1], 1: [2]}
+GUARANTEES = ("atLeastOnce", "exactlyOnce")
 DRIVER_SECONDS = 240
 BAD = 777
 ROWS = 1000
@@ -56,20 +57,16 @@ def test_a_bad_row_is_named_and_not_tried_again(launch: Any, tmp_path: Path) -> 
     with launch("spark", TASKS) as running:
         errors = run_driver(__file__, running.endpoints[0].address, tmp_path, seconds=DRIVER_SECONDS)
         assert set(errors) == {"atLeastOnce", "exactlyOnce", "fail"}
-        for job in ("atLeastOnce", "exactlyOnce"):
+        for job in GUARANTEES:
             assert "BadRowsError: row 27 of partition 3: the task is null (task None" in errors[job]
         assert "BadRowsError: row " in errors["fail"]
         attempts = Counter(each.name.rpartition("-")[0] for each in tmp_path.glob("*-*-*"))
         assert set(attempts.values()) == {1}, attempts
-        assert {f"{job}-{number}" for job in ("atLeastOnce", "exactlyOnce") for number in range(4)} <= set(
-            attempts
-        )
+        assert {f"{job}-{number}" for job in GUARANTEES for number in range(4)} <= set(attempts)
         # Three partitions of 250 rows, at least once, and a stream without one row.
         assert [queued(each, index + 1) for index, each in enumerate(running.endpoints)] == [875, 874]
-        assert [metric(each, 'tuplewire_staged_bytes{place="memory"}') for each in running.endpoints] == [
-            0,
-            0,
-        ]
+        staged = [metric(each, 'tuplewire_staged_bytes{place="memory"}') for each in running.endpoints]
+        assert staged == [0, 0]
 
 
 def main(address: str, directory: str) -> None:

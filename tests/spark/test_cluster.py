@@ -18,10 +18,10 @@ import venv_pack
 from helpers.drivers import INTERPRETED, TOPOLOGY, beside_its_worker, local_cluster, report, run_driver
 from helpers.packaging import ROOT, build_wheel, make_interpreter, make_movable_interpreter, site_packages
 from helpers.tools import ran
+from helpers.topology import status
 from pyspark.sql import SparkSession
 from warm_spark import WarmSpark
 
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark import register
 from tuplewire.spark.package import write_package
 from tuplewire_demos.local_session import find_java, wrapped_home
@@ -77,7 +77,10 @@ def outcome(
         }
         found = run_driver(__file__, json.dumps(settings), seconds=DRIVER_SECONDS, folder=home)
         found["py_file"] = submit(bare, py_file, running.endpoints[0].address, home, quick)
-        found["sent"] = [sent_by_programs(each.address) for each in running.endpoints]
+        found["sent"] = [
+            sum(each.messages for each in status(worker).received if each.source == "client")
+            for worker in running.endpoints
+        ]
         yield found
     shutil.rmtree(home, ignore_errors=True)
 
@@ -105,12 +108,6 @@ def submit(python: Path, py_file: Path, address: str, cwd: Path, java_options: s
     assert done.returncode == 0, done.stderr[-4000:]
     rows, *places = json.loads(done.stdout.splitlines()[-1])
     return rows, places
-
-
-def sent_by_programs(address: str) -> int:
-    """Return the number of messages that a worker received from clients."""
-    with ControlClient(address) as control:
-        return sum(each.messages for each in control.status().received if each.source == "client")
 
 
 def test_sink_beside_each_executor(outcome: dict[str, Any]) -> None:

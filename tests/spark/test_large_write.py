@@ -49,12 +49,6 @@ def peak_bytes(process_id: int) -> int:
     return next((int(line.split()[1]) * KIB for line in status.splitlines() if "VmHWM" in line), 0)
 
 
-def report_peaks(step: str, jvm: int) -> None:
-    """Report the peaks so far. Spark reuses its Python processes, so all of them still exist."""
-    python = max(map(peak_bytes, descendants(jvm)[1:]), default=0)
-    report(step, {"jvm": peak_bytes(jvm), "python": python})
-
-
 def numbered(spark: SparkSession, tasks: int, first: int, beyond: int) -> DataFrame:
     """Return rows with messages that start with their numbers, in 12 digits."""
     return spark.range(first, beyond, 1, PARTITIONS).selectExpr(
@@ -88,7 +82,9 @@ def main(address: str, tasks: int, rows: int) -> None:
         ):
             writer = frame.write.format("noop" if step == "noop" else "tuplewire").mode("append")
             writer.options(**where).save()
-            report_peaks(step, jvm)
+            # Spark reuses its Python processes, so all of them still exist.
+            python = max(map(peak_bytes, descendants(jvm)[1:]), default=0)
+            report(step, {"jvm": peak_bytes(jvm), "python": python})
 
 
 if __name__ == "__main__":

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 from helpers import eventually
 from helpers.drivers import as_program
-from helpers.topology import collect, numbered
+from helpers.topology import collect, numbered, status
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tuplewire import Client
-from tuplewire.connection.control_client import ControlClient
 from tuplewire_demos.local_session import local_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -65,15 +64,6 @@ def committed(directory: Path) -> set[str]:
     return {each.name for each in (directory / "checkpoint" / "commits").glob("[0-9]*")}
 
 
-def arrived(workers: Any) -> int:
-    """Return the number of messages that the query has published."""
-    count = 0
-    for worker in workers.endpoints:
-        with ControlClient(worker.address) as control:
-            count += sum(each.queued_messages for each in control.status().tasks if each.task > 4)
-    return count
-
-
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_killed_driver_leaves_no_trace(spark: SparkSession, launch: Any, tmp_path: Path) -> None:
@@ -81,7 +71,9 @@ def test_killed_driver_leaves_no_trace(spark: SparkSession, launch: Any, tmp_pat
 
     def has_published() -> bool:
         done = len(committed(tmp_path))
-        return done >= 2 and arrived(running) > 100 * done
+        tasks = [task for each in running.endpoints for task in status(each).tasks]
+        arrived = sum(each.queued_messages for each in tasks if each.task > 4)
+        return done >= 2 and arrived > 100 * done
 
     with launch("spark", TASKS) as running:
         address = running.endpoints[0].address

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.topology import status
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.testing import assertDataFrameEqual
 
 from tuplewire import Client, TaskMessage, TaskMessageBatch
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError
 from tuplewire.grouping.grouping import fields
 from tuplewire.spark import lag, rejected
@@ -66,8 +66,7 @@ def consume(workers: Any, count: int | None = None) -> list[tuple[int, int | Non
         task: [] for tasks in TASKS.values() for task in tasks
     }
     for index, tasks in TASKS.items():
-        with ControlClient(address(workers, index)) as control:
-            waiting = sum(each.queued_messages for each in control.status().tasks)
+        waiting = sum(each.queued_messages for each in status(workers.endpoints[index]).tasks)
         with (
             Client(address(workers, index), topology=TOPOLOGY) as client,
             client.recv(tasks, timeout=20) as batches,
@@ -212,14 +211,8 @@ def test_keys_and_headers_go_through_a_query(spark: SparkSession, workers: Any, 
     ]
     assert got == sent
     assert frame.where("key is null").count() == frame.where("headers is null").count() == 4
-    assert read(spark, workers, "3,4").columns == [
-        "task",
-        "message",
-        "source",
-        "sequence",
-        "timestamp",
-        "key",
-    ]
+    columns = ["task", "message", "source", "sequence", "timestamp", "key"]
+    assert read(spark, workers, "3,4").columns == columns
 
 
 @pytest.mark.parametrize("grouping", ["fields", "shuffle", "loadAwareShuffle"])
@@ -249,8 +242,7 @@ def test_stream_to_stream(spark: SparkSession, workers: Any, tmp_path: Path) -> 
     assert first["lag"] == {"1": 350, "2": 350}
     # Spark polls once more after it has read everything, which acknowledges the last micro-batch.
     for index, left in enumerate([0, 1000]):
-        with ControlClient(address(workers, index)) as control:
-            assert sum(each.queued_messages for each in control.status().tasks) == left
+        assert sum(each.queued_messages for each in status(workers.endpoints[index]).tasks) == left
     got = read(spark, workers, "3,4").orderBy("task", "sequence").collect()
     assert [row.message for row in got] == [
         b"%d" % number for first in (0, 1) for number in range(first, 1000, 2)

@@ -41,11 +41,6 @@ after a minute: a third warning shows that one of them has warned again.
 """
 
 
-def published_without_room(running: Any) -> list[float]:
-    """Return the number of published messages without queue space, at each worker."""
-    return [metric(each, "tuplewire_publishing_messages") for each in running.endpoints]
-
-
 @pytest.mark.timeout(1300)
 def test_stalled_consumers_make_queries_wait(tmp_path: Path) -> None:
     """A query warns each minute, is still active when its consumers return, and loses no row."""
@@ -71,7 +66,7 @@ def test_stalled_consumers_make_queries_wait(tmp_path: Path) -> None:
             for each, count in WARNINGS.items():
                 eventually(lambda: warnings(each) >= count, DRIVER_SECONDS, "it warns, and again")  # noqa: B023
             before = {each: done(each) for each in GUARANTEES}
-            assert min(published_without_room(running)) > 0
+            assert all(metric(each, "tuplewire_publishing_messages") > 0 for each in running.endpoints)
             with ExitStack() as reading:
                 for each, tasks in GUARANTEES.items():
                     reading.enter_context(seen[each].reading(running.endpoints, tasks))

@@ -251,13 +251,8 @@ def test_messages_end_by_count_quiet_and_time(worker: LocalWorkerProcess) -> Non
                 if each.payload == b"5":
                     break  # 5 itself is not acknowledged
         with client.recv([8]) as subscription:
-            assert [each.payload for each in subscription.messages(quiet=0.5)] == [
-                b"5",
-                b"6",
-                b"7",
-                b"8",
-                b"9",
-            ]
+            left = [each.payload for each in subscription.messages(quiet=0.5)]
+            assert left == [b"5", b"6", b"7", b"8", b"9"]
         with client.recv([8]) as subscription:
             assert list(subscription.messages(seconds=0.3)) == []
             client.send(8, b"first")

@@ -22,16 +22,8 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import PermissionDeniedError, ProtocolError, WrongTopologyError
 
 SECONDS = 60.0
-FILES = [
-    "lanes.json",
-    "live.json",
-    "log.txt",
-    "metrics.txt",
-    "settings.toml",
-    "stacks.txt",
-    "status.json",
-    "versions.json",
-]
+JSON = ["lanes.json", "live.json", "status.json", "versions.json"]
+FILES = sorted([*JSON, "log.txt", "metrics.txt", "settings.toml", "stacks.txt"])
 
 
 RULES = """

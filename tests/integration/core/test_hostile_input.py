@@ -195,7 +195,10 @@ def test_method_that_is_no_text(endpoint: Endpoint) -> None:
             connection.sendall(OPENING + call_headers(1, b"/\xff"))
             while (said := connection.recv(4096)) and b"grpc-status" not in said:
                 pass
-        _use(endpoint)
+        with Client(endpoint.address, topology=TOPOLOGY) as client:
+            client.send(numbered(7, range(10)))
+            assert len(collect(client.recv([7], timeout=30), 10)) == 10
+            client.flush(30)
 
 
 def test_long_words_do_not_hide_the_name(endpoint: Endpoint) -> None:
@@ -251,11 +254,3 @@ def test_progress_beyond_everything_is_cut(endpoint: Endpoint) -> None:
         client.send(numbered(task, range(10, 20)))
         got = numbers(collect(client.recv([task], timeout=10), left + 10))
         assert got == list(range(10 - left, 20))
-
-
-def _use(endpoint: Endpoint) -> None:
-    """Send and receive as a new client."""
-    with Client(endpoint.address, topology=TOPOLOGY) as client:
-        client.send(numbered(7, range(10)))
-        assert len(collect(client.recv([7], timeout=30), 10)) == 10
-        client.flush(30)

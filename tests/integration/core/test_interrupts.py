@@ -64,22 +64,20 @@ def check(endpoint: Endpoint, sender: Client) -> None:
     all_arrive(endpoint, balance.accepted)
 
 
-def singles(sender: Any, number: int) -> None:
-    """Send one message."""
-    sender.send(TASK, b"%d" % (number + 1))
+def three(number: int) -> list[TaskMessage]:
+    """Return three messages."""
+    return [TaskMessage(TASK, b"%d" % (number + each)) for each in range(1, 4)]
 
 
-def batches(sender: Any, number: int) -> None:
-    """Send three messages."""
-    sender.send([TaskMessage(TASK, b"%d" % (number + each)) for each in range(1, 4)])
-
-
-def tries(sender: Any, number: int) -> None:
-    """Try to send three messages."""
-    sender.try_send([TaskMessage(TASK, b"%d" % (number + each)) for each in range(1, 4)])
-
-
-@pytest.mark.parametrize(("act", "messages"), [(singles, 1), (batches, 3), (tries, 3)])
+@pytest.mark.parametrize(
+    ("act", "messages"),
+    [
+        (lambda sender, number: sender.send(TASK, b"%d" % (number + 1)), 1),
+        (lambda sender, number: sender.send(three(number)), 3),
+        (lambda sender, number: sender.try_send(three(number)), 3),
+    ],
+    ids=["singles", "batches", "tries"],
+)
 def test_interrupted_sends(
     endpoint: Endpoint, connect: Connect, on_alarm: OnAlarm, act: Callable[[Any, int], None], messages: int
 ) -> None:

@@ -345,14 +345,8 @@ SECONDS = 60.0
 @contextmanager
 def membership_program(log: Path, addresses: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run `tuplewire membership` with its log in a file, and kill it at the end if it is still running."""
-    words = [
-        *COMMAND,
-        "membership",
-        "--address",
-        ",".join(addresses),
-        "--tasks=1-6",
-        f"--topology={TOPOLOGY}",
-    ]
+    flags = [f"--address={','.join(addresses)}", "--tasks=1-6", f"--topology={TOPOLOGY}"]
+    words = [*COMMAND, "membership", *flags]
     with (
         log.open("w") as errors,
         subprocess.Popen(words, env=environment_without_ours(), stderr=errors) as process,

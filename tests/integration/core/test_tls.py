@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -137,14 +138,8 @@ def test_program_cannot_act_as_a_worker(cluster: Cluster, tmp_path: Path) -> Non
     before = denied(cluster.near, "worker")
     with WorkerProcesses(1, TOPOLOGY, flags=flags, drain_seconds=1) as impostor:
         address = impostor.endpoints[0].address
-        assignment = Assignment(
-            9,
-            TOPOLOGY,
-            (
-                AssignedWorker("worker-0", cluster.near.address, (1,)),
-                AssignedWorker("impostor", address, (3,)),
-            ),
-        )
+        near = AssignedWorker("worker-0", cluster.near.address, (1,))
+        assignment = Assignment(9, TOPOLOGY, (near, AssignedWorker("impostor", address, (3,))))
         with ControlClient(impostor.endpoints[0].unix_address, credentials=Credentials()) as control:
             control.update_assignment(assignment_to_wire(assignment))
             eventually(lambda: denied(cluster.near, "worker") > before, _SECONDS)
@@ -168,7 +163,7 @@ def test_certificates_rotate_under_load(cluster: Cluster, tmp_path: Path) -> Non
             fresh.write(cluster.files)
             authority.issue("etl.example").write(tmp_path / "rotating")
             after = metric(cluster.near, expiry)
-            assert after == pytest.approx(_days_from_now(2 + turn), abs=600)
+            assert after == pytest.approx(time.time() + (2 + turn) * 86_400, abs=600)
             # A new connection requires the worker's new certificate.
             with ControlClient(cluster.near.address, credentials=program) as control:
                 assert control.status().worker_id == "worker-0"
@@ -182,10 +177,6 @@ def test_certificates_rotate_under_load(cluster: Cluster, tmp_path: Path) -> Non
         client.flush(_SECONDS)
     receiver.join(_SECONDS)
     assert got == [b"%d" % number for number in range(count * rounds)]
-
-
-def _days_from_now(days: int) -> float:
-    return (dt.datetime.now(dt.UTC) + dt.timedelta(days=days)).timestamp()
 
 
 URI = "spiffe://test/worker"

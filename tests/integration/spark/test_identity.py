@@ -104,20 +104,10 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
             options = source_options({**own, "timeout": "0.3"})
             with pytest.raises(WrongWorkerError), HeldTasks(options) as tasks:
                 tasks.poll_all()
+            end = TaskOffset(7, 5, stranger.address, messages=5)
+            missing = Range(1, "w2", 0, end, {}, Runs(1, 0, ((5, 9, 1),)))
             with pytest.raises(WrongWorkerError):
-                list(
-                    RangeReader(
-                        Range(
-                            1,
-                            "w2",
-                            0,
-                            TaskOffset(7, 5, stranger.address, messages=5),
-                            {},
-                            Runs(1, 0, ((5, 9, 1),)),
-                        ),
-                        options,
-                    )
-                )
+                list(RangeReader(missing, options))
             assert ledger(stranger).accepted == 0
             thread = stack.enter_context(ThreadPoolExecutor(1))
             publishing = thread.submit(write, near.address, groups, 60)
@@ -178,8 +168,7 @@ def test_messages_wait_while_another_worker_answers_at_the_address(tmp_path: Pat
             client = stack.enter_context(client_of(near.address))
             client.send(numbered(1, range(50)))
             eventually(lambda: ledger(near).pending == 50)
-            with ControlClient(near.address) as control:
-                assert control.status().not_ready_reason.endswith("w2")
+            assert status(near).not_ready_reason.endswith("w2")
             refused = metric(stranger, WRONG_WORKER)
             eventually(lambda: metric(stranger, WRONG_WORKER) >= refused + 2)
             assert (ledger(stranger).accepted, ledger(near).pending) == (0, 50)

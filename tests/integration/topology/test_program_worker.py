@@ -201,9 +201,8 @@ def test_spouts_are_switched_by_a_command(tmp_path: Path, make: Make) -> None:
 def running(topology: Any = "helpers.words:topology", **conf: Any) -> Iterator[DistributedTopology]:
     """Run a topology in two processes, and check that they exit with 0."""
     with DistributedCluster() as cluster:
-        topology_running = cluster.submit(
-            "words", {"topology.workers": 2, **conf}, topology, collect=["count"]
-        )
+        settings = {"topology.workers": 2, **conf}
+        topology_running = cluster.submit("words", settings, topology, collect=["count"])
         yield topology_running
     assert set(topology_running.exit_codes) == {0}
 

@@ -242,15 +242,9 @@ def test_columns_that_do_not_hold_together(
     task: int, source: int | None, lengths: bytes, data: bytes, header_lengths: bytes, header_data: bytes
 ) -> None:
     """Well-formed protobuf with any ids and columns is either a consistent frame or a specific error."""
+    same: dict[str, Any] = {"task": task, "source": source, "data": data, "header_data": header_data}
     frame = OpaqueFrame(sequence=1)
-    frame.groups.add(
-        task=task,
-        source=source,
-        lengths=lengths,
-        data=data,
-        header_lengths=header_lengths,
-        header_data=header_data,
-    )
+    frame.groups.add(**same, lengths=lengths, header_lengths=header_lengths)
     header_sizes = struct.unpack(
         f"<{len(header_lengths) // 4}I", header_lengths[: len(header_lengths) // 4 * 4]
     )
@@ -258,14 +252,7 @@ def test_columns_that_do_not_hold_together(
     sizes = struct.unpack(f"<{len(lengths) // 4}I", lengths[: len(lengths) // 4 * 4])
     valid = task >= 0 and (source is None or source >= 0) and len(lengths) % 4 == 0 < len(lengths)
     if valid and sum(sizes) == len(data) and valid_headers and sum(header_sizes) == len(header_data):
-        group = pb.Group(
-            task=task,
-            source=source,
-            lengths=sizes,
-            data=data,
-            header_lengths=header_sizes,
-            header_data=header_data,
-        )
+        group = pb.Group(**same, lengths=sizes, header_lengths=header_sizes)
         assert read_back(frame) == pb.Frame(sequence=1, groups=[group])
     else:
         with pytest.raises((MalformedError, InvalidTaskError)):

@@ -93,13 +93,9 @@ def test_shuffle_is_even(chosen: list[int], batches: list[list[Key]], start: int
 def test_fields_depends_on_the_key_alone(chosen: list[int], batches: list[list[Key]]) -> None:
     """Two senders agree on every key, regardless of the order of keys."""
     one, other = Fields(chosen), Fields(chosen)
-    seen = dict(
-        zip(
-            (key for batch in batches for key in batch),
-            (t for b in batches for t in one.choose(b)),
-            strict=True,
-        )
-    )
+    seen: dict[Key, int] = {}
+    for batch in batches:
+        seen.update(zip(batch, one.choose(batch), strict=True))
     for batch in reversed(batches):
         assert other.choose(batch[::-1]) == [seen[key] for key in batch[::-1]]
 

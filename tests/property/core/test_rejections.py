@@ -27,19 +27,7 @@ TASKS = (1, 2)
 DEAD = 9
 LIMIT = 3
 PREFETCH = 4
-ACTIONS = (
-    "send",
-    "take",
-    "hear",
-    "hear",
-    "consume",
-    "tell",
-    "listen",
-    "listen",
-    "send_again",
-    "cut",
-    "probe",
-)
+ACTIONS = ["send", "take", "consume", "tell", "send_again", "cut", "probe", *["hear", "listen"] * 2]
 
 
 class Sender:

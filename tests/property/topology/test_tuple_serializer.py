@@ -61,13 +61,7 @@ plain = (
     | st.timedeltas()
     | st.builds(
         lambda moment, zone, fold: moment.replace(tzinfo=zone, fold=fold),
-        st.datetimes(),
-        zones,
-        st.integers(0, 1),
-    )
-    | st.builds(
-        lambda moment, zone, fold: moment.replace(tzinfo=zone, fold=fold),
-        st.times(),
+        st.datetimes() | st.times(),
         zones,
         st.integers(0, 1),
     )

@@ -21,25 +21,16 @@ parts = st.sampled_from([b"a", b"bc", b" ", b"\n", b"\r", b"\r\n", b"\xff", "é"
 texts = st.lists(parts, max_size=40).map(b"".join)
 
 
-def unexpected(error: Exception) -> None:
-    """Raise an error that a spout reports."""
-    raise error
-
-
-def rest(spout: Lines) -> None:
-    """Run a spout until it is exhausted."""
-    while not spout.exhausted:
-        spout.next_tuple()
-
-
 def read(topology: Topology, task: int) -> tuple[list[str], list[tuple[object, ...]]]:
     """Return the lines that a spout emits, and the skipped ones."""
     spout = Lines(topology.component("lines").template.path)
-    outbox = Outbox(topology, task)
+    outbox, errors = Outbox(topology, task), list[Exception]()
     context = TopologyContext("t", topology, task)
-    spout.open({}, context, SpoutOutputCollector(outbox, unexpected))
-    rest(spout)
+    spout.open({}, context, SpoutOutputCollector(outbox, errors.append))
+    while not spout.exhausted:
+        spout.next_tuple()
     spout.close()
+    assert errors == []
     emitted = [(run.source.stream.name, message) for run in outbox.take() for message in run.tuples]
     lines = [message.values[0] for stream, message in emitted if stream == "default"]
     return lines, [message.values for stream, message in emitted if stream == "skipped"]

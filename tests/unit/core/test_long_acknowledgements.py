@@ -143,21 +143,16 @@ async def test_the_service_gives_others_a_turn() -> None:
 
 
 @pytest.mark.parametrize(("tasks", "each"), [(1, 10_000), (10_000, 0), (100, 99)])
-def test_a_long_subscribe_gives_others_a_turn(tasks: int, each: int) -> None:
+async def test_a_long_subscribe_gives_others_a_turn(tasks: int, each: int) -> None:
     """Many cursors or rejections are read in slices, with the same result as reading them in one turn."""
     wanted = {task: cursor_of(task, 9, 9, 20, 100, rejections(each)) for task in range(tasks)}
     subscribe = pb.Subscribe(tasks=wanted.values())
     turns = 0
-
-    async def main() -> dict[int, pb.TaskCursor]:
-        nonlocal turns
-        reading = asyncio.create_task(_cursors_of(subscribe))
-        while not reading.done():
-            turns += 1
-            await asyncio.sleep(0)
-        return reading.result()
-
-    assert asyncio.run(main()) == wanted
+    reading = asyncio.create_task(_cursors_of(subscribe))
+    while not reading.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert reading.result() == wanted
     assert turns >= tasks * (1 + each) / (2 * TURN)
 
 

@@ -142,20 +142,14 @@ def made(kind: type[Settings], each: Setting) -> Settings:
     return kind(**{**BESIDE[kind], **WITH.get(each.name, {}), each.name: right(each)})
 
 
-def as_text(each: Setting, value: Any) -> str:
-    """Return a value as a user writes it on a command line."""
-    shown = each.kind.shown(value)
-    return str(shown).lower() if isinstance(shown, bool) else str(shown)
-
-
 def given(config: Settings) -> dict[str, str]:
-    """Return the values that differ from the defaults, as text, by name."""
-    values = {name: getattr(config, name) for name in settings_of(type(config))}
-    return {
-        name: as_text(settings_of(type(config))[name], value)
-        for name, value in values.items()
-        if value != settings_of(type(config))[name].default
-    }
+    """Return the values that differ from the defaults, by name, as text for a command line."""
+    result = {}
+    for name, setting in settings_of(type(config)).items():
+        if (value := getattr(config, name)) != setting.default:
+            shown = setting.kind.shown(value)
+            result[name] = str(shown).lower() if isinstance(shown, bool) else str(shown)
+    return result
 
 
 @table(PAIRS)

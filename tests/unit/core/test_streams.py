@@ -58,28 +58,24 @@ async def test_a_failed_write_loses_nothing_that_has_arrived(*, reads: bool) -> 
                 assert isinstance(await stream.end(), DrainingError)
 
 
-def test_others_have_their_turn_between_two_messages() -> None:
+async def test_others_have_their_turn_between_two_messages() -> None:
     """A reader with many messages does not block the event loop."""
+    near, far = MemoryStream(), MemoryStream()
+    near.join(far)
+    for letter in (b"a", b"b", b"c"):
+        await near.write(letter)
+    seen: list[bytes | None] = []
 
-    async def main() -> list[bytes | None]:
-        near, far = MemoryStream(), MemoryStream()
-        near.join(far)
-        for letter in (b"a", b"b", b"c"):
-            await near.write(letter)
-        seen: list[bytes | None] = []
-
-        async def other() -> None:
-            for _ in range(3):
-                seen.append(None)
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(other())
+    async def other() -> None:
         for _ in range(3):
-            seen.append(await far.read())  # noqa: PERF401 - in the order of the turns
-        await task
-        return seen
+            seen.append(None)
+            await asyncio.sleep(0)
 
-    assert asyncio.run(main()) == [None, b"a", None, b"b", None, b"c"]
+    task = asyncio.create_task(other())
+    for _ in range(3):
+        seen.append(await far.read())  # noqa: PERF401 - in the order of the turns
+    await task
+    assert seen == [None, b"a", None, b"b", None, b"c"]
 
 
 def test_a_server_refuses_foreign_streams() -> None:

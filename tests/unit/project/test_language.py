@@ -10,11 +10,6 @@ from language import __main__ as checker
 from language.__main__ import counted, findings
 
 
-def total(text: str) -> Counter[str]:
-    """Return the counts of a passage."""
-    return sum((each for _, each in findings(text)), Counter())
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -28,7 +23,7 @@ def total(text: str) -> Counter[str]:
 )
 def test_findings(text: str, expected: Counter[str]) -> None:
     """Listed words, clauses as subjects, and wh-words are counted."""
-    assert total(text) == expected
+    assert sum((each for _, each in findings(text)), Counter()) == expected
 
 
 def test_a_file_of_each_kind_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,18 +20,9 @@ from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.clusters.launching import LaunchSettings
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
-ON_THE_PAGE = (
-    WorkerConfig,
-    Credentials,
-    TracingSettings,
-    SessionSettings,
-    TopologySettings,
-    LaunchSettings,
-    GrpcSettings,
-    ZmqSettings,
-    SourceOptions,
-    SinkOptions,
-)
+PROGRAMS = (WorkerConfig, Credentials, TracingSettings, SessionSettings, TopologySettings, LaunchSettings)
+TRANSPORTS = (GrpcSettings, ZmqSettings)
+SPARK = (SourceOptions, SinkOptions)
 
 
 def test_current() -> None:
@@ -39,7 +30,7 @@ def test_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
 
 
-@pytest.mark.parametrize("settings", ON_THE_PAGE)
+@pytest.mark.parametrize("settings", [*PROGRAMS, *TRANSPORTS, *SPARK])
 def test_every_setting(settings: type[Settings]) -> None:
     """Every setting of workers, sessions, topologies, processes, transports and Spark has an entry."""
     keys = re.findall(r"^- \*\*`(.+?)`\*\* \(", page(), re.MULTILINE)
