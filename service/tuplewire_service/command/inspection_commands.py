@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import sys
 import threading
 import time
@@ -109,6 +110,7 @@ def _top(arguments: argparse.Namespace) -> int:
     if arguments.web:
         from tuplewire_service.command.viewer.live_page import MOST_ROWS, LivePage
 
+        os.nice(19)  # a page in a worker's pod must not delay messages
         with ClusterPoller(first, connect, MOST_ROWS) as poller:
             poller.poll()
             with LivePage(poller.poll, arguments.port, arguments.interval) as page:

@@ -12,7 +12,7 @@ import heapq
 import sys
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError, SupersededError
@@ -229,16 +229,17 @@ class ReceiveQueues:
             log = self._queues[task].log
             return task in urgent, log.tail - log.acknowledged, log.tail, -task
 
-        tasks, best = list(self._queues), list[int]()
+        tasks, best, get = list(self._queues), list[int](), self._queues.get
         for start in range(0, len(tasks), _RANKED_AT_ONCE):
             await asyncio.sleep(0)  # queues may be removed in the meantime
-            found = [each for each in tasks[start : start + _RANKED_AT_ONCE] if each in self._queues]
-            # Most of 10,000 tasks have never received a message, and rank last.
-            used = (each for each in found if self._queues[each].log.tail or each in urgent)
-            # A list of all ranks would cause collections of garbage, which visit the objects of all tasks.
-            best = heapq.nlargest(most, chain(filter(self._queues.__contains__, best), used), key=rank)
-        rest = heapq.nsmallest(most - len(best), self._queues.keys() - best)
-        return sorted(best + rest)
+            found = chain(best, tasks[start : start + _RANKED_AT_ONCE])
+            # Most of 10,000 tasks have never received a message. A list of all ranks would cause collections
+            # of garbage, which visit the objects of all tasks.
+            used = (each for each in found if (queue := get(each)) and (queue.log.tail or each in urgent))
+            best = heapq.nlargest(most, used, key=rank)
+        ranked = set(best)
+        unused = (task for task in self._queues if task not in ranked)
+        return sorted(chain(best, islice(unused, most - len(best))))
 
     def add_to(
         self, status: pb.GetStatusResponse, tasks: Iterable[int] | None, congested: Container[int]

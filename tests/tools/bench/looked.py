@@ -42,16 +42,16 @@ def live_page(address: str) -> Iterator[None]:
             token = {"Authorization": f"Bearer {link.fragment.removeprefix('token=')}"}
             request = urllib.request.Request(f"http://{link.netloc}/live.json", headers=token)
 
-            def read() -> float:
+            def read() -> bytes:
                 with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - our own address
-                    pace: float = json.load(answer)["pace"]
-                    return pace
+                    contents: bytes = answer.read()
+                    return contents
 
             def read_on(pace: float) -> None:
                 while not ended.wait(pace):
-                    pace = read()
+                    read()
 
-            reading = pool.submit(read_on, read())
+            reading = pool.submit(read_on, json.loads(read())["pace"])
             yield
             ended.set()
             reading.result()

@@ -30,7 +30,7 @@ from tuplewire_service.command.viewer.rates import WorkerSample
 from tuplewire_service.metrics.http_server import HttpAnswer, HttpServer
 
 PAGE = Path(__file__).with_name("live_page.html")
-MOST_ROWS = 200  # of each kind, so that a browser stays fast with 10,000 tasks
+MOST_ROWS = 100  # of each kind, so that a browser stays fast with 10,000 tasks
 
 
 class LivePage(AbstractContextManager["LivePage"]):
