@@ -105,7 +105,7 @@ class Findings:
         self, stream: TextIO, right: str, rates: Iterable[str], *, verbose: bool = False
     ) -> None:
         """Write skipped rows, the comparison with `right`, ledgers and rates; if `verbose`, executors too."""
-        write_text(stream, "".join(f"{line}\n" for line in ["", *self._lines(right), *rates]))
+        write_text(stream, "".join(f"{line}\n" for line in ["", *self._lines(right), *rates]), indent=2)
         if verbose:
             names = ("emitted", "transferred", "executed", "acked", "failed")
             stream.write("\n")

@@ -88,12 +88,7 @@ def add_control_commands(commands: Any) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from tuplewire_service.command.status_report import (
-        MOST_LINES,
-        status_as_json,
-        status_as_text,
-        write_tables,
-    )
+    from tuplewire_service.command import status_report
     from tuplewire_service.command.viewer.cluster_rows import cluster_rows
     from tuplewire_service.command.viewer.rates import WorkerSample
     from tuplewire_service.control.control_messages import MOST_CLIENTS
@@ -103,13 +98,14 @@ def _status(arguments: argparse.Namespace) -> int:
         while True:
             status = client.status(MOST_CLIENTS)
             if arguments.json:
-                print(json.dumps(status_as_json(status), indent=None if every else 2))
+                print(json.dumps(status_report.status_as_json(status), indent=None if every else 2))
             else:
                 if every and (console := console_of(sys.stdout)):
                     console.clear()
-                write_text(sys.stdout, f"{status_as_text(status)}\n")
+                about = f"{status_report.status_as_text(status)}\n"
+                write_text(sys.stdout, about, indent=12)  # below the values
                 rows = cluster_rows([WorkerSample(status.worker_id, client.address, status, before)])
-                write_tables(sys.stdout, rows, MOST_LINES)
+                status_report.write_tables(sys.stdout, rows, status_report.MOST_LINES)
             sys.stdout.flush()
             if every is None:
                 return EXIT_OK

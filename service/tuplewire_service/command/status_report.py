@@ -15,7 +15,7 @@ import textwrap
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,7 +27,7 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.formatting import counted, escape_unprintable
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.terminal import PROBLEM_STYLE, write_table, write_text
-from tuplewire_service.command.viewer.cluster_rows import TABLES, ClusterRows, cluster_rows
+from tuplewire_service.command.viewer.cluster_rows import TABLES, ClusterRows, TaskRow, cluster_rows
 from tuplewire_service.command.viewer.columns import NOT_KNOWN, Column, Row, in_order, time_of
 from tuplewire_service.command.viewer.rates import WorkerSample, state_name
 from tuplewire_service.control.control_messages import MOST_CLIENTS
@@ -95,13 +95,9 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
         )
     yield f"time        {_shares(status.state_seconds)}"
     for each in status.blocking:
-        lately = (
-            f"{each.recent_seconds:.1f} of the last {recent.seconds:.1f} s, " if each.recent_seconds else ""
-        )
-        yield (
-            f"blocking    task {each.task} ({each.where}) has held others up for {lately}"
-            f"{each.seconds:.1f} s in all"
-        )
+        late = f"{each.recent_seconds:.1f} of {recent.seconds:.1f} s lately, " if each.recent_seconds else ""
+        held = f"has held others up for {late}{each.seconds:.1f} s in all"
+        yield f"blocking    task {each.task} ({each.where}) {held}"
     received = sorted(status.received, key=attrgetter("messages"), reverse=True)
     for count in received[:MOST_LINES]:
         yield (
@@ -111,13 +107,9 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
     if len(received) > MOST_LINES:
         yield f"received    and from {len(received) - MOST_LINES} more"
     if status.rejections:
-        letters = (
-            f"dead letters go to task {status.dead_letter_task}"
-            if status.HasField("dead_letter_task")
-            else "no dead-letter task"
-        )
+        letters = status.dead_letter_task if status.HasField("dead_letter_task") else "none"
         waiting = f"copies waiting: {status.rejected_waiting:,}"
-        yield f"rejected    {counted(status.rejections, 'time')}, {waiting}; {letters}"
+        yield f"rejected    {counted(status.rejections, 'time')}, {waiting}; dead-letter task: {letters}"
 
 
 def waiting_without_consumer(status: pb.GetStatusResponse) -> Iterator[str]:
@@ -134,8 +126,8 @@ def waiting_without_consumer(status: pb.GetStatusResponse) -> Iterator[str]:
 
 def _shares(state_seconds: Mapping[str, float]) -> str:
     age = sum(state_seconds.values()) or 1.0
-    shares = sorted(state_seconds.items(), key=itemgetter(1), reverse=True)
-    return ", ".join(f"{seconds / age:.0%} {state}" for state, seconds in shares)
+    shares = sorted(((seconds / age, state) for state, seconds in state_seconds.items()), reverse=True)
+    return ", ".join(f"{share:.0%} {state}" for share, state in shares if share > 0.005)  # less is 0%
 
 
 def write_tables(
@@ -143,26 +135,32 @@ def write_tables(
 ) -> None:
     """Write sentences about problems, and the first `most` rows of each table that have `wanted`.
 
-    `width` is the number of columns, by default those of the terminal; files and pipes have no limit.
+    `width` is the number of columns, by default those of the terminal; files and pipes have no limit. With
+    a width, unused tasks are only counted, unless `wanted` is given.
     """
     if width is None and stream.isatty():
         width = shutil.get_terminal_size().columns
     for sentence in map(escape_unprintable, cluster.blocking):
         write_text(stream, f"{textwrap.fill(sentence, width) if width else sentence}\n", PROBLEM_STYLE)
-    for name in TABLES:
-        found: list[Row] = in_order(getattr(cluster, name), wanted)
+    tables: dict[str, list[Row]] = {name: in_order(getattr(cluster, name), wanted) for name in TABLES}
+    if wanted and not any(tables.values()):
+        write_text(stream, f"\nno row contains {escape_unprintable(wanted)}\n")
+    for name, found in tables.items():
         if not found:
             continue
         columns = list(found[0].columns().values())
-        lines = [row.cells() for row in found[:most]]
+        rows = [row for row in found if wanted or not width or not (isinstance(row, TaskRow) and row.unused)]
+        lines = [row.cells() for row in rows[:most]]
         if width:
             lines = [[_shortened(escape_unprintable(cell)) for cell in line] for line in lines]
         shown = _shown(columns, lines, width)
         write_text(stream, f"\n{name}\n")
         header, *cells = [[line[i] for i in shown] for line in ([each.title for each in columns], *lines)]
-        write_table(stream, header, cells)
-        if len(found) > most:
-            write_text(stream, f"and {len(found) - most} more; --json has all of them\n")
+        if rows:
+            write_table(stream, header, cells)
+        if left := len(found) - len(lines):
+            what = f"{left} more" if len(rows) > most else counted(left, "idle task")
+            write_text(stream, f"{'and ' if rows else ''}{what}; --json has all of them\n")
 
 
 def _shortened(cell: str) -> str:
@@ -211,10 +209,5 @@ def _contents(client: ControlClient) -> dict[str, bytes]:
     time.sleep(max(0.0, began + _BETWEEN_SECONDS - time.monotonic()))  # for rates
     now = client.status(MOST_CLIENTS)
     rows = cluster_rows([WorkerSample(now.worker_id, client.address, now, before)])
-    contents["status.json"] = _as_json(status_as_json(now))
-    contents["live.json"] = _as_json(dataclasses.asdict(rows))
-    return contents
-
-
-def _as_json(value: Any) -> bytes:
-    return json.dumps(value, indent=2, default=str).encode()
+    ours = {"status.json": status_as_json(now), "live.json": dataclasses.asdict(rows)}
+    return contents | {name: json.dumps(each, indent=2, default=str).encode() for name, each in ours.items()}

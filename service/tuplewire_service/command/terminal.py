@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import timedelta
@@ -101,13 +102,14 @@ def live_line(stream: TextIO) -> LiveLine | None:
     return None if console is None else LiveLine(console)
 
 
-def write_text(stream: TextIO, text: str, style: str = "") -> None:
-    """Write whole lines, which the caller has escaped. A terminal wraps long lines between words."""
+def write_text(stream: TextIO, text: str, style: str = "", indent: int = 0) -> None:
+    """Write whole lines, which the caller has escaped. A terminal wraps long lines, with an indent."""
     console = console_of(stream)
     if console is None:
         stream.write(text)
     else:
-        console.print(text, style=style, end="")
+        fold = textwrap.TextWrapper(console.width, subsequent_indent=" " * indent, break_on_hyphens=False)
+        console.print("\n".join(map(fold.fill, text.split("\n"))), style=style, end="")
 
 
 def counted(

@@ -26,7 +26,7 @@ from tuplewire_demos.input import SkippedRow, SkippedRows
 from tuplewire_demos.report import Progress
 from tuplewire_demos.run_wordcount import WordCounts, write_words
 from tuplewire_service.command.status_report import status_as_text, write_tables
-from tuplewire_service.command.terminal import counted, write_table
+from tuplewire_service.command.terminal import counted, write_table, write_text
 from tuplewire_service.command.viewer.cluster_rows import ClusterRows, TaskRow, WorkerRow
 
 EVIL = "\x1b]0;owned\x07"
@@ -84,6 +84,8 @@ def test_a_table_fits_a_terminal(terminal: StringIO) -> None:
     assert "\\x1b]0;owned\\x07 of 336,776" in written
     assert "[bold]ten[/bold] :smile:" in written
     assert written.count("x") == 100 + 2
+    write_text(terminal, f"key   {'value ' * 20}\n", indent=6)
+    assert "value\n      value" in re.sub(CONTROL, "", terminal.getvalue())
 
 
 @pytest.mark.parametrize("why", ["a pipe", "dumb", "no rich"])
@@ -114,7 +116,8 @@ def test_the_tables_of_a_cluster_fit_a_terminal(
         tasks=[
             TaskRow(
                 42, name, 1e6, 1e6, 10**6, 1, 0.99, 35.0, 0.5, [name], 10**9, 10**9, True, True, "sleeps", ""
-            )
+            ),
+            TaskRow(43, name, 0, 0, 0, 0, 0, 0, 0, [], 0, 0, False, False, "", ""),
         ],
         blocking=[f"task 42 at {name} holds up senders"],
     )
@@ -124,9 +127,12 @@ def test_the_tables_of_a_cluster_fit_a_terminal(
     assert ("\x1b" in terminal.getvalue()) is (kind == "xterm")
     assert re.search(r"^42 +worker-x\.\.\.23456789 +1,000,000 .* sleeps$", written, re.MULTILINE), written
     assert name in written.replace("\n", "")  # sentences are wrapped, not cut
+    assert "\nand 1 idle task; --json has all of them\n" in written
     plain = StringIO()
     write_tables(plain, rows, 40)
-    assert written.count(name) < plain.getvalue().count(name) == 4
+    assert written.count(name) < plain.getvalue().count(name) == 5
+    write_tables(plain, rows, 40, "zzz")
+    assert plain.getvalue().endswith("\nno row contains zzz\n")
 
 
 def test_progress_has_its_end_in_sight(terminal: StringIO) -> None:

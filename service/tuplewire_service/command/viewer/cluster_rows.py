@@ -108,6 +108,11 @@ class TaskRow(Row):
     consumer: Annotated[str, Column("consumer", short_client)]
     component: Annotated[str, Column("component")]
 
+    @property
+    def unused(self) -> bool:
+        """True if the task has had no messages, and has no consumer or component."""
+        return not (self.received_messages or self.queued_messages or self.subscribed or self.component)
+
 
 @dataclass(frozen=True, slots=True)
 class PeerRow(Row):
