@@ -286,7 +286,7 @@ class ControlClient:
                     for response in answers:
                         if response.status == ready:
                             return
-                        seen = "it answers but lacks its assignment or a connection; its /readyz tells which"
+                        seen = "it lacks its assignment or a connection: tuplewire status has the reason"
                 # A draining worker ends this stream; see docs/design/drain.md.
                 break
             except UnreachableError as error:

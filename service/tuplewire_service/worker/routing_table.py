@@ -83,7 +83,7 @@ class RoutingTable:
         """The reason that the tasks are unknown: no assignment, or one that does not name this worker."""
         if self.assignment is None:
             return NotReadyError(
-                f"worker {self._worker_id} has no assignment yet: push one (tuplewire assign), "
+                f"worker {self._worker_id} has no assignment yet: push one (tuplewire assign or membership), "
                 "configure an assignment file, or start it with --tasks where it is alone"
             )
         return NotReadyError(self.id_mismatch) if self.id_mismatch else None

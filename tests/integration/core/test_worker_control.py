@@ -107,8 +107,8 @@ def test_a_version_that_jumps_needs_force(worker: Running, tmp_path: Path) -> No
 
 
 def test_wait_ready_says_what_it_waited_for(shared: Running) -> None:
-    """A worker without an assignment is not ready, and the error refers to /readyz."""
-    with ControlClient(shared.address) as client, pytest.raises(UnreachableError, match="readyz"):
+    """A worker without an assignment is not ready, and the error refers to the status."""
+    with ControlClient(shared.address) as client, pytest.raises(UnreachableError, match="tuplewire status"):
         client.wait_ready(0.3)
 
 
@@ -207,7 +207,7 @@ def test_command_shows_status_and_assigns(worker: Running) -> None:
     assert (status["assignment_version"], status["ledger"]["balanced"]) == (1, True)
     shown = run_command("status", "--address", str(worker.bound["unix_address"])).stdout
     assert "accepted 0 = acknowledged 0 + dropped 0 + pending 0" in shown
-    assert re.search(r"^time        \d+% \w+, .*\d+% backpressured_queue", shown, re.MULTILINE)
+    assert re.search(r"^time        [1-9]\d*% \w+(, [1-9]\d*% \w+)*$", shown, re.MULTILINE)
     assert run_command("drain", "--address", worker.address).returncode == 0
     assert worker.process.wait(20) == 0
     assert "worker.draining reason=drain-call" in worker.log
