@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import MalformedError, TuplewireError, UnreachableError
+from tuplewire.errors import MalformedError, TuplewireError, UnknownTaskError, UnreachableError
 from tuplewire.packing.packing import FAULTS, read_array_size, read_items, read_value
 from tuplewire.text.formatting import escape_unprintable, escape_value
 from tuplewire.values.headers import decode_headers
@@ -25,7 +25,7 @@ from tuplewire.values.message import TaskMessage
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.messages import Decoding, as_json
 from tuplewire_service.command.parsers import control_of, owners_of
-from tuplewire_service.command.viewer.columns import short_client
+from tuplewire_service.command.viewer.columns import short_client, tasks_of
 
 _FOLLOW_SECONDS = 1.0
 
@@ -55,6 +55,9 @@ def tapped_at_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse,
     last: dict[str, pb.TapResponse | TuplewireError] = {}
     with ExitStack() as exit_stack:
         first = exit_stack.enter_context(control_of(arguments))
+        known = first.assignment()
+        if known and (unknown := sorted(set(tasks).difference(*(each.tasks for each in known.workers)))):
+            raise UnknownTaskError(f"task {tasks_of(unknown)} is not in assignment version {known.version}")
         while True:
             try:
                 owners = owners_of(first, tasks)

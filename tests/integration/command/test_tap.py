@@ -16,7 +16,7 @@ from helpers import eventually
 from helpers.secured import denied, guarded
 from helpers.topology import Pair, collect, metric, numbered, numbers
 from helpers.traffic import deliver
-from helpers.worker_process import running
+from helpers.worker_process import run_command, running
 
 from tuplewire import Client, TaskMessage
 from tuplewire.connection.control_client import ControlClient
@@ -192,6 +192,12 @@ def test_lines_are_safe_for_a_terminal(pair: Pair, decoding: str, payload: bytes
     assert "key=" in line
     assert "headers=" in line
     assert err.splitlines()[-1] == b"1 shown, 0 omitted, of 1 that passed"
+
+
+def test_an_unknown_task_is_an_error(pair: Pair) -> None:
+    """A tap of a task outside of the assignment would show nothing."""
+    ended = run_command("tap", "--address", pair.near.address, "--task", "99999")
+    assert (ended.returncode, "task 99999 is not in assignment" in ended.stderr) == (1, True)
 
 
 def test_json_lines_and_ctrl_c(pair: Pair) -> None:
