@@ -136,7 +136,8 @@ def web_viewer(address: str, environment: Mapping[str, str] | None = None) -> It
             assert found is not None, (line, viewer.poll())
             yield found[1]
         finally:
-            viewer.send_signal(signal.SIGINT)
+            for _ in range(2):  # the second one is ignored
+                viewer.send_signal(signal.SIGINT)
             viewer.wait(30)
     assert viewer.returncode == 128 + signal.SIGINT
 

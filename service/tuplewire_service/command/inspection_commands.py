@@ -10,8 +10,8 @@ import dataclasses
 import json
 import math
 import os
+import signal
 import sys
-import threading
 import time
 from contextlib import closing, nullcontext
 from functools import partial
@@ -115,7 +115,10 @@ def _top(arguments: argparse.Namespace) -> int:
             poller.poll()
             with LivePage(poller.poll, arguments.port, arguments.interval) as page:
                 print(f"open {page.url} in a browser on this machine; Ctrl-C ends it", flush=True)
-                threading.Event().wait()
+                try:
+                    time.sleep(1e9)  # until Ctrl-C
+                finally:
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would disturb the end
     with ClusterPoller(first, connect) as poller, console.screen() if console else nullcontext():
         poller.poll()
         while True:
@@ -133,8 +136,6 @@ def _top(arguments: argparse.Namespace) -> int:
 
 def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:
     """Redraw the screen with the first rows of each table, as far as they fit. Problems are red."""
-    from rich.text import Text
-
     from tuplewire_service.command.status_report import write_tables
     from tuplewire_service.command.viewer.cluster_rows import NO_ANSWER
 
@@ -142,12 +143,9 @@ def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:
     write_tables(text, rows, max(3, console.height // _TABLE_SHARE), wanted, console.width)
     lines = text.getvalue().splitlines()[: console.height - 1]
     problems = len(list(takewhile(bool, lines)))  # the sentences, up to an empty line
-    styled = [
-        Text(line, PROBLEM_STYLE if number < problems or NO_ANSWER in line else "")
-        for number, line in enumerate(lines)
-    ]
     console.clear()
-    console.print(Text("\n").join(styled), end="")
+    for at, line in enumerate(lines):
+        console.print(line, style=PROBLEM_STYLE if at < problems or NO_ANSWER in line else "")
 
 
 def _debug(arguments: argparse.Namespace) -> int:
@@ -162,7 +160,8 @@ def _debug(arguments: argparse.Namespace) -> int:
 def _log_level(arguments: argparse.Namespace) -> int:
     with control_of(arguments) as client:
         client.set_logging(arguments.level, seconds=arguments.seconds, every_seconds=arguments.every)
-    print(f"{client.address} logs {arguments.level} for {arguments.seconds:g} s")
+    every = f"the same event of a peer at most once in {arguments.every:g} s"
+    print(f"{client.address} logs {arguments.level} for {arguments.seconds:g} s, and {every}")
     return EXIT_OK
 
 
