@@ -333,7 +333,7 @@ class RefusedMessagesError(RefusedError):
 
     def __init__(self, refusals: list[str]) -> None:
         shown = "; ".join(refusals[:5]) + ("; ..." if len(refusals) > 5 else "")
-        super().__init__(f"messages were refused and will not come again: {shown}")
+        super().__init__(f"messages were refused; correct the cause, and send them again: {shown}")
         self.refusals = refusals
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import os
 import stat
@@ -112,6 +113,8 @@ def client_of(
         control.wait_ready(arguments.timeout)
     from tuplewire.client import Client
 
+    refusals = logging.getLogger("tuplewire.connection.receiver_reports")
+    refusals.addFilter(lambda each: "messages.refused" not in each.msg)  # flush() raises them
     credentials = credentials_of(arguments)
     client = Client(
         arguments.address, topology=arguments.topology, source=source, credentials=credentials, **settings

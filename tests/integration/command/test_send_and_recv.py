@@ -55,6 +55,8 @@ def test_messages_of_the_command_line(worker: LocalWorkerProcess) -> None:
     took = command(worker, "recv", "1", "--count", "2")
     assert (took.returncode, took.stdout) == (0, "hello\nwörld\n".encode())
     assert command(worker, "recv", "1", "--idle", "0.2").stdout == b""
+    refused = command(worker, "send", "99999", "hello")
+    assert (refused.returncode, refused.stderr.count(b"UNKNOWN_TASK")) == (1, 1)
 
 
 def test_a_count_leaves_the_others(worker: LocalWorkerProcess) -> None:
