@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.text.formatting import counted
 from tuplewire_demos.file_spout import SKIPPED, numbered_lines, skipped_lines
 from tuplewire_demos.input import InputError
 from tuplewire_demos.report import Findings, Progress, differences_of, settled
@@ -66,8 +67,8 @@ def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> 
         "topology.workers": arguments.workers,
         "topology.max.spout.pending": _PENDING,
     }
-    where = "workers of this process" if local else "processes"
-    progress.stage(f"Starting {arguments.workers} {where} ...")
+    where = "in this process" if local else "outside this process"
+    progress.stage(f"Starting {counted(arguments.workers, 'worker')} {where} ...")
     with cluster_of(conf) as cluster:
         running = cluster.submit("wordcount", conf, topology, collect=[COUNTS, SKIPPED])
         progress.stage(f"Counting the words of {arguments.input} ...")
@@ -94,8 +95,8 @@ def _shown_while(
         while not over.wait(_SHOW_SECONDS):
             with suppress(TuplewireError):  # finish() reports it
                 executors = running.status().executors
-                counted = sum(each.counts.executed for each in executors if each.component == COUNTS)
-                progress.part(min(counted, total), total, "words")
+                done = sum(each.counts.executed for each in executors if each.component == COUNTS)
+                progress.part(min(done, total), total, "words")
 
     thread = threading.Thread(target=show, name="progress", daemon=True)
     thread.start()
