@@ -121,6 +121,10 @@ spark_passed() {
 }
 prepare_spark() {
     spark_account | run_with "${apply[@]}"
+    # A Team has to be on two nodes, and the scheduler sometimes puts both executors on one.
+    run sed --in-place '/^spec:/a\  topologySpreadConstraints: [{maxSkew: 1, topologyKey: kubernetes.io/hostname,\
+    whenUnsatisfiable: DoNotSchedule, nodeTaintsPolicy: Honor, labelSelector: {matchLabels: {spark-role: executor}}}]' \
+        "$folder/executor-template.yaml"
     run "${kube[@]}" create configmap spark-conf --from-file "$folder/conf/spark-defaults.conf" \
         --from-file "$folder/executor-template.yaml" --from-file "$folder/driver-template.yaml"
 }
