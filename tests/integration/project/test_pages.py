@@ -12,7 +12,6 @@ from helpers.pasted import ELSEWHERE, PASTED, PASTED_ON_SPARK, PASTED_ONCE, Past
 _SECONDS = 100.0
 PAGES = [page for each in (*PASTED, *PASTED_ON_SPARK, PASTED_ONCE) for page in each.pages]
 FOR_A_FILE = "into a file"
-LEAVE_OUT = "without its empty line"
 
 
 def test_every_page_with_programs_is_pasted() -> None:
@@ -32,10 +31,8 @@ def test_a_prompt_takes_it(page: str) -> None:
     if FOR_A_FILE in " ".join(said.split()):
         return
     for language, text in blocks(page):
-        before = said[: said.index(text)].rpartition("```\n")[2]
-        plain = text.replace("\n\n    ", "\n    ") if LEAVE_OUT in " ".join(before.split()) else text
         typed: list[str] = []
-        for line in [*plain.splitlines(), ""] if language == "python" else []:
+        for line in [*text.splitlines(), ""] if language == "python" else []:
             typed.append(line)
             if compile_command("\n".join(typed), page, "single") is not None:
                 typed.clear()
