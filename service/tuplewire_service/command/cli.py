@@ -116,8 +116,8 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     top = Parser(
         prog="tuplewire",
         description="Send messages between running tasks, through the workers that own them.",
-        epilog="`tuplewire COMMAND --help` lists the options of a command. "
-        f"example: tuplewire worker --tasks 0-99. {EXIT_CODES}",
+        epilog="`tuplewire COMMAND --help` lists the options of a command.\n"
+        f"example: tuplewire worker --tasks 0-99\n{EXIT_CODES}",
     )
     top.add_argument("--version", action="version", version=f"tuplewire {tuplewire.__version__}")
     commands: Any = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -133,8 +133,8 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     add_inspection_commands(commands)
     parser = add_command(commands, _completion, "print a script for shell completion", "bash")
     parser.description = (
-        'Print a script for shell completion. For bash, put eval "$(tuplewire completion bash)" into '
-        "~/.bashrc; for zsh, the same into ~/.zshrc; for fish, run `tuplewire completion fish | source`."
+        'Print a script for shell completion.\nIn ~/.bashrc: eval "$(tuplewire completion bash)"\n'
+        'In ~/.zshrc: eval "$(tuplewire completion zsh)"\nIn fish: tuplewire completion fish | source'
     )
     parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="shell to complete in")
     listed = {each.dest: each for each in commands._choices_actions}

@@ -46,16 +46,18 @@ class _Help(argparse.Action):
         if group:
             parser._action_groups = [parser.further[group]]
         elif parser.further:
-            parser._action_groups = [
-                each for each in parser._action_groups if each.title not in parser.further
-            ]
-            parser.epilog = f"More options: --help {', --help '.join(parser.further)}. {parser.epilog}"
+            parser._action_groups = [one for one in parser._action_groups if one.title not in parser.further]
+            parser.epilog = f"More options: --help {', --help '.join(parser.further)}.\n{parser.epilog}"
         parser.print_help()
         parser.exit()
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Shows options only in their list, because they would fill the usage line."""
+    """Shows options only in their list, because they would fill the usage line. Keeps examples on a line."""
+
+    def _fill_text(self, text: str, *layout: Any) -> str:
+        fill, lines = super()._fill_text, text.splitlines()
+        return "\n".join(each if each.startswith("example:") else fill(each, *layout) for each in lines)
 
     def _format_usage(self, usage: Any, actions: Any, _: Any, prefix: Any) -> str:
         words = [each for each in actions if not each.option_strings or each.required]
@@ -71,12 +73,10 @@ class Parser(argparse.ArgumentParser):
     _intermixed = False
 
     def __init__(self, **more: Any) -> None:
-        super().__init__(add_help=False, formatter_class=_HelpFormatter, **more)
+        super().__init__(add_help=False, allow_abbrev=False, formatter_class=_HelpFormatter, **more)
         self.further: dict[str, Any] = {}
         """The groups of options that the help shows separately, by their titles."""
-        about = "show this help, or the help of a group of options"
-        rest: dict[str, Any] = {"choices": self.further, "default": argparse.SUPPRESS}
-        self.add_argument("-h", "--help", action=_Help, nargs="?", metavar="GROUP", help=about, **rest)
+        self.help_flag = self.add_argument("-h", "--help", action=_Help, nargs=0, help="show this help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Accept options between positional arguments, unless the parser has subcommands."""
@@ -100,7 +100,7 @@ class Parser(argparse.ArgumentParser):
         known = [each for each in self._option_string_actions if each.startswith("--")]
         for word in takewhile(lambda word: word.startswith("-") if commands else word != "--", words):
             option = word.partition("=")[0]
-            if option.startswith("--") and not any(each.startswith(option) for each in known):
+            if option.startswith("--") and option not in known:
                 place = " before COMMAND" if commands else ""
                 self.error(str(unknown(f"option {option}{place}", option, known)))
 
@@ -146,7 +146,7 @@ def add_command(commands: Any, handler: Handler, help_text: str, example: str, n
     name = name or handler.__name__.removeprefix("_").replace("_", "-")
     about = help_text[0].upper() + help_text[1:] + "."
     parser: Parser = commands.add_parser(name, help=help_text, description=about)
-    parser.epilog = f"example: {parser.prog} {example}".rstrip() + f". {EXIT_CODES}"
+    parser.epilog = f"example: {parser.prog} {example}".rstrip() + f"\n{EXIT_CODES}"
     parser.set_defaults(handler=handler)
     return parser
 
@@ -184,6 +184,8 @@ def add_setting_flags(parser: Parser, settings: type[Settings]) -> None:
         title = next((title for title, names in _GROUPS.items() if known.name.startswith(names)), "")
         if title and title not in parser.further:
             parser.further[title] = parser.add_argument_group(title)
+            about = "show this help, or the help of a group of options"
+            vars(parser.help_flag).update(nargs="?", metavar="GROUP", choices=parser.further, help=about)
         default = f"; default: {known.kind.shown(known.default)}" if known.default else ""
         parser.further.get(title, parser).add_argument(
             known.flag,
