@@ -71,15 +71,18 @@ _HEADER = ("id", "time", "task", "source", "count", "bytes", "reason")
 def add_message_commands(commands: Any) -> None:
     """Add the commands `send`, `recv` and `dead-letters`."""
     parser = _add_messages(commands, _send, "send messages to a task", "42 hello")
-    parser.add_argument("task", **task_id, nargs="?", help="task to send to, unless JSON lines contain it")
+    parser.add_argument("task", **task_id, nargs="?", help="task to send to; optional with --format json")
     about = "messages to send; none or -: read standard input"
     parser.add_argument("message", metavar="MESSAGE", nargs="*", help=about)
     parser.add_argument("--source", **task_id, help="task that sends (default: none)")
     parser = _add_messages(commands, _recv, "receive messages of tasks, and print them", "42 --count 1")
+    about = "time limit for an answer (default: 5); --idle limits the wait for messages"
+    parser._option_string_actions["--timeout"].help = about
     parser.add_argument("tasks", **task_list, help="tasks, like 42 or 1,2,10-19")
     about = "output file; none or -: standard output"
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help=about)
-    parser.add_argument("--count", **number, help="exit after COUNT messages")
+    about = "exit after COUNT messages, to read a part; a pipe to head may receive more than it prints"
+    parser.add_argument("--count", **number, help=about)
     parser.add_argument("--idle", **seconds, help="exit after SECONDS without a message")
     about = "list, replay or drop messages rejected too often"
     parser = add_client_command(commands, _dead_letters, about, "list")
@@ -144,6 +147,8 @@ def _noticed(reason: str, timeout: float) -> Iterator[threading.Timer]:
 
 
 def _send(arguments: argparse.Namespace) -> int:
+    if arguments.task is None and arguments.format is not MessageFormat.JSON:
+        raise ConfigError("TASK is missing; only --format json has tasks in its messages")
     given: Iterable[bytes] = map(os.fsencode, arguments.message)
     reads = arguments.message in ([], ["-"])
     if reads:
@@ -183,9 +188,7 @@ def _recv(arguments: argparse.Namespace) -> int:
     with nullcontext(sys.stdout.buffer) if to_stdout else Path(arguments.file).open("wb") as out:
         terminal = sys.stdout.encoding if out.isatty() else None
         write = writer_of_messages(out, arguments.format, terminal=terminal)
-        # Only with a file: the reader of a pipe may write to the same terminal.
         mode = os.fstat(out.fileno()).st_mode
-        drawn = stat.S_ISREG(mode)
         idle = math.inf if arguments.idle is None else arguments.idle
         waited = f"messages to task {tasks_of(arguments.tasks)} at {arguments.address}"
         with (
@@ -195,7 +198,8 @@ def _recv(arguments: argparse.Namespace) -> int:
         ):
             messages = subscription.messages(arguments.count, quiet=idle)
             sizes: list[int] = []  # of the messages of the current batch
-            with closing(counted(messages, "messages", share, drawn=drawn)) as each:
+            # Only with a file: the reader of a pipe may write to the same terminal.
+            with closing(counted(messages, "messages", share, drawn=stat.S_ISREG(mode))) as each:
                 try:
                     for message in each:
                         notice.cancel()

@@ -206,6 +206,7 @@ def test_every_command_has_an_example() -> None:
         (["worker", "--listen", "nowhere"], "tuplewire worker: flag --listen: 'nowhere' is not host:port"),
         (["worker", "--lisen", "x"], "tuplewire worker: unknown option --lisen; did you mean --listen or"),
         (["worker", "--task", "0-9"], "unknown option --task; did you mean --tasks"),
+        (["send"], "tuplewire send: TASK is missing"),
         (["status", "--address", "nowhere"], "tuplewire status: address 'nowhere' is neither"),
         (["status", "h:1"], "tuplewire status: unrecognized arguments: h:1; see tuplewire status --help"),
         (
