@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tuplewire.errors import ConfigError, NotReadyError, TuplewireError
+from tuplewire.errors import ConfigError, NotReadyError, TuplewireError, WrongWorkerError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.addresses import check_reachable, join_host_port, resolve_topology, split_host_port
 from tuplewire.text.events import event_logger
@@ -55,7 +55,8 @@ def add_control_commands(commands: Any) -> None:
     parser = add_client_command(commands, _assign, "apply an assignment to a worker", "assignment.json")
     about = (
         'JSON: {"version": 1, "topology": "default", "workers": '
-        '[{"worker_id": "a", "address": "127.0.0.1:6700", "tasks": [0, 1]}]}'
+        '[{"worker_id": "a", "address": "127.0.0.1:6700", "tasks": [0, 1]}]}; '
+        "worker_id is the worker's own id, as in `tuplewire status`"
     )
     parser.add_argument("file", metavar="FILE", type=Path, help=about)
     about = "accept a version more than 2^32 ahead, or with at most 2^32 later versions left"
@@ -119,9 +120,16 @@ def _assign(arguments: argparse.Namespace) -> int:
 
     assignment = load_assignment(arguments.file)
     with control_of(arguments) as client:
+        status = client.status()
+        for each in assignment.workers:
+            if each.address in {client.address, *status.addresses} and each.worker_id != status.worker_id:
+                wrong = f"{arguments.file} has the worker_id {each.worker_id} for {each.address}"
+                raise WrongWorkerError(f"{wrong}, but the worker's own id is {status.worker_id}")
         changed = client.update_assignment(assignment_to_wire(assignment), force=arguments.force)
-    word = "is" if changed else "was already"
-    story = f"assignment {assignment.version} of {assignment.topology} {word} in force at {client.address}"
+    word, where = "is" if changed else "was already", client.address
+    if status.worker_id not in {each.worker_id for each in assignment.workers}:
+        where += f", whose id {status.worker_id} is not in it"
+    story = f"assignment {assignment.version} of {assignment.topology} {word} in force at {where}"
     print(escape_unprintable(story))
     return EXIT_OK
 
@@ -213,13 +221,12 @@ def _drain(arguments: argparse.Namespace) -> int:
 def _offsets(arguments: argparse.Namespace) -> int:
     to = arguments.acknowledge_to
     if to is not None and (arguments.tasks is None or not (to == _LATEST or to.isdecimal())):
-        raise ConfigError(f"--acknowledge-to takes --tasks, and a sequence or {_LATEST}, not {to!r}")
+        wrong = "--tasks is missing" if arguments.tasks is None else f"{to!r} is neither"
+        raise ConfigError(f"--acknowledge-to takes --tasks, and a sequence or {_LATEST}: {wrong}")
     with control_of(arguments) as control:
         assignment, own = control.assignment(), control.status().worker_id
     if assignment is None:
-        raise NotReadyError(
-            f"the worker at {control.address} has no assignment yet: push one (tuplewire assign)"
-        )
+        raise NotReadyError(f"the worker at {control.address} has no assignment yet; assign tasks first")
     rows = []
     for worker in assignment.workers:
         tasks = [task for task in worker.tasks if arguments.tasks is None or task in arguments.tasks]
@@ -246,15 +253,9 @@ def _at(
             ends = {each.task: each.last_sequence if to == _LATEST else int(to) for each in found.tasks}
             client.acknowledge(topology, worker, found.incarnation, ends)
             found = client.poll(asked)  # to show the new state
-    return [
-        (
-            each.task,
-            worker,
-            each.acknowledged_sequence,
-            each.last_sequence,
-            each.last_sequence - each.acknowledged_sequence,
-            each.bytes,
-            short_client(each.consumer) or NOT_KNOWN,
-        )
-        for each in found.tasks
-    ]
+    rows = []
+    for each in found.tasks:
+        done, last = each.acknowledged_sequence, each.last_sequence
+        consumer = short_client(each.consumer) or NOT_KNOWN
+        rows.append((each.task, worker, done, last, last - done, each.bytes, consumer))
+    return rows

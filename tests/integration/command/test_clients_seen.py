@@ -240,7 +240,10 @@ def test_offsets_use_the_given_address_for_its_own_worker() -> None:
 
 def test_wrong_arguments() -> None:
     """--acknowledge-to requires --tasks, and accepts a number or `latest`."""
-    for arguments in (["--acknowledge-to=latest"], ["--tasks=1", "--acknowledge-to=soon"]):
+    for wrong, *arguments in (
+        ("--tasks is missing", "--acknowledge-to=latest"),
+        ("'soon' is neither", "--tasks=1", "--acknowledge-to=soon"),
+    ):
         done = offsets("127.0.0.1:1", *arguments)
         assert done.returncode == 64
-        assert "--acknowledge-to takes --tasks" in done.stderr
+        assert f"--acknowledge-to takes --tasks, and a sequence or latest: {wrong}" in done.stderr

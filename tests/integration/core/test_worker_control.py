@@ -203,6 +203,10 @@ def test_command_shows_status_and_assigns(worker: Running) -> None:
     assigned = run_command("assign", "--address", worker.address, str(file))
     assert (assigned.returncode, assigned.stderr) == (0, "")
     assert "assignment 1 of default is in force" in assigned.stdout
+    file.write_text(as_json(Assignment(2, "default", (AssignedWorker("b", worker.address, (0, 1)),))))
+    refused = run_command("assign", "--address", worker.address, str(file))
+    assert refused.returncode == 1
+    assert f"the worker_id b for {worker.address}, but the worker's own id is a" in refused.stderr
     status = json.loads(run_command("status", "--json", "--address", worker.address).stdout)
     assert (status["assignment_version"], status["ledger"]["balanced"]) == (1, True)
     shown = run_command("status", "--address", str(worker.bound["unix_address"])).stdout
