@@ -100,7 +100,7 @@ def _top(arguments: argparse.Namespace) -> int:
         raise ConfigError("--web shows everything: leave --once, --json and --filter out")
     console = None if printed or arguments.web else console_of(sys.stdout)
     if console is None and not (printed or arguments.web):
-        raise ConfigError("the live view needs a terminal: use --once, --json or --web")
+        raise ConfigError("the view needs rich and a terminal, not TERM=dumb: use --once, --json or --web")
     from tuplewire_service.command.status_report import MOST_LINES, write_tables
     from tuplewire_service.command.viewer.cluster_poller import ClusterPoller
     from tuplewire_service.command.viewer.cluster_rows import cluster_rows

@@ -120,7 +120,7 @@ def test_dead_and_hung_workers_are_reported_within_a_poll() -> None:
 def test_without_a_terminal_it_says_what_to_do() -> None:
     """The live view requires a terminal; the error names the alternatives, or the unreachable worker."""
     ended = run_command("top", "--address", "127.0.0.1:1")
-    assert (ended.returncode, "--once, --json or --web" in ended.stderr) == (64, True)
+    assert (ended.returncode, "not TERM=dumb: use --once, --json or --web" in ended.stderr) == (64, True)
     assert run_command("top", "--address", "127.0.0.1:1", "--once", "--interval=0").returncode == 64
     nobody = run_command("top", "--address", "127.0.0.1:1", "--once", "--timeout=0.5")
     assert (nobody.returncode, "127.0.0.1:1" in nobody.stderr) == (1, True)
