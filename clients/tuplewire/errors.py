@@ -49,7 +49,7 @@ MAX_TASK = 2**31 - 1
 
 
 class TuplewireError(Exception):
-    """The base class of all errors that Tuplewire raises. They pickle with their attributes and cause."""
+    """The base class of Tuplewire's own errors. They pickle with their attributes and cause."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         attributes = {name: _travelling(value) for name, value in self.__dict__.items()}
@@ -109,7 +109,7 @@ class MessageTooLargeError(MessageError):
 
     def __init__(self, task: int, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(
-            f"a message of {size_bytes} bytes to task {task} is over the limit of {limit_bytes} bytes; "
+            f"a message of {size_bytes} bytes to task {task} exceeds the limit of {limit_bytes} bytes; "
             "split it, or raise max_message_bytes on both sides"
         )
         self.task = task

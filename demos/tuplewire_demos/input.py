@@ -80,4 +80,4 @@ def check_output(output: Path | None) -> None:
     if not parent.is_dir():
         raise InputError(f"cannot make the output {output}: there is no directory {parent}; make it first")
     if not os.access(parent, os.W_OK):
-        raise InputError(f"cannot make the output {output}: {parent} is not yours to write to")
+        raise InputError(f"cannot make the output {output}: you have no write permission for {parent}")

@@ -79,9 +79,7 @@ class ChannelFactory:
         """Return the hint of an error if the peer closes a new connection immediately."""
         if self.credentials.secures(address):
             shown = self.credentials.tls_certificate or "none, see TUPLEWIRE_TLS_CERTIFICATE"
-            return (
-                f"; has the worker's CA signed the certificate that was shown ({shown}), and is it in force?"
-            )
+            return f"; has the worker's CA signed the certificate that was shown ({shown}), is it valid now?"
         return "" if address.startswith("unix:") else "; does the worker ask for TLS (TUPLEWIRE_TLS_CA)?"
 
     def identity(self) -> object:
@@ -152,7 +150,7 @@ def read_tls(credentials: Credentials) -> TlsMaterial:
 
 
 def load_pair(context: ssl.SSLContext, credentials: Credentials) -> None:
-    """Load the certificate and its key; raise ConfigError with both names if they do not match."""
+    """Load the certificate and its key. Raises ConfigError with both names if the pair cannot be used."""
     assert credentials.tls_certificate is not None  # noqa: S101 - the caller has checked it
     try:
         # With an empty password, an encrypted key is an error instead of a prompt on the terminal.

@@ -264,8 +264,11 @@ def error_of(
 ) -> TuplewireError:
     """Return the error for a status.
 
-    1. The worker refused the call: the metadata contains the reason. 2. gRPC refused the size of the request.
-    3. It is no gRPC server. 4. It is not a Tuplewire worker, or has a defect. 5. The peer is unreachable.
+    1. The worker refused the call: the metadata contains the reason.
+    2. gRPC refused the size of the request.
+    3. The peer is not a gRPC server.
+    4. The peer is not a Tuplewire worker, or has a defect.
+    5. The peer is unreachable.
 
     hint: added if the peer closes the connection during the handshake; see `ChannelFactory.hint`.
     """

@@ -19,7 +19,7 @@ _MOST_KEPT = 1000
 def warn_of_lost(address: str, messages: int) -> None:
     """Log an upper bound on the number of messages that were lost with a receiver."""
     if messages:
-        reason = "at most so many messages have died with it"
+        reason = "`messages` is the maximum number lost with the receiver"
         logger.warning("receiver.died", extra={"peer": address, "messages": messages, "reason": reason})
 
 

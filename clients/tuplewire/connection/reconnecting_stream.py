@@ -39,7 +39,7 @@ FINAL_CODES = CREDENTIAL_REFUSALS | {
     "UNKNOWN_TASK",
     "TASK_NOT_LOCAL",
 }
-"""Refusals that every retry of the same request would receive."""
+"""Refusals that end a session; refused credentials end it only before its first admission."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,9 @@ class Registry:
 
     topology, tasks, at_least, expire_seconds: see Membership.
 
-    A worker keeps its tasks while it answers, does not drain, and is listed. The tasks of a leaving or lost
-    worker move immediately. For balance, a task moves only after its last move is complete.
+    A worker keeps its tasks while it is listed, not draining, and silent for less than `expire_seconds`. The
+    tasks of a leaving or lost worker move immediately. For balance, a task moves only after its last move is
+    complete.
     """
 
     topology: str
@@ -116,7 +117,7 @@ class Registry:
         """
         for member in self._members.values():
             if not member.leaving and member.address not in wanted:
-                self.events.append(("worker.leaving", member.about(reason="it is not wanted any more")))
+                self.events.append(("worker.leaving", member.about(reason="it is no longer listed")))
             member.wanted = member.address in wanted
         self._absent = {address: each for address, each in self._absent.items() if address in wanted}
         foreign: control_pb2.Assignment | None = None

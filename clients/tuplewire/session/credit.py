@@ -124,7 +124,7 @@ class CreditBook:
         """Remove a closed flow. Raises MalformedError if it is unknown or has unreleased messages."""
         account = self.accounts.get(flow)
         if account is None or account.released_messages < account.received_messages:
-            raise MalformedError(f"flow {flow} is closed while something of it is outstanding, or unknown")
+            raise MalformedError(f"cannot close flow {flow}: it is unknown, or has unreleased messages")
         self._forget(flow)
 
     def _forget(self, flow: int) -> None:

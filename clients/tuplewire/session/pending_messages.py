@@ -98,7 +98,7 @@ class PendingMessages:
     def _settle(self, entry: Entry, dropped: DropReason | None, *, releases: bool = True) -> None:
         group = entry.group
         count, size = group.count, group.size_bytes
-        self._release(entry, count, size)
+        self._subtract(entry, count, size)
         if dropped is None:
             self._ledger.acknowledged += count
         else:
@@ -109,8 +109,8 @@ class PendingMessages:
         if releases and entry.inbound is not None and (dropped is not None or entry.retain):
             self._released.append(settled)
 
-    def _release(self, entry: Entry, messages: int, size_bytes: int) -> None:
-        """Subtract an entry from the counts."""
+    def _subtract(self, entry: Entry, messages: int, size_bytes: int) -> None:
+        """Subtract messages of an entry from the pending counts."""
         flow = self._flows[entry.group.flow]
         self.messages -= messages
         self.size_bytes -= size_bytes
@@ -220,7 +220,7 @@ class PendingMessages:
         left: list[tuple[TaskGroup, Any]] = []
         for entry in self._remove_all():
             group = entry.group
-            self._release(entry, group.count, group.size_bytes)
+            self._subtract(entry, group.count, group.size_bytes)
             self._ledger.accepted -= group.count
             left.append((group if entry.age else group.as_redelivered(), entry.inbound))
         # Messages of one entry worker may be in several flows.

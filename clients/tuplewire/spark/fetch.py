@@ -146,7 +146,7 @@ class RangeReader:
         while True:
             held = tasks.poll_tasks([wanted.task]).get(wanted.task)
             if held is None:
-                self._lost(left, "is in no assignment any more")
+                self._lost(left, "is no longer assigned")
                 return None
             runs = tasks.runs({wanted.task: 0}, {wanted.task: held}).get(wanted.task)
             if runs is None:

@@ -189,11 +189,11 @@ class PreviousOwner:
 def lost_with(task: int, offset: TaskOffset, previous_owner: PreviousOwner, last_seen: int) -> DataLossError:
     """Return the error for a worker that was lost with messages, of which `last_seen` were known."""
     if previous_owner.dropped:
-        why = "ended while nobody could take its messages over"
+        why = "shut down while no worker could accept its messages"
         much = f"up to {previous_owner.dropped} messages"
     else:
-        why = "has been restarted, or has died, without a goodbye"
-        much = f"{last_seen} messages that the query had not read, and what came after its last look"
+        why = "restarted or failed without a clean shutdown"
+        much = f"{last_seen} unread messages, and messages that arrived after the last poll"
     return DataLossError(
         f"task {task} was at a worker ({offset.address}) that {why}: {much}, are lost, or arrive again. "
         "Set failOnDataLoss=false to continue with the rest"

@@ -54,7 +54,7 @@ def sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class BadRowsError(MessageError):
-    """Rows that can never be sent, in any attempt. No row of their attempt was sent."""
+    """Rows that no attempt can send. No consumer has received a row of their attempt."""
 
 
 @dataclass(slots=True)
@@ -103,12 +103,12 @@ class BadRows:
             return tasks, batch, []
         self.count += len(rows)
 
-        def story(row: int) -> dict[str, Any]:
+        def facts(row: int) -> dict[str, Any]:
             why = next(reason for reason, mask in reasons.items() if mask[row].as_py())
             return {"why": why, "partition": self.partition, "row": first + row, "task": tasks[row].as_py()}
 
-        told = story(rows[0]) | {"message": _shortened(messages[rows[0]], _SHOWN_BYTES)}
-        text = "row {row} of partition {partition}: {why} (task {task}, message {message!r})".format(**told)
+        shown = facts(rows[0]) | {"message": _shortened(messages[rows[0]], _SHOWN_BYTES)}
+        text = "row {row} of partition {partition}: {why} (task {task}, message {message!r})".format(**shown)
         if self.policy == FAIL:
             raise BadRowsError(
                 f"{text}; {len(rows)} of the {len(tasks)} rows from {first} on cannot be sent. Fix or "
@@ -119,8 +119,8 @@ class BadRows:
         good = pc.invert(bad)
         if self.policy == DROP:
             return tasks.filter(good), batch.filter(good), []
-        stories = [story(row) | {"message": _shortened(messages[row], _KEPT_BYTES)} for row in rows]
-        return tasks.filter(good), batch.filter(good), [json.dumps(each).encode() for each in stories]
+        dropped = [facts(row) | {"message": _shortened(messages[row], _KEPT_BYTES)} for row in rows]
+        return tasks.filter(good), batch.filter(good), [json.dumps(each).encode() for each in dropped]
 
     def _unknown(self, tasks: pa.Array) -> set[int]:
         """Return the tasks of rows that are not in the assignment. Invalid task IDs are not looked up."""

@@ -340,9 +340,8 @@ class Publisher(SinkWorkers):
             if away is None:
                 break
             silence = UnreachableError(
-                f"the first commit of a run asks every worker which tasks have epoch {self._epoch} already, "
-                f"and one is away: {away}. Bring it back, or take it out of the assignment, and start the "
-                "query again"
+                f"the first commit of a run must query all workers, and one is unreachable: {away}. Restart "
+                "it, or remove it from the assignment, and start the query again"
             )
             self._wait_or_raise(retry, silence)
         answers = list(asked.values())

@@ -45,7 +45,7 @@ def encode_columns(
             continue
         column = flat_column(values, name)
         if len(column) != count:
-            raise MalformedError(f"{len(column)} {name} and {count} payloads: the columns differ in length")
+            raise MalformedError(f"the column {name!r} has {len(column)} rows for {count} payloads")
         if column.null_count < count:
             parts.append(encode(column))
     if tombstones is not None and pc.any(tombstones).as_py():

@@ -58,7 +58,7 @@ class SendService(StreamService):
         """Set once a callback accepts messages; until then, senders keep them."""
         self.intake = AcceptedPeers.ALL
         self.tasks_without_credit: Counter[int] = Counter()
-        """Tasks for which a sender has used up its window, longest first."""
+        """By task, the number of connected sessions without credit; the longest blocked first."""
         self._ending = False
         self.sender_sessions: SenderSessions = SenderSessions(self.settings, self.reception.forget)
         self._epoch = 0
@@ -68,14 +68,14 @@ class SendService(StreamService):
         self._departures: deque[tuple[int, pb.Departure]] = deque(maxlen=_MOST_DEPARTURES)
 
     def send_load(self, loads: Mapping[int, float]) -> None:
-        """Report loads to all senders, and to later ones; later ones get only loads above 0."""
-        told = list(loads.items())
-        for start in range(0, len(told), _MOST_LOADS):
+        """Report loads to all senders. A later sender gets only loads above 0, at most 10,000 of them."""
+        items = list(loads.items())
+        for start in range(0, len(items), _MOST_LOADS):
             # The key of a part is its start, so that a later report replaces only the same part.
-            notice = pb.SendResponse(load=_load_report(told[start : start + _MOST_LOADS]))
+            notice = pb.SendResponse(load=_load_report(items[start : start + _MOST_LOADS]))
             for stream in self._streams:
                 stream.notify(notice, start)
-        self._loads = _load_report([each for each in told if each[1]][:_MOST_LOADS])
+        self._loads = _load_report([each for each in items if each[1]][:_MOST_LOADS])
 
     def send_backpressure(self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]) -> None:
         """Report congested and relieved tasks to every sender."""

@@ -1,8 +1,8 @@
 """Prometheus metrics of a worker, made from its status at each scrape. Reference: docs/reference/metrics.md.
 
 The data plane only counts in plain numbers, so metrics cost nothing between scrapes. Used by process/main.py.
-Owns the names and the totals of series: their number is bounded, no count is missing, and no total
-decreases. Thread-safe. Design: docs/design/status.md.
+Owns the names and totals of series. Their number is bounded. A total restarts only if its name was unused.
+Thread-safe. Design: docs/design/status.md.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Names:
 
 
 class Totals:
-    """Adds up counts by name. A total includes removed sources, so it does not decrease.
+    """Adds up counts by name. A total includes removed sources while its name has a source.
 
     It starts again if its name was without a source. The total of `other` always remains.
     """

@@ -183,7 +183,7 @@ class DataPlane:
 
     def why_not_ended(self) -> str:
         """Return the reason for a slow shutdown: the step that it waits for, or a stuck event loop."""
-        return self._probe(lambda: f"the event loop turns, and the end waits for {self.worker.waits_for}")
+        return self._probe(lambda: f"the event loop responds; the shutdown waits for {self.worker.waits_for}")
 
     def drain(self, deadline_seconds: float) -> LedgerSnapshot:
         """End the taps and the streams of health watchers, then drain the worker; see Worker.drain()."""

@@ -58,7 +58,7 @@ class StateFile:
             return 0
         lost: int = 0 if state["ended"] else state["unretained_messages"]
         if lost:
-            reason = "at most so many messages have died with the process before this one"
+            reason = "`messages` is the maximum number lost with this worker's previous process"
             about = {"messages": lost, "incarnation": state["incarnation"], "reason": reason}
             logger.warning("worker.died", extra=about)
         return lost

@@ -82,7 +82,7 @@ class Handshakes:
 
 
 class Certificates(WatchedFiles[CertifiedIdentity]):
-    """The current identity. Thread-safe."""
+    """The worker's TLS identity, reread when its files change. Thread-safe."""
 
     def __init__(self, credentials: Credentials, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the files. Raises ConfigError if they are not usable."""

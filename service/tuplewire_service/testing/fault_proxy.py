@@ -21,7 +21,7 @@ _CHUNK_BYTES = 64 * 1024
 _HELD_CHUNKS = 64
 """One direction of a connection stops reading when it buffers these, at most 4 MiB, like a full network."""
 _PIECE_SECONDS = 0.05
-"""A throttled connection forwards the bytes for this time at once, and then waits."""
+"""A throttled connection forwards the bytes for this time in one write, and then waits."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 _UNIX = "unix://"
 _Held = asyncio.Queue[tuple[float, bytes | None]]
@@ -40,8 +40,8 @@ class Direction(enum.StrEnum):
 class Conditions:
     """The faults that apply to forwarded bytes.
 
-    delay_seconds: per byte. bytes_per_second: the limit in each direction of each connection. silent: the
-    directions that forward nothing, not even the close of an end.
+    delay_seconds: the time from the arrival of bytes until they are forwarded. bytes_per_second: the limit in
+    each direction of each connection. silent: the directions that forward nothing, not even a close.
     """
 
     delay_seconds: float = 0.0
@@ -50,12 +50,12 @@ class Conditions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay_seconds < math.inf:
-            raise ValueError(f"a delay is 0 seconds or more, not {self.delay_seconds!r}")
+            raise ValueError(f"delay_seconds must be finite and at least 0, not {self.delay_seconds!r}")
         if not self.bytes_per_second > 0:
-            raise ValueError(f"a throttle is more than 0 bytes per second, not {self.bytes_per_second!r}")
+            raise ValueError(f"bytes_per_second must be more than 0, not {self.bytes_per_second!r}")
 
 
-class Line:
+class FaultyLink:
     """Forwards the bytes of a proxy's connections under the current conditions. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class FaultProxy:
         self.address = listen
         """The address for clients. It has the actual port after the start."""
         self._loop = asyncio.new_event_loop()
-        self._line = Line()
+        self._line = FaultyLink()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None

@@ -70,17 +70,17 @@ class Departures:
         if len(self._known) > _MOST_REMEMBERED:  # the first key was added first
             del self._known[next(iter(self._known))]
 
-    def hear(self, departures: Iterable[pb.Departure]) -> list[pb.Departure]:
+    def merge(self, departures: Iterable[pb.Departure]) -> list[pb.Departure]:
         """Store departures reported by other workers, without their sinks; return the new ones."""
-        heard = []
+        added = []
         for each in departures:
             if each.incarnation not in self._known:
                 new = pb.Departure()
                 new.CopyFrom(each)
                 new.ClearField("sinks")
                 self.add(new)
-                heard.append(new)
-        return heard
+                added.append(new)
+        return added
 
     def known(self) -> list[pb.Departure]:
         """Return all departures."""

@@ -328,7 +328,7 @@ class ReceiveQueues:
             raise self.not_here(task)
         if queue.consumer is not None:
             raise SupersededError(
-                f"task {task} has a consumer, {queue.consumer_key[1]!r}: to read it, end that one"
+                f"task {task} has the consumer {queue.consumer_key[1]!r}; stop it before you read the task"
             )
         return queue
 

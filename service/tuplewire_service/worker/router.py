@@ -60,7 +60,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         on_departures: Callable[[Sequence[Departure], Sequence[Departure]], None],
         observer: WorkerObserver | None = None,
     ) -> None:
-        """Pass departed workers, and the new ones without their sinks, to `on_departures`."""
+        """On a departure report, call `on_departures(reported, new)`; `new` omits known ones and sinks."""
         self.table, self.version_received = RoutingTable(settings.worker_id), 0
         """The newest assignment version that other workers have reported in a frame."""
         self._settings = settings
@@ -296,7 +296,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return LOCAL if owner is None else owner.worker_id
 
     def _settled(self, settled: Sequence[Settled]) -> None:
-        """Account for messages that other workers have accepted."""
+        """Account for messages that other workers have acknowledged, or that were dropped."""
         for each in settled:
             if each.dropped is None:
                 self._ledger.acknowledged += each.messages
@@ -347,9 +347,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.consumers.lost_workers.on_worker_connection(number, connected=connected)
 
     def on_workers_departed(self, departures: Sequence[Departure]) -> None:
-        heard = self.departures.hear(departures)
-        self._on_departures(departures, heard)
-        self._moves.successors.add_departures(heard, self.connections.unreleased())
+        new = self.departures.merge(departures)
+        self._on_departures(departures, new)
+        self._moves.successors.add_departures(new, self.connections.unreleased())
         self.refresh()
         self._end_moves()
 

@@ -109,5 +109,5 @@ def _unusable(directory: str | None, error: OSError) -> ResourceLimitError:
     where = directory or tempfile.gettempdir()
     return ResourceLimitError(
         f"this worker cannot stage in {where}: {error.strerror}; set its staging-directory to one "
-        "that has room"
+        "with free space"
     )

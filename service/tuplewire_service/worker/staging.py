@@ -356,15 +356,15 @@ class Staging:
         memory = sum(each.memory_bytes for each in own.values())
         disk = sum(each.disk_bytes for each in own.values())
         error: type[TuplewireError] = EpochTooLargeError
-        why = f"of more than {memory + disk} bytes"
+        problem = f"an epoch of more than {memory + disk} bytes does not fit"
         # It fits alone, so waiting helps, unless epochs that also wait hold all space.
         if self._placement(*piece, memory, disk) is not Placement.NO_SPACE:
             if not self._is_stuck(state):
                 return
             # The others can continue without this attempt.
-            error, why = ResourceLimitError, "with the epochs of other sinks, which also wait for space,"
+            error, problem = ResourceLimitError, "the waiting epochs of this and other sinks do not all fit"
         raise error(
-            f"sink {sink[1]!r}: an epoch {why} does not fit into this worker's space for staging, "
+            f"sink {sink[1]!r}: {problem} into this worker's staging space, "
             f"{self._most_memory} bytes in memory and {self._most_disk} in files; raise its "
             "staging-disk-bytes and staging-memory-bytes, or write less in a micro-batch. "
             "Options such as maxFilesPerTrigger limit a micro-batch"

@@ -45,7 +45,7 @@ class Drops:
 
     def unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Drop messages that were accepted for a task without an owner."""
-        self.drop(group, inbound, DropReason.UNKNOWN_TASK, "nobody holds the task any more")
+        self.drop(group, inbound, DropReason.UNKNOWN_TASK, "no worker owns the task")
 
     def count_lost(self, groups: Iterable[TaskGroup]) -> None:
         """Count messages that were not routed because of a defect or the shutdown, without releasing them."""

@@ -96,11 +96,11 @@ class Worker:
         """Create a worker.
 
         Args:
-            settings: Its name and limits.
+            settings: The worker's id and limits.
             programs: The transport that programs use.
-            incarnation: Its process start; None: now.
+            incarnation: The start of the process, in nanoseconds since 1970; None: now.
             peers: The transport between workers; None: the same.
-            advertise: The address for others, a host with or without a port; empty: the bound one.
+            advertise: The address that other processes use, with or without a port; empty: the bound address.
             own_program: The transport for a program in this process; None: there is none.
 
         Raises:
@@ -256,7 +256,7 @@ class Worker:
             # 1. Held messages may depend on messages that other workers still have to forward.
             async with self._changing_intake:
                 await self.servers.restrict_intake(AcceptedPeers.WORKERS)
-            self.waits_for = "messages on their way to other workers"
+            self.waits_for = "messages in flight to other workers"
             await router.activity.until(lambda: not passing(), moves_deadline)
             # 2. The messages of another draining worker would be lost with it.
             self.waits_for = "messages that are held, and other workers to end their streams"

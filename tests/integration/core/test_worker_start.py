@@ -199,7 +199,7 @@ def test_an_end_that_takes_too_long_says_what_it_waits_for(tmp_path: Path) -> No
         (tmp_path / "go").touch()
         eventually((tmp_path / "done").exists, 20, "sabotaged")
         assert worker.end() == 70
-        assert "the event loop turns, and the end waits for servers to close" in worker.log
+        assert "the event loop responds; the shutdown waits for servers to close" in worker.log
 
 
 def test_a_defect_ends_the_process_with_70(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_messages_that_nobody_takes_over_are_named(workers: Workers) -> None:
         workers.drain("a")
         workers.start("a")
         workers.put("b")
-        with pytest.raises(DataLossError, match=r"nobody could take its messages over: up to 40 messages"):
+        with pytest.raises(DataLossError, match=r"no worker could accept its messages: up to 40 messages"):
             running.plan()
         assert has_ended(endpoint)
 

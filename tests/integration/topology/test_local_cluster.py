@@ -148,7 +148,7 @@ def test_complete_topology() -> None:
 
 def test_complete_topology_wants_a_spout() -> None:
     """Tuples can be given only to a spout, not to a bolt."""
-    with pytest.raises(TopologyError, match="'split' is a bolt; only a spout's tuples can be given"):
+    with pytest.raises(TopologyError, match="'split' is a bolt; given tuples can only replace a spout"):
         complete_topology(word_count(FeederSpout(["line"])), {"split": [["a"]]})
 
 

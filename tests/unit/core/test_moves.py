@@ -325,7 +325,7 @@ def unreleased(worker: Successor) -> list[tuple[Peer, int, dict[tuple[int, int],
 def known(*departures: Departure) -> Departures:
     """Return the departures that a worker knows."""
     found = Departures()
-    found.hear(departures)
+    found.merge(departures)
     return found
 
 

@@ -229,8 +229,8 @@ def test_loss_is_told_with_how_much() -> None:
     """The error contains the worker, the number of lost messages and the fix."""
     offset = TaskOffset(WORKER, 9, "w:1")
     died = lost_with(3, offset, PreviousOwner(gone=True), 7)
-    assert "task 3 was at a worker (w:1) that has been restarted" in str(died)
-    assert "7 messages that the query had not read" in str(died)
+    assert "task 3 was at a worker (w:1) that restarted or failed" in str(died)
+    assert "7 unread messages, and messages that arrived after the last poll" in str(died)
     dropped = lost_with(3, offset, PreviousOwner(5), 7)
     assert "up to 5 messages" in str(dropped)
     assert all("w:1" in str(each) and "failOnDataLoss=false" in str(each) for each in (died, dropped))

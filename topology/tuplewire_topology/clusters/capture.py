@@ -90,7 +90,7 @@ def with_sources(topology: Topology, sources: Mapping[str, Sequence[Sequence[Any
     for name, tuples in sources.items():
         component = topology.component(name)
         if component.kind is not ComponentKind.SPOUT:
-            raise TopologyError(f"{name!r} is a {component.kind}; only a spout's tuples can be given")
+            raise TopologyError(f"{name!r} is a {component.kind}; given tuples can only replace a spout")
         components[name] = replace(component, template=FixedTupleSpout(tuples))
     return Topology(components.values(), topology.worker_hooks)
 

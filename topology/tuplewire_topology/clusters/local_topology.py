@@ -201,8 +201,8 @@ class LocalTopology(RunningTopology):
 
     def _unfinished(self) -> str:
         spouts = [spout for worker in self._living() for spout in worker.spouts if not spout.finished()]
-        names = sorted({repr(spout.component.id) for spout in spouts})
-        return f": {', '.join(names)} may emit more; let `exhausted` say so, or deactivate()" if names else ""
+        ids = ", ".join(sorted({repr(spout.component.id) for spout in spouts}))
+        return f": {ids} may emit more; set `exhausted` when they are done, or deactivate()" if ids else ""
 
     @property
     def failure(self) -> TuplewireError | None:

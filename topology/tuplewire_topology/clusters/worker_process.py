@@ -197,9 +197,9 @@ class WorkerProcess:
         return value
 
     def apply_order(self, order: Order) -> ProcessReport | None:
-        """Send an order, and return the report of the process if the order requests it.
+        """Send an order; return the process's report if the order is ASK, otherwise None.
 
-        A process that is being restarted is not at rest. Raises the failure of one that is not restarted.
+        A restarting process is reported as not at rest. Raises its error if restarts are off or have failed.
         """
         try:
             report = self._call(order.kind, *order.values)

@@ -161,7 +161,7 @@ class _TopologyMember:
         self._worker = self._executor_worker(rows)
 
     def run(self) -> Iterator[pa.RecordBatch]:
-        """Run the executors to the end; yield output or an error, as an exception repeats the stage."""
+        """Run the executors to the end, and yield output. Yields errors: raising would rerun the stage."""
         place = self._plan.places[self._rank]
         access = credentials(self._token_file, own=place.own)
         control = ControlClient(place.address, CALL_SECONDS, credentials=access)

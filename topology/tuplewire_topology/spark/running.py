@@ -153,7 +153,7 @@ class SparkTopology:
 
     def listen(self, listener: Callable[[TopologyProgress], None]) -> None:
         """Call a function with the progress, and in another thread with each update."""
-        self._check_reach("gets no news of the topology")
+        self._check_reach("cannot receive progress")
         self._listener = listener
         listener(self._progress)
 

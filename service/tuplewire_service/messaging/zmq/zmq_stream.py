@@ -51,13 +51,13 @@ _GRANT_PARTS = 4
 _CONNECT_SECONDS = 5.0
 
 NO_HANDSHAKE = {
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "what listens there broke off the handshake",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "what listens there is no Tuplewire worker",
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "what listens there asks for credentials",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the listener ended the handshake",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the listener is not a Tuplewire worker",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the listener requires credentials",
 }
 _LOST = {
     **NO_HANDSHAKE,
-    zmq.EVENT_CLOSED: "nobody listens there",
+    zmq.EVENT_CLOSED: "no process listens there",
     zmq.EVENT_DISCONNECTED: "the connection was lost",
 }
 
