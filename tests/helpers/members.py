@@ -84,11 +84,11 @@ class World:
         }
         registry.apply_poll(self.now, self.wanted, answers)
         issued = registry.decide()
-        in_force = registry.in_force
+        current = registry.current
         for address in registry.outdated_workers():
-            assert in_force is not None
+            assert current is not None
             gone = address in lost or address not in self.workers
-            outcome = UnreachableError("lost") if gone else self.workers[address].take(in_force)
+            outcome = UnreachableError("lost") if gone else self.workers[address].take(current)
             registry.apply_outcome(address, outcome)
         self.now += 1.0
         return issued

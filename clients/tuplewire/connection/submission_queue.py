@@ -28,7 +28,7 @@ from tuplewire.connection.loop import on_messaging_loop
 from tuplewire.values.group import TaskGroup
 
 _Found = TypeVar("_Found")
-_LOOK_AGAIN_SECONDS = 0.5
+_RECHECK_SECONDS = 0.5
 
 SMALL_BYTES = 4096
 """A payload of at most this size is appended without the lock; a larger one is counted first."""
@@ -203,7 +203,7 @@ class CallerCondition(threading.Condition):
         try:
             while not (found := predicate()) and (left := until - time.monotonic()) > 0:
                 # 2. A missed notification delays the caller, but never stops it.
-                self.wait(min(left, _LOOK_AGAIN_SECONDS))
+                self.wait(min(left, _RECHECK_SECONDS))
         except BaseException:
             # 1. The caller's `with` block releases the lock, which fails if this thread does not hold it.
             if not self._is_owned():  # type: ignore[attr-defined]

@@ -195,7 +195,7 @@ class Membership:
         clients.keep(addresses)
         registry.apply_poll(time.monotonic(), self._wanted, clients.each(addresses, self._report))
         registry.decide()
-        assignment = registry.in_force
+        assignment = registry.current
         if assignment is not None:
             outcomes = clients.each(
                 registry.outdated_workers(), lambda each: each.update_assignment(assignment)

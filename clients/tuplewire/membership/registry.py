@@ -67,8 +67,7 @@ class Registry:
     topology, tasks, at_least, expire_seconds: see Membership.
 
     A worker keeps its tasks while it is listed, not draining, and silent for less than `expire_seconds`. The
-    tasks of a leaving or lost worker move immediately. For balance, a task moves only after its last move is
-    complete.
+    tasks of leaving or lost workers move immediately. To balance, a task moves only after its last move ends.
     """
 
     topology: str
@@ -78,7 +77,7 @@ class Registry:
     version: int = 0
     superseded: str = ""
     """The reason why another program is in charge, as text; this registry then makes no decisions."""
-    in_force: control_pb2.Assignment | None = None
+    current: control_pb2.Assignment | None = None
     """The assignment that all workers should have."""
     inactive: bool = False
     """True if the spouts of the workers' program are deactivated."""
@@ -286,19 +285,19 @@ class Registry:
                 task for task, address in held.items() if self._held.get(task, address) != address
             }
             self._held = held
-        workers, known = self._assigned(), self.in_force
+        workers, known = self._assigned(), self.current
         fits = known is not None and (list(known.workers), known.inactive) == (workers, self.inactive)
         # A version of another program that is not lower also needs a new one: workers refuse older versions.
         if fits and self.version > self._beyond:
             return None
         self.version = max(self.version, self._beyond) + 1
-        self.in_force = control_pb2.Assignment(
+        self.current = control_pb2.Assignment(
             version=self.version, topology=self.topology, workers=workers, inactive=self.inactive
         )
-        self._issued.append(self.in_force)
+        self._issued.append(self.current)
         about = {"version": self.version, "workers": len(workers), "tasks": len(self._held)}
         self.events.append(("assignment.issued", about))
-        return self.in_force
+        return self.current
 
     def _assigned(self) -> list[control_pb2.AssignedWorker]:
         tasks = self._tasks_by_worker()
@@ -330,7 +329,7 @@ class Registry:
 
     def outdated_workers(self) -> list[str]:
         """Return the addresses of the workers that have not accepted the current assignment."""
-        if self.in_force is None or self.superseded:
+        if self.current is None or self.superseded:
             return []
         return [
             each.address

@@ -118,20 +118,19 @@ class _Position:
 
     def reject(self, sequence: int, each: Rejected) -> None:
         self.rejected += 1
-        told = Rejection(
+        rejection = Rejection(
             number=self.rejected,
             sequence=sequence,
             after_millis=round(each.after_seconds * 1000),
             reason=each.reason[:MAX_REASON],
             wait=each.wait,
         )
-        self.rejections.append(told)
+        self.rejections.append(rejection)
 
-    def next_rejections(self) -> tuple[list[Rejection], Rejection | None]:
-        """Return the rejections for the next request, and the one that follows them, if any."""
+    def take_rejections(self) -> tuple[list[Rejection], Rejection | None]:
+        """Mark the next rejections as reported; return them, and the first one that does not fit."""
         # Rejections are numbered without gaps, so the difference of two numbers is an index.
-        told = self.reported_rejections - self.rejections[0].number + 1 if self.rejections else 0
-        start = max(0, told)
+        start = max(0, self.reported_rejections - self.rejections[0].number + 1)
         some = list(islice(self.rejections, start, start + _MOST_REJECTIONS + 1))
         later = some.pop() if len(some) > _MOST_REJECTIONS else None
         if some:
@@ -342,7 +341,7 @@ class ConsumeWindow:
         # Unanswered rejections use up credit, which bounds their number.
         state.reported_credit = state.acknowledged + self._prefetch_messages - len(state.rejections)
         acknowledged, received = state.acknowledged, state.received
-        untold, later = state.next_rejections() if state.rejections else ([], None)
+        rejections, later = state.take_rejections() if state.rejections else ([], None)
         if later is not None:
             # The next request contains this rejection. Until then its message must stay unacknowledged.
             acknowledged = min(acknowledged, later.sequence - 1)
@@ -355,5 +354,5 @@ class ConsumeWindow:
             received=received,
             credit=state.reported_credit,
             credit_bytes=room,
-            rejections=untold,
+            rejections=rejections,
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-Vector = Mapping[int, int]
+LastSequences = Mapping[int, int]
 """By the number of an entry worker: the entry sequence of its last message that was read."""
 MOST_BEFORE = 100
 """The maximum number of remembered entry workers of a task with messages that may be redelivered."""
@@ -39,14 +39,16 @@ class Runs:
                 yield sequence, min(count, last - sequence + 1), worker, entry
             sequence += count
 
-    def vector(self, last: int) -> dict[int, int]:
+    def last_sequences(self, last: int) -> dict[int, int]:
         """Return the last entry sequence of each entry worker among the messages up to a sequence."""
         found: dict[int, int] = {}
         for _, count, worker, entry in self._numbered(last):
             found[worker] = max(found.get(worker, 0), entry + count - 1)
         return found
 
-    def spans(self, start: int, end: int, after: Vector, upto: Vector | None = None) -> list[Span]:
+    def spans(
+        self, start: int, end: int, after: LastSequences, upto: LastSequences | None = None
+    ) -> list[Span]:
         """Return the messages after a sequence, up to an end, that were not read before.
 
         after: the messages that were read. upto: the last wanted message of each entry worker; None: all.
@@ -72,12 +74,12 @@ def count(spans: Iterable[Span]) -> int:
     return sum(last - first + 1 for first, last in spans)
 
 
-def merged(one: Vector, other: Vector) -> dict[int, int]:
-    """Return a vector of all messages that are in one vector or the other."""
+def merged(one: LastSequences, other: LastSequences) -> dict[int, int]:
+    """Return the last sequences of all messages in `one` or `other`."""
     return {worker: max(one.get(worker, 0), other.get(worker, 0)) for worker in {**one, **other}}
 
 
-def still_to_come(before: Vector, entries: Vector) -> dict[int, int]:
+def still_to_come(before: LastSequences, entries: LastSequences) -> dict[int, int]:
     """Return the part of `before` that may still be redelivered after the messages of `entries`.
 
     An entry worker's messages arrive in order, so none up to its last message in `entries` can follow.

@@ -123,7 +123,7 @@ class RangeReader:
                     if not self._has_moved(tasks, place):
                         self._retry.wait_or_raise(error)
                         continue
-                    self._seen = merged(self._seen, place.runs.vector(place.position))
+                    self._seen = merged(self._seen, place.runs.last_sequences(place.position))
                 place = None  # continue at the new worker
 
     def _has_moved(self, tasks: HeldTasks, place: _Place) -> bool | None:

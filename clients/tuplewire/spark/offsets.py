@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.spark.entry_runs import Runs, Vector, count, merged, still_to_come
+from tuplewire.spark.entry_runs import LastSequences, Runs, count, merged, still_to_come
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -45,8 +45,8 @@ class TaskOffset:
     worker: int
     sequence: int
     address: str = ""
-    entries: Vector = field(default_factory=dict)
-    before: Vector = field(default_factory=dict)
+    entries: LastSequences = field(default_factory=dict)
+    before: LastSequences = field(default_factory=dict)
     messages: int = 0
     first: int | None = None
 
@@ -63,11 +63,11 @@ class TaskOffset:
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> TaskOffset:
         """Return the object for a value of to_json(), in which JSON has made the keys strings."""
-        vectors = {
+        last_sequences = {
             name: {int(worker): entry for worker, entry in offset.get(name, {}).items()}
             for name in ("entries", "before")
         }
-        return cls(**{**offset, **vectors})
+        return cls(**{**offset, **last_sequences})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Range:
     worker_id: str
     start: int
     end: TaskOffset
-    after: Vector
+    after: LastSequences
     runs: Runs | None
 
 
@@ -296,7 +296,7 @@ def numbered(start: Offset, current: Offset, end: Offset, runs: Mapping[int, Run
     for task, each in runs.items():
         offset, last = current.offsets[task], end.offsets[task].sequence
         first = max(each.first - 1, offset.sequence)
-        entries = each.vector(last)
+        entries = each.last_sequences(last)
         offsets[task] = replace(
             end.offsets[task],
             entries=entries,

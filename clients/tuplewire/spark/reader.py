@@ -54,7 +54,7 @@ _ALL = 2**62
 class RangePartition(InputPartition):
     """A partition of a read, which is sent to the Spark task. others: the addresses of all known workers."""
 
-    wanted: Range
+    message_range: Range
     others: tuple[str, ...] = ()
 
 
@@ -68,7 +68,7 @@ class RangePartitionReader(VersionChecked):
         """Return the messages of a partition, in order."""
         if not isinstance(partition, RangePartition):
             return iter(())  # Spark plans one empty partition if there are none
-        return iter(RangeReader(partition.wanted, self._options, partition.others))
+        return iter(RangeReader(partition.message_range, self._options, partition.others))
 
 
 class TuplewireBatchReader(RangePartitionReader, DataSourceReader):

@@ -42,7 +42,7 @@ logger = event_logger(__name__)
 
 _PIECE_BYTES = 512 * KIB
 _SETTINGS = SessionSettings()
-_LOOK_SECONDS = 5.0
+_ATTEMPT_SECONDS = 5.0
 """The time that a task waits for free space before it logs a warning."""
 NEEDS_A_SLOT = "If a query of this program is to read them, Spark needs a free core for it"
 """A write's tasks may use all cores: then neither can continue. See docs/how-to/spark.md."""
@@ -50,7 +50,7 @@ _SHOWN_TASKS = 10
 _WAIT_SECONDS = 5.0
 """The time that a commit waits for free space. Spark cannot interrupt a commit: query.stop() and a cancelled
 job wait for its end. Afterwards, the workers continue with the waiting messages. See docs/how-to/spark.md."""
-_FORMER_SECONDS = 2.0
+_PREVIOUS_OWNER_SECONDS = 2.0
 """The timeout of a call to a worker that is no longer in an assignment."""
 
 
@@ -99,7 +99,7 @@ class SinkWorkers(TaskWorkers):
         warnings = LogRate()
         while True:
             try:
-                attempt(timeout=min(self._timeout, _LOOK_SECONDS))
+                attempt(timeout=min(self._timeout, _ATTEMPT_SECONDS))
             except (BufferFullError, FlushTimeoutError) as error:
                 # Raises UnreachableError if the worker no longer answers; otherwise its queues are full.
                 self._with_retries(partial(self[self.reached].load, [0]))
@@ -350,7 +350,7 @@ class Publisher(SinkWorkers):
         # A worker that is no longer assigned may still be draining, and knows the epochs of its tasks.
         for peer in former - asked.keys():
             try:
-                with self.client(peer.address, _FORMER_SECONDS) as control:
+                with self.client(peer.address, _PREVIOUS_OWNER_SECONDS) as control:
                     answers.append(self._begin_at(control, peer))
             except RETRYABLE_ERRORS:
                 silent = True

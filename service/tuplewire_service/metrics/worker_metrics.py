@@ -67,10 +67,7 @@ class Names:
 
 
 class Totals:
-    """Adds up counts by name. A total includes removed sources while its name has a source.
-
-    It starts again if its name was without a source. The total of `other` always remains.
-    """
+    """Adds up counts by name, with removed sources while the name has a source. `other` always remains."""
 
     def __init__(self) -> None:
         self._last: dict[Hashable, tuple[str, Sequence[int]]] = {}

@@ -48,8 +48,8 @@ class Security(Collector):
             tls=certificates is not None,
             worker_names=lambda: names or (certificates.get().names if certificates else ()),
             client_names=config.tls_client_names,
-            tokens=self._watched(config.token_file, read_tokens),
-            read_rules=self._watched(config.permissions_file, read_rules),
+            tokens=self._watch(config.token_file, read_tokens),
+            read_rules=self._watch(config.permissions_file, read_rules),
         )
         self.channel_factory = ChannelFactory(
             credentials,
@@ -61,7 +61,7 @@ class Security(Collector):
                 advice = "chmod o-r, or defaultMode 0440 and an fsGroup for a Secret"
                 logger.warning("secret.readable_by_all", extra={"file": file, "advice": advice})
 
-    def _watched(self, file: str | None, read: Callable[[Path], _Content]) -> Callable[[], _Content] | None:
+    def _watch(self, file: str | None, read: Callable[[Path], _Content]) -> Callable[[], _Content] | None:
         """Return a function for a file's content; None without a file. Raise ConfigError if it is invalid."""
         if file is None:
             return None

@@ -43,13 +43,13 @@ _RULE = "a rule for it in the worker's permissions file"
 class Caller:
     """A caller, as the connection identifies it: its address, and the names in its certificate.
 
-    `tls` is True if it presented a certificate. `shown` is the value of the metadata `authorization`, if any.
+    `tls` is True if it presented a certificate. `authorization` is that metadata value, if any.
     """
 
     peer: str
     names: tuple[str, ...] = ()
     tls: bool = False
-    shown: str | None = field(default=None, repr=False)
+    authorization: str | None = field(default=None, repr=False)
 
     @property
     def identity(self) -> str:
@@ -127,13 +127,13 @@ class Guard:
         return None if token is None else token.name, worker
 
     def _token(self, caller: Caller, tokens: Sequence[Token]) -> Token:
-        if caller.shown is None:
+        if caller.authorization is None:
             self.denied(caller.identity, "no_token", "no token was shown")
             raise UnauthenticatedError(
                 "this worker requires a token: name its file (token_file, TUPLEWIRE_TOKEN_FILE), or show it "
                 "as the metadata authorization: Bearer TOKEN"
             )
-        token = find_token(caller.shown, tokens)
+        token = find_token(caller.authorization, tokens)
         if token is None:
             self.denied(caller.identity, "wrong_token", "the token is none of this worker's")
             raise UnauthenticatedError(

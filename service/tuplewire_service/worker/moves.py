@@ -157,7 +157,7 @@ class Moves:
         own: int,
         incarnation: int = 0,
         connection: Callable[[Peer], SendingEnd | None] = lambda _: None,
-        has_left: Callable[[int], bool] = lambda _: True,
+        is_drained: Callable[[int], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without moves.
@@ -165,13 +165,13 @@ class Moves:
         Args:
             own: This worker's number as an entry worker.
             connection: Returns the connection to a worker.
-            has_left: Returns True if the local queue of a moving task is empty. Until then, new messages
+            is_drained: Returns True if the local queue of a moving task is empty. Until then, new messages
                 follow through it without waiting.
             clock: Returns the time in seconds.
         """
         self._own = own
         self._connection = connection
-        self._has_left = has_left
+        self._is_drained = is_drained
         self._clock = clock
         self.successors = Successors(own, incarnation)
         self.moving: dict[int, Move] = {}
@@ -200,7 +200,7 @@ class Moves:
         for task in self.among(tasks):
             move = self.moving[task]
             owner = owner_of.get(task)
-            if owner is not None and self._has_left(task):
+            if owner is not None and self._is_drained(task):
                 move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
 
     def destination_of(
@@ -267,7 +267,7 @@ class Moves:
                 each for each in move.routes if each.lost or not each.connection.window.all_released(task)
             ]
             # Until the local queue is empty, later messages must still follow through it.
-            if not (move.routes or move.waiting) and self._has_left(task):
+            if not (move.routes or move.waiting) and self._is_drained(task):
                 del self.moving[task]
         return held_groups
 

@@ -83,7 +83,8 @@ class Queue:
     consumer: Consumer | None = None
     consumer_key: tuple[str, str] = ("", "")
     incarnation: int = 0
-    subscription: int = 0
+    subscription_number: int = 0
+    """The consumer's `Subscribe.subscription`, which differs between subscriptions of one consumer."""
     credit: int = 0
     credit_bytes: int = 0
     rejected: int = 0

@@ -197,7 +197,7 @@ class QueueConsumers:
                 )
             # 3. Such a consumer may not know yet that another one has taken over.
             returns = request.follows or request.worker_incarnation == self.incarnation
-            another = (queue.consumer_key, queue.subscription) != (key, request.subscription)
+            another = (queue.consumer_key, queue.subscription_number) != (key, request.subscription)
             if returns and queue.consumer is not None and another:
                 raise _superseded(queue.consumer_key[1], queue.task)
         subscription = QueueSubscription(self, wake, key, address)
@@ -215,7 +215,7 @@ class QueueConsumers:
         2. Otherwise delivered and unacknowledged messages are delivered again, marked redelivered.
         """
         wanted = subscription.key, request.incarnation, request.subscription
-        same = (queue.consumer_key, queue.incarnation, queue.subscription) == wanted
+        same = (queue.consumer_key, queue.incarnation, queue.subscription_number) == wanted
         resumes = same and request.worker_incarnation == self.incarnation
         if queue.consumer is not None:
             # Two streams of one consumer may arrive in either order; the refused one is retried.
@@ -226,7 +226,7 @@ class QueueConsumers:
             )
         unsettled: TaskCursor | None = None
         queue.consumer = subscription
-        queue.consumer_key, queue.incarnation, queue.subscription = wanted
+        queue.consumer_key, queue.incarnation, queue.subscription_number = wanted
         # 1. The report in the request counts first: it may acknowledge or reject messages.
         if resumes:
             self.queues.on_acknowledged(queue.task, self._settle(queue, cursor))

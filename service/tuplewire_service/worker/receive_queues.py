@@ -136,7 +136,7 @@ class ReceiveQueues:
                     self._start = max(self._start, self._tails.pop(next(iter(self._tails))))
         return left
 
-    def has_left(self, task: int) -> bool:
+    def is_drained(self, task: int) -> bool:
         """Return True if the queue of a removed task is empty."""
         return task not in self._early and task not in self._leaving
 

@@ -31,7 +31,7 @@ _ACCEPT_AGAIN_SHARE = 0.5
 """Share of their limit to which the copies of a task must fall before new ones are accepted again."""
 _TURN_COPIES = 100
 """Maximum number of copies sent in one turn of the event loop, so that other sessions are not delayed."""
-_LOOK_AGAIN_SECONDS = 1.0
+_RECHECK_SECONDS = 1.0
 """Seconds that a copy waits if no worker owns its task."""
 _COPY_BYTES = 512
 """Memory for a copy in addition to its payload and headers."""
@@ -312,7 +312,7 @@ class Rejections:
             if self._holder_known(copy.group.task):
                 known.append(copy.group)
             else:
-                copy.due = now + _LOOK_AGAIN_SECONDS
+                copy.due = now + _RECHECK_SECONDS
                 heapq.heappush(self._waiting, copy)
         # The original is settled before its copy is accepted, so the ledger counts both.
         if settles is None:

@@ -70,7 +70,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._dead: set[Peer] = set()
         self.end_to_end = Durations()  # from acceptance by the sender to acknowledgement by the consumer
         self.rejections = Rejections(settings, self._ledger, self.recv, self.holder_known)
-        self.queues = ReceiveQueues(settings, self._acknowledged, self.table.not_here, observer)
+        self.queues = ReceiveQueues(settings, self._on_acknowledged, self.table.not_here, observer)
         self.consumers = QueueConsumers(incarnation, self.queues, self.rejections)
         self._entry_sequences = EntrySequences()
         self.number = worker_number(settings.worker_id, incarnation)  # as an entry worker
@@ -81,8 +81,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.pressure.example = None if observer is None else observer.example
         clock = asyncio.get_running_loop().time
         events = SendEvents(
-            settled=self._settled,
-            released=self._released,
+            settled=self._on_settled,
+            released=self._on_released,
             lost=partial(asyncio.get_running_loop().call_soon, self.refresh),
             departed=self.on_workers_departed,
             departures=self.departures.known,
@@ -91,7 +91,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             pressure=self.pressure,
         )
         self.connections = Connections(context, settings.topology, events, self._returned)
-        self._moves = Moves(self.number, incarnation, self.connections.get, self.queues.has_left, clock)
+        self._moves = Moves(self.number, incarnation, self.connections.get, self.queues.is_drained, clock)
         self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
 
     def __repr__(self) -> str:
@@ -295,7 +295,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         owner = None if task in self.queues else self.table.owner_of.get(task)
         return LOCAL if owner is None else owner.worker_id
 
-    def _settled(self, settled: Sequence[Settled]) -> None:
+    def _on_settled(self, settled: Sequence[Settled]) -> None:
         """Account for messages that other workers have acknowledged, or that were dropped."""
         for each in settled:
             if each.dropped is None:
@@ -307,7 +307,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if self.observer is not None:
             self.observer.settled(settled)
 
-    def _released(self, released: Sequence[Settled]) -> None:
+    def _on_released(self, released: Sequence[Settled]) -> None:
         """Release messages to their senders once other workers have released them."""
         if not self._closing:  # nothing is consumed after the close
             for task, some in groupby(released, attrgetter("task")):
@@ -315,7 +315,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._end_moves({each.task for each in released} if self._moves.moving else ())
         self.activity.set()
 
-    def _acknowledged(self, task: int, done: Sequence[Acknowledged]) -> None:
+    def _on_acknowledged(self, task: int, done: Sequence[Acknowledged]) -> None:
         """Account for messages that a consumer has acknowledged, and release them to their senders."""
         now_micros = time.time_ns() // 1000
         for each in done:

@@ -33,7 +33,7 @@ _ANSWER_SECONDS = 0.5
 """Seconds that a response about an epoch waits for progress."""
 _ASKS_AGAIN_SECONDS = 3.0
 """A live caller repeats its request within this time while messages wait."""
-_FORMER_SECONDS = 600.0
+_PREVIOUS_OWNER_SECONDS = 600.0
 """Seconds that a worker may continue to drain after it was removed from the assignment."""
 
 
@@ -130,7 +130,7 @@ class Sinks:
         """
         self.check(sink, epoch, names, {})
         self.staging.keep_only(sink, epoch, {each.attempt for each in names})
-        lately = time.monotonic() - _FORMER_SECONDS
+        lately = time.monotonic() - _PREVIOUS_OWNER_SECONDS
         self._previous_owners = {
             peer: each for peer, each in self._previous_owners.items() if each[1] > lately
         }

@@ -34,7 +34,7 @@ class _SharedFile:
         try:
             self.file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - see StageFile.close()
         except OSError as error:
-            raise _unusable(directory, error) from error
+            raise _staging_error(directory, error) from error
         self.end = 0
         self.users = 0
 
@@ -85,7 +85,7 @@ class StageFile:
                 count = os.pwrite(self._shared.file.fileno(), rest, start)
                 rest, start = rest[count:], start + count
         except OSError as error:
-            raise _unusable(self._shared.directory, error) from error
+            raise _staging_error(self._shared.directory, error) from error
         return written
 
     def read(self, offset: int, length: int) -> list[TaskGroup]:
@@ -105,9 +105,8 @@ class StageFile:
                     _libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(blocks))
 
 
-def _unusable(directory: str | None, error: OSError) -> ResourceLimitError:
+def _staging_error(directory: str | None, error: OSError) -> ResourceLimitError:
     where = directory or tempfile.gettempdir()
     return ResourceLimitError(
-        f"this worker cannot stage in {where}: {error.strerror}; set its staging-directory to one "
-        "with free space"
+        f"this worker cannot stage in {where}: {error.strerror}; set staging-directory to one with free space"
     )

@@ -39,7 +39,7 @@ logger = event_logger(__name__)
 _TICK_SECONDS = 1.0
 _GOODBYE_SECONDS = 1.0
 """Seconds that a drain waits for connections that it needs only to announce its departure."""
-_LOOK_SECONDS = 0.01
+_POLL_SECONDS = 0.01
 HIGH_LOAD = 0.9
 """A task becomes congested at this load (a full queue has load 1) ..."""
 LOW_LOAD = 0.4
@@ -281,7 +281,7 @@ class Worker:
         patience = self._clock() + _GOODBYE_SECONDS if router.leaves_messages else 0.0
         # No event reports that a connection has opened.
         while router.connections.not_ready and self._clock() < patience:  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         self.waits_for = "connections to other workers to close"
         publications = self.sinks.publications
         timeout = max(0.1, deadline - self._clock())

@@ -265,9 +265,7 @@ def test_a_worker_that_dies_takes_its_messages(workers: Workers) -> None:
                 DataLossError, match=r"messages 1 to 60 of task 1 are gone.*died with the worker"
             ):
                 strict.read(end)
-        with pytest.raises(
-            DataLossError, match=r"40 messages that the query had not read.*failOnDataLoss=false"
-        ):
+        with pytest.raises(DataLossError, match=r"40 unread messages.*failOnDataLoss=false"):
             running.reader.latestOffset(end, ReadAllAvailable())
         with query(workers, failOnDataLoss="false", timeout="1") as brave:
             brave.at = running.at

@@ -254,7 +254,7 @@ def test_a_directory_that_cannot_be_written_is_named() -> None:
     """An unwritable staging directory fails the attempt, not the commit, with the setting to change."""
     with small("--staging-memory-bytes=1KiB", "--staging-directory=/nowhere") as (_, opts):
         begin_attempt(0, 63)
-        with pytest.raises(ResourceLimitError, match="set its staging-directory"):
+        with pytest.raises(ResourceLimitError, match="set staging-directory"):
             TuplewireStreamWriter(sink_options(opts)).write(iter([large(10)]))
 
 

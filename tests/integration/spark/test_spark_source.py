@@ -160,7 +160,7 @@ def test_a_read_goes_on_through_broken_connections(workers: Pair) -> None:
         assert isinstance(partition, RangePartition)
         got = []
         cuts = 0
-        wanted = partition.wanted
+        wanted = partition.message_range
         through = dataclasses.replace(wanted.end, address=proxy.address)
         partition = RangePartition(dataclasses.replace(wanted, end=through))
         for number, batch in enumerate(reader.read(partition)):

@@ -83,7 +83,7 @@ class Memberships(RuleBasedStateMachine):
     @rule(lost=st.frozensets(NUMBERS))
     def look(self, lost: frozenset[int]) -> None:
         """Run one round of the driver; some of its assignments do not arrive."""
-        before, phases = placed(self.registry.in_force), self._phases()
+        before, phases = placed(self.registry.current), self._phases()
         if self._at_rest():
             self.moved.clear()
         issued = self.world.round(self.registry, frozenset(f"10.0.0.{number}:6700" for number in lost))
@@ -107,7 +107,7 @@ class Memberships(RuleBasedStateMachine):
 
     def _at_rest(self) -> bool:
         return not any(each.moving for each in self.world.workers.values() if each.alive) and all(
-            each.assignment is None or each.assignment == self.registry.in_force
+            each.assignment is None or each.assignment == self.registry.current
             for address, each in self.world.workers.items()
             if address in self._phases() and each.alive
         )
@@ -139,7 +139,7 @@ class Memberships(RuleBasedStateMachine):
         assert status.settled, status
         assert shares.keys() == live
         assert max(shares.values()) - min(shares.values()) <= 1
-        assert all(self.world.workers[address].assignment == self.registry.in_force for address in live)
+        assert all(self.world.workers[address].assignment == self.registry.current for address in live)
         self.highest = max(self.highest, self.registry.version)
         self.moved.clear()  # no task moves any longer
 

@@ -17,7 +17,7 @@ TOKEN = Token("etl", "0123456789" * 2)
 WORKER = Caller("ipv4:10.0.0.1:1", ("a.workers.example",), tls=True)
 PROGRAM = Caller("ipv4:10.0.0.2:1", ("etl.example",), tls=True)
 UNIX = Caller("unix:")
-SHOWN = Caller("unix:", shown=TOKEN.shown)
+SHOWN = Caller("unix:", authorization=TOKEN.shown)
 
 
 def guard(
@@ -171,7 +171,7 @@ def test_a_token_shares_what_the_one_before_its_slash_owns() -> None:
     """A driver's token shares the ownership of its executors' token, but not its permissions."""
     tokens = [Token(name, f"{name}-0123456789") for name in ("etl", "etl/driver", "etl2", "etl2/driver")]
     guarded = guard(tls=False, tokens=tokens, rules=[rule(tokens=["etl/driver"], control="drain")])
-    accesses = [guarded.admit(Caller("unix:", shown=token.shown)) for token in tokens]
+    accesses = [guarded.admit(Caller("unix:", authorization=token.shown)) for token in tokens]
     assert [access.owner for access in accesses] == ["token etl", "token etl", "token etl2", "token etl2"]
     accesses[1].control("Drain")
     for access in (accesses[0], accesses[2], accesses[3]):
@@ -187,7 +187,7 @@ def test_stream_ends_once_its_token_is_gone() -> None:
     ended: list[RefusedError] = []
     with (
         guarded.admit(SHOWN).standing(ended.append),
-        guarded.admit(Caller("unix:", shown=other.shown)).standing(
+        guarded.admit(Caller("unix:", authorization=other.shown)).standing(
             lambda _: pytest.fail("its token is there")
         ),
     ):

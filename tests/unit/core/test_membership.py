@@ -96,12 +96,12 @@ def test_a_worker_that_drains_loses_its_tasks_at_once() -> None:
     world.workers["10.0.0.1:6700"].moving = 3
     world.round(kept)
     assert counts(kept) == {"w1": 6, "w2": 0, "w3": 6}
-    assert leaving.assignment == kept.in_force
+    assert leaving.assignment == kept.current
     leaving.alive = False
     world.round(kept)
     assert counts(kept) == {"w1": 6, "w3": 6}
-    assert kept.in_force is not None
-    assert [each.worker_id for each in kept.in_force.workers] == ["w1", "w3"]
+    assert kept.current is not None
+    assert [each.worker_id for each in kept.current.workers] == ["w1", "w3"]
 
 
 def test_a_worker_whose_executor_is_gone_leaves() -> None:
@@ -110,7 +110,7 @@ def test_a_worker_whose_executor_is_gone_leaves() -> None:
     del world.wanted["10.0.0.2:6700"]
     world.round(kept)
     assert counts(kept) == {"w1": 12, "w2": 0}
-    assert world.workers["10.0.0.2:6700"].assignment == kept.in_force
+    assert world.workers["10.0.0.2:6700"].assignment == kept.current
     world.workers["10.0.0.2:6700"].alive = False
     world.round(kept)
     assert counts(kept) == {"w1": 12}
@@ -163,8 +163,8 @@ def test_spouts_are_switched_from_outside(*, together: bool) -> None:
     """A switch is adopted, also by workers that join later, or at the same time with the same version."""
     world, kept = settled(2)
     switch = control_pb2.Assignment()
-    assert kept.in_force is not None
-    switch.CopyFrom(kept.in_force)
+    assert kept.current is not None
+    switch.CopyFrom(kept.current)
     switch.version, switch.inactive = 2, True
     if together:
         world.add(3)
@@ -174,7 +174,7 @@ def test_spouts_are_switched_from_outside(*, together: bool) -> None:
         kept.decide()
         assert kept.version == 2
         for address in kept.outdated_workers():
-            kept.apply_outcome(address, world.workers[address].take(kept.in_force))
+            kept.apply_outcome(address, world.workers[address].take(kept.current))
     else:
         for each in world.workers.values():
             each.assignment = switch
@@ -182,8 +182,8 @@ def test_spouts_are_switched_from_outside(*, together: bool) -> None:
         world.add(3)
     world.settle(kept)
     assert not kept.superseded
-    assert all(each.assignment == kept.in_force for each in world.workers.values())
-    assert (kept.in_force.inactive, counts(kept)) == (True, {"w1": 4, "w2": 4, "w3": 4})
+    assert all(each.assignment == kept.current for each in world.workers.values())
+    assert (kept.current.inactive, counts(kept)) == (True, {"w1": 4, "w2": 4, "w3": 4})
 
 
 def test_the_older_of_two_drivers_gives_way() -> None:
@@ -208,11 +208,11 @@ def test_a_driver_that_is_taking_over_goes_beyond_a_rival() -> None:
     kept.apply_poll(0.0, world.wanted, answers)
     kept.decide()
     worker.assignment = control_pb2.Assignment(version=1, topology=TOPOLOGY)
-    assert kept.in_force is not None
-    kept.apply_outcome("10.0.0.1:6700", worker.take(kept.in_force))
+    assert kept.current is not None
+    kept.apply_outcome("10.0.0.1:6700", worker.take(kept.current))
     world.settle(kept)
     assert kept.version == 2
-    assert worker.assignment == kept.in_force
+    assert worker.assignment == kept.current
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,8 @@ def test_a_successor_by_the_same_id_takes_the_place_of_a_silent_worker() -> None
     world.add(3).worker_id = "w2"
     world.settle(kept)
     assert counts(kept) == {"w1": 6, "w2": 6}
-    assert kept.in_force is not None
-    assert [each.address for each in kept.in_force.workers] == ["10.0.0.1:6700", "10.0.0.3:6700"]
+    assert kept.current is not None
+    assert [each.address for each in kept.current.workers] == ["10.0.0.1:6700", "10.0.0.3:6700"]
 
 
 def test_a_refusal_is_shown_and_logged_once() -> None:
@@ -267,8 +267,8 @@ def test_peers_with_a_transport_of_their_own() -> None:
     world, kept = world_of(1), registry()
     world.workers["10.0.0.1:6700"].peer_addresses = ("0.0.0.0:6701",)
     world.settle(kept)
-    assert kept.in_force is not None
-    assert kept.in_force.workers[0].peer_address == "10.0.0.1:6701"
+    assert kept.current is not None
+    assert kept.current.workers[0].peer_address == "10.0.0.1:6701"
 
 
 def test_status_as_text() -> None:

@@ -65,7 +65,7 @@ def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OT
 
 def moving(*routes: Route, left: bool = True) -> Moves:
     """Return the moves of a task with these previous owners. left: the task has left the local queue."""
-    moves = Moves(OWN, has_left=lambda _: left)
+    moves = Moves(OWN, is_drained=lambda _: left)
     for route in routes:
         moves.add_old_route(TASK, PEER, cast("SendingEnd", route))
     return moves

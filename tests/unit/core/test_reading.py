@@ -128,7 +128,7 @@ def test_a_task_with_a_consumer_is_not_read() -> None:
     all_.put("abcd")
     all_.subscribe()
     for call in (lambda: all_.read(0, 4), lambda: all_.acknowledge(1)):
-        with pytest.raises(SupersededError, match="task 1 has a consumer, 'mine'"):
+        with pytest.raises(SupersededError, match="task 1 has the consumer 'mine'"):
             call()
     held = all_.queues.held(TASK)
     assert held is not None

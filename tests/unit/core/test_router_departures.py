@@ -21,9 +21,9 @@ async def test_nothing_is_released_once_the_end_begins(router: Router) -> None:
     """After shutdown starts, nothing is released, because senders would count it as consumed."""
     program = Program()
     settled = Settled(program, 1, 3, 3, None)
-    router._released([settled])
+    router._on_released([settled])
     router._closing = True
-    router._released([settled])
+    router._on_released([settled])
     assert program.released == 3
 
 
@@ -39,7 +39,7 @@ async def test_the_end_counts_what_it_drops(router: Router) -> None:
 @pytest.mark.parametrize("reason", [DropReason.CLOSED, DropReason.REFUSED])
 async def test_what_a_peer_did_not_take_is_counted_by_its_reason(router: Router, reason: DropReason) -> None:
     """Messages of a closed connection count as dropped{shutdown}; others retain their reason."""
-    router._settled([Settled(None, 1, 3, 3, None), Settled(None, 1, 2, 2, reason)])
+    router._on_settled([Settled(None, 1, 3, 3, None), Settled(None, 1, 2, 2, reason)])
     told = DropReason.SHUTDOWN if reason is DropReason.CLOSED else reason
     assert router._ledger.acknowledged == 3
     assert {each: count for each, count in router._ledger.dropped.items() if count} == {told: 2}

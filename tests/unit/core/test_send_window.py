@@ -138,7 +138,7 @@ def test_what_the_receiver_never_takes_is_given_up() -> None:
     assert (settled.task, settled.messages, settled.size_bytes) == (1, 1, 101)
     assert settled.dropped is DropReason.TOO_LARGE
     assert payloads(sending.frames()) == b"a" * 10 + b"c" * 100
-    with pytest.raises(MessageTooLargeError, match="over the limit of 100 bytes"):
+    with pytest.raises(MessageTooLargeError, match="exceeds the limit of 100 bytes"):
         check_sizes([TaskGroup.of(1, [b"x" * 101])], sending.window.max_message_bytes)
 
 

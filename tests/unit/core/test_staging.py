@@ -193,7 +193,7 @@ def test_sinks_that_wait_for_each_other_are_told() -> None:
     stage(state, "0a", group(1, 600))
     state.admit(OTHER, 1, name(0, "0x"), 0, [group(1, 600)], 1.0)
     assert both(state, 2.0) == [Placement.NO_SPACE] * 2
-    with pytest.raises(ResourceLimitError, match="with the epochs of other sinks"):
+    with pytest.raises(ResourceLimitError, match="the waiting epochs of this and other sinks"):
         both(state, IDLE_SECONDS + 2.0)
     state.discard(OTHER, 1, "0x")
     assert stage(state, "0a", group(1, 700), piece=1, now=IDLE_SECONDS + 3.0) is Placement.MEMORY
@@ -337,13 +337,13 @@ def test_another_file_begins_before_the_system_ends(tmp_path: Path, monkeypatch:
 
 def test_what_cannot_be_written_is_an_error_with_the_setting(tmp_path: Path) -> None:
     """A missing directory and a failed write are errors that name the setting."""
-    with pytest.raises(ResourceLimitError, match="set its staging-directory"):
+    with pytest.raises(ResourceLimitError, match="set staging-directory"):
         StageFiles(str(tmp_path / "none")).attempt()
     attempt = StageFiles(str(tmp_path)).attempt()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
     try:
-        with pytest.raises(ResourceLimitError, match="set its staging-directory"):
+        with pytest.raises(ResourceLimitError, match="set staging-directory"):
             attempt.write([group(1, 2 * MIB)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -215,11 +215,11 @@ def test_a_planned_batch_whose_task_moves_is_found_whole() -> None:
     assert (wanted.runs, wanted.end.messages) == (None, 5)
     there = runs(1, (4, 300, 1), (7, 100, 1), (5, 200, 1))
     assert there.spans(0, sys.maxsize, wanted.after, wanted.end.entries) == [(8, 9), (12, 14)]
-    partly = merged(wanted.after, numbers[1].vector(6))
+    partly = merged(wanted.after, numbers[1].last_sequences(6))
     assert there.spans(0, sys.maxsize, partly, wanted.end.entries) == [(13, 14)]
 
 
-def test_vectors_stay_short() -> None:
+def test_last_sequences_stay_short() -> None:
     """Only the latest of the inactive entry workers are remembered."""
     before = dict.fromkeys(range(500), 1)
     assert list(still_to_come(before, {})) == list(range(400, 500))
@@ -238,7 +238,7 @@ def test_loss_is_told_with_how_much() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "spans", "vector"),
+    ("end", "spans", "last"),
     [
         (0, [], {}),
         (1, [(1, 1)], {8: 11}),
@@ -250,12 +250,12 @@ def test_loss_is_told_with_how_much() -> None:
     ],
 )
 def test_a_read_ends_at_its_last_message(
-    end: int, spans: list[tuple[int, int]], vector: dict[int, int]
+    end: int, spans: list[tuple[int, int]], last: dict[int, int]
 ) -> None:
     """A read ends exactly at its last message, within a run or at its end."""
     numbers = runs(1, (5, 8, 11), (2, 9, 1))
     assert numbers.spans(0, end, {}) == spans
-    assert numbers.vector(end) == vector
+    assert numbers.last_sequences(end) == last
 
 
 def test_a_start_counts_for_its_own_incarnation() -> None:

@@ -37,7 +37,7 @@ from tuplewire_topology.serial.serializer import TupleSerializer, to_values
 
 logger = event_logger(__name__)
 
-_LOOK_SECONDS = 0.2
+_STEP_SECONDS = 0.2
 _END_SECONDS = 1.0
 _FAILED_SECONDS = 1.0
 """The time that a worker has to forward messages of other workers after its program has failed."""
@@ -136,7 +136,7 @@ class TopologyProgram(Program):
 
     def _main(self) -> None:
         try:
-            while not self._ending.wait(_LOOK_SECONDS):
+            while not self._ending.wait(_STEP_SECONDS):
                 self._step()
         except BaseException:
             logger.exception("program.failed")  # with the place in the user's code

@@ -28,7 +28,7 @@ logger = event_logger(__name__)
 _MAIN_LOOP, _SHUTDOWN = "AioServer._server_main_loop", "AioServer.shutdown"
 """The coroutine that accepts calls, and the one that runs after its failure, in grpcio 1.74 to 1.85."""
 _AS_LONG_AS_IT_TAKES = 1e9
-_LOOKS, _LOOK_SECONDS = 100, 0.01
+_POLLS, _POLL_SECONDS = 100, 0.01
 
 
 @dataclass(eq=False)
@@ -142,10 +142,10 @@ class RestartingServer:
     async def _sockets_removed(self) -> None:
         """Wait until the failed server has removed its sockets; otherwise it would remove the new ones."""
         paths = [Path(each.removeprefix("unix://")) for each in self.addresses if each.startswith("unix:")]
-        for _ in range(_LOOKS):
+        for _ in range(_POLLS):
             if not any(path.exists() for path in paths):
                 return
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 def _called(name: str) -> set[asyncio.Task[Any]]:

@@ -54,8 +54,8 @@ _MAX_STREAMS = 20_000
 _UNBIND_SECONDS = 2.0
 _LEAVE_SECONDS = 1.0
 """Seconds for peers to read the end of their streams and to close their connections."""
-_LOOK_SECONDS = 0.05
-_LOOK_SECONDS_PER_CONNECTION = 1e-4
+_CHECK_SECONDS = 0.05
+_CHECK_SECONDS_PER_CONNECTION = 1e-4
 """Delay from a disconnect to the check of all streams; longer with many connections."""
 
 
@@ -78,8 +78,8 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         """Holds the port in local mode."""
         self._unbinding = False
         self._unbound = asyncio.Event()
-        self._next_look: asyncio.TimerHandle | None = None
-        self._looked = asyncio.Event()
+        self._next_check: asyncio.TimerHandle | None = None
+        self._checked = asyncio.Event()
         super().__init__(context, topology, port, callback)
 
     async def _bind(self) -> int:
@@ -95,7 +95,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             raise
         self._pump = Pump(self._socket, self._take)
         self._watch = Pump(self._monitor, self._take_event)
-        self._look_after(self._settings.session.keepalive_seconds)
+        self._check_after(self._settings.session.keepalive_seconds)
         return port
 
     def _listen(self) -> int:
@@ -161,7 +161,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             # The ways in which a stream ends:
             # 1. The handler returns: the peer receives DONE.
             # 2. The handler refuses the stream: refuse() has sent the reason, and raises StreamBroken.
-            # 3. The peer disconnects, which _look() detects, or sends an invalid frame: StreamBroken.
+            # 3. The peer disconnects, which _check() detects, or sends an invalid frame: StreamBroken.
             # 4. The handler has a defect: the peer receives a general reason, and the log the exception.
             # 5. The server is unbound: this task is cancelled.
             await serve(stream)
@@ -189,24 +189,24 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         if event == zmq.EVENT_DISCONNECTED:
             # A check costs time for each connection; see docs/design/sessions.md (ZeroMQ between workers).
             known = len(self._streams) + len(self._over)
-            self._look_after(_LOOK_SECONDS + known * _LOOK_SECONDS_PER_CONNECTION)
+            self._check_after(_CHECK_SECONDS + known * _CHECK_SECONDS_PER_CONNECTION)
         elif event == zmq.EVENT_CLOSED:
             self._unbound.set()
         elif event in NO_HANDSHAKE:
             self._refused_streams["MALFORMED"] += 1
 
-    def _look_after(self, seconds: float) -> None:
+    def _check_after(self, seconds: float) -> None:
         """Check the streams after `seconds`, or earlier if a check is scheduled."""
         loop = self._thread.loop
-        if self._next_look is not None:
-            if self._next_look.when() <= loop.time() + seconds:
+        if self._next_check is not None:
+            if self._next_check.when() <= loop.time() + seconds:
                 return
-            self._next_look.cancel()
-        self._next_look = loop.call_later(seconds, self._look)
+            self._next_check.cancel()
+        self._next_check = loop.call_later(seconds, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Find disconnected peers: ZeroMQ reports a disconnect, but not the connection."""
-        self._next_look = None
+        self._next_check = None
         # To a disconnected peer, a send fails, which ends its stream.
         for stream in self._streams.values():
             stream.greet()
@@ -219,8 +219,8 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
                 pass  # it is connected, but does not read
             except zmq.ZMQError:
                 self._over.discard(connection)
-        self._looked.set()
-        self._look_after(self._settings.session.keepalive_seconds)
+        self._checked.set()
+        self._check_after(self._settings.session.keepalive_seconds)
 
     async def _unbind(self, grace: float | None) -> None:
         self._unbinding = True
@@ -236,11 +236,11 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LEAVE_SECONDS):
                     while self._over:
-                        self._looked.clear()
-                        self._look_after(_LOOK_SECONDS)
-                        await self._looked.wait()
-        if self._next_look is not None:
-            self._next_look.cancel()
+                        self._checked.clear()
+                        self._check_after(_CHECK_SECONDS)
+                        await self._checked.wait()
+        if self._next_check is not None:
+            self._next_check.cancel()
         linger = 0 if grace is None else round(self._settings.linger_seconds * 1000)
         self._socket.set(zmq.LINGER, linger)
         self._socket.unbind(self._endpoint)
