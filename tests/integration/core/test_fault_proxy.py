@@ -266,7 +266,7 @@ def test_an_absent_target_is_a_reset(tmp_path: Path) -> None:
 def test_values_are_checked(proxy: tuple[FaultProxy, Target], fault: Callable[[FaultProxy], None]) -> None:
     """An invalid delay or rate is refused, and changes nothing."""
     before = proxy[0].conditions
-    with pytest.raises(ValueError, match=r"a (delay|throttle) is"):
+    with pytest.raises(ValueError, match="must be"):
         fault(proxy[0])
     assert proxy[0].conditions == before
 

@@ -279,7 +279,7 @@ class Words(Double):
             Numbers(100),
             Double,
             {"conf": {**TWO, "tuplewire.session.max_message_bytes": 3}},
-            "over the limit of 3 bytes",
+            "exceeds the limit of 3 bytes",
         ),
         # A value that the schema cannot hold is named with its bolt and column.
         (

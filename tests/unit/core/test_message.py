@@ -219,7 +219,7 @@ def test_check_sizes() -> None:
     """One payload over the limit raises an error with its task and size; many small ones do not."""
     small, large = TaskGroup.of(1, [b"aa"] * 5), TaskGroup.of(2, [b"a", b"aaaa", b"aaa"])
     check_sizes([small, large], 4)
-    with pytest.raises(MessageTooLargeError, match="4 bytes to task 2 is over the limit of 3"):
+    with pytest.raises(MessageTooLargeError, match="4 bytes to task 2 exceeds the limit of 3"):
         check_sizes([small, large], 3)
 
 
