@@ -241,7 +241,7 @@ class _GrpcClientStream(GrpcStream, ClientStream):
         After a failed write, grpc.aio treats a call as done and cannot cancel it (grpc/grpc issue 36066). If
         messages have arrived and are not read, the core keeps the status, and so the call, indefinitely.
         """
-        self._call._cython_call.cancel("the stream is over")
+        self._call._cython_call.cancel("the stream has finished")
 
     async def end(self) -> TuplewireError:
         # A call that this side cancels has no status from the worker.

@@ -214,7 +214,7 @@ class SendingEnd(ReconnectingStream):
 
     def _lost(self, error: TuplewireError) -> None:
         if self._dismissed:  # over ZeroMQ, the last message of a receiver that shuts down may be lost
-            error = DrainingError(f"{self.address} is draining; it takes nothing new")
+            error = DrainingError(f"{self.address} is draining; it accepts no new messages")
             self._dismissed = False
         about = {"peer": self.address, "reason": str(error)}
         was_connected = self.connected

@@ -79,7 +79,7 @@ class TaskClient(Live, Answering):
         if self._client is not None and self._unflushed:
             who = "a function" if self._attempt is None else f"Spark's task attempt {self._attempt}"
             _unreported.append(
-                f"{who} has sent messages and ended without leaving its `with` block, so that nobody waited "
+                f"{who} has sent messages and ended without leaving its `with` block, so it did not wait "
                 "until they were acknowledged: use `with`, and let generators run to their end"
             )
 
@@ -261,7 +261,7 @@ class ClientHandle(VersionChecked):
             _discard(key)
             if abandoned:  # Python ignores errors raised while an abandoned generator is closed
                 _unreported.append(
-                    f"a generator was given up before its end, and what it had sent: {failure}"
+                    f"a generator was closed before its end, and its messages failed: {failure}"
                 )
             raise
         finally:

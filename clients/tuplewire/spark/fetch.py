@@ -156,7 +156,7 @@ class RangeReader:
             # The missing messages will not arrive any later: skip them, or raise DataLossError.
             if (former is not None and former.lost) or time.monotonic() > deadline:
                 if there < left:
-                    self._lost(left - there, f"was at {end.address}, and they have died with the worker")
+                    self._lost(left - there, f"was at {end.address}, and they were lost with the worker")
                 break
             if there >= left:
                 break

@@ -300,9 +300,7 @@ class Publisher(SinkWorkers):
                 tasks = sorted(task for each in left.values() for task in each.waiting_tasks)[:_SHOWN_TASKS]
                 messages = sum(each.waiting for each in left.values())
                 about = {"sink": self._sink, "epoch": self._epoch, "waiting": messages, "tasks": tasks}
-                reason = (
-                    f"no room in the queues of these tasks; the workers go on when there is. {NEEDS_A_SLOT}"
-                )
+                reason = f"no room in the tasks' queues; the workers continue when there is. {NEEDS_A_SLOT}"
                 logger.warning("sink.waiting", extra={**about, "reason": reason})
                 return
 

@@ -266,7 +266,7 @@ class Team(Live):
             except StopIteration as end:
                 return end.value
             except BaseException as error:
-                text = f"a call has ended early, by {type(error).__name__}: {error}"
+                text = f"a call was interrupted, by {type(error).__name__}: {error}"
                 self._broken = error if isinstance(error, errors.TeamError) else errors.TeamError(text)
                 raise
 

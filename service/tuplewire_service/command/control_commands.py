@@ -129,7 +129,7 @@ def _assign(arguments: argparse.Namespace) -> int:
     word, where = "is" if changed else "was already", client.address
     if status.worker_id not in {each.worker_id for each in assignment.workers}:
         where += f", whose id {status.worker_id} is not in it"
-    story = f"assignment {assignment.version} of {assignment.topology} {word} in force at {where}"
+    story = f"assignment {assignment.version} of {assignment.topology} {word} the current one at {where}"
     print(escape_unprintable(story))
     return EXIT_OK
 

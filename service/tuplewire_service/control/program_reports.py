@@ -36,7 +36,7 @@ ENDED_SECONDS = 300.0
 """Seconds that the metrics of a finished program remain visible."""
 LEAST_SECONDS = 0.5
 OMITTED = "tuplewire_omitted_metrics"
-_OMITTED = "Metrics that spouts and bolts have registered, and that are over a bound of series."
+_OMITTED = "Metrics that spouts and bolts have registered, and that exceed a bound of series."
 _MOST_COUNT = 1 << 53
 """Larger numbers are not exact in a float, and no count is that large."""
 _MOST_LABELS = 10

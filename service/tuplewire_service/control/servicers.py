@@ -176,7 +176,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     def end_taps(self) -> None:
         """End every tap, because the worker drains."""
         for woken in self._ending:
-            self._end_tap(woken, DrainingError("the worker is draining, and the tap has ended"))
+            self._end_tap(woken, DrainingError("the worker is draining, and has closed the tap"))
 
     def _end_tap(self, woken: asyncio.Event, error: RefusedError) -> None:
         self._ending[woken] = error

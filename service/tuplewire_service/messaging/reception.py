@@ -87,7 +87,7 @@ class Reception(IConnectionCallback):
                 if failures := self._log_rate.due(type(defect).__qualname__):
                     extra = {"peer": end.source, "failures": failures}
                     logger.exception("callback.failed", extra=extra)
-                error = RefusedError("the receiver failed; its log says why")
+                error = RefusedError("the receiver failed; see its log")
                 batch.refusals = [(group, error) for group in some]
             for group, error in batch.refusals:
                 self.refused_messages[error.code] += group.count

@@ -57,7 +57,7 @@ class AdminServer(HttpServer):
             body = encode(self._registry)
         except Exception:
             logger.exception("admin.scrape_failed")
-            return HttpAnswer("the scrape failed; the log says why\n", HTTPStatus.INTERNAL_SERVER_ERROR)
+            return HttpAnswer("the scrape failed; see the log\n", HTTPStatus.INTERNAL_SERVER_ERROR)
         return HttpAnswer(body, content_type=content_type, sent=scraped.set)
 
 

@@ -176,7 +176,7 @@ def test_a_browser_shows_the_culprit(link: str, tmp_path: Path) -> None:
     eventually(lambda: page_data(link)["blocking"], 60, "somebody blocks")
     with browser(tmp_path) as tab:
         tab.open(link)
-        sentence = f"task {SLOW_TASK} at worker-0 holds up senders at worker-0"
+        sentence = f"task {SLOW_TASK} at worker-0 blocks senders at worker-0"
         until(
             tab,
             f"document.querySelector('#blocking').innerText.includes('{sentence}')",
@@ -309,7 +309,7 @@ def test_a_stranger_finds_the_slow_bolt(urls: list[str], slow: Path, tmp_path: P
         assert tab.value(nameless) == []
         slow.touch()
         until(tab, "by('blocking').innerText.includes('bolt count is slow')", "the culprit is named")
-        until(tab, "by('blocking').innerText.includes('holds up split')", "and whom it holds up")
+        until(tab, "by('blocking').innerText.includes('blocks split')", "and whom it blocks")
         red = tab.value("getComputedStyle(by('blocking').firstChild).color")
         until(tab, f"{BOX.format('count')} === '{red}'", "the culprit is red")
         until(tab, f"{BOX.format('store')} !== '{red}'", "who comes after it is not, once its queue is done")

@@ -60,7 +60,7 @@ def test_the_culprit_is_named_from_either_worker(cluster: Cluster) -> None:
     """Both workers name the blocking task, its worker, the blocked senders and the reason."""
     for worker in cluster:
         said = eventually(lambda worker=worker: culprit(worker.address), 60, "somebody blocks")  # type: ignore[misc]
-        assert said.startswith(f"task {SLOW_TASK} at worker-1 holds up senders at worker-0")
+        assert said.startswith(f"task {SLOW_TASK} at worker-1 blocks senders at worker-0")
         assert re.search(r": sleeps has [0-9]+ unacknowledged$", said)
 
 
@@ -130,7 +130,7 @@ def test_a_terminal_gets_the_live_view(cluster: Cluster) -> None:
     """The live view draws the filtered rows that fit; Ctrl-C restores the terminal, and prints one line."""
     command = [*COMMAND, "top", "--address", cluster.near.address, "--interval=0.2", "--filter=worker-1"]
     with on_terminal(command, {**environment_without_ours(), "TERM": "xterm-256color"}) as shown:
-        eventually(lambda: shown.seen().count(b"holds up senders") > 1, 60, "the culprit is drawn again")
+        eventually(lambda: shown.seen().count(b"blocks senders") > 1, 60, "the culprit is drawn again")
         assert b"\x1b[1;31mtask %d at worker-1" % SLOW_TASK in shown.seen()  # bold and red
         eventually(lambda: re.search(rb"\n%d +worker-1 " % SLOW_TASK, shown.seen()) is not None, 60)
         shown.process.send_signal(signal.SIGINT)

@@ -202,7 +202,7 @@ def test_command_shows_status_and_assigns(worker: Running) -> None:
     file.write_text(as_json(assignment))
     assigned = run_command("assign", "--address", worker.address, str(file))
     assert (assigned.returncode, assigned.stderr) == (0, "")
-    assert "assignment 1 of default is in force" in assigned.stdout
+    assert "assignment 1 of default is the current one" in assigned.stdout
     file.write_text(as_json(Assignment(2, "default", (AssignedWorker("b", worker.address, (0, 1)),))))
     refused = run_command("assign", "--address", worker.address, str(file))
     assert refused.returncode == 1

@@ -355,7 +355,7 @@ def test_what_does_not_fit(spark: SparkSession) -> None:
         run_topology(spark, plain, outputs={"double": "n long"})
     with pytest.raises(TopologyError, match="not a component"):
         run_topology(spark, plain, outputs={"triple": None})
-    with pytest.raises(TopologyError, match="for a Rows spout, and the topology has none"):
+    with pytest.raises(TopologyError, match="for a Rows spout, and the topology has no such spout"):
         run_topology(spark, plain, rows=spark.range(1))
     bound = Double()
     bound.lock = threading.Lock()  # type: ignore[attr-defined]

@@ -174,7 +174,7 @@ def main() -> None:
         print(f"up, with its addresses, after {start_seconds():.2f} s")
         sizes = [map(int, each.split(":")) for each in given.mesh or MESHES]
         rows = [at_rest(count, tasks, given.seconds) for count, tasks in sizes]
-        header = "| workers | tasks | MiB each | % of a core each | update in force everywhere |"
+        header = "| workers | tasks | MiB each | % of a core each | update applied everywhere |"
     else:
         costs = {count: spread(count, given.millions * 1_000_000) for count in given.workers}
         rows = [

@@ -98,12 +98,12 @@ def test_the_culprit_is_named_with_those_it_holds_up() -> None:
         ]
     )
     assert rows.blocking == [
-        "task 7 at b holds up senders at a, b, for 100% of the last 5 s: slow has 500 unacknowledged"
+        "task 7 at b blocks senders at a, b, for 100% of the last 5 s: slow has 500 unacknowledged"
     ]
     blocking = {each.task: (each.blocking, list(each.blocked_workers)) for each in rows.tasks}
     assert blocking == {7: (1.0, ["a", "b"]), 8: (0.0, [])}
     held = cluster_rows([look(worker("a", blocking=(at_a,)))])
-    assert held.blocking == ["task 7 at b holds up senders at a, for 80% of the last 5 s: see b for why"]
+    assert held.blocking == ["task 7 at b blocks senders at a, for 80% of the last 5 s: see b for why"]
 
 
 def test_a_silent_worker_explains_all_its_tasks() -> None:
@@ -131,7 +131,7 @@ def test_full_queues_are_reported() -> None:
     assert others[4:] == ["and 2 more queues are nearly full"]
     held = pb.Blocking(task="6", where="local", seconds=90, recent_seconds=5)
     (one,) = cluster_rows([look(worker(tasks=(full[6],), blocking=(held,)))]).blocking
-    assert one.startswith("task 6 at a holds up senders")
+    assert one.startswith("task 6 at a blocks senders")
 
 
 def test_losses_have_their_reason_and_rate() -> None:

@@ -119,7 +119,7 @@ def test_the_tables_of_a_cluster_fit_a_terminal(
             ),
             TaskRow(43, name, 0, 0, 0, 0, 0, 0, 0, [], 0, 0, False, False, "", ""),
         ],
-        blocking=[f"task 42 at {name} holds up senders"],
+        blocking=[f"task 42 at {name} blocks senders"],
     )
     write_tables(terminal, rows, 40)
     written = re.sub(CONTROL, "", terminal.getvalue())

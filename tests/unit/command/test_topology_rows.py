@@ -77,7 +77,7 @@ def test_a_slow_bolt_is_named_with_whom_it_holds_up() -> None:
     (said,) = rows.blocking
     assert said == (
         "bolt count is slow: its executor of task 1 at b is busy for 98% of its time, 40 tuples wait, and it "
-        "holds up words, which waits for 93% of it"
+        "blocks words, which waits for 93% of it"
     )
     words, count = rows.components
     assert (words.slow, words.emitted_rate, words.workers) == (False, 10, ["a"])

@@ -152,7 +152,7 @@ def _input(spark: SparkSession, topology: Topology, rows: DataFrame | None, memb
     spout = rows_spout(topology)
     if (spout is None) != (rows is None):
         raise TopologyError(
-            "rows=... is for a Rows spout, and the topology has none"
+            "rows=... is for a Rows spout, and the topology has no such spout"
             if spout is None
             else f"{spout!r} emits the rows of a DataFrame: give it, as rows=..."
         )

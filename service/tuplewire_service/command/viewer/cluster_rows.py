@@ -372,7 +372,7 @@ def _sentences(holds: Holds, rows: ClusterRows) -> Iterator[str]:
             continue
         of = f" of {row.component}" if row is not None and row.component else ""
         yield (
-            f"task {task}{of} at {worker} holds up senders at {', '.join(hold.workers)}, for "
+            f"task {task}{of} at {worker} blocks senders at {', '.join(hold.workers)}, for "
             f"{hold.share:.0%} of the last {hold.span:.0f} s: "
             f"{f'see {worker} for why' if row is None else reason(row)}"
         )

@@ -177,7 +177,7 @@ def slow_sentences(
         yield (
             f"{slow.kind} {slow.component} is slow: its executor of {tasks} at {worst.worker} is "
             f"busy for {worst.busy:.0%} of its time, {slow.queued_tuples:,} tuples wait"
-            f"{f', and it holds up {whom}' if whom else ''}"
+            f"{f', and it blocks {whom}' if whom else ''}"
         )
 
 

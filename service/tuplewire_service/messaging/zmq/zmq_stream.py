@@ -227,7 +227,7 @@ class ZmqStream(BufferedStream):
         try:
             self._send(encode(kind, self._flow.next_allowance(), body))
         except zmq.ZMQError as error:
-            self.disconnect(UnreachableError(f"the connection is gone: {error}"))
+            self.disconnect(UnreachableError(f"the connection was lost: {error}"))
             raise StreamBroken from error
 
 

@@ -169,7 +169,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         except StreamBroken:
             pass  # the peer has disconnected, so no status can be sent
         except Exception:
-            stream.reject(RefusedError("the receiver has a defect; its log says which"))
+            stream.reject(RefusedError("the receiver has a defect; see its log"))
             raise
         finally:
             stream.disconnect(UnreachableError("the stream was ended on this side"))
@@ -211,7 +211,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         for stream in self._streams.values():
             stream.greet()
         # A peer ignores this frame if it has a reason already, because only the first one counts.
-        farewell = encode(FrameKind.REFUSED, NOTHING, encode_refusal("UNSPECIFIED", "the stream is over"))
+        farewell = encode(FrameKind.REFUSED, NOTHING, encode_refusal("UNSPECIFIED", "the stream has ended"))
         for connection in list(self._over):
             try:
                 self._pump.send([connection, *farewell])
