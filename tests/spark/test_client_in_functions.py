@@ -216,7 +216,7 @@ def test_a_failure_that_python_swallows(spark: SparkSession) -> None:
             pass
         yield next(sending())
 
-    with pytest.raises(PySparkException, match=r"given up before its end.*127\.0\.0\.1:1 is not connected"):
+    with pytest.raises(PySparkException, match=r"closed before its end.*127\.0\.0\.1:1 is not connected"):
         numbers_frame(spark, 2).rdd.mapPartitions(send).collect()
 
 

@@ -262,7 +262,7 @@ def test_a_worker_that_dies_takes_its_messages(workers: Workers) -> None:
         with query(workers, timeout="1") as strict:
             strict.at = running.at
             with pytest.raises(
-                DataLossError, match=r"messages 1 to 60 of task 1 are gone.*died with the worker"
+                DataLossError, match=r"messages 1 to 60 of task 1 are gone.*lost with the worker"
             ):
                 strict.read(end)
         with pytest.raises(DataLossError, match=r"40 unread messages.*failOnDataLoss=false"):
