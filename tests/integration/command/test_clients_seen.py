@@ -223,7 +223,7 @@ def test_offsets_are_shown_and_moved() -> None:
                 assert [int(message.message) for message in next(batches)] == [4, 5, 6, 7, 8, 9]
                 refused = offsets(workers.near.address, f"--tasks={near}", "--acknowledge-to=latest")
                 assert refused.returncode != 0
-                assert f"task {near} has a consumer" in refused.stderr
+                assert f"task {near} has the consumer" in refused.stderr
             found = rows(offsets(workers.near.address, f"--tasks={near}", "--acknowledge-to=latest"))
             assert found[near][1:4] == ["10", "10", "0"]
 
