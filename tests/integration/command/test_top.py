@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -103,6 +104,8 @@ def test_dead_and_hung_workers_are_reported_within_a_poll() -> None:
             looks.poll()
             os.kill(killed.process_id, signal.SIGKILL)
             os.kill(hung.process_id, signal.SIGSTOP)
+            # The signal does not stop all threads at once: a poll found the worker ready.
+            eventually(lambda: " T " in Path(f"/proc/{hung.process_id}/stat").read_text())
             try:
                 began = time.monotonic()
                 rows = cluster_rows(looks.poll())

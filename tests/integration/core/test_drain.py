@@ -129,7 +129,7 @@ def _sending_to_nobody(directory: Path, peers: int, *flags: str) -> Iterator[tup
     """Run a worker that holds a message for each of `peers` unreachable workers."""
     with _nobody(peers) as gone:
         file = assignment_file(directory, 1, {("w", "127.0.0.1:1"): [0], **gone})
-        flags = ("--worker-id=w", f"--assignment={file}", *flags)
+        flags = ("--worker-id=w", f"--assignment-file={file}", *flags)
         with (
             WorkerProcesses(1, TOPOLOGY, directory=directory, flags=flags) as workers,
             client_of(workers.endpoints[0].address) as client,
