@@ -53,7 +53,7 @@ def looked(address: str) -> dict[str, Any]:
 
 
 def culprit(address: str) -> str:
-    """Return the sentence on the task that blocks most, or an empty string; a full queue is reported earlier."""
+    """Return the sentence on the task that blocks most, or an empty string. A full queue has another one."""
     return next((each for each in looked(address)["blocking"] if each.startswith("task")), "")
 
 
