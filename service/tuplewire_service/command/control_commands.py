@@ -181,7 +181,7 @@ def _switch(arguments: argparse.Namespace, *, active: bool) -> int:
     with control_of(arguments) as client:
         assignment = client.assignment()
     if assignment is None:
-        raise NotReadyError(f"the worker at {client.address} has no assignment yet; assign tasks first")
+        raise NotReadyError(f"the worker at {client.address} has no assignment yet: run tuplewire assign")
     state = "active" if active else "inactive"
     if assignment.inactive is not active:  # it is in this state already
         print(escape_unprintable(f"{assignment.topology} was {state} already"))
@@ -226,7 +226,7 @@ def _offsets(arguments: argparse.Namespace) -> int:
     with control_of(arguments) as control:
         assignment, own = control.assignment(), control.status().worker_id
     if assignment is None:
-        raise NotReadyError(f"the worker at {control.address} has no assignment yet; assign tasks first")
+        raise NotReadyError(f"the worker at {control.address} has no assignment yet: run tuplewire assign")
     rows = []
     for worker in assignment.workers:
         tasks = [task for task in worker.tasks if arguments.tasks is None or task in arguments.tasks]
