@@ -76,14 +76,13 @@ def add_message_commands(commands: Any) -> None:
     parser.add_argument("message", metavar="MESSAGE", nargs="*", help=about)
     parser.add_argument("--source", **task_id, help="task that sends (default: none)")
     parser = _add_messages(commands, _recv, "receive messages of tasks, and print them", "42 --count 1")
-    about = "time limit for an answer (default: 5); --idle limits the wait for messages"
-    parser._option_string_actions["--timeout"].help = about
     parser.add_argument("tasks", **task_list, help="tasks, like 42 or 1,2,10-19")
     about = "output file; none or -: standard output"
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help=about)
     about = "exit after COUNT messages, to read a part; a pipe to head may receive more than it prints"
     parser.add_argument("--count", **number, help=about)
-    parser.add_argument("--idle", **seconds, help="exit after SECONDS without a message")
+    about = "exit after SECONDS without a message; --timeout does not limit this wait"
+    parser.add_argument("--idle", **seconds, help=about)
     about = "list, replay or drop messages rejected too often"
     parser = add_client_command(commands, _dead_letters, about, "list")
     about = "list; show with payloads; drop; or replay: send to their tasks again, and then drop"
