@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from typing import Any, Self
 
 _ANSWER_SECONDS = 120.0
@@ -16,14 +17,7 @@ class Program:
     """A forked process that answers questions. It exits at the end of the block."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tuplewire.aio", "tuplewire.client"])
-        self._pipe, child = context.Pipe()
-        self._process = context.Process(
-            target=_run, args=(child, dict(os.environ), target, arguments), name=target.__name__
-        )
-        self._process.start()
-        child.close()
+        self._process, self._pipe = forked(target, *arguments)
 
     @property
     def process_id(self) -> int:
@@ -59,6 +53,19 @@ class Program:
             self._process.kill()
             self._process.join()
         self._process.close()
+
+
+def forked(target: Callable[..., None], *arguments: Any) -> tuple[ForkServerProcess, Connection]:
+    """Call `target(pipe, *arguments)` in a new process with this environment; return it, and our end."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tuplewire.aio", "tuplewire.client", "tuplewire.team.team"])
+    pipe, child = context.Pipe()
+    process = context.Process(
+        target=_run, args=(child, dict(os.environ), target, arguments), name=target.__name__
+    )
+    process.start()
+    child.close()
+    return process, pipe
 
 
 def _run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.program import forked
 from helpers.topology import TOPOLOGY, Pair
 from tuplewire import Team
 
@@ -35,12 +35,7 @@ class Rank:
         tasks: Sequence[int],
         where: dict[str, Any],
     ) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tuplewire.aio", "tuplewire.client", "tuplewire.team.team"])
-        self._pipe, child = context.Pipe()
-        self.process = context.Process(target=_run, args=(child, calls, arguments, rank, tasks, where))
-        self.process.start()
-        child.close()
+        self.process, self._pipe = forked(_run, calls, arguments, rank, tasks, where)
 
     def outcome(self, timeout: float = _OUTCOME_SECONDS) -> Any:
         """Return the result of the calls, or raise their error. EOFError: the process was killed."""
