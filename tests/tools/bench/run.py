@@ -47,8 +47,8 @@ GROUPS: Sequence[tuple[Sequence[str], int, Measure]] = (
 NAMES = [name for names, _, _ in GROUPS for name in names]
 
 
-def _matches(name: str, only: str | None) -> bool:
-    return only is None or name == only or name.startswith(f"{only}/")
+def _matches(name: str, only: Sequence[str]) -> bool:
+    return not only or any(name == each or name.startswith(f"{each}/") for each in only)
 
 
 def _arguments() -> argparse.Namespace:
@@ -59,14 +59,20 @@ def _arguments() -> argparse.Namespace:
         "--seconds", type=float, default=180.0, help="time to measure, without Spark's rows (default: 180)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--only", metavar="ROW", help=f"a row, or all that begin with it: {', '.join(NAMES)}")
+    parser.add_argument(
+        "--only",
+        metavar="ROW",
+        action="append",
+        default=[],
+        help=f"a row, or all that begin with it; may be repeated: {', '.join(NAMES)}",
+    )
     arguments = parser.parse_args()
     if not any(_matches(name, arguments.only) for name in NAMES):
-        parser.error(f"no row {arguments.only!r}; there are: {', '.join(NAMES)}")
+        parser.error(f"no row {arguments.only[0]!r}; there are: {', '.join(NAMES)}")
     return arguments
 
 
-def _measure(only: str | None, seconds: float) -> list[Line]:
+def _measure(only: Sequence[str], seconds: float) -> list[Line]:
     wanted = [
         (matching, weight, measured)
         for names, weight, measured in GROUPS
@@ -103,7 +109,7 @@ def main() -> int:
             "belong to this machine and moment.\nNothing was lost or doubled, and what was numbered came in "
             "order."
         )
-        if arguments.only is None:
+        if not arguments.only:
             print(f"\n{users_table(lines)}\n", *cores_lines(), sep="\n")
     return 0
 
