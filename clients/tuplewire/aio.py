@@ -14,12 +14,12 @@ from typing import Any, Self, overload
 from tuplewire.client import BaseClient
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import FlushTimeoutError
-from tuplewire.subscription import BaseSubscription, Bounds
+from tuplewire.subscription import BaseSubscription, IterationLimit
 from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.message import Headers, TaskMessage
 
 
-async def _on_messaging_loop(coroutine: Coroutine[Any, Any, None]) -> None:
+async def _run_on_messaging_loop(coroutine: Coroutine[Any, Any, None]) -> None:
     await asyncio.wrap_future(messaging_loop().submit(coroutine))
 
 
@@ -58,10 +58,10 @@ class Client(BaseClient):
         timeout: float | None = None,
     ) -> None:
         """Send messages; see tuplewire.Client.send. If the call is cancelled, no message is accepted."""
-        buffer = self._unobserved
+        buffer = self._untraced_buffer
         if buffer is None:  # the first call, a closed client, or tracing
-            buffer = self._connected()
-            if self._observer is not None and self._observer.samples():
+            buffer = self._get_buffer()
+            if self._observer is not None and self._observer.should_sample():
                 groups = as_groups(messages, payload, self.source, key, headers)
                 with self._observer.sending(groups, self.address, buffer.window.max_message_bytes) as sent:
                     await buffer.send_async(sent, timeout)
@@ -72,26 +72,26 @@ class Client(BaseClient):
     async def flush(self, timeout: float | None = None) -> None:
         """Flush; see tuplewire.Client.flush. After a cancelled call, messages stay pending and may arrive."""
         if self._sender is not None:
-            await self._sender.buffer.flush_async(self._settings.flush_patience(timeout))
+            await self._sender.buffer.flush_async(self._settings.flush_timeout(timeout))
 
     def recv(
         self, tasks: int | Iterable[int], *, timeout: float | None = None, follow: bool = True
     ) -> Subscription:
         """Subscribe to tasks. Iterate over the result to get batches; see tuplewire.Client.recv."""
-        return Subscription(*self._receive(tasks, timeout, follow=follow))
+        return Subscription(*self._subscription_args(tasks, timeout, follow=follow))
 
     async def close(self, timeout: float | None = None) -> None:
         """Wait for acknowledgements, then close; see tuplewire.Client.close for the default and the errors.
 
         If the call is cancelled, pending messages are still sent, but no new ones accepted. Close again.
         """
-        patience = self._settings.flush_patience(timeout)
-        self._closed, self._unobserved = True, None
+        wait_seconds = self._settings.flush_timeout(timeout)
+        self._closed, self._untraced_buffer = True, None
         for receiver in list(self._receivers):
-            await _on_messaging_loop(receiver.close())
+            await _run_on_messaging_loop(receiver.close())
         if self._sender is not None and not self._sender.buffer.ended:
-            await _on_messaging_loop(self._sender.close_async(patience))
-            self._raise_abandoned(self._sender, patience)
+            await _run_on_messaging_loop(self._sender.close_async(wait_seconds))
+            self._raise_if_dropped(self._sender, wait_seconds)
 
     async def __aenter__(self) -> Self:
         return self
@@ -108,7 +108,7 @@ class Client(BaseClient):
                 await self.close(0)
         else:
             with contextlib.suppress(FlushTimeoutError):
-                await self.close(self._patience_after(kind))
+                await self.close(self._close_seconds_after(kind))
 
 
 class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
@@ -119,7 +119,7 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
 
         If the call is cancelled, the next call returns the batch. The previous one is acknowledged even then.
         """
-        self.acknowledge(self._seen)
+        self.acknowledge(self._finished_count)
         return self._batch_of(await self._receiver.take_async(self._timeout))
 
     async def messages(
@@ -130,21 +130,21 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
         If you leave the iteration early, by `break` or a cancellation, the messages before the last one are
         acknowledged at the next call or by close().
         """
-        bounds = Bounds(count, quiet, seconds)
-        while bounds.left > 0:
-            self.acknowledge(self._seen)
-            if (arrived := await self._receiver.take_async(bounds.wait())) is None:
+        limit = IterationLimit(count, quiet, seconds)
+        while limit.remaining > 0:
+            self.acknowledge(self._finished_count)
+            if (arrived := await self._receiver.take_async(limit.wait())) is None:
                 return
-            for message in self._messages_of(arrived, bounds):
+            for message in self._messages_of(arrived, limit):
                 yield message
-        self.acknowledge(self._seen)
+        self.acknowledge(self._finished_count)
 
     async def close(self) -> None:
         """End the subscription. A second call does nothing."""
         self._end_processing()
-        if self._seen is not None:
-            self.acknowledge(self._seen)
-        await _on_messaging_loop(self._receiver.close())
+        if self._finished_count is not None:
+            self.acknowledge(self._finished_count)
+        await _run_on_messaging_loop(self._receiver.close())
 
     async def __aenter__(self) -> Self:
         return self

@@ -19,30 +19,30 @@ from threading import Lock
 from typing import Self
 
 from tuplewire import errors
-from tuplewire.connection.consumer_stream import Push
+from tuplewire.connection.consumer_stream import Callbacks
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.submission_queue import CallerCondition
 from tuplewire.connection.task_states import GONE_SECONDS, POLL_SECONDS, TaskStates
 from tuplewire.settings.config import checked_timeout
-from tuplewire.subscription import Live
+from tuplewire.subscription import NotPicklable
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
-from tuplewire.values.headers import DEADLINE, REPLY_TO, number_in
+from tuplewire.values.headers import DEADLINE, REPLY_TO, parse_number
 from tuplewire.values.message import TaskMessage
 from tuplewire.values.task_ids import check_tasks
 
 CORRELATION = "tuplewire-correlation"
 """The header with the id of a request, which its answer repeats."""
-ERROR = "tuplewire-error"
+ERROR_HEADER = "tuplewire-error"
 """The header of an answer that is an error: its text."""
-_PATIENCE_SECONDS = 1.0
+_FIRST_POLL_SECONDS = 1.0
 """The wait for an answer before the first poll: most requests cause none."""
 
 
-def answer_of(message: TaskMessage, payload: bytes, *more: tuple[str, bytes]) -> TaskMessage:
+def build_answer(message: TaskMessage, payload: bytes, *more: tuple[str, bytes]) -> TaskMessage:
     """Return the answer to a request, with more headers. Raises MessageError if it is not a request."""
-    reply_to = number_in(message.headers, REPLY_TO)
+    reply_to = parse_number(message.headers, REPLY_TO)
     if reply_to is None:
         raise errors.MessageError(
             "the message is not a request: check message.is_request before you answer it"
@@ -51,7 +51,7 @@ def answer_of(message: TaskMessage, payload: bytes, *more: tuple[str, bytes]) ->
     return TaskMessage(reply_to, payload, headers=[(CORRELATION, given), *more])
 
 
-class Answering(ABC):
+class AnswerMethods(ABC):
     """The methods of a client that answer requests."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class Answering(ABC):
             >>> for message in inbox.messages(seconds=60):
             ...     client.answer(message, b"an answer")
         """
-        self.send([answer_of(message, payload)])
+        self.send([build_answer(message, payload)])
 
     def answer_error(self, message: TaskMessage, text: str) -> None:
         """Answer a request with an error: the requester gets an AnswerError with a text. See answer().
@@ -81,14 +81,14 @@ class Answering(ABC):
             message: The request.
             text: The text.
         """
-        self.send([answer_of(message, b"", (ERROR, text.encode(errors="replace")))])
+        self.send([build_answer(message, b"", (ERROR_HEADER, text.encode(errors="replace")))])
 
 
-class Asking(Answering):
+class RequestMethods(AnswerMethods):
     """The methods of a client that send and answer requests."""
 
     @abstractmethod
-    def _receiver(self, tasks: Sequence[int], push: Push | None, *, follow: bool) -> Receiver: ...
+    def _start_receiver(self, tasks: Sequence[int], push: Callbacks | None, *, follow: bool) -> Receiver: ...
 
     def asker(self, reply_to: int) -> Asker:
         """Subscribe to a task that receives answers; return an object that sends requests.
@@ -107,7 +107,7 @@ class Asking(Answering):
         return Asker(self, reply_to)
 
 
-class _Call:
+class _PendingRequests:
     """The requests of one call. Use it with the lock."""
 
     def __init__(self, lock: Lock, tasks: Mapping[bytes, int]) -> None:
@@ -118,11 +118,11 @@ class _Call:
         self.error: errors.TuplewireError | None = None
         self.states = TaskStates()
 
-    def fail(self, error: errors.TuplewireError) -> None:
+    def set_error(self, error: errors.TuplewireError) -> None:
         self.error = self.error or error
         self.changed.notify_all()
 
-    def no_answer(self, seconds: float) -> errors.NoAnswerError:
+    def no_answer_error(self, seconds: float) -> errors.NoAnswerError:
         """Return the error for the first request without an answer."""
         task, *others = self.unanswered.values()
         state = self.states[task]
@@ -131,7 +131,7 @@ class _Call:
         return errors.NoAnswerError(text, task, *state[:3])
 
 
-class Asker(Live):
+class Asker(NotPicklable):
     """Sends requests to tasks, and waits for the answers, which its own task receives. Thread-safe.
 
     A request is a message that names the task for its answer, its id, and the time at which this program
@@ -141,17 +141,18 @@ class Asker(Live):
     Several threads may wait at the same time. Close it, or use it in `with`; a closed client closes it, too.
     """
 
-    def __init__(self, client: Asking, reply_to: int) -> None:
+    def __init__(self, client: RequestMethods, reply_to: int) -> None:
         (self._reply_to,) = check_tasks(reply_to)
         self.late_answers = 0
         """The number of dropped messages, such as late or repeated answers, and messages of others."""
         self._client = client
         self._lock = Lock()
-        self._calls: dict[bytes, _Call] = {}
+        self._calls: dict[bytes, _PendingRequests] = {}
         """The calls that wait, by the id of each request without an answer."""
-        self._numbers = count(secrets.randbits(60))  # answers to earlier askers may arrive late
+        self._request_ids = count(secrets.randbits(60))  # answers to earlier askers may arrive late
         self._pid = os.getpid()
-        self._receiver = client._receiver([self._reply_to], Push(self._take, self._failed), follow=True)
+        callbacks = Callbacks(self._on_group, self._on_failure)
+        self._receiver = client._start_receiver([self._reply_to], callbacks, follow=True)
 
     def ask(self, task: int, payload: bytes, *, timeout: float = 30.0) -> TaskMessage:
         """Send a request and return its answer. See ask_all() for `timeout` and the errors."""
@@ -178,11 +179,11 @@ class Asker(Live):
         """
         if self._pid != os.getpid():
             raise errors.ClosedError("the asker belongs to the parent process; create one in this process")
-        self._check()
+        self._raise_if_ended()
         limit = checked_timeout(timeout)
         seconds = math.inf if limit is None else limit
-        asked = {b"%d" % next(self._numbers): pair for pair in pairs}
-        call = _Call(self._lock, {number: task for number, (task, _) in asked.items()})
+        asked = {b"%d" % next(self._request_ids): pair for pair in pairs}
+        call = _PendingRequests(self._lock, {number: task for number, (task, _) in asked.items()})
         until = time.monotonic() + seconds
         with self._lock:
             self._calls.update(dict.fromkeys(asked, call))
@@ -194,33 +195,33 @@ class Asker(Live):
                 TaskMessage(*pair, headers=[*named, (CORRELATION, number)]) for number, pair in asked.items()
             )
             self._client.send(requests, timeout=limit)
-            self._wait(call, until)
+            self._wait_for_answers(call, until)
             with self._lock:
                 if call.unanswered:
-                    raise call.no_answer(seconds)
+                    raise call.no_answer_error(seconds)
         finally:
             with self._lock:
                 for number in asked:
                     self._calls.pop(number, None)
         return [call.answers[number] for number in asked]
 
-    def _check(self, error: errors.TuplewireError | None = None) -> None:
+    def _raise_if_ended(self, error: errors.TuplewireError | None = None) -> None:
         """Raise the given error, or the one that ended the subscription."""
-        if error := error or self._receiver.failed:
+        if error := error or self._receiver.failure:
             raise error
-        if self._receiver.over:
+        if self._receiver.is_closed:
             raise errors.ClosedError("the asker is closed")
 
-    def _wait(self, call: _Call, until: float) -> None:
+    def _wait_for_answers(self, call: _PendingRequests, until: float) -> None:
         """Wait for the answers; poll the tasks if this takes long."""
 
         def answered() -> bool:
             if call.unanswered:
-                self._check(call.error)
+                self._raise_if_ended(call.error)
             return not call.unanswered
 
         with call.changed:
-            if call.changed.wait_for(answered, min(_PATIENCE_SECONDS, until - time.monotonic())):
+            if call.changed.wait_for(answered, min(_FIRST_POLL_SECONDS, until - time.monotonic())):
                 return
         if until <= time.monotonic():
             return
@@ -233,7 +234,7 @@ class Asker(Live):
 
     # --- on the loop -----------------------------------------------------------------------------
 
-    async def _poll(self, call: _Call) -> None:
+    async def _poll(self, call: _PendingRequests) -> None:
         """Poll the tasks without an answer; end the call if one of them has no consumer for too long."""
         while True:
             polled = set(call.unanswered.values())
@@ -241,23 +242,24 @@ class Asker(Live):
             with self._lock:
                 for task in polled.intersection(call.unanswered.values()):
                     state = call.states[task]
-                    if time.monotonic() - state.gone_since >= GONE_SECONDS:
-                        call.fail(errors.NoConsumerError(f"task {task}: {state}", task, *state[:3]))
+                    if time.monotonic() - state.no_consumer_since >= GONE_SECONDS:
+                        call.set_error(errors.NoConsumerError(f"task {task}: {state}", task, *state[:3]))
             await asyncio.sleep(POLL_SECONDS)
 
-    def _take(self, group: TaskGroup, acknowledge: Callable[[], None]) -> None:
+    def _on_group(self, group: TaskGroup, acknowledge: Callable[[], None]) -> None:
         for message in TaskMessageBatch.from_groups([group]):
             try:
                 headers = dict(message.headers)
             except errors.MalformedError:
                 headers = {}
-            number, error = headers.get(CORRELATION) or b"", headers.get(ERROR)
+            number, error = headers.get(CORRELATION) or b"", headers.get(ERROR_HEADER)
             with self._lock:
                 call = self._calls.pop(number, None)
                 if call is None:
                     self.late_answers += 1
                 elif error is not None:
-                    call.fail(errors.AnswerError(error.decode(errors="replace"), call.unanswered[number]))
+                    text = error.decode(errors="replace")
+                    call.set_error(errors.AnswerError(text, call.unanswered[number]))
                 else:
                     call.answers[number] = message
                     del call.unanswered[number]
@@ -265,10 +267,10 @@ class Asker(Live):
                         call.changed.notify_all()
         acknowledge()
 
-    def _failed(self, error: errors.TuplewireError) -> None:
+    def _on_failure(self, error: errors.TuplewireError) -> None:
         with self._lock:
             for call in self._calls.values():
-                call.fail(error)
+                call.set_error(error)
 
     # --- end -------------------------------------------------------------------------------------
 

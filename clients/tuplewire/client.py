@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from weakref import WeakSet
 
-from tuplewire.asking import Asking
+from tuplewire.asking import RequestMethods
 from tuplewire.connection.channels import ChannelFactory
 from tuplewire.connection.close_on_exit import close_on_exit
-from tuplewire.connection.consumer_stream import Arrive, Fail, Push
-from tuplewire.connection.grpc_channel import OtherWorkers, grpc_stream_opener
+from tuplewire.connection.consumer_stream import Callbacks, OnFailure, OnGroup
+from tuplewire.connection.grpc_channel import WorkerConnections, grpc_stream_opener
 from tuplewire.connection.loop import messaging_loop
-from tuplewire.connection.memory_stream import MEMORY, memory_stream_opener
+from tuplewire.connection.memory_stream import MEMORY_PREFIX, memory_stream_opener
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.send_buffer import SendBuffer
@@ -33,10 +33,10 @@ from tuplewire.identity.client_ids import new_client_id
 from tuplewire.identity.credentials import Credentials
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.settings.addresses import resolve_address, resolve_topology
-from tuplewire.settings.config import SessionKeywords, SessionSettings, checked_timeout, naming_settings
-from tuplewire.subscription import Live, Subscription
+from tuplewire.settings.config import SessionKeywords, SessionSettings, checked_timeout, expand_settings
+from tuplewire.subscription import NotPicklable, Subscription
 from tuplewire.text.formatting import counted
-from tuplewire.tracing import observer
+from tuplewire.tracing import new_observer
 from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.message import Headers, TaskMessage
 from tuplewire.values.task_ids import check_tasks
@@ -46,25 +46,25 @@ if TYPE_CHECKING:
 
 _AFTER_ERROR_SECONDS = 10.0
 """The maximum wait for acknowledgements when an error ends a `with` block."""
-_process = object()
+_process_token = object()
 """Identifies this process and is replaced after a fork. Calling os.getpid() for each message is slower."""
 
 
-def _forked() -> None:
-    global _process
-    _process = object()
+def _after_fork_in_child() -> None:
+    global _process_token
+    _process_token = object()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class BaseClient(Live):
+class BaseClient(NotPicklable):
     """The common part of the blocking and the asyncio client: arguments, sender and receivers."""
 
-    traced = True
+    tracing_allowed = True
     """True if the client creates spans for its messages when tracing is on in the process."""
 
-    @naming_settings
+    @expand_settings
     def __init__(
         self,
         address: str | None = None,
@@ -102,18 +102,18 @@ class BaseClient(Live):
         self._incarnation = incarnation
         self._settings = SessionSettings.of(**settings)
         self._credentials = credentials
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """Reset the state to a client that has not connected in this process."""
-        self._process = _process
-        self._unobserved: SendBuffer | None = None
+        self._process_token = _process_token
+        self._untraced_buffer: SendBuffer | None = None
         """The sender's buffer if tracing is off. send() then does not need to check for an observer."""
         self._lock = threading.RLock()  # a signal handler may send while its thread connects
         self._id = self._client_id or new_client_id()
         self._sender: SendingEnd | None = None
-        self._made: SendingEnd | None = None
-        """The sender from its creation on. _sender is set once it has started; see _connected()."""
+        self._unstarted_sender: SendingEnd | None = None
+        """The sender from its creation on. _sender is set once it has started; see _get_buffer()."""
         self._observer: ProgramObserver | None = None
         self._receivers: WeakSet[Receiver] = WeakSet()
         self._closed = False
@@ -129,46 +129,46 @@ class BaseClient(Live):
 
     def _new_sender(self) -> SendingEnd:
         """Return a sender that has not started to connect."""
-        self._observer = self._observing()
+        self._observer = self._get_observer()
         about = self.address, self._identity(), self._settings, messaging_loop()
         return SendingEnd(*about, self._stream_opener(), self._worker_id)
 
-    def _receive(
+    def _subscription_args(
         self, tasks: int | Iterable[int], timeout: float | None, *, follow: bool
     ) -> tuple[Receiver, float | None, ProgramObserver | None]:
         """Start receiving messages of tasks; return the arguments of a subscription."""
         timeout, named = checked_timeout(timeout), check_tasks(tasks)
-        return self._receiver(named, None, follow=follow), timeout, self._observing()
+        return self._start_receiver(named, None, follow=follow), timeout, self._get_observer()
 
-    def _receiver(self, tasks: Sequence[int], push: Push | None, *, follow: bool) -> Receiver:
-        if self._process is not _process:
-            self._forget()
+    def _start_receiver(self, tasks: Sequence[int], push: Callbacks | None, *, follow: bool) -> Receiver:
+        if self._process_token is not _process_token:
+            self._reset()
         thread = messaging_loop()
         about = self.address, self._identity(), tasks, self._settings, thread.loop
-        follow = follow and not self.address.startswith(MEMORY)
-        others = OtherWorkers(self._settings, self._credentials) if follow else None
-        receiver = Receiver(*about, self._stream_opener(), self._worker_id, push, others)
-        thread.begin(receiver)
+        follow = follow and not self.address.startswith(MEMORY_PREFIX)
+        connections = WorkerConnections(self._settings, self._credentials) if follow else None
+        receiver = Receiver(*about, self._stream_opener(), self._worker_id, push, connections)
+        thread.start_connection(receiver)
         self._receivers.add(receiver)
         return receiver
 
-    def _observing(self) -> ProgramObserver | None:
-        return observer() if self.traced else None
+    def _get_observer(self) -> ProgramObserver | None:
+        return new_observer() if self.tracing_allowed else None
 
     def _stream_opener(self) -> StreamOpener:
-        if self.address.startswith(MEMORY):
-            return memory_stream_opener(self.topology, int(self.address.removeprefix(MEMORY)))
+        if self.address.startswith(MEMORY_PREFIX):
+            return memory_stream_opener(self.topology, int(self.address.removeprefix(MEMORY_PREFIX)))
         return grpc_stream_opener(self.address, self._settings, ChannelFactory(self._credentials))
 
     @staticmethod
-    def _raise_abandoned(sender: SendingEnd, patience: float) -> None:
+    def _raise_if_dropped(sender: SendingEnd, waited: float) -> None:
         """Raise FlushTimeoutError if close() dropped messages after waiting for acknowledgements."""
         messages = sender.buffer.ledger().dropped.get(DropReason.CLOSED, 0)
-        if messages and patience:  # close(0) drops messages without an error
-            text = f"{counted(messages, 'message')} not acknowledged after {patience:g} s{sender.problem()}"
+        if messages and waited:  # close(0) drops messages without an error
+            text = f"{counted(messages, 'message')} not acknowledged after {waited:g} s{sender.problem()}"
             raise FlushTimeoutError(f"{text}; dropped, but may still arrive")
 
-    def _patience_after(self, error: type[BaseException]) -> float:
+    def _close_seconds_after(self, error: type[BaseException]) -> float:
         """Return the time in seconds that the end of a `with` block waits after an error."""
         # Do not wait for an unreachable worker a second time, after a flush has timed out.
         waited = issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.problem()
@@ -197,8 +197,8 @@ class BaseClient(Live):
         Returns:
             False if there is not enough free space, and no message was accepted.
         """
-        buffer = self._connected()
-        if self._observer is not None and self._observer.samples():
+        buffer = self._get_buffer()
+        if self._observer is not None and self._observer.should_sample():
             groups = as_groups(messages, payload, self.source, key, headers)
             sending = self._observer.sending(groups, self.address, buffer.window.max_message_bytes)
             accepted = buffer.offer(sending.groups)
@@ -209,26 +209,26 @@ class BaseClient(Live):
             return True
         return buffer.offer(as_groups(messages, payload, self.source, key, headers))
 
-    def _connected(self) -> SendBuffer:
+    def _get_buffer(self) -> SendBuffer:
         """Return the buffer of the sender, which is started if necessary. Raise ClosedError after close()."""
-        if self._process is not _process:
-            self._forget()
+        if self._process_token is not _process_token:
+            self._reset()
         if self._sender is None or self._closed:
             # Create the sender without the lock, because a logging handler may send with this client.
-            made = self._made = self._made or self._new_sender()
+            made = self._unstarted_sender = self._unstarted_sender or self._new_sender()
             with self._lock:
                 if self._closed:
                     raise ClosedError("the client is closed")
                 if self._sender is None:
-                    messaging_loop().begin(made)
+                    messaging_loop().start_connection(made)
                     close_on_exit(self, made)
                     self._sender = made  # after an interrupt before this line, the next call reuses it
-                    self._unobserved = made.buffer if self._observer is None else None
+                    self._untraced_buffer = made.buffer if self._observer is None else None
         return self._sender.buffer
 
     def ledger(self) -> LedgerSnapshot:
         """Return the balance of all sent messages. It is empty in a forked child that has sent none."""
-        if self._sender is None or self._process is not _process:
+        if self._sender is None or self._process_token is not _process_token:
             return LedgerSnapshot()
         return self._sender.buffer.ledger()
 
@@ -241,7 +241,7 @@ class BaseClient(Live):
         return 0 if self._sender is None else self._sender.buffer.window.possibly_lost
 
 
-class Client(BaseClient, Asking):
+class Client(BaseClient, RequestMethods):
     """Sends messages to a worker and receives messages from it. Thread-safe.
 
     Messages that `send` has accepted are delivered exactly once, in order per (source, task), regardless of
@@ -303,10 +303,10 @@ class Client(BaseClient, Asking):
             >>> client.send(42, b"one", key=b"a key")
             >>> client.send(TaskMessageBatch.from_columns([42, 43], [b"two", b"three"]))
         """
-        buffer = self._unobserved
-        if buffer is None or self._process is not _process:  # the first call, a forked child, or tracing
-            buffer = self._connected()
-            if self._observer is not None and self._observer.samples():
+        buffer = self._untraced_buffer
+        if buffer is None or self._process_token is not _process_token:  # the first call, a fork, or tracing
+            buffer = self._get_buffer()
+            if self._observer is not None and self._observer.should_sample():
                 groups = as_groups(messages, payload, self.source, key, headers)
                 with self._observer.sending(groups, self.address, buffer.window.max_message_bytes) as sent:
                     buffer.send(sent, timeout=timeout)
@@ -328,8 +328,8 @@ class Client(BaseClient, Asking):
         Example:
             >>> client.flush(timeout=10)
         """
-        if self._sender is not None and self._process is _process:
-            self._sender.buffer.flush(self._settings.flush_patience(timeout))
+        if self._sender is not None and self._process_token is _process_token:
+            self._sender.buffer.flush(self._settings.flush_timeout(timeout))
 
     def recv(
         self, tasks: int | Iterable[int], *, timeout: float | None = None, follow: bool = True
@@ -353,15 +353,15 @@ class Client(BaseClient, Asking):
             >>> with client.recv([42, 43], timeout=10) as inbox:
             ...     print([message.payload for message in inbox.messages(count=3)])
         """
-        return Subscription(*self._receive(tasks, timeout, follow=follow))
+        return Subscription(*self._subscription_args(tasks, timeout, follow=follow))
 
-    def push(self, tasks: Sequence[int], receive: Arrive, failed: Fail) -> Callable[[], None]:
+    def push(self, tasks: Sequence[int], on_group: OnGroup, on_failure: OnFailure) -> Callable[[], None]:
         """Subscribe to tasks; return a function that ends this. For executors of topologies.
 
         Args:
-            tasks, receive, failed: See Push. The event loop calls both functions, so they must not block.
+            tasks, on_group, on_failure: See Callbacks. The event loop calls both, so they must not block.
         """
-        receiver = self._receiver(tasks, Push(receive, failed), follow=False)
+        receiver = self._start_receiver(tasks, Callbacks(on_group, on_failure), follow=False)
         return lambda: messaging_loop().run(receiver.close())
 
     def close(self, timeout: float | None = None) -> None:
@@ -373,17 +373,18 @@ class Client(BaseClient, Asking):
         Raises:
             FlushTimeoutError: The timeout has passed. The client is closed, the rest is dropped{closed}.
         """
-        if self._process is not _process:
-            self._forget()
-        patience = self._settings.flush_patience(timeout)
+        if self._process_token is not _process_token:
+            self._reset()
+        wait_seconds = self._settings.flush_timeout(timeout)
         with self._lock:
             self._closed = True
-            sender = self._sender or self._made  # an interrupt may have left only _made; see _connected()
+            # An interrupt may have left only _unstarted_sender; see _get_buffer().
+            sender = self._sender or self._unstarted_sender
         for receiver in list(self._receivers):
             messaging_loop().run(receiver.close())
         if sender is not None and not sender.buffer.ended:
-            sender.close(patience)
-            self._raise_abandoned(sender, patience)
+            sender.close(wait_seconds)
+            self._raise_if_dropped(sender, wait_seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -397,4 +398,4 @@ class Client(BaseClient, Asking):
                 self.flush()
         else:
             with contextlib.suppress(FlushTimeoutError):
-                self.close(self._patience_after(kind))
+                self.close(self._close_seconds_after(kind))

@@ -52,11 +52,11 @@ class TuplewireError(Exception):
     """The base class of Tuplewire's own errors. They pickle with their attributes and cause."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        attributes = {name: _travelling(value) for name, value in self.__dict__.items()}
-        return _restored, (type(self), self.args, attributes, _travelling(self.__cause__))
+        attributes = {name: _picklable(value) for name, value in self.__dict__.items()}
+        return _unpickle_error, (type(self), self.args, attributes, _picklable(self.__cause__))
 
 
-def _travelling(value: Any) -> Any:
+def _picklable(value: Any) -> Any:
     """Return the value, or its text if it cannot be pickled: such an error would break a process pool."""
     try:
         pickle.loads(pickle.dumps(value))  # noqa: S301 - bytes from this process
@@ -66,7 +66,7 @@ def _travelling(value: Any) -> Any:
     return value
 
 
-def _restored(
+def _unpickle_error(
     kind: type[TuplewireError],
     arguments: tuple[Any, ...],
     attributes: dict[str, Any],
@@ -79,7 +79,7 @@ def _restored(
     return error
 
 
-def as_tuplewire(error: BaseException) -> TuplewireError:
+def to_tuplewire_error(error: BaseException) -> TuplewireError:
     """Convert the error that ended a thread to a TuplewireError."""
     if isinstance(error, TuplewireError):
         return error
@@ -337,6 +337,6 @@ class RefusedMessagesError(RefusedError):
         self.refusals = refusals
 
 
-def refused(code: str, detail: str, owner: str = "", worker_id: str = "") -> RefusedError:
+def refusal_error(code: str, detail: str, owner: str = "", worker_id: str = "") -> RefusedError:
     """Return the error for the name of a wire code (`UNKNOWN_TASK`), or RefusedError for an unknown name."""
     return _BY_CODE.get(code, RefusedError)(detail, owner, worker_id)

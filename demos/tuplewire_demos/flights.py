@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tuplewire_demos.file_spout import LINES, SKIPPED, skipped_lines
+from tuplewire_demos.file_spout import LINES, SKIPPED, locate_skipped
 from tuplewire_demos.flight_topology import (
     DELAYS,
-    FLIGHTS,
+    FLIGHTS_SCHEMA,
     LATE_MINUTES,
     SCHEMA,
     FlightReader,
@@ -23,7 +23,7 @@ from tuplewire_demos.flight_topology import (
     read_header,
 )
 from tuplewire_demos.input import InputError
-from tuplewire_demos.report import Findings, Progress, differences_of
+from tuplewire_demos.report import Progress, RunReport, compare_results
 from tuplewire_demos.spark_run import SKIPPED_COLUMNS, cores_of, run_on_spark
 from tuplewire_service.command.terminal import write_table
 
@@ -58,25 +58,25 @@ GROUP BY carrier
 
 
 @dataclass(frozen=True, slots=True)
-class RunResult(Findings):
+class FlightsResult(RunReport):
     """The results of a finished run. table: the output of the bolts, by carrier.
 
-    messages: the number of messages with flights. seconds: the time of each round, with the start of tasks.
+    n_messages: the messages with flights. seconds_by_round: with the start of tasks.
     """
 
     table: Sequence[Row]
-    messages: int
-    seconds: Sequence[float]
+    n_messages: int
+    seconds_by_round: Sequence[float]
 
     @property
-    def flights(self) -> int:
+    def n_flights(self) -> int:
         """The number of flights in each round."""
         return sum(row["flights"] for row in self.table)
 
 
 def run_flights(
     spark: SparkSession, workers: Sequence[str], *, path: Path, n_bolts: int, repeat: int, progress: Progress
-) -> RunResult:
+) -> FlightsResult:
     """Run the topology on workers, which are given by their addresses.
 
     path: a CSV file with a header and at least COLUMNS. repeat: the number of rounds; only the first one
@@ -91,42 +91,35 @@ def run_flights(
     seconds = []
     for number in range(1, repeat + 1):
         if repeat > 1:
-            progress.stage(f"Round {number} of {repeat} ...")
+            progress.start_stage(f"Round {number} of {repeat} ...")
         started = time.monotonic()
-        found, ledgers = run_on_spark(
+        result, ledgers = run_on_spark(
             spark, topology, workers, outputs, name=TOPOLOGY, pending=_PENDING, progress=progress
         )
         seconds.append(time.monotonic() - started)
-    skipped = skipped_lines(path, found.frames[SKIPPED].collect())
-    table = found.frames[DELAYS].orderBy("carrier").collect()
+    skipped = locate_skipped(path, result.frames[SKIPPED].collect())
+    table = result.frames[DELAYS].orderBy("carrier").collect()
     if not table:
-        why = f"line {skipped.first[0].line} {skipped.first[0].problem}" if skipped.count else "only a header"
+        why = f"line {skipped.first[0].line} {skipped.first[0].reason}" if skipped.count else "only a header"
         raise InputError(f"{path} has no flight that can be used: {why}")
-    progress.stage("Checking the result ...")
+    progress.start_stage("Checking the result ...")
     name = re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path.absolute()))  # Spark uses the name as a pattern
     lines = spark.read.text(f"file:{name}").selectExpr("CAST(value AS binary) AS value")  # perhaps not UTF-8
-    flights = lines.mapInArrow(FlightReader(header).flights, from_arrow_schema(FLIGHTS))
-    spouts = [each for each in found.executors if each.component == LINES]
+    flights = lines.mapInArrow(FlightReader(header).read_partition, from_arrow_schema(FLIGHTS_SCHEMA))
+    spouts = [each for each in result.executors if each.component == LINES]
     messages = sum(each.counts.emitted_by.get("default", 0) for each in spouts)
-    return RunResult(
-        differences(table, expected(flights).collect()),
-        skipped,
-        ledgers,
-        found.executors,
-        table,
-        messages,
-        seconds,
-    )
+    wrong = differences(table, expected_delays(flights).collect())
+    return FlightsResult(wrong, skipped, ledgers, result.executors, table, messages, seconds)
 
 
-def expected(flights: DataFrame) -> DataFrame:
+def expected_delays(flights: DataFrame) -> DataFrame:
     """Return the result of Spark's own groupBy for the same flights, as rows of SCHEMA."""
     return flights.sparkSession.sql(_EXPECTED, flights=flights, late=LATE_MINUTES)
 
 
-def differences(rows: Sequence[Row], wanted: Sequence[Row]) -> list[str]:
+def differences(rows: Sequence[Row], expected: Sequence[Row]) -> list[str]:
     """Return the differences of two results as text."""
-    return differences_of(_values(rows), _values(wanted), "Spark")
+    return compare_results(_values(rows), _values(expected), "Spark")
 
 
 def _values(rows: Sequence[Row]) -> dict[str, Any]:
@@ -134,7 +127,7 @@ def _values(rows: Sequence[Row]) -> dict[str, Any]:
     return {**values, "the number of rows": len(rows)}
 
 
-def write_result(stream: TextIO, result: RunResult, *, verbose: bool = False) -> None:
+def write_result(stream: TextIO, result: FlightsResult, *, verbose: bool = False) -> None:
     """Write the table and the summary; with `verbose`, also the executors' statistics."""
     late = f"> {LATE_MINUTES} min late"
     header = ("carrier", "flights", "mean delay", late, "busiest route", "flights on it")
@@ -146,10 +139,10 @@ def write_result(stream: TextIO, result: RunResult, *, verbose: bool = False) ->
         rows.append([row["carrier"], flights, mean, share, row["busiest_route"], route_flights])
     write_table(stream, header, rows)
     rates = []
-    for number, seconds in enumerate(result.seconds, 1):
-        name = f"Round {number}: " if len(result.seconds) > 1 else ""
+    for number, seconds in enumerate(result.seconds_by_round, 1):
+        name = f"Round {number}: " if len(result.seconds_by_round) > 1 else ""
         rates.append(
-            f"{name}{result.flights:,} flights in {result.messages:,} messages, in {seconds:.2f} s: "
-            f"{result.flights / seconds:,.0f} flights/s"
+            f"{name}{result.n_flights:,} flights in {result.n_messages:,} messages, in {seconds:.2f} s: "
+            f"{result.n_flights / seconds:,.0f} flights/s"
         )
     result.write_summary(stream, "the expected result", rates, verbose=verbose)

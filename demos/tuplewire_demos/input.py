@@ -13,9 +13,9 @@ from pathlib import Path
 
 from tuplewire.errors import TuplewireError
 
-SHOWN_ROWS = 5
+MAX_SHOWN_ROWS = 5
 """The number of bad rows that are shown; all bad rows are counted."""
-SHOWN_CHARACTERS = 120
+MAX_SHOWN_CHARACTERS = 120
 
 
 class InputError(TuplewireError):
@@ -27,7 +27,7 @@ class SkippedRow:
     """A skipped row: its line number in the file (from 1), the reason, and the start of the row."""
 
     line: int
-    problem: str
+    reason: str
     text: str
 
 
@@ -40,7 +40,7 @@ class SkippedRows:
 
 
 @contextmanager
-def file_of(path: Path) -> Iterator[Path]:
+def regular_file(path: Path) -> Iterator[Path]:
     """Yield a file that can be read repeatedly and in parts: the given file, or a copy of a pipe.
 
     The path `-` is standard input. Raises InputError if the pipe cannot be read.

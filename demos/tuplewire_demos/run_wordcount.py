@@ -20,14 +20,13 @@ from typing import Any, TextIO
 
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.text.formatting import counted
-from tuplewire_demos.file_spout import SKIPPED, numbered_lines, skipped_lines
+from tuplewire_demos.file_spout import SKIPPED, lines_with_offsets, locate_skipped
 from tuplewire_demos.input import InputError
-from tuplewire_demos.report import Findings, Progress, differences_of, settled
+from tuplewire_demos.report import Progress, RunReport, compare_results, wait_until_settled
 from tuplewire_demos.words import COUNTS, wordcount_topology
 from tuplewire_service.command.terminal import write_table
 from tuplewire_topology.clusters.cluster import cluster_of
-from tuplewire_topology.clusters.distributed_topology import DistributedTopology
-from tuplewire_topology.clusters.local_topology import LocalTopology
+from tuplewire_topology.clusters.running_topology import RunningTopology
 
 _GC_THRESHOLDS = (100_000, 50, 100)
 """Tens of thousands of tuples wait in queues, and none is part of a cycle. With Python's default thresholds,
@@ -35,14 +34,14 @@ garbage collection takes a quarter of the time."""
 _SWITCH_SECONDS = 0.05
 """The interval at which threads switch. With Python's default of 5 ms, the thread that holds the acker's lock
 is interrupted more often, and all other threads wait for it. A run then takes a quarter more time."""
-_FOREVER = 10.0**9
+_NO_TIMEOUT_SECONDS = 10.0**9
 _PENDING = 5000
 _SHOW_SECONDS = 0.25
 _SHOWN_WORDS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class WordCounts(Findings):
+class WordCounts(RunReport):
     """The results of a finished run."""
 
     counts: Mapping[str, int]
@@ -68,42 +67,40 @@ def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> 
         "topology.max.spout.pending": _PENDING,
     }
     where = "in this process" if local else "outside this process"
-    progress.stage(f"Starting {counted(arguments.workers, 'worker')} {where} ...")
+    progress.start_stage(f"Starting {counted(arguments.workers, 'worker')} {where} ...")
     with cluster_of(conf) as cluster:
         running = cluster.submit("wordcount", conf, topology, collect=[COUNTS, SKIPPED])
-        progress.stage(f"Counting the words of {arguments.input} ...")
-        wanted = expected_counts(path)
+        progress.start_stage(f"Counting the words of {arguments.input} ...")
+        expected = expected_counts(path)
         started = time.monotonic()
-        with _shown_while(running, sum(wanted.values()), progress):
-            captured = running.finish(_FOREVER)
+        with _progress_thread(running, sum(expected.values()), progress):
+            captured = running.finish(_NO_TIMEOUT_SECONDS)
         seconds = time.monotonic() - started
-        executors, ledgers = running.status().executors, settled(running.ledgers)
+        executors, ledgers = running.status().executors, wait_until_settled(running.ledgers)
     counts = dict(captured.tuples(COUNTS))
-    skipped = skipped_lines(path, captured.tuples(SKIPPED))
-    differences = differences_of(counts, wanted, "Counter")
+    skipped = locate_skipped(path, captured.tuples(SKIPPED))
+    differences = compare_results(counts, expected, "Counter")
     result = WordCounts(differences, skipped, ledgers, executors, counts, seconds)
     return _write_result(arguments, result, progress)
 
 
 @contextmanager
-def _shown_while(
-    running: LocalTopology | DistributedTopology, total: int, progress: Progress
-) -> Iterator[None]:
-    over = threading.Event()
+def _progress_thread(running: RunningTopology, total: int, progress: Progress) -> Iterator[None]:
+    stopped = threading.Event()
 
     def show() -> None:
-        while not over.wait(_SHOW_SECONDS):
+        while not stopped.wait(_SHOW_SECONDS):
             with suppress(TuplewireError):  # finish() reports it
                 executors = running.status().executors
                 done = sum(each.counts.executed for each in executors if each.component == COUNTS)
-                progress.part(min(done, total), total, "words")
+                progress.show_part(min(done, total), total, "words")
 
     thread = threading.Thread(target=show, name="progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
         thread.join()
 
 
@@ -122,10 +119,10 @@ def run_words_on_spark(path: Path, arguments: argparse.Namespace, progress: Prog
         )
         # A word may be in several rows. Counts only grow, so the largest one is the last.
         counts = dict(map(tuple, found.frames[COUNTS].groupBy("word").max("count").collect()))
-        skipped = skipped_lines(path, found.frames[SKIPPED].collect())
+        skipped = locate_skipped(path, found.frames[SKIPPED].collect())
         seconds = time.monotonic() - started
-    progress.stage("Comparing with collections.Counter ...")
-    differences = differences_of(counts, expected_counts(path), "Counter")
+    progress.start_stage("Comparing with collections.Counter ...")
+    differences = compare_results(counts, expected_counts(path), "Counter")
     result = WordCounts(differences, skipped, ledgers, found.executors, counts, seconds)
     return _write_result(arguments, result, progress)
 
@@ -142,7 +139,7 @@ def _write_result(arguments: argparse.Namespace, result: WordCounts, progress: P
 def expected_counts(path: Path) -> Counter[str]:
     """Count a file's words with collections.Counter, except in lines that are not UTF-8."""
     counts: Counter[str] = Counter()
-    for _, line in numbered_lines(path):
+    for _, line in lines_with_offsets(path):
         with suppress(UnicodeDecodeError):
             counts.update(line.decode().split())
     return counts

@@ -16,7 +16,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_demos.local_session import FAST_START, local_session
-from tuplewire_demos.report import Progress, settled
+from tuplewire_demos.report import Progress, wait_until_settled
 from tuplewire_service.command.status_report import ledger_of
 from tuplewire_topology import Topology
 from tuplewire_topology.spark import TopologyResult, run_topology
@@ -43,7 +43,7 @@ def spark_and_workers(
 
     n_tasks: the tasks 0 to n_tasks - 1 are assigned to the workers in turn. jvm: see local_session().
     """
-    progress.stage(f"Starting Spark, and {arguments.workers} worker(s) ...")
+    progress.start_stage(f"Starting Spark, and {arguments.workers} worker(s) ...")
     cores = arguments.cores or max(2, os.cpu_count() or 1)
     # Messages remain only after a failed run, and then no consumer receives them.
     flags = [f"--transport={arguments.transport}", "--drain-seconds=1"]
@@ -63,7 +63,7 @@ def spark_and_workers(
         for each in workers.endpoints:
             progress.note(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
         yield spark, [each.unix_address for each in workers.endpoints]
-        progress.wait("Ending Spark and the workers ...")
+        progress.show_wait("Ending Spark and the workers ...")
 
 
 def run_on_spark(
@@ -85,7 +85,7 @@ def run_on_spark(
         outputs=outputs,
         workers=workers,
         name=name,
-        progress=lambda news: progress.line(str(news)),
+        progress=lambda update: progress.line(str(update)),
     )
     return found, ledgers_of(workers)
 
@@ -99,7 +99,7 @@ def ledgers_of(workers: Sequence[str]) -> dict[str, LedgerSnapshot]:
             statuses = [control.status() for control in controls]
             return {each.worker_id: ledger_of(each.ledger) for each in statuses}
 
-        return settled(ledgers)
+        return wait_until_settled(ledgers)
 
 
 def cores_of(spark: SparkSession) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.settings.config import KIB
-from tuplewire_demos.file_spout import LINES, SKIPPED, SKIPPED_STREAM, FileSpout, Skipped
+from tuplewire_demos.file_spout import LINES, SKIPPED, SKIPPED_STREAM, FileSpout, SkippedLines
 from tuplewire_topology import (
     BasicBolt,
     BasicOutputCollector,
@@ -28,7 +28,7 @@ from tuplewire_topology import (
 COUNTS = "count"
 """The component that emits the result: words with their counts. The last count of a word is final."""
 
-MAX_PIECE = 64 * KIB
+MAX_CHARACTERS = 64 * KIB
 """Longer lines are sent in pieces of this many characters, because the size of a message is limited."""
 
 _TICK_SECONDS = 3600
@@ -47,7 +47,7 @@ def wordcount_topology(
     builder.set_bolt("split", Split(), n_splitters).shuffle_grouping(LINES)
     count = builder.set_bolt(COUNTS, Count(), n_counters).fields_grouping("split", "word")
     count.add_configuration("topology.tick.tuple.freq.secs", _TICK_SECONDS)
-    builder.set_bolt(SKIPPED, Skipped()).global_grouping(LINES, SKIPPED_STREAM.name)
+    builder.set_bolt(SKIPPED, SkippedLines()).global_grouping(LINES, SKIPPED_STREAM.name)
     return builder.create_topology()
 
 
@@ -56,14 +56,14 @@ class Lines(FileSpout):
 
     outputs = (Stream("line"), SKIPPED_STREAM)
 
-    def tuples_of(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Sequence[Any]]:
+    def parse_lines(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Sequence[Any]]:
         for offset, line in lines:
             try:
                 text = line.decode()
             except UnicodeDecodeError:
                 self.skip(offset, "is not UTF-8", line)
                 continue
-            for piece in [text] if len(text) <= MAX_PIECE else pieces_of(text):
+            for piece in [text] if len(text) <= MAX_CHARACTERS else split_long_line(text):
                 yield [piece]
 
 
@@ -84,19 +84,19 @@ class Count(BasicBolt):
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002 - as declared
         self.counts: Counter[str] = Counter()
-        self.changed: set[str] = set()
+        self.unreported: set[str] = set()
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         if message.is_tick:
-            for word in self.changed:
+            for word in self.unreported:
                 collector.emit([word, self.counts[word]])
-            self.changed.clear()
+            self.unreported.clear()
         else:
             word = message["word"]
             self.counts[word] += 1
-            self.changed.add(word)
+            self.unreported.add(word)
 
 
-def pieces_of(line: str) -> list[str]:
-    """Split a line at white space into pieces of at most MAX_PIECE characters; a longer word is one piece."""
-    return re.findall(rf"\S.{{0,{MAX_PIECE - 1}}}(?!\S)|\S+", line, re.DOTALL)
+def split_long_line(line: str) -> list[str]:
+    """Split a line at white space into pieces of at most MAX_CHARACTERS; a longer word is one piece."""
+    return re.findall(rf"\S.{{0,{MAX_CHARACTERS - 1}}}(?!\S)|\S+", line, re.DOTALL)

@@ -12,7 +12,7 @@ from tuplewire.errors import ClosedError, InvalidTaskError
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
-from tuplewire.values.message import SHUTDOWN, SHUTDOWN_TASK, TaskMessage
+from tuplewire.values.message import SHUTDOWN_MESSAGE, SHUTDOWN_TASK, TaskMessage
 from tuplewire_service.messaging.base import (
     BLOCK,
     NO_BLOCK,
@@ -34,7 +34,7 @@ from tuplewire_service.testing.harness import (
     assert_ledger,
     eventually,
     is_ready,
-    is_settled,
+    settled_condition,
 )
 
 TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -53,7 +53,9 @@ class SharedBehaviour(TransportHarness):
         """Any iterable of TaskMessages can be sent, empty payloads included."""
         with self.recorded() as (recorder, client):
             client.send(TaskMessage(task, b"x" * task) for task in range(3))
-            eventually(lambda: sorted(recorder.seen(), key=str) == [(None, n, b"x" * n) for n in range(3)])
+            eventually(
+                lambda: sorted(recorder.received(), key=str) == [(None, n, b"x" * n) for n in range(3)]
+            )
 
     def test_keys_and_headers_stay_with_their_messages(self) -> None:
         """Messages arrive in order with their own key and headers, if any, in one batch and in several."""
@@ -82,7 +84,7 @@ class SharedBehaviour(TransportHarness):
                 with pytest.raises(InvalidTaskError):
                     client.send(task, b"")
             assert_ledger(client, 2)
-            assert set(recorder.seen()) == {(None, 0, b"first"), (None, 2**31 - 1, b"last")}
+            assert set(recorder.received()) == {(None, 0, b"first"), (None, 2**31 - 1, b"last")}
 
     def test_refusals_of_what_waited_are_told(self) -> None:
         """A new callback gets waiting messages first, in order; its refusals are counted on both sides."""
@@ -94,7 +96,7 @@ class SharedBehaviour(TransportHarness):
             server.register_recv(recorder)
             client.send(1, b"d")
             assert_ledger(client, 4, unknown_task=1)
-            assert recorder.seen() == [(None, 1, b"a"), (None, 1, b"c"), (None, 1, b"d")]
+            assert recorder.received() == [(None, 1, b"a"), (None, 1, b"c"), (None, 1, b"d")]
             assert server.statistics().refused_messages == {"UNKNOWN_TASK": 1}
 
     def test_a_close_without_time_frees_the_port(self) -> None:
@@ -113,7 +115,7 @@ class SharedBehaviour(TransportHarness):
             for _ in range(100):  # more than the 16 MiB of outstanding messages to a task
                 client.send([large])
                 eventually(lambda: server.recv(NO_BLOCK) == large)
-            eventually(is_settled(client))
+            eventually(settled_condition(client))
 
     def test_a_receive_loop_in_the_classic_way(self) -> None:
         """A loop can block for a message, then take the available ones; the shutdown notice is the last."""
@@ -144,7 +146,7 @@ class SharedBehaviour(TransportHarness):
             taken = [int(message.message) for batch in batches for message in batch]
             assert [n for n in taken if n % 2] == list(range(1, 20, 2))
             assert [n for n in taken if not n % 2] == list(range(0, 20, 2))
-            assert server.recv(NO_BLOCK) == server.recv(BLOCK) == SHUTDOWN
+            assert server.recv(NO_BLOCK) == server.recv(BLOCK) == SHUTDOWN_MESSAGE
 
     def test_messages_are_pulled_or_called_back(self) -> None:
         """A connection delivers to a callback or to recv(); the other one raises ClosedError."""
@@ -167,15 +169,15 @@ class SharedBehaviour(TransportHarness):
             worker = other.connect(TOPOLOGY, HOST, server.port)
             for client in (program, worker):
                 client.send(1, b"before")
-                eventually(is_settled(client))
+                eventually(settled_condition(client))
             server.restrict_intake(AcceptedPeers.WORKERS)
             program.send(2, b"program")
             worker.send(3, b"worker")
-            eventually(is_settled(worker), timeout=20)
+            eventually(settled_condition(worker), timeout=20)
             assert recorder.payloads(2) == []
             assert program.statistics().ledger.pending == 1
             server.restrict_intake(AcceptedPeers.ALL)
-            eventually(is_settled(program), timeout=20)
+            eventually(settled_condition(program), timeout=20)
             assert [recorder.payloads(task) for task in (2, 3)] == [[b"program"], [b"worker"]]
             assert len(recorder.payloads(1)) == 2
 
@@ -187,7 +189,7 @@ class SharedBehaviour(TransportHarness):
                 [TaskMessage(UNKNOWN_TASK, b"a"), TaskMessage(1, b"b"), TaskMessage(UNKNOWN_TASK, b"c")]
             )
             assert_ledger(client, 3, unknown_task=2)
-            assert recorder.seen() == [(None, 1, b"b")]
+            assert recorder.received() == [(None, 1, b"b")]
             assert server.statistics().refused_messages == {"UNKNOWN_TASK": 2}
 
     def test_what_a_callback_fails_at_is_refused(self) -> None:
@@ -205,7 +207,7 @@ class SharedBehaviour(TransportHarness):
             assert_ledger(client, 1, refused=1)
             client.send(1, b"good")
             assert_ledger(client, 2, refused=1)
-            assert recorder.seen() == [(None, 1, b"good")]
+            assert recorder.received() == [(None, 1, b"good")]
             assert sum(server.statistics().refused_messages.values()) == 1
 
     def test_brief_senders_keep_to_the_bound(self) -> None:
@@ -219,7 +221,7 @@ class SharedBehaviour(TransportHarness):
                 clients += [client := context.connect(TOPOLOGY, HOST, server.port)]
                 client.send(TaskMessageBatch.from_columns([1] * part, [b"%d" % number] * part))
                 if number < 4:  # these senders fill the queue
-                    eventually(is_settled(client))
+                    eventually(settled_condition(client))
                     client.close()
                     eventually(lambda: not server.statistics().sessions, what="its goodbye is heard")
             assert len(recorder.payloads(1)) == RECEIVE_MESSAGES
@@ -283,7 +285,7 @@ class SharedBehaviour(TransportHarness):
             clients = [context.connect(TOPOLOGY, HOST, server.port) for context in contexts]
             for count, client in enumerate(clients, start=1):
                 client.send(TaskMessageBatch.from_columns(1, [b"12"] * count))
-                eventually(is_settled(client))
+                eventually(settled_condition(client))
                 assert client.statistics().sent_messages == count
             received = {each.source: (each.messages, each.bytes) for each in server.statistics().received}
             assert received == {"client": (3, 6), "w1": (3, 6), "w2": (4, 8)}

@@ -28,7 +28,7 @@ for name in sys.argv[1:]:
     message = server.recv()
     (count,) = server.statistics().received
     context.term()
-    print("toy" in TransportFactory.known(), message.task, message.message.decode(), count.source)
+    print("toy" in TransportFactory.names(), message.task, message.message.decode(), count.source)
 """
 
 

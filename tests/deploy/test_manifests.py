@@ -337,7 +337,7 @@ def test_executors_may_not_control(profile: str, tmp_path: Path) -> None:
     topology = str(config_of(profile, "worker")["topology"])
     names = ["any.certificate"]
     driver, executor_, topologies, nobody, unnamed = (
-        rules.of(names, token, topology)
+        rules.permissions_of(names, token, topology)
         for token in ("programs/driver", "programs", "topologies", "another", "")
     )
     assert driver.control == set(ACTIONS)
@@ -345,8 +345,8 @@ def test_executors_may_not_control(profile: str, tmp_path: Path) -> None:
     assert topologies.control == {"assign"}
     senders = (driver, executor_, topologies)
     assert all(each.send.everything and each.receive.everything for each in senders)
-    assert not nobody.any
-    assert not unnamed.any
+    assert not nobody.has_rule
+    assert not unnamed.has_rule
     for pod in pods(profile).values():
         for one in containers(pod):
             paths = [mount["mountPath"] for mount in one["volumeMounts"]]

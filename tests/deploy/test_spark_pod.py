@@ -43,7 +43,7 @@ from helpers.topology import collect
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.identity.credentials import Credentials
 from tuplewire.spark import kubernetes, membership
-from tuplewire_demos.local_session import find_java, local_session, wrapped_home
+from tuplewire_demos.local_session import create_java_home, find_java, local_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -219,7 +219,7 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesAp
         flags += [f"--conf={name}={value}" for name, value in settings.items()]
         environment = {
             **os.environ,
-            "JAVA_HOME": str(wrapped_home(find_java(), folder / "java")),
+            "JAVA_HOME": str(create_java_home(find_java(), folder / "java")),
             "KUBECONFIG": os.devnull,
             "SPARK_LOCAL_IP": "127.0.0.1",
         }

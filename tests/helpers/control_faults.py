@@ -85,7 +85,7 @@ class ControlFaults:
 
     def __exit__(self, *_: object) -> None:
         self._thread.run(self._server.stop(None))
-        self._thread.pinned -= 1
+        self._thread.bound_servers -= 1
 
     def begin(self) -> None:
         """Start to lose and duplicate messages."""
@@ -111,7 +111,7 @@ class ControlFaults:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         self.address = f"127.0.0.1:{port}"
-        self._thread.pinned += 1
+        self._thread.bound_servers += 1
 
     async def _carry(self, method: str, kinds: tuple[_Kinds, _Kinds], _: object, context: _Context) -> None:
         requests, responses = kinds

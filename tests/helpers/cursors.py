@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tuplewire.values.group import task_and_forwarded
+from tuplewire.values.group import split_flow
 from tuplewire.wire import messaging_pb2 as pb
 
 
@@ -17,7 +17,7 @@ def ack_of(
 
 def credit_of(flow: int, messages: int, size_bytes: int, processed: int) -> pb.TaskCredit:
     """Return the credit of a flow."""
-    task, forwarded = task_and_forwarded(flow)
+    task, forwarded = split_flow(flow)
     return pb.TaskCredit(
         task=task, messages=messages, bytes=size_bytes, processed=processed, forwarded=forwarded
     )

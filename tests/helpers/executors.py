@@ -10,25 +10,25 @@ from typing import Any
 
 from tuplewire.values.group import TaskGroup
 from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
-from tuplewire_topology.acking.acker import Acker
+from tuplewire_topology.acking.acker import LocalTracker
 from tuplewire_topology.authoring.tuples import AddressedTuples
 from tuplewire_topology.running.component_executors import BoltExecutor
-from tuplewire_topology.running.executor_worker import ExecutorWorker
-from tuplewire_topology.running.link import Failed, Link, Receive
+from tuplewire_topology.running.executor_worker import ExecutorGroup
+from tuplewire_topology.running.link import Link, OnFailure, OnReceive
 
 _POLL_SECONDS = 0.005
 
 
-def wait_idle(worker: ExecutorWorker, timeout: float) -> bool:
+def wait_idle(worker: ExecutorGroup, timeout: float) -> bool:
     """Wait until no tuple is queued and no spout emits. Return False after the timeout; raise TaskError."""
     deadline, begins = time.monotonic() + timeout, True
-    while not worker.report(new_epoch=begins).at_rest:
-        worker.check()
+    while not worker.report(new_epoch=begins).is_idle:
+        worker.raise_if_failed()
         if time.monotonic() > deadline:
             return False
         begins = False
         time.sleep(_POLL_SECONDS)
-    worker.check()
+    worker.raise_if_failed()
     return True
 
 
@@ -38,10 +38,10 @@ class NoLink(Link):
     def __init__(self) -> None:
         self.worker = None
 
-    def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
+    def subscribe(self, tasks: Sequence[range], receive: OnReceive, on_failure: OnFailure) -> None:
         """Receive nothing."""
 
-    def leave(self, tasks: range) -> None:
+    def unsubscribe(self, tasks: range) -> None:
         """Do nothing."""
 
     def send(self, groups: Sequence[TaskGroup]) -> None:
@@ -53,7 +53,7 @@ class NoLink(Link):
         """No messages."""
         return 0
 
-    def lost(self) -> int:
+    def lost_messages(self) -> int:
         """Return 0."""
         return 0
 
@@ -64,17 +64,17 @@ class NoLink(Link):
         """Do nothing."""
 
 
-def alone(topology: Topology, *, conf: Mapping[str, Any] | None = None, **settings: Any) -> ExecutorWorker:
+def alone(topology: Topology, *, conf: Mapping[str, Any] | None = None, **settings: Any) -> ExecutorGroup:
     """Return the executors of all tasks of a topology, not started yet. The settings are ExecutorWorker's."""
 
     def tell(column: AddressedTuples) -> None:
-        worker.transfer.send_outcomes(column)
+        worker.transfer.enqueue_system_tuples(column)
 
-    worker = ExecutorWorker(topology, conf=conf, link=NoLink(), acker=Acker(tell), **settings)
+    worker = ExecutorGroup(topology, conf=conf, link=NoLink(), acker=LocalTracker(tell), **settings)
     return worker
 
 
-def bolts_of(worker: ExecutorWorker) -> list[BoltExecutor]:
+def bolts_of(worker: ExecutorGroup) -> list[BoltExecutor]:
     """Return the executors of bolts."""
     return [each for each in worker.executors if isinstance(each, BoltExecutor)]
 
@@ -120,13 +120,13 @@ def waiting(spout: Spout, go: threading.Event) -> Topology:
 @contextmanager
 def running(
     topology: Topology, conf: Mapping[str, Any] | None = None, **more: Any
-) -> Iterator[ExecutorWorker]:
+) -> Iterator[ExecutorGroup]:
     """Run a topology in this process; its executors must stop with the block."""
     before = threading.enumerate()
     worker = alone(topology, conf=conf, **more)
     try:
         worker.start()
-        worker.switch(active=True)
+        worker.set_active(active=True)
         yield worker
     finally:
         worker.close()

@@ -130,11 +130,11 @@ class HandThread(EventLoopThread):
         self.loop = loop
         self._hand = loop
         self.suspendables = WeakSet()
-        self.pinned = 0
+        self.bound_servers = 0
         self._suspended = False
 
     @property
-    def inside(self) -> bool:
+    def is_current_thread(self) -> bool:
         return True
 
     def run(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:  # noqa: ARG002

@@ -20,7 +20,7 @@ class Hosted(EmbeddedWorker):
 
     def __init__(self, name: str, topology: Topology, conf: Mapping[str, Any]) -> None:
         super().__init__(name, TOPOLOGY, conf)
-        self.link = Link.to(self.host, topology, conf)
+        self.link = Link.for_worker(self.handle, topology, conf)
         self.worker = self._worker
 
     def status(self) -> GetStatusResponse:

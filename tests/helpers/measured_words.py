@@ -27,7 +27,7 @@ class MeasuredLines(Lines):
 
     def open(self, conf: Any, context: TopologyContext, collector: SpoutOutputCollector) -> None:
         super().open(conf, context, collector)
-        context.register_gauge("lines.left", lambda: len(self._left))
+        context.register_gauge("lines.left", lambda: len(self._remaining))
 
 
 class Measure(BasicBolt):

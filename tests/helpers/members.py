@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tuplewire.errors import StaleAssignmentError, TuplewireError, UnreachableError
-from tuplewire.membership.registry import Registry, Report
+from tuplewire.membership.registry import Registry, WorkerReport
 from tuplewire.wire import control_pb2
 
 TOPOLOGY = "test"
@@ -24,7 +24,7 @@ class ModelWorker:
     assignment: control_pb2.Assignment | None = None
     peer_addresses: tuple[str, ...] = ()
 
-    def report(self, address: str, registry: Registry) -> Report | TuplewireError:
+    def report(self, address: str, registry: Registry) -> WorkerReport | TuplewireError:
         """Answer a poll of a registry, which knows this worker by its address."""
         if not self.alive:
             return UnreachableError("nobody answers")

@@ -14,7 +14,7 @@ from helpers.hand_loop import HandLoop, HandThread, process_name
 from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import ClientStream, StreamBroken, StreamOpener
-from tuplewire.errors import TuplewireError, UnreachableError, refused
+from tuplewire.errors import TuplewireError, UnreachableError, refusal_error
 from tuplewire.session.send_events import SendEvents
 from tuplewire_service.messaging.server_stream import ServerStream, code_of
 from tuplewire_service.messaging.streamed_transport import StreamedClient, StreamedContext, StreamedServer
@@ -132,7 +132,7 @@ class _Client(ClientStream):
     async def end(self) -> TuplewireError:
         end = self._link.down.end
         if end is not None and end.error is not None:
-            return refused(code_of(end.error), str(end.error))
+            return refusal_error(code_of(end.error), str(end.error))
         return UnreachableError(f"{self._link.server}: the stream broke")
 
 
@@ -250,7 +250,7 @@ class _NetworkServer(StreamedServer["NetworkContext"]):
 class NetworkContext(StreamedContext):
     """The IContext of one worker, over a Network."""
 
-    server = _NetworkServer
+    server_class = _NetworkServer
 
     def __init__(self, network: Network, settings: TransportSettings) -> None:
         super().__init__()
@@ -270,10 +270,10 @@ class NetworkContext(StreamedContext):
         self, topology_id: str, host: str, port: int, receiver_id: str = "", events: SendEvents | None = None
     ) -> StreamedClient:
         """Connect on the network's loop, with an id that is the same in each run."""
-        self._connections += 1
+        self._connection_count += 1
         settings, open_stream = self.settings, self._stream_opener(topology_id, host, port)
-        sender_id = f"{settings.worker_id}/{self._connections}"
-        identity = Identity(topology_id, sender_id, settings.incarnation, worker=True)
+        sender_id = f"{settings.worker_id}/{self._connection_count}"
+        identity = Identity(topology_id, sender_id, settings.incarnation, is_worker=True)
         address = f"{host}:{port}"
         return StreamedClient(
             SendingEnd(address, identity, settings.session, self.thread, open_stream, receiver_id, events)

@@ -12,8 +12,8 @@ from helpers.memory_network import HOST, Network
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.sending_end import SendingEnd
-from tuplewire.session.consume import Arrived
-from tuplewire.session.ledger import LedgerSnapshot, Settled
+from tuplewire.session.consume import ArrivedBatch
+from tuplewire.session.ledger import LedgerSnapshot, SettledMessages
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.values.group import TaskGroup
@@ -109,15 +109,15 @@ class Program:
         """Messages that consumers have acknowledged."""
         session = replace(SESSION, ack_mode=mode)
         identity = Identity(TOPOLOGY, f"p{number}", 1)
-        events = SendEvents(settled=self._settled)
+        events = SendEvents(on_settled=self._settled)
         address = address_of(self.worker)
         open_stream = network.dial(address)
         self.sender = SendingEnd(address, identity, session, network.thread, open_stream, events=events)
         self.sender.start()
 
-    def _settled(self, settled: Sequence[Settled]) -> None:
+    def _settled(self, settled: Sequence[SettledMessages]) -> None:
         for each in settled:
-            assert each.dropped is None, f"{each.messages} messages were dropped: {each.dropped}"
+            assert each.drop_reason is None, f"{each.messages} messages were dropped: {each.drop_reason}"
             first = self.settled[each.task]
             self.settled[each.task] += each.messages
             if self.mode is AckMode.PROCESSED:
@@ -132,7 +132,7 @@ class Consumer:
         self.name = name
         self.worker = worker
         self.task = task
-        self.held: deque[Arrived] = deque()
+        self.held: deque[ArrivedBatch] = deque()
         address = address_of(worker)
         open_stream = network.dial(address)
         identity = Identity(TOPOLOGY, name, 1)

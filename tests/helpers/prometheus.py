@@ -83,7 +83,7 @@ class Prometheus:
         file.write_text(yaml.safe_dump(config), encoding="utf-8")
         self._command = Command(
             name="prometheus",
-            words=[
+            arguments=[
                 program,
                 f"--config.file={file}",
                 f"--storage.tsdb.path={directory / 'data'}",
@@ -104,13 +104,13 @@ class Prometheus:
 
     def __exit__(self, *_: object) -> None:
         self._child.terminate()
-        self._child.end(time.monotonic() + 20)
+        self._child.wait_or_kill(time.monotonic() + 20)
 
     def _listens(self) -> bool:
         log = self._command.log.read_text(encoding="utf-8")
         found = re.search(r'msg="Listening on".* address=(\S+)', log)
         self._address = found[1] if found else ""
-        assert self._child.poll() is None, self._child.last_words()
+        assert self._child.poll() is None, self._child.log_tail()
         return bool(found) and "Server is ready" in log
 
     def _get(self, path: str, **parameters: str) -> Any:

@@ -10,7 +10,7 @@ from tuplewire.session.ledger import Ledger
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.messaging.server_stream import EVERYTHING
+from tuplewire_service.messaging.server_stream import FULL_ACCESS
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.queue_subscription import QueueConsumers
@@ -54,7 +54,7 @@ class RejectionsWithoutTimers(Rejections):
         )
         super().__init__(settings, Ledger(), lambda _: None, lambda _: True)
 
-    def wake(self, at: float) -> None:
+    def schedule(self, at: float) -> None:
         """Do nothing."""
 
 
@@ -65,7 +65,7 @@ def queues_of(tasks: Iterable[int], **settings: Any) -> ReceiveQueues:
         lambda _task, _done: None,
         lambda task: UnknownTaskError(str(task)),
     )
-    queues.assign(tasks)
+    queues.set_local_tasks(tasks)
     return queues
 
 
@@ -88,7 +88,7 @@ def subscribe(
 ) -> Any:
     """Subscribe a consumer, with its first incarnation and all rights."""
     request = pb.Subscribe(**{"consumer_id": consumer_id, "incarnation": 1, "tasks": cursors, **fields})
-    return consumers.subscribe(request, EVERYTHING, "", wake)
+    return consumers.subscribe(request, FULL_ACCESS, "", wake)
 
 
 def consumers_of(queues: ReceiveQueues, rejections: RejectionsWithoutTimers | None = None) -> QueueConsumers:

@@ -9,7 +9,7 @@ from unittest import mock
 from helpers.cursors import ack_of, credit_of
 from tuplewire.session import send
 from tuplewire.session.flow import OutFrame
-from tuplewire.session.ledger import Settled
+from tuplewire.session.ledger import SettledMessages
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import AckMode, SessionSettings
 from tuplewire.values.group import TaskGroup
@@ -27,7 +27,7 @@ def reopen(window: SendWindow, incarnation: int = 7, worker: int = 0) -> None:
         max_frame_bytes=8 * PLENTY,
         worker_incarnation=worker,
     )
-    window.opened(welcome)
+    window.on_connected(welcome)
 
 
 class Sending:
@@ -51,7 +51,7 @@ class Sending:
         initial: int = PLENTY,
         max_message_bytes: int = 2**30,
         max_request_bytes: int = 2**31,
-    ) -> list[Settled]:
+    ) -> list[SettledMessages]:
         """Connect; the receiver has accepted frames up to this sequence."""
         welcome = pb.Welcome(
             receiver_incarnation=incarnation,
@@ -60,7 +60,7 @@ class Sending:
             max_message_bytes=max_message_bytes,
             max_frame_bytes=max_request_bytes,
         )
-        self.window.opened(welcome)
+        self.window.on_connected(welcome)
         return self._settled()
 
     def offer(self, task: int, messages: int = 1, source: int | None = None, tag: Any = None) -> bool:
@@ -92,12 +92,12 @@ class Sending:
 
     def update(
         self, sequence: int, *, grants: tuple[pb.TaskCredit, ...] = (), refusals: tuple[pb.Refusal, ...] = ()
-    ) -> list[Settled]:
+    ) -> list[SettledMessages]:
         """Receive an acknowledgement."""
-        self.window.update(ack_of(sequence, grants, refusals))
+        self.window.apply_ack(ack_of(sequence, grants, refusals))
         return self._settled()
 
-    def _settled(self) -> list[Settled]:
+    def _settled(self) -> list[SettledMessages]:
         self._add_up()
         return self.window.take_settled()
 

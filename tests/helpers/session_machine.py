@@ -30,7 +30,7 @@ from helpers.session_parts import (
 )
 from tuplewire.errors import TaskNotLocalError, UnknownTaskError
 from tuplewire.session.consume import Delivery
-from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.session.ledger import DropReason, SettledMessages
 from tuplewire.session.send import SendWindow
 from tuplewire.session.shares import Share
 from tuplewire.settings.config import AckMode, Overflow
@@ -143,7 +143,7 @@ class SessionMachine(RuleBasedStateMachine):
         told: Counter[tuple[int, int]] = Counter()
         told_bytes = 0
         for each in self.window.take_settled():
-            assert each.dropped is DropReason.OVERFLOW
+            assert each.drop_reason is DropReason.OVERFLOW
             told[each.inbound.number, each.task] += each.messages
             told_bytes += each.size_bytes
         assert told == Counter((self.batch_of[message].number, message[1]) for message in gone)
@@ -164,7 +164,7 @@ class SessionMachine(RuleBasedStateMachine):
             for run in frame.runs:
                 for group in run:
                     self.written.update(messages_in(group))
-            self.sending.up.append(encode_frame(frame.sequence, frame.runs, closed=frame.closed))
+            self.sending.up.append(encode_frame(frame.sequence, frame.runs, closed=frame.closed_flows))
 
     def close_unused(self, limit: int) -> None:
         """Both sides close unused flows; the counts start again with the next message."""
@@ -176,17 +176,17 @@ class SessionMachine(RuleBasedStateMachine):
         while self.sending.down and limit:
             limit -= 1
             update = pb.Ack.FromString(self.sending.down.popleft())
-            if self.window.missed(update):
+            if self.window.has_gap_before(update):
                 assert self.update_lost, "nothing was lost"
                 continue  # it sends a probe, sooner or later
             self.heard.append(update)
-            self.window.update(update)
+            self.window.apply_ack(update)
             self._settle(self.window.take_settled())
 
     def hear_again(self, limit: int) -> None:
         """A repeated update settles nothing, however late it is received."""
         for update in reversed(self.heard[-limit:]):
-            self.window.update(update)
+            self.window.apply_ack(update)
             assert self.window.take_settled() == []
 
     def miss(self, limit: int) -> None:
@@ -198,16 +198,16 @@ class SessionMachine(RuleBasedStateMachine):
     def probe(self, _: int) -> None:
         """The sender requests a complete update, which changes nothing that it already knows."""
         if self.sending.connected:
-            self.worker.session.probe(self.window.acknowledged)
+            self.worker.session.request_full_state(self.window.acknowledged)
 
-    def _settle(self, settled: Iterable[Settled]) -> None:
+    def _settle(self, settled: Iterable[SettledMessages]) -> None:
         for each in settled:
             batch: Batch = each.inbound
             refused = self.worker.refused
             candidates = [
                 message
                 for message in batch.open[each.task]
-                if (message in refused) == (each.dropped is not None)
+                if (message in refused) == (each.drop_reason is not None)
             ]
             messages = candidates[: each.messages]
             assert len(messages) == each.messages, "more settled than there was to settle"
@@ -215,7 +215,7 @@ class SessionMachine(RuleBasedStateMachine):
             for message in messages:
                 batch.open[each.task].remove(message)
                 del self.pending[message]
-            if each.dropped is not None:
+            if each.drop_reason is not None:
                 self.dropped += each.messages
                 self.gone.update(messages)
                 continue
@@ -232,7 +232,7 @@ class SessionMachine(RuleBasedStateMachine):
             return
         worker = self.worker
         for _ in range(limit):
-            update = worker.session.resume(self.window.acknowledged)
+            update = worker.session.full_state(self.window.acknowledged)
         initial = worker.session.credit.initial
         welcome = pb.Welcome(
             receiver_incarnation=worker.incarnation,
@@ -243,7 +243,7 @@ class SessionMachine(RuleBasedStateMachine):
             max_message_bytes=2**30,
             max_frame_bytes=2**31,
         )
-        self.window.opened(welcome)
+        self.window.on_connected(welcome)
         self._settle(self.window.take_settled())
         self.told_lost = self.window.possibly_lost
         assert self.told_lost >= self.lost, "more died than is told"
@@ -300,7 +300,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def answer(self, _: int) -> None:
         """The receiver sends an update if its state has changed."""
-        update = self.worker.session.update() if self.sending.connected else None
+        update = self.worker.session.next_ack() if self.sending.connected else None
         if update is not None:
             self.sending.down.append(update.SerializeToString())
 
@@ -311,7 +311,7 @@ class SessionMachine(RuleBasedStateMachine):
     def resize(self, number: int) -> None:
         """The session's share of the queues changes."""
         self.worker.shares.total = WINDOWS[number]
-        self.worker.shares.shared_by(1)
+        self.worker.shares.set_session_count(1)
 
     def crowd(self, number: int) -> None:
         """Disconnected senders leave a task's queue nearly full, or their messages are released."""
@@ -323,7 +323,7 @@ class SessionMachine(RuleBasedStateMachine):
         if left is None:
             left = worker.left[task] = Share(messages, 1)
             worker.shares.add_orphaned(task, left.messages, left.size_bytes)
-        elif worker.shares.released(task, left.messages, left.size_bytes):
+        elif worker.shares.on_released(task, left.messages, left.size_bytes):
             worker.session.credit.on_space_freed(task)
 
     def kill_worker(self, limit: int) -> None:
@@ -331,7 +331,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.cut(limit)
         self.cut_consumer(limit)
         old = self.worker
-        left = [group for log in old.logs.values() for group, _ in log.remove()]
+        left = [group for log in old.logs.values() for group, _ in log.remove_all()]
         self.lost += sum(message not in self.pending for group in left for message in messages_in(group))
         self.worker = Worker(old.incarnation + 1, old.shares.total, processed=self.processed_mode)
         self.heard = []
@@ -347,7 +347,7 @@ class SessionMachine(RuleBasedStateMachine):
             worker.consumer_id == consumer.id and consumer.window.worker_incarnation == worker.incarnation
         )
         worker.consumer_id = consumer.id
-        cursors = consumer.window.all()
+        cursors = consumer.window.all_cursors()
         self.acknowledge(limit - 1)
         for cursor in cursors:
             log = worker.logs[cursor.task]
@@ -361,7 +361,9 @@ class SessionMachine(RuleBasedStateMachine):
                 worker.cursors[cursor.task] = (credit, cursor.credit_bytes)
         if not resumes:
             consumer.last_seen.clear()
-        consumer.window.opened(worker.incarnation, [(task, log.taken) for task, log in worker.logs.items()])
+        consumer.window.on_connected(
+            worker.incarnation, [(task, log.taken) for task, log in worker.logs.items()]
+        )
         self.receiving.connected = True
         self._say_progress()
 
@@ -382,7 +384,7 @@ class SessionMachine(RuleBasedStateMachine):
             frame = decode(pb.RecvResponse, self.receiving.down.popleft())
             assert isinstance(frame, OpaqueFrame)
             firsts = [group.first_sequence for group in frame.groups]
-            arrived = consumer.window.arrived(map(Delivery, firsts, groups_of(frame)))
+            arrived = consumer.window.receive(map(Delivery, firsts, groups_of(frame)))
             consumer.held.append(arrived)
             for group in arrived.groups:
                 messages = messages_in(group)
@@ -409,7 +411,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def _say_progress(self) -> None:
         if self.receiving.connected:
-            cursors = self.consumer.window.take_moved()
+            cursors = self.consumer.window.take_changed()
             self.receiving.up.extend(
                 struct.pack(
                     ">5Q", each.task, each.acknowledged, each.received, each.credit, each.credit_bytes
@@ -428,9 +430,9 @@ class SessionMachine(RuleBasedStateMachine):
                 self.worker.cursors[cursor.task] = (max(credit, cursor.credit), cursor.credit_bytes)
 
     def _progress(self, cursor: pb.TaskCursor) -> None:
-        for done in self.worker.logs[cursor.task].progress(cursor.acknowledged, cursor.received):
+        for done in self.worker.logs[cursor.task].apply_progress(cursor.acknowledged, cursor.received):
             assert done.inbound is self.worker
-            self.worker.session.credit.released(cursor.task, done.messages, done.size_bytes)
+            self.worker.session.credit.on_released(cursor.task, done.messages, done.size_bytes)
 
     def cut_consumer(self, limit: int) -> None:
         """The consumer's stream breaks while both sides write; some of the data still arrives."""

@@ -6,8 +6,8 @@ import struct
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from tuplewire.session.consume import Arrived, ConsumeWindow
-from tuplewire.session.credit import CreditBook
+from tuplewire.session.consume import ArrivedBatch, ConsumeWindow
+from tuplewire.session.credit import SessionCredit
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares, Share
 from tuplewire.settings.config import SessionSettings
@@ -45,7 +45,7 @@ def group_of(messages: list[Message], padding: int, *, headed: bool) -> TaskGrou
         most = SETTINGS.max_message_bytes - len(name) - len(headers[-1])
         payloads.append(name + bytes(padding * number % (most + 1)))
     source, task, _ = messages[0]
-    return TaskGroup.joined(task, source, payloads, headers)
+    return TaskGroup.from_checked(task, source, payloads, headers)
 
 
 def messages_in(group: TaskGroup) -> list[Message]:
@@ -92,7 +92,7 @@ class Worker:
         self.shares = QueueShares(window, Share(1, 1))
         self.left: dict[int, Share] = {}
         self.tasks_without_credit: Counter[int] = Counter()
-        credit = CreditBook(
+        credit = SessionCredit(
             self.shares,
             max_message_bytes=SETTINGS.max_message_bytes,
             needs_release_acks=processed,
@@ -112,5 +112,5 @@ class Consumer:
     def __init__(self, number: int) -> None:
         self.id = number
         self.window = ConsumeWindow(TASKS, PREFETCH_MESSAGES, PREFETCH_BYTES)
-        self.held: deque[Arrived] = deque()
+        self.held: deque[ArrivedBatch] = deque()
         self.last_seen: dict[Pair, int] = {}

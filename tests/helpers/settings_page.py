@@ -139,7 +139,7 @@ def _default(each: Setting, name: str) -> str:
         return ""
     if each.kind is SIZE and value % KIB == 0:
         return f"{value // MIB} MiB" if value % MIB == 0 else f"{value // KIB} KiB"
-    plain = each.kind_at(name).shown(value)
+    plain = each.kind_at(name).to_user_value(value)
     if isinstance(plain, bool):
         return f"`{str(plain).lower()}`"
     if isinstance(plain, str):

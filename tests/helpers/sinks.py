@@ -9,7 +9,7 @@ from helpers.topology import TOPOLOGY
 from tuplewire import TaskGroup
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.options import SinkOptions
-from tuplewire.spark.stages import AttemptStage, Publisher
+from tuplewire.spark.stages import AttemptStager, Publisher
 from tuplewire.wire.codec import plain_frame
 from tuplewire.wire.control_pb2 import PublishRequest, StagedAttempt, StageRequest
 
@@ -57,7 +57,7 @@ def publish(
 def write(address: str, groups: Sequence[TaskGroup], timeout: float, sink: str = "s", epoch: int = 1) -> int:
     """Stage and publish one attempt as Spark's sink does; return the number of new messages."""
     options = SinkOptions(address=address, topology=TOPOLOGY, timeout=timeout)
-    with AttemptStage(options, sink, epoch, 0) as stage:
+    with AttemptStager(options, sink, epoch, 0) as stage:
         stage.add(groups)
         chosen = {peer: [staged] for peer, staged in stage.end().items()}
     with Publisher(options, sink, epoch, chosen) as publisher:

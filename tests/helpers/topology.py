@@ -150,7 +150,7 @@ def assignment_file(directory: Path, version: int, workers: Tasks) -> Path:
 def as_json(assignment: Assignment) -> str:
     """Return the content of an assignment file."""
     form = asdict(assignment)
-    del form["owner_of"]
+    del form["owner_by_task"]
     return json.dumps(form)
 
 

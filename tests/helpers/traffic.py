@@ -12,7 +12,7 @@ from helpers.topology import TOPOLOGY, Message, balances, messages_of, numbered,
 from tuplewire import Client
 from tuplewire.errors import UnreachableError
 from tuplewire.processes.worker_processes import Endpoint
-from tuplewire.spark.client_handle import TaskClient
+from tuplewire.spark.client_handle import BlockClient
 from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 
@@ -20,7 +20,7 @@ client_of = functools.partial(Client, topology=TOPOLOGY)
 _SILENCE_SECONDS = 20.0
 
 
-def deliver(client: Client | TaskClient, *messages: Any, **more: Any) -> None:
+def deliver(client: Client | BlockClient, *messages: Any, **more: Any) -> None:
     """Send messages as `Client.send` does, and wait until all are acknowledged."""
     client.send(*messages, **more)
     client.flush(60)

@@ -45,9 +45,9 @@ def bound(recorder: Recorder, **settings: object) -> Iterator[tuple[IContext, Zm
 def works(context: IContext, port: int, recorder: Recorder) -> None:
     """Check that a new client is served."""
     client = context.connect(TOPOLOGY, HOST, port)
-    before = len(recorder.seen())
+    before = len(recorder.received())
     client.send(1, b"still there")
-    eventually(lambda: len(recorder.seen()) == before + 1)
+    eventually(lambda: len(recorder.received()) == before + 1)
     client.close()
 
 

@@ -24,7 +24,7 @@ from warm_spark import WarmSpark
 
 from tuplewire.spark import register
 from tuplewire.spark.package import write_package
-from tuplewire_demos.local_session import find_java, wrapped_home
+from tuplewire_demos.local_session import create_java_home, find_java
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -98,7 +98,7 @@ def submit(python: Path, py_file: Path, address: str, cwd: Path, java_options: s
     flags = [flag for key, value in conf.items() for flag in ("--conf", f"{key}={value}")]
     dropped = {"PYTHONPATH", *WarmSpark().environment}
     environment = {name: value for name, value in os.environ.items() if name not in dropped} | {
-        "JAVA_HOME": str(wrapped_home(find_java(), cwd / "java")),
+        "JAVA_HOME": str(create_java_home(find_java(), cwd / "java")),
         "PYSPARK_PYTHON": str(python),
         "SPARK_LAUNCHER_OPTS": java_options,
         "SPARK_LOCAL_IP": "127.0.0.1",

@@ -46,10 +46,10 @@ def test_kmeans_in_four_ways(spark: SparkSession, launch: Any, tmp_path: Path) -
     with launch(kmeans_steps.TOPOLOGY, {0: [0, 2], 1: [1]}) as running:
         workers = [each.unix_address for each in running.endpoints]
         result = kmeans.run_kmeans(spark, workers, flights, rounds=3, partitions=3, progress=quiet)
-    assert result.ok, (result.differences, result.ledgers)
+    assert result.is_correct, (result.differences, result.ledgers)
     assert result.clusters[:, 0].sum() == 600
-    assert list(result.times) == [kmeans.DATAFRAME, kmeans.RDD_OF_ARRAYS, kmeans.MLLIB, kmeans.TEAM]
-    assert min(each.round_seconds for each in result.times.values()) > 0
+    assert list(result.runs) == [kmeans.DATAFRAME, kmeans.RDD_OF_ARRAYS, kmeans.MLLIB, kmeans.TEAM]
+    assert min(each.round_seconds for each in result.runs.values()) > 0
     assert min(ledger.accepted for ledger in result.ledgers.values()) > 100  # the barriers
     shown = io.StringIO()
     kmeans.write_result(shown, result)
@@ -63,11 +63,11 @@ def test_differences_are_named() -> None:
     points = kmeans_steps.as_points(np.array([[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]]))
     centers = np.array([[0.5, 0.5], [5.0, 5.0]])
     times = {
-        kmeans.TEAM: kmeans.Timed(centers, 1.0, 1.0),
-        kmeans.MLLIB: kmeans.Timed(centers + 1e-9, 1.0, 1.0),
+        kmeans.TEAM: kmeans.TimedRun(centers, 1.0, 1.0),
+        kmeans.MLLIB: kmeans.TimedRun(centers + 1e-9, 1.0, 1.0),
     }
     assert kmeans.differences(times, points) == []
-    times[kmeans.MLLIB] = kmeans.Timed(centers[::-1], 1.0, 1.0)
+    times[kmeans.MLLIB] = kmeans.TimedRun(centers[::-1], 1.0, 1.0)
     assert kmeans.differences(times, points) == ["MLlib in Scala has other centers or counts"]
 
 

@@ -21,7 +21,7 @@ from helpers.pasted import (
 )
 from pyspark.sql import SparkSession
 
-from tuplewire_demos.local_session import FAST_START, find_java, wrapped_home
+from tuplewire_demos.local_session import FAST_START, create_java_home, find_java
 
 _SECONDS = 540.0
 
@@ -36,7 +36,7 @@ def environment(directory: Path) -> dict[str, str]:
     }
     flags = " ".join(f"--conf {name}={value}" for name, value in conf.items())
     return {
-        "JAVA_HOME": str(wrapped_home(find_java(), directory)),
+        "JAVA_HOME": str(create_java_home(find_java(), directory)),
         "PYSPARK_SUBMIT_ARGS": f"{flags} --driver-java-options '{FAST_START}' pyspark-shell",
     }
 

@@ -36,12 +36,12 @@ def quiet() -> Progress:
 @pytest.mark.slow
 def test_flights_of_2013(spark: SparkSession, flights_workers: list[str], quiet: Progress) -> None:
     """All 336,776 flights go through both workers, and the result equals Spark's own."""
-    with flight_topology.nyc_flights() as path:
+    with flight_topology.extract_nyc_flights() as path:
         result = flights.run_flights(spark, flights_workers, path=path, n_bolts=2, repeat=1, progress=quiet)
     assert result.differences == []
-    assert result.ok, result.ledgers
-    assert result.flights == 336_776
-    assert 0 < result.messages < 1000
+    assert result.is_correct, result.ledgers
+    assert result.n_flights == 336_776
+    assert 0 < result.n_messages < 1000
     assert result.skipped.count == 0
     rows = {row["carrier"]: row for row in result.table}
     assert len(rows) == 16
@@ -64,7 +64,7 @@ def test_flights_of_a_file(spark: SparkSession, quiet: Progress, tmp_path: Path)
     with WorkerProcesses(3, "flights", flags=["--drain-seconds=1"]) as local:
         workers = [each.unix_address for each in local.endpoints]
         result = flights.run_flights(spark, workers, path=path, n_bolts=3, repeat=1, progress=quiet)
-    assert result.ok, result
+    assert result.is_correct, result
     assert result.skipped.count == 0
     assert [tuple(row) for row in result.table] == [
         ("ONE", 2, 15.25, 0.5, "A-B", 1),
@@ -91,8 +91,8 @@ def test_flights_skips_bad_rows(
         + b"2013,AA,3,JFK,LAX\n"
     )
     result = flights.run_flights(spark, flights_workers, path=path, n_bolts=2, repeat=1, progress=quiet)
-    assert result.ok, result
-    assert [(row.line, row.problem, row.text) for row in result.skipped.first] == [
+    assert result.is_correct, result
+    assert [(row.line, row.reason, row.text) for row in result.skipped.first] == [
         (3, "has not the header's 5 columns", "2013,AA,1,JFK"),
         (5, "has a dep_delay that is not a number", "2013,AA,soon,JFK,LAX"),
         (6, "has no carrier", "2013,,1,JFK,LAX"),
@@ -121,9 +121,9 @@ def test_line_numbers_hold_across_partitions(
     lines[8_765] = "2013,AA,late,JFK,LAX\n"
     path.write_text("".join(lines), encoding="utf-8")
     result = flights.run_flights(spark, flights_workers, path=path, n_bolts=2, repeat=1, progress=quiet)
-    assert result.ok, result
+    assert result.is_correct, result
     assert [row.line for row in result.skipped.first] == [124, 8_766]
-    assert result.flights == 9_997
+    assert result.n_flights == 9_997
 
 
 @pytest.mark.parametrize(

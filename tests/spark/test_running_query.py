@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tuplewire.spark.task_workers import HeldTasks
+from tuplewire.spark.task_workers import TaskPoller
 
 pytestmark = pytest.mark.spark
 
@@ -123,7 +123,7 @@ def test_a_worker_is_away_for_a_while(spark: SparkSession, worker: RestartableWo
         seen.hold()
         client.send(numbered(TASK, range(100, 200)))
         assert seen.has_read.wait(SECONDS)
-        away_until = time.monotonic() + HeldTasks.CALL_SECONDS + 2
+        away_until = time.monotonic() + TaskPoller.CALL_SECONDS + 2
         os.kill(worker.endpoint.process_id, signal.SIGSTOP)
         seen.goes.set()
         eventually(lambda: time.monotonic() > away_until, SECONDS)

@@ -11,7 +11,7 @@ from helpers.tools import ran
 from warm_spark import WarmSpark
 
 from tuplewire.errors import ConfigError
-from tuplewire_demos.local_session import find_java, wrapped_home
+from tuplewire_demos.local_session import create_java_home, find_java
 
 START = """
 from tuplewire_demos import local_session as module
@@ -99,7 +99,7 @@ def test_wrapper_drops_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     java = find_java()
     program(home / "bin" / "java", 'printf "<%s>" "$@"')
     module = "--add-modules=jdk.incubator.vector"
-    wrapper = wrapped_home(java, tmp_path / "wrapped") / "bin" / "java"
+    wrapper = create_java_home(java, tmp_path / "wrapped") / "bin" / "java"
     shown = ran(wrapper, "-cp", "a b", module, "", "*", check=True)
     assert shown.stdout == "<-cp><a b><><*>"
 

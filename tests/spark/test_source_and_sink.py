@@ -20,7 +20,7 @@ from pyspark.testing import assertDataFrameEqual
 from tuplewire import Client, TaskMessage, TaskMessageBatch
 from tuplewire.errors import ConfigError
 from tuplewire.grouping.grouping import fields
-from tuplewire.spark import lag, rejected
+from tuplewire.spark import lag, reject_rows
 from tuplewire.values.dead_letters import DeadMessage
 
 pytestmark = pytest.mark.spark
@@ -366,10 +366,10 @@ def test_rejected_rows_come_again_and_are_dead_letters(spark: SparkSession, work
         client.send(1, b"bad", key=b"k", headers=[("mine", b"1")])
         client.send(3, b"plain")
     with pytest.raises(ConfigError, match="lack headers"):
-        rejected(read(spark, workers), dead_letter_task=4)
+        reject_rows(read(spark, workers), dead_letter_task=4)
 
     def reject() -> None:
-        again = rejected(
+        again = reject_rows(
             read(spark, workers, "1,3", includeHeaders="true"), dead_letter_task=4, limit=2, reason="no"
         )
         held = spark.createDataFrame(again.collect(), again.schema)

@@ -11,7 +11,7 @@ import tuplewire
 from tuplewire import TaskMessage, TaskMessageBatch
 from tuplewire.aio import Subscription as AioSubscription
 from tuplewire.membership.membership import Membership
-from tuplewire.spark.client_handle import ClientHandle, TaskClient
+from tuplewire.spark.client_handle import BlockClient, ClientHandle
 from tuplewire.spark.executors import membership
 from tuplewire.subscription import Subscription
 
@@ -63,7 +63,7 @@ async def awaited(batch: TaskMessageBatch) -> None:
 def in_spark(batch: TaskMessageBatch) -> None:
     """Check the same for the client of a function that Spark runs."""
     with ClientHandle(flush_seconds=5) as client:
-        assert_type(client, TaskClient)
+        assert_type(client, BlockClient)
         client.send(1, b"x", key=b"k", headers=[("a", b"b")], timeout=1)
         client.send(batch)
         assert_type(client.try_send(1, b"x"), bool)

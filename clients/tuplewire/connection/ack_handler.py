@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tuplewire.connection.receiver_reports import warn_of_lost
+from tuplewire.connection.receiver_reports import log_lost
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import Ack, Refusal, Welcome
@@ -26,8 +26,8 @@ class AckHandler:
         self._buffer = buffer
         self._window = buffer.window
         self._lock = buffer.lock
-        self._watched: set[int] = set()
-        self.reported_watched = True
+        self._watched_tasks: set[int] = set()
+        self.watch_list_sent = True
         """True if the receiver knows the watched tasks."""
         self.close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
         """The monotonic time at which the next frame should close unused flows."""
@@ -36,7 +36,7 @@ class AckHandler:
         self.assignment_version = 0
         """The assignment version in the receiver's last Welcome; 0: it has no assignment."""
 
-    def opened(self, welcome: Welcome) -> None:
+    def on_connected(self, welcome: Welcome) -> None:
         """Continue over a new connection from the state in the receiver's Welcome."""
         buffer, window = self._buffer, self._window
         with self._lock:
@@ -45,24 +45,24 @@ class AckHandler:
             known = window.acknowledged
             lost_before = window.possibly_lost
             settled_before = len(window.settled)
-            window.opened(welcome)
+            window.on_connected(welcome)
             buffer.refused.add_too_large(window.settled[settled_before:], window.max_message_bytes)
             # A receiver without memory of the session does not know the watched tasks.
-            self.reported_watched = not self._watched
+            self.watch_list_sent = not self._watched_tasks
             self.assignment_version = welcome.assignment_version
             self.receiver_lost = False
             self._add_refusals(welcome.refusals, known)
-        warn_of_lost(buffer.address, window.possibly_lost - lost_before)
+        log_lost(buffer.address, window.possibly_lost - lost_before)
         buffer.refused.log()
 
-    def update(self, update: Ack) -> None:
+    def apply_ack(self, ack: Ack) -> None:
         """Apply an acknowledgement."""
         with self._lock:
             if not self._buffer.ended:
                 known = self._window.acknowledged
-                self._window.update(update)
-                self._add_refusals(update.refusals, known)
-        if update.refusals:
+                self._window.apply_ack(ack)
+                self._add_refusals(ack.refusals, known)
+        if ack.refusals:
             self._buffer.refused.log()
 
     def _add_refusals(self, refusals: Sequence[Refusal], known: int) -> None:
@@ -71,46 +71,46 @@ class AckHandler:
             self._buffer.refused.add(each for each in refusals if each.sequence > known)
         self._buffer.notify()
 
-    def lost(self, *, answers: bool) -> None:
+    def on_lost(self, *, closed_cleanly: bool) -> None:
         """Record that the connection broke.
 
-        answers: True if the stream ended by agreement, so that the receiver accounts for its messages.
+        closed_cleanly: True if the stream ended by agreement, so that the receiver accounts for its messages.
         """
         with self._lock:
             self.receiver_lost = True
-            self._window.receiver_answers |= answers
+            self._window.receiver_shut_down |= closed_cleanly
             self._buffer.notify()
 
     def close_unused(self) -> None:
         """Close unused flows with the next frame; with the lock."""
         # The receiver then forgets the flows, and the watch on their tasks.
-        self._watched.difference_update(self._window.close_unused())
+        self._watched_tasks.difference_update(self._window.close_unused())
         self.close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
 
-    def next_watched(self) -> Collection[int]:
+    def take_watch_list(self) -> Collection[int]:
         """Return the tasks whose releases the receiver should report."""
         with self._lock:
-            self.reported_watched = True
-            return tuple(self._watched)
+            self.watch_list_sent = True
+            return tuple(self._watched_tasks)
 
     def take_back(self) -> list[tuple[TaskGroup, Any]]:
         """End the buffer, and return all pending messages as if they had never been accepted."""
         lost_before = self._window.possibly_lost
         with self._lock:
-            if not self._buffer.end():
+            if not self._buffer.mark_ended():
                 return []
             if self.receiver_lost:  # messages that it had acknowledged may be lost: count them
-                self._window.receiver_gone()
+                self._window.on_receiver_lost()
             left = self._window.take_back()
             self._buffer.notify()
-        warn_of_lost(self._buffer.address, self._window.possibly_lost - lost_before)
+        log_lost(self._buffer.address, self._window.possibly_lost - lost_before)
         return left
 
     def watch_releases(self, tasks: Collection[int]) -> None:
         """Request a report of every release for these tasks. Otherwise some arrive only with later credit."""
         with self._lock:
-            if self._watched.issuperset(tasks):
+            if self._watched_tasks.issuperset(tasks):
                 return
-            self._watched.update(tasks)
-            self.reported_watched = False
+            self._watched_tasks.update(tasks)
+            self.watch_list_sent = False
         self._buffer.wake()

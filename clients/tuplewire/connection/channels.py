@@ -21,14 +21,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tuplewire.connection.loop import in_own_thread
+from tuplewire.connection.loop import run_in_thread
 from tuplewire.errors import ConfigError, UnreachableError
-from tuplewire.identity.credentials import Credentials, allowed
-from tuplewire.identity.files import AUTHORIZATION, UNREADABLE, Token, WatchedFiles, read_tokens
+from tuplewire.identity.credentials import Credentials, any_name_matches
+from tuplewire.identity.files import AUTHORIZATION_KEY, UNREADABLE, Token, WatchedFiles, read_tokens
 from tuplewire.settings.addresses import grpc_target, split_host_port
 
 _HANDSHAKE_SECONDS = 5.0
-NOT_TRUSTED = (
+TRUST_HINT = (
     "; has one of tls_ca (TUPLEWIRE_TLS_CA) signed the worker's certificate, and has that a name of "
     "tls_worker_names (TUPLEWIRE_TLS_WORKER_NAMES; default: the host that is dialled)?"
 )
@@ -73,35 +73,35 @@ class ChannelFactory:
         if self._tokens is None:
             return ()
         self.credentials.check_token_may_go_to(address)
-        return ((AUTHORIZATION, self._tokens.get()[0].shown),)
+        return ((AUTHORIZATION_KEY, self._tokens.get()[0].bearer_value),)
 
     def hint(self, address: str) -> str:
         """Return the hint of an error if the peer closes a new connection immediately."""
-        if self.credentials.secures(address):
+        if self.credentials.uses_tls(address):
             shown = self.credentials.tls_certificate or "none, see TUPLEWIRE_TLS_CERTIFICATE"
             return f"; has the worker's CA signed the shown certificate ({shown}), and is it valid now?"
         return "" if address.startswith("unix:") else "; does the worker ask for TLS (TUPLEWIRE_TLS_CA)?"
 
-    def identity(self) -> object:
+    def tls_state(self) -> object:
         """Return an object that changes with the TLS files: then a new channel is needed."""
         return self._tls() if self.credentials.tls_ca is not None else None
 
     async def channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
         """Return a channel to an address; raise UnreachableError if no allowed worker answers there."""
-        if not self.credentials.secures(address):
+        if not self.credentials.uses_tls(address):
             return grpc.aio.insecure_channel(grpc_target(address), options=options)
-        secured = await in_own_thread(partial(self._secured, address, options, _HANDSHAKE_SECONDS))
+        secured = await run_in_thread(partial(self._tls_channel_args, address, options, _HANDSHAKE_SECONDS))
         return grpc.aio.secure_channel(grpc_target(address), *secured)
 
     def blocking_channel(
         self, address: str, options: Sequence[tuple[str, Any]], timeout: float = _HANDSHAKE_SECONDS
     ) -> grpc.Channel:
         """Do the same as channel, for a blocking caller. timeout: at most 5 seconds are used."""
-        if not self.credentials.secures(address):
+        if not self.credentials.uses_tls(address):
             return grpc.insecure_channel(grpc_target(address), options=options)
-        return grpc.secure_channel(grpc_target(address), *self._secured(address, options, timeout))
+        return grpc.secure_channel(grpc_target(address), *self._tls_channel_args(address, options, timeout))
 
-    def _secured(
+    def _tls_channel_args(
         self, address: str, options: Sequence[tuple[str, Any]], timeout: float
     ) -> tuple[grpc.ChannelCredentials, list[tuple[str, Any]]]:
         """Return a channel's credentials and options. With a list of names, this needs a handshake."""
@@ -110,8 +110,8 @@ class ChannelFactory:
         if not names:
             return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate), [*options]
         decoded, der = _certificate_at(address, tls.context, timeout)
-        own = names_in(decoded)
-        if not allowed(own, names):
+        own = certificate_names(decoded)
+        if not any_name_matches(own, names):
             raise UnreachableError(
                 f"{address} is not a worker of this cluster: its certificate has the names "
                 f"{', '.join(own) or '(none)'}, and tls_worker_names are "
@@ -137,7 +137,7 @@ def read_tls(credentials: Credentials) -> TlsMaterial:
     ca = _read(credentials.tls_ca)
     assert ca is not None  # noqa: S101 - callers check that TLS is configured
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # _secured() compares the names with a list
+    context.check_hostname = False  # _tls_channel_args() compares the names with a list
     context.set_alpn_protocols(["h2"])
     try:
         context.load_verify_locations(cadata=ca.decode("ascii"))
@@ -173,7 +173,7 @@ def _read(name: str | None) -> bytes | None:
     return b"\n".join(each[0] for each in _PEM.finditer(content)) + b"\n"
 
 
-def names_in(certificate: dict[str, Any]) -> list[str]:
+def certificate_names(certificate: dict[str, Any]) -> list[str]:
     """Return the names in a certificate, as ssl decodes it: DNS names, IP addresses, URIs."""
     return [name for _, name in certificate.get("subjectAltName", ())]
 
@@ -188,5 +188,5 @@ def _certificate_at(address: str, context: ssl.SSLContext, timeout: float) -> tu
         ):
             return secured.getpeercert() or {}, secured.getpeercert(binary_form=True) or b""
     except (OSError, ValueError) as error:  # ValueError: the host is not a valid name
-        hint = NOT_TRUSTED if isinstance(error, ssl.SSLCertVerificationError) else ""
+        hint = TRUST_HINT if isinstance(error, ssl.SSLCertVerificationError) else ""
         raise UnreachableError(f"{address}: no TLS connection: {error or 'no answer'}{hint}") from error

@@ -22,28 +22,28 @@ from tuplewire.text.formatting import counted
 
 logger = event_logger(__name__)
 
-_DROPPED_SECONDS = 10.0
+_COLLECTED_SECONDS = 10.0
 """The time in which a dropped client's messages are still sent in the background; as in close()."""
 _EXIT_SECONDS = 2.0
 """The time for acknowledgements at the end of a program, for all its clients together."""
 
-_open: weakref.WeakSet[SendingEnd] = weakref.WeakSet()
+_open_senders: weakref.WeakSet[SendingEnd] = weakref.WeakSet()
 _closing: set[Future[None]] = set()
 
 
 def close_on_exit(client: object, sender: SendingEnd) -> None:
     """Close a sender if its client is dropped, or the program exits, without close()."""
-    _open.add(sender)
-    # Not at exit: _program_ends() closes all remaining senders together.
-    weakref.finalize(client, _dropped, sender, os.getpid()).atexit = False
+    _open_senders.add(sender)
+    # Not at exit: _close_all() closes all remaining senders together.
+    weakref.finalize(client, _on_collected, sender, os.getpid()).atexit = False
 
 
-def _dropped(sender: SendingEnd, pid: int) -> None:
+def _on_collected(sender: SendingEnd, pid: int) -> None:
     """Close in the background: a finalizer may run on any thread, also the event loop's."""
     # A forked child inherits the finalizer, but not the connection.
     if pid != os.getpid() or sender.buffer.closing:
         return
-    closing = sender.thread.submit(_close([sender], _DROPPED_SECONDS))
+    closing = sender.thread.submit(_close([sender], _COLLECTED_SECONDS))
     _closing.add(closing)
     closing.add_done_callback(_closing.discard)
     _warn(sender, "was dropped")
@@ -69,10 +69,10 @@ async def _close(senders: Sequence[SendingEnd], timeout: float) -> None:
 
 
 @atexit.register
-def _program_ends() -> None:
-    left = [sender for sender in _open if not sender.buffer.ended]
+def _close_all() -> None:
+    left = [sender for sender in _open_senders if not sender.buffer.ended]
     for sender in left:
-        sender.buffer.closed_because = ", as the program ends: send and close before its exit handlers run"
+        sender.buffer.close_reason = ", as the program ends: send and close before its exit handlers run"
         if not sender.buffer.closing:
             _warn(sender, "is left")
     for closing in list(_closing):  # their senders are closed below, with the shorter timeout
@@ -82,4 +82,4 @@ def _program_ends() -> None:
 
 
 # A forked child has no connections, so it has no senders to close.
-os.register_at_fork(after_in_child=_open.clear)
+os.register_at_fork(after_in_child=_open_senders.clear)

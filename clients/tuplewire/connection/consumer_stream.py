@@ -20,12 +20,12 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from tuplewire.connection.grpc_channel import ANY_SIZE
+from tuplewire.connection.grpc_channel import UNLIMITED_BYTES
 from tuplewire.connection.reconnecting_stream import Identity, ReconnectingStream
 from tuplewire.connection.stream import BatchedEvent, ClientStream, StreamOpener
 from tuplewire.connection.submission_queue import CallerCondition
-from tuplewire.errors import TaskNotLocalError, TuplewireError, UnknownTaskError, refused
-from tuplewire.session.consume import Arrived, ConsumeWindow, Delivery, Rejected
+from tuplewire.errors import TaskNotLocalError, TuplewireError, UnknownTaskError, refusal_error
+from tuplewire.session.consume import ArrivedBatch, ConsumeWindow, Delivery, RejectedMessage
 from tuplewire.settings.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
@@ -38,25 +38,25 @@ logger = event_logger(__name__)
 
 _FIRST_SEQUENCE = attrgetter("entry_sequence")
 """Returns the sequence of a delivered group's first message: both are one field on the wire."""
-_FAREWELL_SECONDS = 3.0
+_CLOSE_SECONDS = 3.0
 """The time in which a closed subscription tries to report its last acknowledgements."""
 _ANSWER_SECONDS = 1.0
 
-Arrive = Callable[[TaskGroup, Callable[[], None]], None]
-Fail = Callable[[TuplewireError], None]
+OnGroup = Callable[[TaskGroup, Callable[[], None]], None]
+OnFailure = Callable[[TuplewireError], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class Callbacks:
     """Functions that get messages instead of the buffer. Called on the event loop, so they must not block.
 
     Attributes:
-        receive: Called with each group, in order, and a function that acknowledges it, from any thread.
-        failed: Called once, with the error after which nothing more arrives.
+        on_group: Called with each group, in order, and a function that acknowledges it, from any thread.
+        on_failure: Called once, with the error after which nothing more arrives.
     """
 
-    receive: Arrive
-    failed: Fail
+    on_group: OnGroup
+    on_failure: OnFailure
 
 
 class Inbox(ABC):
@@ -70,7 +70,7 @@ class Inbox(ABC):
         identity: Identity,
         settings: SessionSettings,
         loop: asyncio.AbstractEventLoop,
-        push: Push | None,
+        push: Callbacks | None,
         *,
         follows: bool,
     ) -> None:
@@ -80,23 +80,23 @@ class Inbox(ABC):
         self.loop = loop
         self.push = push
         self.follows = follows
-        self.number = secrets.randbits(63)
+        self.subscription_id = secrets.randbits(63)
         """The number of the subscription, the same at all workers."""
         self.admitted = False
         """True if the workers have accepted the whole subscription before."""
         self.lock = threading.Lock()
         """Protects the consume windows and the buffer."""
         self.changed = CallerCondition(self.lock)
-        self.buffer: deque[Arrived] = deque()
+        self.buffer: deque[ArrivedBatch] = deque()
 
-    def put(self, arrived: Arrived) -> None:
+    def put(self, arrived: ArrivedBatch) -> None:
         """Add new messages."""
         self.buffer.append(arrived)
         self.changed.notify_all()
 
     def discard(self, window: ConsumeWindow) -> None:
         """Remove the messages of a window behind a rejected one, because they are delivered again."""
-        waiting = window.waiting()
+        waiting = window.tasks_awaiting_answer()
         kept = (each.without(waiting) if each.window is window else each for each in self.buffer)
         self.buffer = deque(each for each in kept if each.deliveries)
 
@@ -135,14 +135,14 @@ class ConsumerStream(ReconnectingStream):
         self._inbox = inbox
         self._lock = inbox.lock
         self._progress = asyncio.Event()
-        self._acknowledgements = BatchedEvent(self._progress, inbox.loop)
+        self._ack_event = BatchedEvent(self._progress, inbox.loop)
         self._report_scheduled = False
         """True if the loop is about to report acknowledgements: it does not need another wake-up."""
-        self._acknowledged = self._known = 0
+        self._ack_count = self._confirmed_acks = 0
         """The number of acknowledgements, and the number that the worker has certainly received."""
-        self._said_goodbye = False
-        self._admitted = inbox.admitted
-        self._requested = -math.inf
+        self._goodbye_sent = False
+        self._may_retry = inbox.admitted
+        self._requested_at = -math.inf
         """The time of the subscribe request without an answer, if there is one."""
 
     @property
@@ -153,27 +153,27 @@ class ConsumerStream(ReconnectingStream):
     @property
     def opening(self) -> bool:
         """True for at most a second while the worker may deliver already, but has not answered."""
-        return time.monotonic() - self._requested < _ANSWER_SECONDS
+        return time.monotonic() - self._requested_at < _ANSWER_SECONDS
 
-    def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> None:
+    def acknowledge(self, arrived: ArrivedBatch, rejected: Sequence[RejectedMessage] = ()) -> None:
         """Acknowledge messages from this worker; ignore them if it has failed since. Thread-safe."""
         with self._lock:
-            counts = self.window.acknowledge(arrived, rejected)
-            if counts and rejected:
+            is_current = self.window.acknowledge(arrived, rejected)
+            if is_current and rejected:
                 self._inbox.discard(self.window)
-            if not counts or self.over:
+            if not is_current or self.is_closed:
                 return
-            self._acknowledged += 1
+            self._ack_count += 1
             if self._report_scheduled and not arrived.ack_requested:  # the report in progress includes it
                 return
             self._report_scheduled = True
-        self._loop.call_soon_threadsafe(partial(self._acknowledgements.add, at_once=arrived.ack_requested))
+        self._loop.call_soon_threadsafe(partial(self._ack_event.add, immediately=arrived.ack_requested))
 
-    def consume(self, tasks: Iterable[int]) -> None:
+    def set_tasks(self, tasks: Iterable[int]) -> None:
         """Consume exactly these tasks, from the next time that the stream is opened."""
         self.tasks = tuple(tasks)
         with self._lock:
-            self.window.consume(self.tasks)
+            self.window.set_tasks(self.tasks)
 
     async def close(self) -> None:
         """Close the session after reporting all acknowledgements, in at most three seconds.
@@ -182,24 +182,24 @@ class ConsumerStream(ReconnectingStream):
         closed and its stream ends automatically. A second call at the same time waits in the same way.
         """
         with self._lock:
-            self.over = True
+            self.is_closed = True
         self._progress.set()
-        if self._task is not None and (self.connected or self._wanted):
-            await asyncio.wait([self._task], timeout=_FAREWELL_SECONDS)
+        if self._task is not None and (self.connected or self._needs_stream):
+            await asyncio.wait([self._task], timeout=_CLOSE_SECONDS)
         await self.suspend()
 
     @property
-    def _wanted(self) -> bool:
+    def _needs_stream(self) -> bool:
         # A closed session still needs a stream while acknowledgements are not reported.
-        return not self.over or self._known < self._acknowledged
+        return not self.is_closed or self._confirmed_acks < self._ack_count
 
     def _is_retryable(self, error: TuplewireError) -> bool:
         # The receiver finds the owner, and moves the tasks to the stream of that worker.
         elsewhere = isinstance(error, TaskNotLocalError | UnknownTaskError)
         return (elsewhere and self._inbox.follows) or super()._is_retryable(error)
 
-    def _lost(self, error: TuplewireError) -> None:
-        if self.over:
+    def _on_lost(self, error: TuplewireError) -> None:
+        if self.is_closed:
             return
         about = {"peer": self.address, "reason": str(error)}
         if self.connected:
@@ -209,8 +209,8 @@ class ConsumerStream(ReconnectingStream):
         self._last_problem = str(error)
         self._inbox.on_lost(self, error)
 
-    def _failed(self, error: TuplewireError) -> None:
-        if not self.over:
+    def _on_failed(self, error: TuplewireError) -> None:
+        if not self.is_closed:
             self._inbox.on_failed(error)
 
     def _background_tasks(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
@@ -218,32 +218,32 @@ class ConsumerStream(ReconnectingStream):
 
     async def _open(self, stream: ClientStream) -> None:
         with self._lock:
-            cursors = self.window.all()
+            cursors = self.window.all_cursors()
             # The cursors in this request report every acknowledgement, unless some need a later request.
-            told = self._known if self.window.moved else self._acknowledged
+            told = self._confirmed_acks if self.window.changed_tasks else self._ack_count
         subscribe = pb.Subscribe(
             protocol_version=PROTOCOL_VERSION,
             topology=self.identity.topology,
-            consumer_id=self.identity.sender_id,
+            consumer_id=self.identity.client_id,
             incarnation=self.identity.incarnation,
             tasks=cursors,
             worker_incarnation=self.window.worker_incarnation,
-            receiver_id=self.receiver_id,
-            subscription=self._inbox.number,
-            max_response_bytes=ANY_SIZE,
+            receiver_id=self.expected_id,
+            subscription=self._inbox.subscription_id,
+            max_response_bytes=UNLIMITED_BYTES,
             follows=self._inbox.follows and self._inbox.admitted,
         )
-        self._requested = time.monotonic()
+        self._requested_at = time.monotonic()
         try:
             data = await self._exchange(stream, pb.RecvRequest(subscribe=subscribe))
         finally:
-            self._requested = -math.inf
+            self._requested_at = -math.inf
         subscribed = pb.RecvResponse.FromString(data).subscribed
         with self._lock:
-            self.window.opened(
+            self.window.on_connected(
                 subscribed.worker_incarnation, [(cursor.task, cursor.received) for cursor in subscribed.tasks]
             )
-            self._known, self._said_goodbye = told, False
+            self._confirmed_acks, self._goodbye_sent = told, False
         self._progress.set()
         self.connected, self.worker_id = True, subscribed.worker_id
         self._inbox.on_connected()
@@ -257,43 +257,43 @@ class ConsumerStream(ReconnectingStream):
                 kind = response.WhichOneof("kind")
                 if kind == "ended":
                     ended = response.ended
-                    raise refused(code_name(ended.code), ended.detail, ended.owner, ended.owner_id)
+                    raise refusal_error(code_name(ended.code), ended.detail, ended.owner, ended.owner_id)
                 if kind == "moved":
                     self._inbox.on_moved(self, response.moved.tasks)
                     continue
                 with self._lock:
                     if kind == "probe":
-                        self.window.repeat()
+                        self.window.mark_all_changed()
                     elif kind == "rejected":
-                        self.window.answered(response.rejected.tasks)
+                        self.window.apply_answers(response.rejected.tasks)
                 self._progress.set()
                 continue
             groups = groups_of(response)
             deliveries = map(Delivery, map(_FIRST_SEQUENCE, groups), groups)
             with self._lock:
                 ack_requested, now_ns = response.ack_immediately, time.time_ns()
-                arrived = self.window.arrived(deliveries, ack_requested=ack_requested, now_ns=now_ns)
+                arrived = self.window.receive(deliveries, ack_requested=ack_requested, now_ns=now_ns)
                 # The frame may have only duplicates, or messages behind a rejected one.
                 if arrived.deliveries and push is None:
                     self._inbox.put(arrived)
             if push is not None:
                 # Each group has its own acknowledgement: a consumer may stop between two.
-                for part in arrived.parts():
-                    push.receive(part.groups[0], partial(self.acknowledge, part))
+                for part in arrived.each_delivery():
+                    push.on_group(part.groups[0], partial(self.acknowledge, part))
         # The worker ends the stream once it has read the goodbye, and so all acknowledgements before it.
-        if self._said_goodbye:
-            self._known = self._acknowledged
+        if self._goodbye_sent:
+            self._confirmed_acks = self._ack_count
 
     async def _write(self, stream: ClientStream) -> None:
         while True:
             await self._progress.wait()
             self._progress.clear()
-            self._acknowledgements.mark_sent()
+            self._ack_event.mark_sent()
             with self._lock:
                 self._report_scheduled = False
-                closed = self.over  # read before the cursors: earlier acknowledgements are still sent
-                cursors = self.window.take_moved()
-                more = bool(self.window.moved)
+                closed = self.is_closed  # read before the cursors: earlier acknowledgements are still sent
+                cursors = self.window.take_changed()
+                more = bool(self.window.changed_tasks)
             if cursors:
                 progress = pb.Progress(tasks=cursors)
                 await stream.write(pb.RecvRequest(progress=progress).SerializeToString())
@@ -301,7 +301,7 @@ class ConsumerStream(ReconnectingStream):
             if more:
                 self._progress.set()
             elif closed:
-                self._said_goodbye = True  # before the write: the worker may end the stream during it
+                self._goodbye_sent = True  # before the write: the worker may end the stream during it
                 await stream.write(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
                 await stream.done_writing()
                 return

@@ -18,8 +18,8 @@ from typing import Any, Self
 import grpc
 
 from tuplewire.connection.channels import ChannelFactory
-from tuplewire.connection.grpc_channel import DIRECT, bytes_channel, channel_options, error_of
-from tuplewire.connection.loop import uninterrupted
+from tuplewire.connection.grpc_channel import BASE_OPTIONS, channel_options, error_from_status, raw_channel
+from tuplewire.connection.loop import run_uninterrupted
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.session.consume import Delivery
@@ -55,7 +55,7 @@ class ControlClient:
     ) -> None:
         self.address = resolve_address(address)
         self.timeout = timeout
-        self._options = channel_options(SessionSettings()) if keepalive else DIRECT
+        self._options = channel_options(SessionSettings()) if keepalive else BASE_OPTIONS
         self.max_message_bytes = 0
         """The largest payload that the worker accepts, set by assignment(); 0: not known yet."""
         self._channel_factory = ChannelFactory(credentials)
@@ -82,18 +82,18 @@ class ControlClient:
                 closing.start()
                 closing.join(_CLOSE_SECONDS)
 
-    def _connected(self, timeout: float) -> _Connection:
+    def _get_connection(self, timeout: float) -> _Connection:
         """Return the connection; open a new one if the files of the credentials have changed."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"the control client of {self.address} is closed; make another one")
-            identity = self._channel_factory.identity()
+            tls_state = self._channel_factory.tls_state()
             connection = self._connection
-            if connection is None or connection.identity is not identity:
+            if connection is None or connection.tls_state is not tls_state:
                 channel = self._channel_factory.blocking_channel(self.address, self._options, timeout)
                 # The old channel is not closed: calls of other threads may still run on it. It is freed with
                 # the last of these calls.
-                self._connection = connection = _Connection(channel, identity)
+                self._connection = connection = _Connection(channel, tls_state)
             return connection
 
     def status(
@@ -132,16 +132,16 @@ class ControlClient:
         request = pb.UpdateAssignmentRequest(assignment=assignment, force=force)
         return bool(self._call("UpdateAssignment", request).changed)
 
-    def drain(self, deadline: float | None = None) -> bool:
+    def drain(self, drain_seconds: float | None = None) -> bool:
         """Start to drain the worker, and return immediately; False if it was already draining.
 
-        The worker finishes with the messages it holds, and exits. deadline: in seconds; None: its setting.
+        It finishes with the messages it holds, and exits. drain_seconds: the time limit; None: its setting.
         """
-        return bool(self._call("Drain", _drain_request(deadline)).started)
+        return bool(self._call("Drain", _drain_request(drain_seconds)).started)
 
-    def await_drain(self, deadline: float | None = None, *, timeout: float) -> int:
+    def await_drain(self, drain_seconds: float | None = None, *, timeout: float) -> int:
         """Drain (see drain()), wait at most `timeout` seconds, and return the number of dropped messages."""
-        request = _drain_request(deadline)
+        request = _drain_request(drain_seconds)
         request.wait = True
         return int(self._call("Drain", request, timeout).dropped_messages)
 
@@ -206,9 +206,9 @@ class ControlClient:
         response: pb.PollResponse = self._call("Poll", request, timeout, "source")
         return response
 
-    def begin_poll(self, request: pb.PollRequest) -> Any:
+    def poll_future(self, request: pb.PollRequest) -> Any:
         """Start a poll() without waiting for it; return a gRPC future, with the errors of gRPC."""
-        connection = self._connected(self.timeout)
+        connection = self._get_connection(self.timeout)
         metadata = self._channel_factory.metadata(self.address)
         timeout = self.timeout + request.wait_millis / 1000
         return connection.source.Poll.future(request, timeout=timeout, metadata=metadata)
@@ -225,9 +225,9 @@ class ControlClient:
                 sequences = [group.first_sequence for group in frame.groups]
                 yield list(map(Delivery, sequences, groups_of(frame)))
 
-    def acknowledge(self, topology: str, worker_id: str, incarnation: int, ends: Mapping[int, int]) -> None:
+    def acknowledge(self, topology: str, worker_id: str, incarnation: int, newest: Mapping[int, int]) -> None:
         """Release messages of tasks, up to these sequences; raises SupersededError and poll()'s errors."""
-        tasks = [pb.AcknowledgedTask(task=task, sequence=sequence) for task, sequence in ends.items()]
+        tasks = [pb.AcknowledgedTask(task=task, sequence=sequence) for task, sequence in newest.items()]
         request = pb.AcknowledgeRequest(
             topology=topology, receiver_id=worker_id, incarnation=incarnation, tasks=tasks
         )
@@ -302,21 +302,21 @@ class ControlClient:
 
     def _call(self, method: str, request: Any, timeout: float | None = None, service: str = "control") -> Any:
         timeout = timeout or self.timeout
-        connection = self._connected(timeout)
+        connection = self._get_connection(timeout)
         metadata = self._channel_factory.metadata(self.address)
         with self._mapped_errors(connection, f"no answer within {timeout:g} s"):
             call = partial(getattr(getattr(connection, service), method), request)
-            return uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
+            return run_uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
 
     def _stream(
         self, method: str, request: Any, timeout: float | None = None, service: str = "control"
     ) -> Generator[Any]:
         """Yield the answers of a call; closing the generator cancels it."""
-        connection = self._connected(timeout or self.timeout)
+        connection = self._get_connection(timeout or self.timeout)
         metadata = self._channel_factory.metadata(self.address)
         with self._mapped_errors(connection, f"not all answers within {timeout or math.inf:.3g} s"):
             call = partial(getattr(getattr(connection, service), method), request)
-            answers = uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
+            answers = run_uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
             try:
                 yield from answers
             except RuntimeError as error:
@@ -328,17 +328,17 @@ class ControlClient:
                 answers.cancel()
 
     @contextmanager
-    def _mapped_errors(self, connection: _Connection, on_deadline: str) -> Iterator[None]:
-        """Raise Tuplewire's errors for gRPC's. on_deadline: describes a timeout."""
+    def _mapped_errors(self, connection: _Connection, timeout_text: str) -> Iterator[None]:
+        """Raise Tuplewire's errors for gRPC's. timeout_text: describes a timeout."""
         try:
             yield
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raised: TuplewireError = UnreachableError(f"the worker at {self.address}: {on_deadline}")
+                raised: TuplewireError = UnreachableError(f"the worker at {self.address}: {timeout_text}")
             else:
                 hint = self._channel_factory.hint(self.address)
                 about = error.code(), error.details() or "", error.trailing_metadata()
-                raised = error_of(*about, self.address, hint)
+                raised = error_from_status(*about, self.address, hint)
             if isinstance(raised, UnreachableError):
                 with self._lock:
                     # A new channel connects immediately, and to another certificate. The old one would wait.
@@ -347,17 +347,17 @@ class ControlClient:
             raise raised from error
 
 
-def _drain_request(deadline: float | None) -> pb.DrainRequest:
-    return pb.DrainRequest(deadline_millis=0 if deadline is None else max(1, round(deadline * 1000)))
+def _drain_request(seconds: float | None) -> pb.DrainRequest:
+    return pb.DrainRequest(deadline_millis=0 if seconds is None else max(1, round(seconds * 1000)))
 
 
 class _Connection:
-    """A channel, the identity that it was made with, and the stubs of its services."""
+    """A channel, the state of the TLS files that it was made with, and the stubs of its services."""
 
-    def __init__(self, channel: grpc.Channel, identity: object) -> None:
+    def __init__(self, channel: grpc.Channel, tls_state: object) -> None:
         self.channel = channel
-        self.identity = identity
+        self.tls_state = tls_state
         self.control: Any = ControlStub(channel)  # type: ignore[no-untyped-call]
         self.sinks: Any = SinksStub(channel)  # type: ignore[no-untyped-call]
-        self.source: Any = SourceStub(bytes_channel(channel))  # type: ignore[no-untyped-call]
+        self.source: Any = SourceStub(raw_channel(channel))  # type: ignore[no-untyped-call]
         self.health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
 
-_AT_ONCE = 32
+_MAX_PARALLEL = 32
 _Answer = TypeVar("_Answer")
 
 
@@ -32,7 +32,7 @@ class ControlClients:
             self._clients[address] = self._connect(address)
         return self._clients[address]
 
-    def each(
+    def call_all(
         self, addresses: Iterable[str], call: Callable[[ControlClient], _Answer]
     ) -> dict[str, _Answer | TuplewireError]:
         """Call each worker in parallel; return the results or errors by address."""
@@ -44,16 +44,16 @@ class ControlClients:
                 return error
 
         wanted = list(addresses)
-        self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE, "tuplewire-control")
+        self._pool = self._pool or ThreadPoolExecutor(_MAX_PARALLEL, "tuplewire-control")
         return dict(zip(wanted, self._pool.map(outcome, wanted), strict=True))
 
-    def keep(self, addresses: Iterable[str]) -> None:
+    def close_except(self, addresses: Iterable[str]) -> None:
         """Close the clients of all other workers."""
         for address in self._clients.keys() - addresses:
             self._clients.pop(address).close()
 
     def close(self) -> None:
         """Close all clients and the threads. Calls in progress end."""
-        self.keep(())
+        self.close_except(())
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)

@@ -1,8 +1,8 @@
 """gRPC channels and streams to addresses, their options, and the errors for gRPC's status codes.
 
 Used by clients, the control client, receivers and the worker's gRPC transport. Owns no state except its open
-streams. Call only from the event loop, except error_of() and the functions that return options or channels.
-Design: docs/design/sessions.md.
+streams. Call only from the event loop, except error_from_status() and the functions that return options or
+channels. Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from urllib.parse import quote, unquote
 import grpc
 import grpc.aio
 
-from tuplewire.connection.channels import NOT_TRUSTED, ChannelFactory
+from tuplewire import errors
+from tuplewire.connection.channels import TRUST_HINT, ChannelFactory
 from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken, StreamOpener
-from tuplewire.errors import PayloadTooLargeError, ProtocolError, TuplewireError, UnreachableError, refused
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import SessionSettings
 from tuplewire.wire.control_pb2 import (
@@ -35,7 +35,7 @@ from tuplewire.wire.control_pb2 import (
 from tuplewire.wire.control_pb2_grpc import ControlStub, SourceStub
 from tuplewire.wire.messaging_pb2_grpc import MessagingStub
 
-DIRECT = (
+BASE_OPTIONS = (
     ("grpc.enable_retries", 0),
     # Workers are reached directly, not through a proxy from the environment.
     ("grpc.enable_http_proxy", 0),
@@ -48,7 +48,7 @@ DIRECT = (
     ("grpc.max_receive_message_length", -1),
 )
 """The options of every channel."""
-ANY_SIZE = 2**63 - 1
+UNLIMITED_BYTES = 2**63 - 1
 """The response limit that a consumer with these options reports."""
 ERROR_KEY = "tuplewire-error"
 """The trailing metadata with the ErrorCode of a refusal."""
@@ -57,7 +57,7 @@ OWNER_KEY = "tuplewire-owner"
 """
 _CONTROL_SECONDS = 2.0
 """The maximum time for a request to the service Control."""
-_REFUSED_BY_US = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed")
+_CERT_REJECTED = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed")
 """gRPC's errors if this side refuses a server's certificate."""
 _NO_CONNECTION = re.compile(
     r"failed to connect to all addresses; last error: \w+: [^ ]+: "
@@ -65,13 +65,13 @@ _NO_CONNECTION = re.compile(
     re.DOTALL,
 )
 """gRPC's error for a failed connection; the group is the reason."""
-_BROKEN_OFF = re.compile("failed to connect.*(Socket closed|reset by peer)", re.DOTALL)
+_HANDSHAKE_CUT = re.compile("failed to connect.*(Socket closed|reset by peer)", re.DOTALL)
 """gRPC's error if a server closes a connection during the handshake."""
 _TOO_LARGE = re.compile("larger than max|metadata size exceeds")
 """gRPC's errors for a message or metadata over a limit. A retry would fail in the same way."""
-_NOT_GRPC = re.compile("parsing HTTP/2|http1.x server")
+_WRONG_PROTOCOL = re.compile("parsing HTTP/2|http1.x server")
 """gRPC's errors if a server answers in another protocol."""
-BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+CALL_ENDED_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """gRPC's exceptions for a call that is finished."""
 
 
@@ -81,7 +81,7 @@ def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:
     Three options together detect a hung peer; without the ping timeout, gRPC waits for a minute. gRPC's own
     retries are off: they would resend frames without the session's knowledge.
     """
-    return [*_common_options(settings), *DIRECT, ("grpc.http2.max_pings_without_data", 0)]
+    return [*_common_options(settings), *BASE_OPTIONS, ("grpc.http2.max_pings_without_data", 0)]
 
 
 def server_options(settings: SessionSettings) -> list[tuple[str, Any]]:
@@ -107,7 +107,7 @@ def _common_options(settings: SessionSettings) -> list[tuple[str, Any]]:
     ]
 
 
-def bytes_channel(channel: Any) -> Any:
+def raw_channel(channel: Any) -> Any:
     """Return a channel for a generated stub with streams of bytes; wire/codec.py encodes and decodes them."""
     return SimpleNamespace(
         unary_unary=channel.unary_unary,
@@ -125,7 +125,7 @@ def grpc_stream_opener(
     async def open_stream(method: str) -> AsyncIterator[ClientStream]:
         metadata = channel_factory.metadata(address)
         async with await channel_factory.channel(address, channel_options(settings)) as channel:
-            stub = MessagingStub(bytes_channel(channel))  # type: ignore[no-untyped-call]
+            stub = MessagingStub(raw_channel(channel))  # type: ignore[no-untyped-call]
             call = getattr(stub, method)(metadata=metadata)
             stream = _GrpcClientStream(call, address, channel_factory.hint(address))
             try:
@@ -136,14 +136,14 @@ def grpc_stream_opener(
     return open_stream
 
 
-class OtherWorkers:
+class WorkerConnections:
     """Connects to workers at any addresses, with the files of a client's credentials."""
 
     def __init__(self, settings: SessionSettings, credentials: Credentials | None) -> None:
         """Read the files of the credentials at the first connection."""
         self._settings = settings
         self._channels = ChannelFactory(credentials)
-        self._polled: dict[str, grpc.aio.Channel] = {}
+        self._poll_channels: dict[str, grpc.aio.Channel] = {}
         """The channels for polls, by address; kept until a request fails, because polls repeat."""
 
     def open_stream(self, address: str) -> StreamOpener:
@@ -152,7 +152,7 @@ class OtherWorkers:
 
     async def assignment(self, address: str) -> GetAssignmentResponse:
         """Request the assignment from the worker at an address. Raises UnreachableError, RefusedError."""
-        async with await self._channels.channel(address, DIRECT) as channel:
+        async with await self._channels.channel(address, BASE_OPTIONS) as channel:
             stub = ControlStub(channel)  # type: ignore[no-untyped-call]
             answer: GetAssignmentResponse = await self._call(
                 stub.GetAssignment, GetAssignmentRequest(), address
@@ -175,9 +175,9 @@ class OtherWorkers:
         return answer
 
     async def _polled_channel(self, address: str) -> grpc.aio.Channel:
-        polled = self._polled  # after forget(), a poll in progress stores its channel in the old dict
+        polled = self._poll_channels  # after close_polls(), a poll in progress uses the old dict
         if address not in polled:
-            polled[address] = await self._channels.channel(address, DIRECT)
+            polled[address] = await self._channels.channel(address, BASE_OPTIONS)
         return polled[address]
 
     async def _call(self, method: Any, request: Any, address: str) -> Any:
@@ -185,13 +185,13 @@ class OtherWorkers:
         try:
             return await method(request, timeout=_CONTROL_SECONDS, metadata=metadata)
         except grpc.aio.AioRpcError as error:
-            self._polled.pop(address, None)  # a new channel tries to connect immediately
+            self._poll_channels.pop(address, None)  # a new channel tries to connect immediately
             trailing, details = error.trailing_metadata(), error.details() or ""
-            raise error_of(error.code(), details, trailing, address) from None
+            raise error_from_status(error.code(), details, trailing, address) from None
 
-    def forget(self) -> None:
+    def close_polls(self) -> None:
         """Close the channels for polls after the calls in progress. A later poll opens new ones."""
-        self._polled = {}
+        self._poll_channels = {}
 
 
 class GrpcStream(MessageStream):
@@ -203,13 +203,13 @@ class GrpcStream(MessageStream):
     async def write(self, data: bytes) -> None:
         try:
             await self._call.write(data)
-        except BROKEN as error:
+        except CALL_ENDED_ERRORS as error:
             raise StreamBroken from error
 
     async def read(self) -> bytes | None:
         try:
             data = await self._call.read()
-        except BROKEN as error:
+        except CALL_ENDED_ERRORS as error:
             raise StreamBroken from error
         return None if data is grpc.aio.EOF else data
 
@@ -226,13 +226,13 @@ class _GrpcClientStream(GrpcStream, ClientStream):
             await self._call.wait_for_connection()
             # If this fails, call.write() ends the call, and the last messages and the status cannot be read.
             await self._call._cython_call.send_serialized_message(data)
-        except BROKEN as error:
+        except CALL_ENDED_ERRORS as error:
             raise StreamBroken from error
 
     async def done_writing(self) -> None:
         try:
             await self._call.done_writing()
-        except BROKEN as error:
+        except CALL_ENDED_ERRORS as error:
             raise StreamBroken from error
 
     def close(self) -> None:
@@ -243,25 +243,25 @@ class _GrpcClientStream(GrpcStream, ClientStream):
         """
         self._call._cython_call.cancel("the stream has finished")
 
-    async def end(self) -> TuplewireError:
+    async def end(self) -> errors.TuplewireError:
         # A call that this side cancels has no status from the worker.
         self._cancelled |= self._call.cancel()
         if self._cancelled:
-            return UnreachableError(f"{self._address}: the stream broke")
+            return errors.UnreachableError(f"{self._address}: the stream broke")
         call = self._call
         status = await call.code(), await call.details() or "", await call.trailing_metadata()
-        return error_of(*status, self._address, self._hint)
+        return error_from_status(*status, self._address, self._hint)
 
 
-def trailing_of(code: str, owner: str, worker_id: str) -> tuple[tuple[str, str], ...]:
-    """Return the trailing metadata of a refusal, which error_of() reads. owner, worker_id: may be empty."""
+def refusal_metadata(code: str, owner: str, worker_id: str) -> tuple[tuple[str, str], ...]:
+    """Return the trailing metadata of a refusal, for error_from_status(). owner, worker_id: may be empty."""
     owned = ((OWNER_KEY, f"{quote(owner)} {quote(worker_id)}"),) if owner else ()
     return (ERROR_KEY, code), *owned
 
 
-def error_of(
+def error_from_status(
     code: grpc.StatusCode, details: str, trailing: Iterable[Any] | None, address: str, hint: str = ""
-) -> TuplewireError:
+) -> errors.TuplewireError:
     """Return the error for a status.
 
     1. The worker refused the call: the metadata contains the reason.
@@ -273,26 +273,28 @@ def error_of(
     hint: added if the peer closes the connection during the handshake; see `ChannelFactory.hint`.
     """
     # 1. The status code is ignored: the worker's own code is more precise.
-    told = {key: str(value) for key, value in trailing or ()}
-    if ERROR_KEY in told:
-        return refused(told[ERROR_KEY], details, *map(unquote, told.get(OWNER_KEY, "").split(" ", 1)))
+    metadata = {key: str(value) for key, value in trailing or ()}
+    if ERROR_KEY in metadata:
+        owner = map(unquote, metadata.get(OWNER_KEY, "").split(" ", 1))
+        return errors.refusal_error(metadata[ERROR_KEY], details, *owner)
     # 2. A retry would fail in the same way. Any other RESOURCE_EXHAUSTED is temporary, as in 5.
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE.search(details):
-        return PayloadTooLargeError(
+        return errors.PayloadTooLargeError(
             f"{address} refused the size of a request: {details}; name fewer tasks, use a shorter token, or "
             "raise the worker's max_message_bytes and max_frame_bytes"
         )
     # 3. Another process may listen there temporarily, so sessions try again.
-    if _NOT_GRPC.search(details):
-        return UnreachableError(
+    if _WRONG_PROTOCOL.search(details):
+        return errors.UnreachableError(
             f"{address} does not answer in gRPC's protocol; if it is the admin port of a worker, use the "
             "address of its setting `listen`"
         )
     # 4. A worker reports its refusals as in 1.
     if code in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:
-        return ProtocolError(f"{address} does not answer as a Tuplewire worker: {code.name}: {details}")
+        text = f"{address} does not answer as a Tuplewire worker: {code.name}: {details}"
+        return errors.ProtocolError(text)
     # 5. The hint names TLS settings, because gRPC's own text does not.
-    hint = NOT_TRUSTED if _REFUSED_BY_US.search(details) else hint if _BROKEN_OFF.search(details) else ""
+    hint = TRUST_HINT if _CERT_REJECTED.search(details) else hint if _HANDSHAKE_CUT.search(details) else ""
     if no_connection := _NO_CONNECTION.fullmatch(details):
-        return UnreachableError(f"{address}: no connection: {no_connection[1]}{hint}")
-    return UnreachableError(f"{address}: {code.name}: {details}{hint}")
+        return errors.UnreachableError(f"{address}: no connection: {no_connection[1]}{hint}")
+    return errors.UnreachableError(f"{address}: {code.name}: {details}{hint}")

@@ -48,7 +48,7 @@ class Suspendable(Protocol):
         """Connect again."""
 
 
-class Connecting(Suspendable, Protocol):
+class Startable(Suspendable, Protocol):
     """A connection that can be started; called on the loop."""
 
     def start(self) -> None:
@@ -58,13 +58,13 @@ class Connecting(Suspendable, Protocol):
 class _Selector(selectors.DefaultSelector):
     """The selector of a loop; can report the start and end of each wait."""
 
-    def report(self, on_wait: Callable[[float, float], None] | None) -> None:
+    def set_listener(self, on_wait: Callable[[float, float], None] | None) -> None:
         """Report waits from now on; None: stop. Without a report, select() has no other cost."""
         vars(self).pop("select", None)
         if on_wait is not None:
-            vars(self)["select"] = partial(self._reported, on_wait)
+            vars(self)["select"] = partial(self._timed_select, on_wait)
 
-    def _reported(self, on_wait: Callable[[float, float], None], timeout: float | None = None) -> Any:
+    def _timed_select(self, on_wait: Callable[[float, float], None], timeout: float | None = None) -> Any:
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
         began = time.monotonic()
@@ -93,20 +93,20 @@ class _Outcome(Generic[_Result]):
     """
 
     def __init__(self) -> None:
-        self._known = threading.Lock()
-        self._known.acquire()
+        self._done_lock = threading.Lock()
+        self._done_lock.acquire()
         self._result: Callable[[], _Result]
 
-    def tell(self, result: Callable[[], _Result]) -> None:
+    def set_result(self, result: Callable[[], _Result]) -> None:
         """Set the function that returns or raises the outcome; once, from any thread."""
         self._result = result
-        self._known.release()
+        self._done_lock.release()
 
     def wait(self, timeout: float | None = None) -> _Result:
         """Wait for the outcome; raise WaitTimeoutError after `timeout` seconds."""
         until = math.inf if timeout is None else time.monotonic() + timeout
         # Wake periodically: a signal just before the wait starts does not end it.
-        while not self._known.acquire(timeout=max(0.0, min(_SIGNAL_SECONDS, until - time.monotonic()))):
+        while not self._done_lock.acquire(timeout=max(0.0, min(_SIGNAL_SECONDS, until - time.monotonic()))):
             if time.monotonic() >= until:
                 raise WaitTimeoutError(f"not within {timeout} s")
         return self._result()
@@ -119,7 +119,7 @@ class EventLoopThread:
         self._selector = _Selector()
         self.loop: asyncio.AbstractEventLoop = _Loop(self._selector)
         self.suspendables: WeakSet[Suspendable] = WeakSet()
-        self.pinned = 0
+        self.bound_servers = 0
         """The number of bound servers, which cannot be suspended."""
         self._ended = self._suspended = False
         self._suspending: asyncio.Future[list[None]] | None = None
@@ -138,20 +138,20 @@ class EventLoopThread:
                     )
         self.loop.close()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop the thread of an unused loop, and close the loop."""
         self._ended = True
         self.loop.call_soon_threadsafe(self.loop.stop)
 
-    def on_wait(self, listener: Callable[[float, float], None] | None) -> None:
+    def set_wait_listener(self, listener: Callable[[float, float], None] | None) -> None:
         """Report start and end of each wait by the loop's clock; None: stop.
 
         The loop calls the listener after the wait, before the callbacks that are due. It must not raise.
         """
-        self._selector.report(listener)
+        self._selector.set_listener(listener)
 
     @property
-    def inside(self) -> bool:
+    def is_current_thread(self) -> bool:
         """True if the caller runs on this loop's thread."""
         return threading.current_thread() is self._thread
 
@@ -162,7 +162,7 @@ class EventLoopThread:
     def run(self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
         """Run a coroutine on the loop and return its result; from any thread except the loop's."""
         outcome = _Outcome[_Result]()
-        running = self.start(coroutine, lambda task: outcome.tell(task.result))
+        running = self.start(coroutine, lambda task: outcome.set_result(task.result))
 
         def cancel() -> None:
             for task in running:
@@ -175,10 +175,10 @@ class EventLoopThread:
             raise
 
     def start(
-        self, coroutine: Coroutine[Any, Any, _Result], ended: Callable[[asyncio.Task[_Result]], object]
+        self, coroutine: Coroutine[Any, Any, _Result], on_done: Callable[[asyncio.Task[_Result]], object]
     ) -> set[asyncio.Task[_Result]]:
-        """Start a coroutine from another thread, and call `ended` at its end. Return the running task."""
-        if self.inside:
+        """Start a coroutine from another thread, and call `on_done` at its end. Return the running task."""
+        if self.is_current_thread:
             coroutine.close()
             raise RuntimeError("a blocking call was made on the messaging loop; await the coroutine instead")
         running: set[asyncio.Task[_Result]] = set()
@@ -187,14 +187,14 @@ class EventLoopThread:
             task = self.loop.create_task(coroutine)
             running.add(task)
             task.add_done_callback(running.discard)
-            task.add_done_callback(ended)
+            task.add_done_callback(on_done)
 
         self.loop.call_soon_threadsafe(begin)
         return running
 
     def call(self, function: Callable[[], _Result], timeout: float | None = None) -> _Result:
         """Call a function on the loop and return its result; from any thread. timeout: see run."""
-        if self.inside:
+        if self.is_current_thread:
             return function()
 
         async def wrapped() -> _Result:
@@ -202,14 +202,14 @@ class EventLoopThread:
 
         return self.run(wrapped(), timeout)
 
-    def begin(self, connection: Connecting) -> None:
+    def start_connection(self, connection: Startable) -> None:
         """Start a connection, from any thread; during a fork, start it after the fork."""
-        if self.inside:
-            self._begin(connection)
+        if self.is_current_thread:
+            self._start_connection(connection)
         else:  # without waiting: the caller may hold a lock that a logging handler on the loop needs
-            self.loop.call_soon_threadsafe(self._begin, connection)
+            self.loop.call_soon_threadsafe(self._start_connection, connection)
 
-    def _begin(self, connection: Connecting) -> None:
+    def _start_connection(self, connection: Startable) -> None:
         if connection in self.suspendables:
             return  # the caller was interrupted, and starts it again
         self.suspendables.add(connection)
@@ -233,7 +233,7 @@ class EventLoopThread:
                 each.resume()
 
 
-async def in_own_thread(function: Callable[[], _Result]) -> _Result:
+async def run_in_thread(function: Callable[[], _Result]) -> _Result:
     """Await a blocking function in a new thread: a pool may be full of functions that wait."""
     outcome: Future[_Result] = Future()
     _blocking.add(outcome)
@@ -251,7 +251,7 @@ def _set_result(outcome: Future[_Result], function: Callable[[], _Result]) -> No
         outcome.set_exception(error)
 
 
-def uninterrupted(function: Callable[[], _Result]) -> _Result:
+def run_uninterrupted(function: Callable[[], _Result]) -> _Result:
     """Return the result of a function that blocks in gRPC: Ctrl-C ends the wait, not the function.
 
     If KeyboardInterrupt is raised while a call starts, no thread polls the call, and gRPC waits for it
@@ -260,12 +260,12 @@ def uninterrupted(function: Callable[[], _Result]) -> _Result:
     if threading.current_thread() is not threading.main_thread():
         return function()
     outcome, returned = _Outcome[_Result](), Future[_Result]()
-    returned.add_done_callback(lambda done: outcome.tell(done.result))
+    returned.add_done_callback(lambda done: outcome.set_result(done.result))
     _thread.start_new_thread(_set_result, (returned, function))  # threading waits until it runs
     return outcome.wait()
 
 
-def watched(task: asyncio.Task[None]) -> asyncio.Task[None]:
+def report_errors(task: asyncio.Task[None]) -> asyncio.Task[None]:
     """Report a background task's exception to its loop's exception handler; otherwise it would be lost."""
     task.add_done_callback(_report)
     return task
@@ -277,13 +277,13 @@ def _report(task: asyncio.Task[None]) -> None:
         task.get_loop().call_exception_handler(context)
 
 
-_blocking: set[Future[Any]] = set()  # of in_own_thread(): a child would inherit OpenSSL's locks
+_blocking: set[Future[Any]] = set()  # of run_in_thread(): a child would inherit OpenSSL's locks
 _lock = threading.Lock()
 _current: EventLoopThread | None = None
-_suspended: EventLoopThread | None = None
-_survives = False
+_suspended_thread: EventLoopThread | None = None
+_grpc_shut_down = False
 """True if gRPC was shut down for a fork: only then may the child use gRPC."""
-_unusable = ""
+_unusable_reason = ""
 _interrupted = False
 """True if Ctrl-C arrived during the shutdown of gRPC. The main thread is interrupted after the fork."""
 
@@ -295,13 +295,13 @@ def messaging_loop() -> EventLoopThread:
     ConfigError if gevent or eventlet has replaced threads or select.
     """
     global _current
-    if _unusable:
-        raise ClosedError(_unusable)
+    if _unusable_reason:
+        raise ClosedError(_unusable_reason)
     refuse_green_threads()
     if (current := _current) is not None:
         return current
     asyncio_log = logging.getLogger("asyncio")
-    quiet = partial(_by_another_thread, threading.get_ident())
+    quiet = partial(_is_other_thread, threading.get_ident())
     # asyncio logs each new loop, and a logging handler that sends would create another one.
     asyncio_log.addFilter(quiet)
     try:
@@ -311,15 +311,15 @@ def messaging_loop() -> EventLoopThread:
     with _lock:
         current = _current = _current or made
     if current is not made:
-        made.end()
+        made.stop()
     return current
 
 
-def _by_another_thread(thread: int, record: logging.LogRecord) -> bool:
+def _is_other_thread(thread: int, record: logging.LogRecord) -> bool:
     return record.thread != thread
 
 
-def on_messaging_loop() -> bool:
+def is_on_messaging_loop() -> bool:
     """Return True on the loop's thread, which must not block."""
     return _current is not None and threading.current_thread() is _current._thread
 
@@ -341,22 +341,22 @@ def _before_fork() -> None:
     3. All connections are closed, and the threads of gRPC and TLS have exited: the child may connect.
     4. An error, or 5 seconds have passed: the child cannot use gRPC.
     """
-    global _suspended, _survives, _interrupted
-    _survives = False
+    global _suspended_thread, _grpc_shut_down, _interrupted
+    _grpc_shut_down = False
     current = _current
     # 1 and 2. The loop's thread cannot wait for its own loop.
-    if current is None or current.pinned or current.inside:
+    if current is None or current.bound_servers or current.is_current_thread:
         return
-    _suspended = current  # first, so that the parent always resumes
+    _suspended_thread = current  # first, so that the parent always resumes
     deadline = time.monotonic() + _SUSPEND_SECONDS
     # 3. After Ctrl-C the steps are repeated: a child of a process with half-closed gRPC may crash.
-    while not _survives and time.monotonic() < deadline:
+    while not _grpc_shut_down and time.monotonic() < deadline:
         try:
             current.run(current.suspend(), _SUSPEND_SECONDS)
             gc.collect()  # gRPC's threads exit after its last object
             while (running := bool(_blocking) or _grpc_is_running()) and time.monotonic() < deadline:
                 time.sleep(0.001)
-            _survives = not running
+            _grpc_shut_down = not running
         except KeyboardInterrupt:
             _interrupted = True
         except Exception:
@@ -365,15 +365,15 @@ def _before_fork() -> None:
 
 
 def _after_in_parent() -> None:
-    global _suspended, _survives, _interrupted
+    global _suspended_thread, _grpc_shut_down, _interrupted
     # A later fork may skip the hook before it, as in uWSGI, and must not count as safe.
-    _survives = False
-    if _suspended is not None:
-        _suspended.submit(_suspended.resume())
+    _grpc_shut_down = False
+    if _suspended_thread is not None:
+        _suspended_thread.submit(_suspended_thread.resume())
         if _interrupted:
             _interrupted = False
-            _suspended.submit(_interrupt_main())
-        _suspended = None
+            _suspended_thread.submit(_interrupt_main())
+        _suspended_thread = None
 
 
 async def _interrupt_main() -> None:
@@ -382,15 +382,15 @@ async def _interrupt_main() -> None:
 
 
 def _after_in_child() -> None:
-    global _current, _suspended, _unusable, _lock
+    global _current, _suspended_thread, _unusable_reason, _lock
     # 2 and 4 in _before_fork(), and a fork without that hook.
-    if _current is not None and not _survives:
-        _unusable = (
+    if _current is not None and not _grpc_shut_down:
+        _unusable_reason = (
             f"process {os.getpid()} was forked while a server was bound, or gRPC in use that could not be "
             "closed down before: start it with the multiprocessing method 'spawn' or 'forkserver', or "
             "connect after the fork (uWSGI: lazy-apps = true)"
         )
-    _current = _suspended = None
+    _current = _suspended_thread = None
     _lock = threading.Lock()
 
 

@@ -17,9 +17,9 @@ from tuplewire.connection.stream import BufferedStream, ClientStream, StreamBrok
 from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.session.flow import OutFrame
 
-MEMORY = "memory:"
+MEMORY_PREFIX = "memory:"
 """The prefix of addresses of servers in this process, before the port."""
-_ROOM_BYTES = 4 << 20
+_BUFFER_BYTES = 4 << 20
 """A writer waits while this many bytes are not read yet, as with gRPC's flow control."""
 
 
@@ -38,11 +38,11 @@ class MemoryStream(BufferedStream):
     async def write(self, data: bytes | OutFrame) -> None:
         """See MessageStream."""
         other = self._other
-        while self.broken is None and other._size >= _ROOM_BYTES:
-            other._room.clear()
-            await other._room.wait()
-        if self.broken is not None:
-            raise StreamBroken from self.broken
+        while self.failure is None and other._size >= _BUFFER_BYTES:
+            other._space_event.clear()
+            await other._space_event.wait()
+        if self.failure is not None:
+            raise StreamBroken from self.failure
         other._arrived.append(data)
         other._size += _size_of(data)
         other._changed.set()
@@ -54,18 +54,18 @@ class MemoryStream(BufferedStream):
         await asyncio.sleep(0)  # one message each turn: other streams run in between, as over a socket
         data: bytes | OutFrame = self._arrived.popleft()
         self._size -= _size_of(data)
-        self._room.set()
+        self._space_event.set()
         return data
 
     def finish(self) -> None:
         """Mark the end of this direction; the other side reads None."""
-        self._other._done = True
+        self._other._peer_finished = True
         self._other._changed.set()
 
-    def disconnect(self, why: TuplewireError) -> None:
+    def disconnect(self, reason: TuplewireError) -> None:
         """End the stream for both sides; only the first reason counts."""
-        super().disconnect(why)
-        super(MemoryStream, self._other).disconnect(why)
+        super().disconnect(reason)
+        super(MemoryStream, self._other).disconnect(reason)
 
 
 def _size_of(data: bytes | OutFrame) -> int:
@@ -86,8 +86,8 @@ class MemoryClientStream(MemoryStream, ClientStream):
     async def end(self) -> TuplewireError:
         """See ClientStream."""
         self.disconnect(UnreachableError("the stream was closed"))
-        assert self.broken is not None  # noqa: S101 - disconnect has set it
-        return self.broken
+        assert self.failure is not None  # noqa: S101 - disconnect has set it
+        return self.failure
 
 
 memory_servers: dict[tuple[str, int], Callable[[str], MemoryClientStream]] = {}
@@ -104,7 +104,7 @@ def memory_stream_opener(topology: str, port: int) -> StreamOpener:
     async def open_stream(method: str) -> AsyncIterator[ClientStream]:
         server = memory_servers.get((topology, port))
         if server is None:
-            raise UnreachableError(f"{MEMORY}{port}: topology {topology!r} has no server there")
+            raise UnreachableError(f"{MEMORY_PREFIX}{port}: topology {topology!r} has no server there")
         stream = server(method)
         try:
             yield stream

@@ -22,18 +22,18 @@ class Pacer:
         """Start without a delay. interval: the time between small frames in seconds; 0 disables pacing."""
         self._interval = interval
         self._tolerance = interval * (BURST_FRAMES - 1)
-        self._due = 0.0
+        self._next_due = 0.0
         """The time at which the next frame is due if all small frames keep the interval."""
         self._released = asyncio.Event()
         self.lingering = False
         """True while the writer is delayed: the next frame includes messages that arrive in that time."""
 
-    def wrote(self, now: float, size_bytes: int) -> float:
+    def record_write(self, now: float, size_bytes: int) -> float:
         """Record a frame written at `now` (seconds); return the seconds until the next one may be written."""
         if size_bytes < SMALL_FRAME_BYTES:
             # The maximum: a pause allows one burst, regardless of the length of the pause.
-            self._due = max(self._due, now) + self._interval
-        return max(0.0, self._due - self._tolerance - now)
+            self._next_due = max(self._next_due, now) + self._interval
+        return max(0.0, self._next_due - self._tolerance - now)
 
     async def linger(self, seconds: float) -> None:
         """Wait for this time, or until release_next() is called."""

@@ -1,10 +1,10 @@
 """A subscription to tasks: the messages that have arrived, from one worker or from several.
 
 One thread (or coroutine) at a time takes batches and acknowledges them. The executors of topologies get the
-batches from the loop instead (Push). With OtherWorkers, it finds the workers of its tasks, and follows them.
-Used by clients, their subscriptions, task_states.py and the dead-letter command. Owns the buffer, which the
-prefetch settings bound, and a stream to each worker (consumer_stream.py). Thread-safe, except the methods for
-the loop. Design: docs/design/moves.md ("Subscriptions follow tasks").
+batches from the loop instead (Callbacks). With WorkerConnections, it finds the workers of its tasks, and
+follows them. Used by clients, their subscriptions, task_states.py and the dead-letter command. Owns the
+buffer, which the prefetch settings bound, and a stream to each worker (consumer_stream.py). Thread-safe,
+except the methods for the loop. Design: docs/design/moves.md ("Subscriptions follow tasks").
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from tuplewire.connection.consumer_stream import ConsumerStream, Inbox, Push
-from tuplewire.connection.grpc_channel import OtherWorkers
-from tuplewire.connection.loop import watched
+from tuplewire.connection.consumer_stream import Callbacks, ConsumerStream, Inbox
+from tuplewire.connection.grpc_channel import WorkerConnections
+from tuplewire.connection.loop import report_errors
 from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.stream import StreamOpener
 from tuplewire.connection.task_owners import TaskOwners
 from tuplewire.errors import ClosedError, RefusedError, TuplewireError, UnreachableError
-from tuplewire.session.consume import Arrived, Rejected
+from tuplewire.session.consume import ArrivedBatch, RejectedMessage
 from tuplewire.session.retry import Backoff
 from tuplewire.settings.addresses import Peer
 from tuplewire.settings.config import RejectOrder, SessionSettings
@@ -33,7 +33,7 @@ logger = event_logger(__name__)
 
 _RETRY_SECONDS = 0.05
 _MAX_RETRY_SECONDS = 2.0
-_MOST_ASKED = 3
+_MAX_QUERIED = 3
 """The maximum number of workers to request the assignment from, to find the workers of other tasks."""
 
 
@@ -49,67 +49,68 @@ class Receiver(Inbox):
         loop: asyncio.AbstractEventLoop,
         open_stream: StreamOpener,
         receiver_id: str = "",
-        push: Push | None = None,
-        others: OtherWorkers | None = None,
+        push: Callbacks | None = None,
+        connections: WorkerConnections | None = None,
     ) -> None:
         """Describe a subscription at the worker at an address. For other arguments see ReconnectingStream.
 
         Args:
             push: Gets the messages; None: take() returns them.
-            others: Connects to the tasks' owners; None: only to this worker.
+            connections: Connects to the tasks' owners; None: only to this worker.
         """
-        super().__init__(identity, settings, loop, push, follows=others is not None)
+        super().__init__(identity, settings, loop, push, follows=connections is not None)
         self.address = address
         self.tasks = tuple(tasks)
-        self.failed: TuplewireError | None = None
-        self.over = False
+        self.failure: TuplewireError | None = None
+        self.is_closed = False
         self._open_stream = open_stream
         own = ConsumerStream(self, address, open_stream, receiver_id, self.tasks)
         self._streams: tuple[ConsumerStream, ...] = (own,)
         """Replaced as a whole, because consumers read it from other threads."""
-        self._unplaced: frozenset[int] = frozenset()
+        self._without_stream: frozenset[int] = frozenset()
         """The tasks without a stream: their owner is not known yet."""
         self._broken_since = time.monotonic()
-        self._not_admitted = False
+        self._admission_timed_out = False
         """True if the workers have not accepted this consumer within connect_seconds."""
-        self._patience: asyncio.TimerHandle | None = None
-        self.others = others
+        self._admission_timer: asyncio.TimerHandle | None = None
+        self.connections = connections
         self._owners = TaskOwners(identity.topology, address)
-        self._newest = 0
+        self._newest_version = 0
         """The highest version of the assignments so far."""
         self._own_id = receiver_id
         """The id of the worker at the client's own address, if known."""
-        self._refused_at: str | None = None
+        self._refused_by: str | None = None
         """The address of the worker that has reported last that it does not own a task."""
-        self._search: asyncio.Task[None] | None = None
+        self._search_task: asyncio.Task[None] | None = None
         self._running = False
         """True if streams may be opened: not before the start, during a fork, or after the end."""
 
     @property
     def state(self) -> str:
         """The state of the subscription, as text."""
-        if self.over:
+        if self.is_closed:
             return "closed"
-        if self.failed is not None:
-            return f"ended: {self.failed}"
-        return self._connection
+        if self.failure is not None:
+            return f"ended: {self.failure}"
+        return self._connection_state
 
     @property
     def connected(self) -> bool:
         """True if every task has a stream to its worker."""
-        return not self._unplaced and all(each.connected for each in self._streams)
+        return not self._without_stream and all(each.connected for each in self._streams)
 
     @property
-    def _connection(self) -> str:
-        broken = next((each.connection for each in self._streams if not each.connected), "connected")
-        return f"looking for the worker of task {min(self._unplaced)}" if self._unplaced else broken
+    def _connection_state(self) -> str:
+        if self._without_stream:
+            return f"looking for the worker of task {min(self._without_stream)}"
+        return next((each.connection_state for each in self._streams if not each.connected), "connected")
 
     def __repr__(self) -> str:
         return f"<Receiver {self.address} buffered={len(self.buffer)} {self.state}>"
 
     # --- for consumers -----------------------------------------------------------------------
 
-    def take(self, timeout: float | None = None) -> Arrived | None:
+    def take(self, timeout: float | None = None) -> ArrivedBatch | None:
         """Return the next batch, or None after `timeout` seconds. Do not call this on the event loop.
 
         Without a timeout, wait indefinitely once the workers have accepted this consumer. Raises ClosedError,
@@ -117,27 +118,27 @@ class Receiver(Inbox):
         whole timeout; without one, if the workers have not accepted this consumer within connect_seconds.
         """
         with self.lock:
-            found = self.changed.wait_for(partial(self._next, timeout), timeout)
-        return found or self._none_after(timeout)
+            found = self.changed.wait_for(partial(self._pop_or_raise, timeout), timeout)
+        return found or self._none_or_raise(timeout)
 
-    async def take_async(self, timeout: float | None = None) -> Arrived | None:
+    async def take_async(self, timeout: float | None = None) -> ArrivedBatch | None:
         """Do the same as take, on any event loop. A cancelled call takes no batch."""
-        found = await self.changed.wait_for_async(partial(self._next, timeout), timeout)
-        return found or self._none_after(timeout)
+        found = await self.changed.wait_for_async(partial(self._pop_or_raise, timeout), timeout)
+        return found or self._none_or_raise(timeout)
 
-    def _next(self, timeout: float | None) -> Arrived | None:
+    def _pop_or_raise(self, timeout: float | None) -> ArrivedBatch | None:
         # After the end, the buffer lacks messages that an acknowledgement of later ones would include.
-        if self.failed is not None:
-            raise self.failed
-        if self.over:
+        if self.failure is not None:
+            raise self.failure
+        if self.is_closed:
             raise ClosedError(f"the subscription at {self.address} is closed")
         if self.buffer:
             return self.buffer.popleft()
-        if timeout is None and self._not_admitted:
+        if timeout is None and self._admission_timed_out:
             raise self._unreachable(self.settings.connect_seconds)
         return None
 
-    def _none_after(self, timeout: float | None) -> Arrived | None:
+    def _none_or_raise(self, timeout: float | None) -> ArrivedBatch | None:
         # A connection without messages is not an error, even if it existed only for a part of the time.
         if timeout is not None and not self.connected and time.monotonic() - self._broken_since >= timeout:
             raise self._unreachable(timeout)
@@ -147,20 +148,20 @@ class Receiver(Inbox):
         for each in self._streams:
             if not each.connected:
                 return UnreachableError(f"no worker at {each.address} for {seconds:g} s: {each.problem}")
-        return UnreachableError(f"no worker at {self.address} for {seconds:g} s: {self._connection}")
+        return UnreachableError(f"no worker at {self.address} for {seconds:g} s: {self._connection_state}")
 
     @property
-    def rejects_wait(self) -> bool:
+    def blocks_on_reject(self) -> bool:
         """True if later messages of a task wait for a rejected one."""
         return self.settings.reject_order is RejectOrder.WAIT
 
-    def put_back(self, arrived: Arrived) -> None:
+    def requeue(self, arrived: ArrivedBatch) -> None:
         """Make take() return these messages again. Otherwise, a later acknowledgement would include them."""
         with self.lock:
-            if arrived.deliveries and self.failed is None:
+            if arrived.deliveries and self.failure is None:
                 self.buffer.appendleft(arrived)
 
-    def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> None:
+    def acknowledge(self, arrived: ArrivedBatch, rejected: Sequence[RejectedMessage] = ()) -> None:
         """Acknowledge a batch to its worker; ignore it if the worker has failed, or its tasks have moved.
 
         rejected: the rejected messages of the batch, in order; see ConsumeWindow.acknowledge.
@@ -175,35 +176,35 @@ class Receiver(Inbox):
         own = next((each for each in self._streams if each.address == self.address), None)
         self._own_id = own.worker_id if own is not None and own.connected else self._own_id
         if self.connected:
-            self.admitted, self._not_admitted = True, False
-            self._stop_patience()
+            self.admitted, self._admission_timed_out = True, False
+            self._stop_admission_timer()
 
     def on_lost(self, stream: ConsumerStream, error: TuplewireError) -> None:
         if stream.connected:
             self._mark_broken()
-        self._find(stream.address if isinstance(error, RefusedError) else None)
+        self._start_search(stream.address if isinstance(error, RefusedError) else None)
 
     def on_moved(self, stream: ConsumerStream, tasks: Iterable[int]) -> None:
         if self.follows:
             self._mark_broken()
             gone = frozenset(tasks) & frozenset(stream.tasks)
-            self._unplaced |= gone
-            stream.consume(task for task in stream.tasks if task not in gone)
-            self._find(stream.address)
+            self._without_stream |= gone
+            stream.set_tasks(task for task in stream.tasks if task not in gone)
+            self._start_search(stream.address)
 
     def on_failed(self, error: TuplewireError) -> None:
         with self.lock:
-            if self.failed is not None:
+            if self.failure is not None:
                 return
-            self.failed = error
+            self.failure = error
             # These messages can no longer be acknowledged; the worker delivers them to the task's consumer.
             self.buffer.clear()
             self.changed.notify_all()
-        self._stop_patience()
+        self._stop_admission_timer()
         for stream in self._streams:
-            watched(self.loop.create_task(stream.close(), name="close"))
-        if self.push is not None and not self.over:
-            self.push.failed(error)
+            report_errors(self.loop.create_task(stream.close(), name="close"))
+        if self.push is not None and not self.is_closed:
+            self.push.on_failure(error)
 
     # --- life, on the loop ---------------------------------------------------------------------
 
@@ -214,22 +215,22 @@ class Receiver(Inbox):
             stream.start()
         # An admitted consumer waits through restarts of any length; see docs/design/sessions.md.
         if not self.admitted and math.isfinite(seconds := self.settings.connect_seconds):
-            self._patience = self.loop.call_later(seconds, self._stop_waiting)
-        if self._unplaced:
-            self._find(self.address)
+            self._admission_timer = self.loop.call_later(seconds, self._on_admission_timeout)
+        if self._without_stream:
+            self._start_search(self.address)
 
-    def _stop_waiting(self) -> None:
+    def _on_admission_timeout(self) -> None:
         """Wake callers without a timeout: the workers have not accepted this consumer."""
         with self.lock:
-            self._not_admitted = True
+            self._admission_timed_out = True
             self.changed.notify_all()
         if self.push is not None:
-            self.push.failed(self._unreachable(self.settings.connect_seconds))
+            self.push.on_failure(self._unreachable(self.settings.connect_seconds))
 
-    def _stop_patience(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _stop_admission_timer(self) -> None:
+        if self._admission_timer is not None:
+            self._admission_timer.cancel()
+            self._admission_timer = None
 
     def _mark_broken(self) -> None:
         if self.connected:
@@ -238,23 +239,23 @@ class Receiver(Inbox):
     async def close(self) -> None:
         """Close the subscription after reporting all acknowledgements, in at most three seconds."""
         with self.lock:
-            self.over = True
+            self.is_closed = True
             self.changed.notify_all()
         self._stop_search()
         await asyncio.gather(*(stream.close() for stream in self._streams))
 
     def _stop_search(self) -> None:
         self._running = False
-        self._stop_patience()
-        if self._search is not None:
-            self._search.cancel()
-            self._search = None
-        if self.others is not None:
-            self.others.forget()
+        self._stop_admission_timer()
+        if self._search_task is not None:
+            self._search_task.cancel()
+            self._search_task = None
+        if self.connections is not None:
+            self.connections.close_polls()
 
     async def suspend(self) -> None:
         """Close the streams for a fork."""
-        search = self._search
+        search = self._search_task
         self._stop_search()
         if search is not None:
             await asyncio.wait([search])
@@ -262,34 +263,35 @@ class Receiver(Inbox):
 
     def resume(self) -> None:
         """Connect again after a fork."""
-        if not self.over and self.failed is None:
+        if not self.is_closed and self.failure is None:
             self.start()
 
     # --- the workers of tasks, on the loop -------------------------------------------------------
 
-    def _find(self, refused_at: str | None) -> None:
+    def _start_search(self, refused_by: str | None) -> None:
         """Find the workers of the tasks that have no stream, or a broken one.
 
-        refused_at: the address of a worker that does not own its task: it knows the owner.
+        refused_by: the address of a worker that does not own its task: it knows the owner.
         """
-        self._refused_at = refused_at or self._refused_at
-        done = self._search is None or self._search.done()
-        if done and self.others is not None and self._running and self.failed is None:
-            self._search = watched(self.loop.create_task(self._find_all(self.others), name="find tasks"))
+        self._refused_by = refused_by or self._refused_by
+        done = self._search_task is None or self._search_task.done()
+        if done and self.connections is not None and self._running and self.failure is None:
+            search = self._search_owners(self.connections)
+            self._search_task = report_errors(self.loop.create_task(search, name="find tasks"))
 
-    async def _find_all(self, others: OtherWorkers) -> None:
+    async def _search_owners(self, connections: WorkerConnections) -> None:
         backoff = Backoff(_RETRY_SECONDS, _MAX_RETRY_SECONDS, random.random)
-        while not self.connected and self.failed is None:
+        while not self.connected and self.failure is None:
             # Without a refusal, the worker probably still owns its tasks, and the stream returns.
-            if self._refused_at is None:
+            if self._refused_by is None:
                 await asyncio.sleep(backoff.next())
-            asked, self._refused_at = self._refused_at, None
+            asked, self._refused_by = self._refused_by, None
             try:
-                await self._look_up(others, (asked or self.address, *self._owners.addresses))
+                await self._update_owners(connections, (asked or self.address, *self._owners.addresses))
             except TuplewireError:
                 continue  # its log entries have the reasons
             if not self.connected:
-                await self._place(others)
+                await self._move_tasks(connections)
 
     async def workers_of(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
         """Return the tasks at each worker, without unknown ones, by the last assignment.
@@ -297,13 +299,13 @@ class Receiver(Inbox):
         It is requested again if it lacks a task. If no worker answers, raises the error of the first one.
         """
         named = list(tasks)
-        if self.others is not None and not self._owners.of.keys() >= set(named):
-            await self._look_up(self.others, self._owners.addresses[:_MOST_ASKED])
+        if self.connections is not None and not self._owners.by_task.keys() >= set(named):
+            await self._update_owners(self.connections, self._owners.addresses[:_MAX_QUERIED])
         return self._by_worker(named)
 
-    def forget_workers(self) -> None:
+    def invalidate_owners(self) -> None:
         """Request the assignment again at the next workers_of(): a task moves, or a worker has failed."""
-        self._owners.of = {}
+        self._owners.by_task = {}
 
     def _by_worker(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
         return {
@@ -311,12 +313,12 @@ class Receiver(Inbox):
             for peer, theirs in self._owners.by_worker(tasks).items()
         }
 
-    async def _look_up(self, others: OtherWorkers, addresses: Iterable[str]) -> None:
+    async def _update_owners(self, connections: WorkerConnections, addresses: Iterable[str]) -> None:
         """Request the assignment from the first worker that answers; if none does, raise the first error."""
         problems: list[TuplewireError] = []
         for address in dict.fromkeys(addresses):
             try:
-                answer = await others.assignment(address)
+                answer = await connections.assignment(address)
                 self._owners.replace(answer.assignment if answer.HasField("assignment") else None, address)
             except TuplewireError as error:
                 logger.debug("subscription.no_assignment", extra={"peer": address, "reason": str(error)})
@@ -327,35 +329,35 @@ class Receiver(Inbox):
             return
         raise problems[0]
 
-    async def _place(self, others: OtherWorkers) -> None:
+    async def _move_tasks(self, connections: WorkerConnections) -> None:
         """Move tasks to streams to their owners. Tasks with a connected stream stay there."""
-        # At every await each task is in one stream or in `_unplaced`, because a fork may cancel this.
+        # At every await each task is in one stream or in `_without_stream`, because a fork may cancel this.
         # An opening stream stays, too: its worker would mark the first messages as redelivered.
         broken = [each for each in self._streams if not (each.connected or each.opening)]
-        tasks = [*self._unplaced, *(task for each in broken for task in each.tasks)]
-        unknown = [task for task in tasks if task not in self._owners.of]
-        self._newest = max(self._newest, self._owners.version)
+        tasks = [*self._without_stream, *(task for each in broken for task in each.tasks)]
+        unknown = [task for task in tasks if task not in self._owners.by_task]
+        self._newest_version = max(self._newest_version, self._owners.version)
         # A worker with an older assignment may not know the tasks yet.
-        if unknown and self._owners.version == self._newest:
-            self.on_failed(self._owners.unknown(unknown))
+        if unknown and self._owners.version == self._newest_version:
+            self.on_failed(self._owners.unknown_error(unknown))
             return
         owned = {peer: frozenset(theirs) for peer, theirs in self._by_worker(tasks).items()}
         for each in broken:
             kept = owned.get(self._peer_of(each), frozenset()).intersection(each.tasks)
             if not each.connected and len(kept) < len(each.tasks):
-                self._unplaced |= frozenset(each.tasks) - kept
+                self._without_stream |= frozenset(each.tasks) - kept
                 await self._replace(each, kept)
         for peer, theirs in owned.items():
-            added = self._unplaced & theirs
+            added = self._without_stream & theirs
             stream = next((each for each in self._streams if self._peer_of(each) == peer), None)
             if stream is not None and stream.opening:
                 continue  # the next round adds the tasks
-            self._unplaced -= added
+            self._without_stream -= added
             if added and stream is not None:
                 await self._replace(stream, added.union(stream.tasks))
             elif added:
                 own = peer.address == self.address
-                opener = self._open_stream if own else others.open_stream(peer.address)
+                opener = self._open_stream if own else connections.open_stream(peer.address)
                 stream = ConsumerStream(self, peer.address, opener, peer.worker_id, sorted(added))
                 self._streams = (*self._streams, stream)
                 stream.start()
@@ -366,11 +368,11 @@ class Receiver(Inbox):
 
     async def _replace(self, stream: ConsumerStream, tasks: frozenset[int]) -> None:
         """Let a stream consume other tasks, or end it if there are none."""
-        stream.consume(sorted(tasks))
+        stream.set_tasks(sorted(tasks))
         stream.connected = False  # the worker does not know the tasks yet
         if not tasks:
             self._streams = tuple(each for each in self._streams if each is not stream)
-            stream.over = True
+            stream.is_closed = True
         await stream.suspend()
-        if not stream.over:
+        if not stream.is_closed:
             stream.start()

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.session.ledger import DropReason, SettledMessages
+from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.text.formatting import counted
 from tuplewire.wire.messaging_pb2 import Refusal
 from tuplewire.wire.translate import code_name
 
 logger = event_logger(__name__)
 
-_MOST_KEPT = 1000
+_MAX_TEXTS = 1000
 
 
-def warn_of_lost(address: str, messages: int) -> None:
+def log_lost(address: str, messages: int) -> None:
     """Log an upper bound on the number of messages that were lost with a receiver."""
     if messages:
         reason = "`messages` is the maximum number lost with the receiver"
@@ -33,7 +33,7 @@ class RefusedMessages:
         self._address = address
         self._texts: list[str] = []
         self._to_log: deque[dict[str, object]] = deque()
-        self._log_rate = LogRate()
+        self._log_rate = LogRateLimiter()
 
     def add(self, refusals: Iterable[Refusal]) -> None:
         """Add the receiver's refusals."""
@@ -42,7 +42,7 @@ class RefusedMessages:
         for refusal in refusals:
             counts[refusal.code] += refusal.messages
             examples.setdefault(refusal.code, refusal)
-            self._keep(_text(refusal))
+            self._store(_text(refusal))
         for code, count in counts.items():
             # Only queued here: the caller holds a lock, which a logging handler that sends would need.
             if messages := self._log_rate.due(code, count):
@@ -53,20 +53,20 @@ class RefusedMessages:
         while self._to_log:
             logger.warning("messages.refused", extra={"peer": self._address, **self._to_log.popleft()})
 
-    def add_too_large(self, settled: Iterable[Settled], limit_bytes: int) -> None:
+    def add_too_large(self, settled: Iterable[SettledMessages], limit_bytes: int) -> None:
         """Add the settled messages that exceed the receiver's size limit."""
         for each in settled:
-            if each.dropped is DropReason.TOO_LARGE:
-                self._keep(
+            if each.drop_reason is DropReason.TOO_LARGE:
+                self._store(
                     f"MESSAGE_TOO_LARGE: {counted(each.messages, 'message')} to task {each.task}, "
                     f"{each.size_bytes} bytes in all: the receiver takes {limit_bytes} bytes at most"
                 )
 
-    def _keep(self, text: str) -> None:
-        if len(self._texts) < _MOST_KEPT:
+    def _store(self, text: str) -> None:
+        if len(self._texts) < _MAX_TEXTS:
             self._texts.append(text)
 
-    def take(self) -> list[str]:
+    def take_texts(self) -> list[str]:
         """Return the texts added since the last call."""
         texts, self._texts = self._texts, []
         return texts

@@ -17,18 +17,18 @@ from typing import Any, ClassVar
 
 from google.protobuf.message import DecodeError, Message
 
-from tuplewire.connection.loop import watched
+from tuplewire.connection.loop import report_errors
 from tuplewire.connection.stream import ClientStream, StreamBroken, StreamOpener
 from tuplewire.errors import ProtocolError, RefusedError, TuplewireError, UnreachableError
 from tuplewire.session.retry import Backoff
 from tuplewire.settings.config import SessionSettings
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.events import LogRateLimiter, event_logger
 
 logger = event_logger(__name__)
 
 CREDENTIAL_REFUSALS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 """Refusals of credentials. They may be temporary: two sides do not replace their files at the same time."""
-_QUIET_SECONDS = 1.0
+_WARN_AFTER_SECONDS = 1.0
 """The time before an unreachable worker is logged: it may be starting, or the connection may return."""
 FINAL_CODES = CREDENTIAL_REFUSALS | {
     "MESSAGE_TOO_LARGE",
@@ -46,13 +46,13 @@ FINAL_CODES = CREDENTIAL_REFUSALS | {
 class Identity:
     """The sender or consumer of a session; fences and resumes sessions.
 
-    incarnation: increases with every start of the same sender id. worker: True for a worker.
+    incarnation: increases with every start of the same client id. is_worker: True for a worker.
     """
 
     topology: str
-    sender_id: str
+    client_id: str
     incarnation: int
-    worker: bool = False
+    is_worker: bool = False
 
 
 class ReconnectingStream(ABC):
@@ -72,22 +72,22 @@ class ReconnectingStream(ABC):
         """Describe a session. receiver_id: the worker to reach; empty: any that answers at the address."""
         self.address = address
         self.identity = identity
-        self.receiver_id = receiver_id
+        self.expected_id = receiver_id
         self.connected = False
         self._settings = settings
         self._loop = loop
         self._open_stream = open_stream
-        self.over = False
+        self.is_closed = False
         """True if no further stream must be opened."""
-        self._admitted = False
+        self._may_retry = False
         """True if refused credentials are retried: the worker accepted them before, or this is a worker."""
         self._last_problem = "no answer yet"
         self._task: asyncio.Task[None] | None = None
-        self._alarm: asyncio.TimerHandle | None = None
-        self._log_rate = LogRate()
+        self._warning_timer: asyncio.TimerHandle | None = None
+        self._log_rate = LogRateLimiter()
 
     @property
-    def connection(self) -> str:
+    def connection_state(self) -> str:
         """The state of the connection, as text."""
         return "connected" if self.connected else f"not connected: {self._last_problem}"
 
@@ -115,11 +115,11 @@ class ReconnectingStream(ABC):
         """Read until the peer ends the stream."""
 
     @abstractmethod
-    def _lost(self, error: TuplewireError) -> None:
+    def _on_lost(self, error: TuplewireError) -> None:
         """Handle a stream that ended or could not be opened."""
 
     @abstractmethod
-    def _failed(self, error: TuplewireError) -> None:
+    def _on_failed(self, error: TuplewireError) -> None:
         """Handle an error after which no further stream is opened."""
 
     # --- life ------------------------------------------------------------------------------------------
@@ -127,37 +127,37 @@ class ReconnectingStream(ABC):
     def start(self) -> None:
         """Start to connect."""
         name = f"{self.method.lower()} at {self.address}"
-        self._task = watched(self._loop.create_task(self._run(), name=name))
-        self._mark_unreachable()
+        self._task = report_errors(self._loop.create_task(self._run(), name=name))
+        self._start_warning()
 
-    def _mark_unreachable(self) -> None:
+    def _start_warning(self) -> None:
         """Log a warning in one second, unless a stream is open by then."""
-        if self._alarm is None and not self.over:
-            self._alarm = self._loop.call_later(_QUIET_SECONDS, self._log_unreachable)
+        if self._warning_timer is None and not self.is_closed:
+            self._warning_timer = self._loop.call_later(_WARN_AFTER_SECONDS, self._log_unreachable)
 
     def _log_unreachable(self) -> None:
         if self._log_rate.due("unreachable"):
             reason = f"{self._last_problem}; trying again"
             logger.warning("worker.unreachable", extra={"peer": self.address, "reason": reason})
 
-    def _mark_reachable(self) -> None:
+    def _cancel_warning(self) -> None:
         """Cancel the warning: there is a connection, or none is needed."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        if self._warning_timer is not None:
+            self._warning_timer.cancel()
+            self._warning_timer = None
 
     async def suspend(self) -> None:
         """Close the stream, at the end or for a fork; see tuplewire.connection.loop."""
-        self._mark_reachable()
+        self._cancel_warning()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            await asyncio.wait([task])  # its exception, if any, was reported by watched()
+            await asyncio.wait([task])  # its exception, if any, was reported by report_errors()
 
     @property
-    def _wanted(self) -> bool:
+    def _needs_stream(self) -> bool:
         """True if a stream that breaks is replaced."""
-        return not self.over
+        return not self.is_closed
 
     async def _run(self) -> None:
         """Replace the stream until none is wanted.
@@ -168,43 +168,43 @@ class ReconnectingStream(ABC):
         """
         settings = self._settings
         backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
-        while self._wanted:
+        while self._needs_stream:
             try:
-                await self._stream(backoff)
+                await self._open_and_run(backoff)
             except TuplewireError as error:
-                self._lost(error)
+                self._on_lost(error)
                 # 1. A finished session needs no further stream, and the error has no effect on it.
-                if self._wanted and not self._is_retryable(error):
-                    self._mark_reachable()
-                    self._failed(_without_frames(error))
+                if self._needs_stream and not self._is_retryable(error):
+                    self._cancel_warning()
+                    self._on_failed(_without_traceback(error))
                     return
                 # 2. Warn only after a second, because the connection may return sooner.
-                self._mark_unreachable()
+                self._start_warning()
             except Exception as error:
                 # 3. Callers that wait get an error. Without it, they would wait indefinitely.
-                self._mark_reachable()
-                self._failed(TuplewireError(f"the connection to {self.address} has a defect: {error!r}"))
+                self._cancel_warning()
+                self._on_failed(TuplewireError(f"the connection to {self.address} has a defect: {error!r}"))
                 raise
             finally:
                 self.connected = False
-            if self._wanted:
+            if self._needs_stream:
                 await asyncio.sleep(backoff.next())
 
     def _is_retryable(self, error: TuplewireError) -> bool:
         # Refused credentials are final only before the first admission; see CREDENTIAL_REFUSALS.
         if isinstance(error, RefusedError):
-            return error.code not in FINAL_CODES or (error.code in CREDENTIAL_REFUSALS and self._admitted)
+            return error.code not in FINAL_CODES or (error.code in CREDENTIAL_REFUSALS and self._may_retry)
         return isinstance(error, UnreachableError)
 
-    async def _stream(self, backoff: Backoff) -> None:
+    async def _open_and_run(self, backoff: Backoff) -> None:
         """Run one stream until it ends; always raise the error that ended it."""
         async with self._open_stream(self.method) as stream:
             with contextlib.suppress(StreamBroken):  # stream.end() returns the reason
                 try:
                     await self._open(stream)
                     backoff.succeeded()
-                    self._admitted = True
-                    self._mark_reachable()
+                    self._may_retry = True
+                    self._cancel_warning()
                     await self._run_stream(stream)
                 except DecodeError as error:
                     raise ProtocolError(
@@ -227,7 +227,7 @@ class ReconnectingStream(ABC):
                     raise error
 
 
-def _without_frames(error: TuplewireError) -> TuplewireError:
+def _without_traceback(error: TuplewireError) -> TuplewireError:
     """Return the error without its tracebacks, because their frames refer to objects of gRPC.
 
     While one of these objects exists, gRPC's threads run, and the child of a fork cannot use gRPC.

@@ -64,15 +64,15 @@ class SendBuffer:
         self._problem = problem
         self.closing = self.ended = False
         """True if no more messages are accepted; true if pending ones were also dropped or taken back."""
-        self.closed_because = ""
+        self.close_reason = ""
         """Why it is closed, as the end of a sentence; empty if its owner has closed it."""
-        self.failed: TuplewireError | None = None
+        self.failure: TuplewireError | None = None
         """The error that closed the session."""
         self.lock = threading.RLock()  # a signal handler may send while this thread sends
-        self.moved = CallerCondition(self.lock)
+        self.changed = CallerCondition(self.lock)
         self.window = SendWindow(settings)
         self.refused = RefusedMessages(address)
-        self.asking = False
+        self.wants_acks = False
         """True if a caller waits for acknowledgements."""
         self.loop_thread = 0
         """The identifier of the event loop's thread, once the session has started."""
@@ -104,33 +104,33 @@ class SendBuffer:
 
         Do not call this on the event loop. Raises BufferFullError, and the errors of offer().
         """
-        if len(groups) == 1 and self._sent_as_one(groups[0]):  # this way needs no lock
+        if len(groups) == 1 and self._try_send_one(groups[0]):  # this way needs no lock
             return
-        patience = self._settings.patience(timeout)
+        wait_seconds = self._settings.send_timeout(timeout)
         with self.lock:
-            if not self.moved.wait_for(lambda: self._accept(groups), patience):
-                raise self._full(patience)
+            if not self.changed.wait_for(lambda: self._accept(groups), wait_seconds):
+                raise self._full_error(wait_seconds)
         self.wake()
 
-    def _sent_as_one(self, group: TaskGroup) -> bool:
-        return group.count == 1 and group.plain and self.send_one(group.task, group.data, group.source)
+    def _try_send_one(self, group: TaskGroup) -> bool:
+        return group.count == 1 and group.payload_only and self.send_one(group.task, group.data, group.source)
 
     async def send_async(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
         """Do the same as send, on any event loop. A cancelled call accepts no messages."""
-        patience = self._settings.patience(timeout)
-        if not await self.moved.wait_for_async(lambda: self._accept(groups), patience):
+        wait_seconds = self._settings.send_timeout(timeout)
+        if not await self.changed.wait_for_async(lambda: self._accept(groups), wait_seconds):
             with self.lock:
-                raise self._full(patience)
+                raise self._full_error(wait_seconds)
         self.wake()
 
-    def _full(self, waited: float | None) -> BufferFullError:
+    def _full_error(self, waited: float | None) -> BufferFullError:
         return BufferFullError(
-            f"no room {f'for {waited} s' if waited else 'now'}: {self._pending} pending, "
+            f"no room {f'for {waited} s' if waited else 'now'}: {self._pending_text} pending, "
             f"the receiver is slow or gone{self._problem()}"
         )
 
     @property
-    def _pending(self) -> str:
+    def _pending_text(self) -> str:
         return f"{counted(self.pending_messages, 'message')} ({counted(self.window.size_bytes, 'byte')})"
 
     def send_one(self, task: Any, payload: Any, source: int | None = None) -> bool:
@@ -146,11 +146,11 @@ class SendBuffer:
             and 0 <= task <= MAX_TASK
             and len(payload) <= submitted.small_bytes
             # 1. and 2. in SubmissionQueue. The number of entries is read before the room, as explained there.
-            and (len(entries) < submitted.room or self._has_room_for(task))
+            and (len(entries) < submitted.entry_limit or self._has_room_for(task))
         ):
             entries.append((task, source, payload))
-            # After an interrupt at this point, `told` is unchanged, and the next call wakes the loop.
-            if submitted.notified_pass != submitted.drain_pass:
+            # After an interrupt at this point, notified_pass is unchanged, and the next call wakes the loop.
+            if submitted.notified_pass != submitted.pass_number:
                 self.wake()
             return True
         # 3. in SubmissionQueue: there is no published room, or the message is not small.
@@ -160,7 +160,7 @@ class SendBuffer:
         """Return True if a small message fits because its task has fewer than others."""
         submitted, entries = self.submitted, len(self.submitted.entries)
         return (
-            entries < submitted.room_elsewhere
+            entries < submitted.total_entry_limit
             and entries + submitted.extra_messages + self.window.held_of(task)
             < self._settings.max_pending_task_messages
         )
@@ -172,32 +172,32 @@ class SendBuffer:
         settings, window, submitted = self._settings, self.window, self.submitted
         size = len(payload)
         with self.lock:
-            if self.closing or self.failed is not None:
+            if self.closing or self.failure is not None:
                 self._raise_closed()
-            submitted.count()
+            submitted.update_counts()
             if (
                 size > window.max_message_bytes
                 or window.messages + submitted.messages >= settings.max_pending_messages
                 or window.size_bytes + submitted.size_bytes + size > settings.max_pending_bytes
-                or window.held_of(task) + submitted.of_flow.get(task, 0) >= settings.max_pending_task_messages
+                or window.held_of(task) + submitted.by_flow.get(task, 0) >= settings.max_pending_task_messages
             ):
                 return False
             if size <= SMALL_BYTES:
-                self._make_room()
+                self._publish_space()
             else:
-                submitted.shut()
+                submitted.publish_no_space()
             submitted.entries.append((task, source, payload))
         self.wake()
         return True
 
-    def _make_room(self) -> None:
+    def _publish_space(self) -> None:
         """Set how many messages may be appended after the counted ones; with the lock."""
         settings, window, submitted = self._settings, self.window, self.submitted
-        if self.closing or self.failed is not None:  # the next caller takes the lock and gets the error
-            submitted.shut()
+        if self.closing or self.failure is not None:  # the next caller takes the lock and gets the error
+            submitted.publish_no_space()
             return
         messages = window.messages + submitted.messages
-        submitted.make_room(
+        submitted.publish_space(
             settings.max_pending_messages - messages,
             settings.max_pending_bytes - window.size_bytes - submitted.size_bytes,
             settings.max_pending_task_messages - messages,
@@ -205,7 +205,7 @@ class SendBuffer:
         )
 
     def _raise_closed(self) -> NoReturn:
-        raise self.failed or ClosedError(f"the connection to {self.address} is closed{self.closed_because}")
+        raise self.failure or ClosedError(f"the connection to {self.address} is closed{self.close_reason}")
 
     def _accept(self, groups: Sequence[TaskGroup], inbound: Any = None, *, retain: bool = False) -> bool:
         """Do the same as offer; with the lock, and without waking the loop.
@@ -214,7 +214,7 @@ class SendBuffer:
         2. Another thread submits the messages if the bounds allow it.
         3. Otherwise, with `drop_oldest`, the loop decides.
         """
-        if self.closing or self.failed is not None:
+        if self.closing or self.failure is not None:
             self._raise_closed()
         check_sizes(groups, self.window.max_message_bytes)
         if not groups:
@@ -222,12 +222,12 @@ class SendBuffer:
         # 1. The window accepts messages directly, so less space is free than was published to other threads.
         if threading.get_ident() == self.loop_thread:
             if self.submitted.entries or self.offers:
-                self.take_submitted()
-            if self.submitted.room_elsewhere:
-                self.submitted.shut()
+                self.move_submitted()
+            if self.submitted.total_entry_limit:
+                self.submitted.publish_no_space()
             return self.window.offer(groups, inbound, retain=retain, now_micros=time.time_ns() // 1000)
         # 2. Only the loop changes the window, so an interrupt never leaves the window half changed.
-        if self._hand_over(groups):
+        if self._submit(groups):
             return True
         if self._settings.overflow is not Overflow.DROP_OLDEST:
             return False
@@ -235,12 +235,12 @@ class SendBuffer:
         if self._offer_on_loop(Offer(groups)):
             return True
         # Free space may have appeared since the loop's answer, and this thread was not notified of it.
-        return self._hand_over(groups)
+        return self._submit(groups)
 
-    def _hand_over(self, groups: Sequence[TaskGroup]) -> bool:
+    def _submit(self, groups: Sequence[TaskGroup]) -> bool:
         submitted = self.submitted
-        submitted.count()
-        if not self.window.fits(groups, submitted.messages, submitted.size_bytes, submitted.of_flow):
+        submitted.update_counts()
+        if not self.window.fits(groups, submitted.messages, submitted.size_bytes, submitted.by_flow):
             return False
         submitted.add(groups)
         return True
@@ -249,7 +249,7 @@ class SendBuffer:
         try:
             self.offers.append(offer)
             self._wake_now()
-            self.moved.wait_for(lambda: offer.accepted is not None, _ANSWER_SECONDS)
+            self.changed.wait_for(lambda: offer.accepted is not None, _ANSWER_SECONDS)
         finally:  # no answer in time, or the caller is interrupted: the loop must not accept it later
             offer.accepted = bool(offer.accepted)
         return offer.accepted
@@ -264,9 +264,9 @@ class SendBuffer:
 
         Raises FlushTimeoutError, RefusedMessagesError, or the error that closed the session.
         """
-        self._ask()
+        self._request_acks()
         with self.lock:
-            self.moved.wait_for(lambda: self._all_settled, timeout)
+            self.changed.wait_for(lambda: self._all_settled, timeout)
         self._raise_flush(timeout)
 
     async def flush_async(self, timeout: float | None = None) -> None:
@@ -276,30 +276,29 @@ class SendBuffer:
 
     async def wait_settled(self, timeout: float | None) -> None:
         """Do the same as flush_async, without an error."""
-        self._ask()
-        await self.moved.wait_for_async(lambda: self._all_settled, timeout)
+        self._request_acks()
+        await self.changed.wait_for_async(lambda: self._all_settled, timeout)
 
-    def _ask(self) -> None:
+    def _request_acks(self) -> None:
         """Request acknowledgements immediately, because a caller waits for them."""
         if self.pending_messages:
-            self.asking = True
+            self.wants_acks = True
             self._wake_now()
 
     @property
     def _all_settled(self) -> bool:
-        return not self.pending_messages or self.failed is not None
+        return not self.pending_messages or self.failure is not None
 
     def _raise_flush(self, timeout: float | None) -> None:
         with self.lock:
-            refused = self.refused.take()
-            if self.failed is not None:
-                raise self.failed
+            refused = self.refused.take_texts()
+            if self.failure is not None:
+                raise self.failure
             if refused:
                 raise RefusedMessagesError(refused)
             if not self._all_settled:
-                raise FlushTimeoutError(
-                    f"{self._pending} not acknowledged after {timeout} s{self._problem()}; they stay pending"
-                )
+                text = f"{self._pending_text} not acknowledged after {timeout} s{self._problem()}"
+                raise FlushTimeoutError(f"{text}; they stay pending")
 
     @property
     def pending_messages(self) -> int:
@@ -314,38 +313,38 @@ class SendBuffer:
 
     # --- for the event loop ---------------------------------------------------------------------
 
-    def take_submitted(self) -> None:
+    def move_submitted(self) -> None:
         """Move the submitted messages to the window; with the lock."""
         submitted = self.submitted
-        submitted.drain_pass += 1
+        submitted.pass_number += 1
         now_micros = time.time_ns() // 1000
         # The loop works on a copy, because callers append entries without the lock.
         if entries := submitted.entries[:]:
             for batch in batches_of(entries):
                 self.window.accept(batch, now_micros=now_micros)
             submitted.start_count()
-            self._make_room()
-            # After _make_room(), which excludes them: a message is never missing in both counts.
+            self._publish_space()
+            # After _publish_space(), which excludes them: a message is never missing in both counts.
             del submitted.entries[: len(entries)]
-            if self.ended or self.failed is not None:  # submitted while the buffer was being closed
-                self.abandon(DropReason.CLOSED if self.failed is None else DropReason.REFUSED)
+            if self.ended or self.failure is not None:  # submitted while the buffer was being closed
+                self.drop_all(DropReason.CLOSED if self.failure is None else DropReason.REFUSED)
         # Offers follow the entries, because earlier messages of the same caller are among the entries.
         if self.offers:
             offers, self.offers = self.offers, []
-            submitted.shut()
+            submitted.publish_no_space()
             for offer in offers:
                 if offer.accepted is None:
-                    offer.accepted = self.failed is None and self.window.offer(
+                    offer.accepted = self.failure is None and self.window.offer(
                         offer.groups, now_micros=now_micros
                     )
-            self.moved.notify_all()
+            self.changed.notify_all()
 
     def notify(self) -> None:
         """Wake all callers that wait; with the lock."""
         # Without published room, the next caller takes the lock and gets the error.
-        if self.closing or self.failed is not None:
-            self.submitted.shut()
-        self.moved.notify_all()
+        if self.closing or self.failure is not None:
+            self.submitted.publish_no_space()
+        self.changed.notify_all()
 
     def run_callbacks(self) -> None:
         """Report settled and released messages; from one thread at a time, without the lock."""
@@ -353,40 +352,40 @@ class SendBuffer:
             settled = self.window.take_settled()
             released = self.window.take_released()
         if settled:
-            self._events.settled(settled)
+            self._events.on_settled(settled)
         if released:
-            self._events.released(released)
+            self._events.on_released(released)
 
     def stop_accepting(self) -> None:
         """Accept no more messages."""
         with self.lock:
             self.closing = True
-            self.submitted.shut()
+            self.submitted.publish_no_space()
 
-    def abandon(self, reason: DropReason) -> None:
+    def drop_all(self, reason: DropReason) -> None:
         """Drop all pending messages; with the lock."""
-        self.window.abandon(reason)
+        self.window.drop_all(reason)
         self.notify()
 
     def fail(self, error: TuplewireError) -> None:
         """Drop all pending messages, and raise this error to callers from now on."""
         with self.lock:
             # The submitted messages are moved first, so that they are dropped and counted, too.
-            self.take_submitted()
-            self.failed = error
-            self.abandon(DropReason.REFUSED)
+            self.move_submitted()
+            self.failure = error
+            self.drop_all(DropReason.REFUSED)
 
-    def end(self) -> bool:
+    def mark_ended(self) -> bool:
         """Accept no more messages, and return True; False if it was closed before. With the lock."""
         if self.ended:
             return False
         # take_back() must also return messages that are only submitted.
-        self.take_submitted()
+        self.move_submitted()
         self.closing = self.ended = True
         return True
 
     def drop_pending(self) -> None:
         """End, and drop all pending messages."""
         with self.lock:
-            if self.end():
-                self.abandon(DropReason.CLOSED)
+            if self.mark_ended():
+                self.drop_all(DropReason.CLOSED)

@@ -18,8 +18,8 @@ from tuplewire.connection.loop import EventLoopThread
 from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.reconnecting_stream import Identity, ReconnectingStream
 from tuplewire.connection.send_buffer import SendBuffer
-from tuplewire.connection.stream import ClientStream, Silence, StreamOpener
-from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, refused
+from tuplewire.connection.stream import ClientStream, ProbeTimer, StreamOpener
+from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, refusal_error
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import SendCounts
 from tuplewire.session.pressure import ReportedLoads, SendingPressure
@@ -51,7 +51,7 @@ class SendingEnd(ReconnectingStream):
         receiver_id: str = "",
         events: SendEvents | None = None,
     ) -> None:
-        """Describe a session; thread.begin() connects. open_stream: opens streams to the address.
+        """Describe a session; thread.start_connection() connects. open_stream: opens streams to the address.
 
         receiver_id: the worker to reach. While another worker answers there, messages wait. Default: any.
         """
@@ -62,23 +62,23 @@ class SendingEnd(ReconnectingStream):
         self.ack_handler = AckHandler(self.buffer)
         self.loads = ReportedLoads(settings.load_expires_seconds)
         """The loads that the receiver reports for its tasks."""
-        self.congestion = ReportedLoads(settings.load_expires_seconds)
+        self.congested_tasks = ReportedLoads(settings.load_expires_seconds)
         """The tasks that it reports as congested; for display only, as credit decides."""
         self.counts = SendCounts()
-        self.writes = True
+        self.may_write = True
         """False if no more frames are written, so that no peer receives messages that take_back() returns."""
         self._window = self.buffer.window
         self._lock = self.buffer.lock
         self._pressure = SendingPressure(self._window, self._loop.time, self._events.pressure)
-        self._admitted = identity.worker  # a worker always retries a refusal for its certificate
-        self._due = asyncio.Event()  # set when there may be something to write
-        self._probing = False
-        self._silence = Silence(self._loop)
+        self._may_retry = identity.is_worker  # a worker always retries a refusal for its certificate
+        self._write_event = asyncio.Event()  # set when there may be something to write
+        self._probe_due = False
+        self._probe_timer = ProbeTimer(self._loop)
         self._pacer = Pacer(settings.linger_seconds)
-        self._dismissed = False  # True if the receiver drains, and has closed the stream cleanly
+        self._receiver_draining = False  # True if the receiver drains, and has closed the stream cleanly
 
     def __repr__(self) -> str:
-        return f"<SendingEnd {self.address} {self.buffer!r} {self.connection}>"
+        return f"<SendingEnd {self.address} {self.buffer!r} {self.connection_state}>"
 
     def _wake(self) -> None:
         """Have messages written, and settled ones reported; from any thread.
@@ -87,42 +87,42 @@ class SendingEnd(ReconnectingStream):
         """
         buffer = self.buffer
         if threading.get_ident() == buffer.loop_thread:
-            self._due.set()
+            self._write_event.set()
             if not self.connected:  # no frame is written
                 self._pressure.refresh(connected=False)
             if self._window.settled:
                 self._loop.call_soon(buffer.run_callbacks)
             return
         submitted = buffer.submitted
-        drain_pass = submitted.drain_pass
-        if submitted.notified_pass != drain_pass:
-            self._loop.call_soon_threadsafe(self._woken)
-            submitted.notified_pass = drain_pass  # after the call, as an interrupt may come between
+        pass_number = submitted.pass_number
+        if submitted.notified_pass != pass_number:
+            self._loop.call_soon_threadsafe(self._on_wake)
+            submitted.notified_pass = pass_number  # after the call, as an interrupt may come between
         if self._window.settled:
             self._loop.call_soon_threadsafe(buffer.run_callbacks)
 
-    def _woken(self) -> None:
+    def _on_wake(self) -> None:
         buffer = self.buffer
-        if self._pacer.lingering and self.connected and not (buffer.asking or buffer.offers):
+        if self._pacer.lingering and self.connected and not (buffer.wants_acks or buffer.offers):
             return  # the next frame includes it, with later messages
         if self._pacer.lingering:
             self._pacer.release_next()
         with self._lock:
-            buffer.take_submitted()
-        self._due.set()
+            buffer.move_submitted()
+        self._write_event.set()
         if not self.connected:  # no frame is written
             self._pressure.refresh(connected=False)
 
     def problem(self) -> str:
         """Return why the worker is unreachable, as the end of a sentence; empty if it is not."""
         in_reach = self.connected or (self.counts.connections and not self.ack_handler.receiver_lost)
-        return "" if in_reach else f"; {self.address} is {self.connection}"
+        return "" if in_reach else f"; {self.address} is {self.connection_state}"
 
     @property
     def window(self) -> SendWindow:
         """The send window, with all submitted messages."""
         with self._lock:
-            self.buffer.take_submitted()
+            self.buffer.move_submitted()
         return self._window
 
     @property
@@ -160,7 +160,7 @@ class SendingEnd(ReconnectingStream):
             return []
         await self.suspend()
         left = self.ack_handler.take_back()  # 2.
-        self._update()
+        self._refresh()
         return left
 
     async def _finish(self, timeout: float) -> None:
@@ -168,15 +168,15 @@ class SendingEnd(ReconnectingStream):
         await self.buffer.wait_settled(timeout)
         # The goodbye follows the last acknowledgement: the receiver then forgets the session.
         if self.connected and not self.buffer.pending_messages and self._task is not None:
-            self.over = True
-            self._due.set()
+            self.is_closed = True
+            self._write_event.set()
             await asyncio.wait([self._task], timeout=_GOODBYE_SECONDS)
 
     async def _end(self) -> None:
         if not self.buffer.ended:
             await self.suspend()
             self.buffer.drop_pending()
-            self._update()
+            self._refresh()
 
     def close(self, timeout: float = 10.0) -> None:
         """Do the same as close_async, from any other thread."""
@@ -200,25 +200,25 @@ class SendingEnd(ReconnectingStream):
         def end(task: asyncio.Task[None]) -> None:
             with self._lock:
                 done.append(task)
-                self.buffer.moved.notify_all()
+                self.buffer.changed.notify_all()
 
         self.thread.start(coroutine, end)
         with self._lock:
-            self.buffer.moved.wait_for(lambda: bool(done), None)
+            self.buffer.changed.wait_for(lambda: bool(done), None)
         done[0].result()
 
     def resume(self) -> None:
         """Continue after a fork."""
-        if not self.buffer.ended and self.buffer.failed is None:  # a close() may wait for acknowledgements
+        if not self.buffer.ended and self.buffer.failure is None:  # a close() may wait for acknowledgements
             self.start()
 
-    def _lost(self, error: TuplewireError) -> None:
-        if self._dismissed:  # over ZeroMQ, the last message of a receiver that shuts down may be lost
+    def _on_lost(self, error: TuplewireError) -> None:
+        if self._receiver_draining:  # over ZeroMQ, the last message of a receiver that shuts down may be lost
             error = DrainingError(f"{self.address} is draining; it accepts no new messages")
-            self._dismissed = False
+            self._receiver_draining = False
         about = {"peer": self.address, "reason": str(error)}
         was_connected = self.connected
-        if self.over:
+        if self.is_closed:
             logger.info("connection.closed", extra={"peer": self.address})
         elif was_connected:
             logger.info("connection.lost", extra=about)
@@ -226,41 +226,41 @@ class SendingEnd(ReconnectingStream):
             logger.info("connection.failed", extra=about)
         self._last_problem = str(error)
         self.connected = False
-        self.ack_handler.lost(answers=self.over or isinstance(error, DrainingError))
+        self.ack_handler.on_lost(closed_cleanly=self.is_closed or isinstance(error, DrainingError))
         if was_connected:
-            self._events.lost()
+            self._events.on_lost()
         self._pressure.refresh(connected=False)
 
-    def _failed(self, error: TuplewireError) -> None:
+    def _on_failed(self, error: TuplewireError) -> None:
         self.buffer.fail(error)
         logger.error("connection.refused", extra={"peer": self.address, "reason": str(error)})
-        self._update()
+        self._refresh()
 
-    def _update(self) -> None:
+    def _refresh(self) -> None:
         self._pressure.refresh(connected=self.connected)
         self.buffer.run_callbacks()
 
     def _is_retryable(self, error: TuplewireError) -> bool:
         # Between workers no error is final: the other one may be fixed or replaced while messages wait.
-        return self.identity.worker or super()._is_retryable(error)
+        return self.identity.is_worker or super()._is_retryable(error)
 
     def _background_tasks(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
-        return self._write(stream), self._silence.watch(self._probe)
+        return self._write(stream), self._probe_timer.run(self._probe)
 
     async def _open(self, stream: ClientStream) -> None:
-        self._dismissed = False
+        self._receiver_draining = False
         identity, processed = self.identity, self._settings.ack_mode is AckMode.PROCESSED
         hello = pb.Hello(
             protocol_version=PROTOCOL_VERSION,
             topology=identity.topology,
-            sender_id=identity.sender_id,
+            sender_id=identity.client_id,
             incarnation=identity.incarnation,
-            kind=pb.PEER_KIND_WORKER if identity.worker else pb.PEER_KIND_CLIENT,
+            kind=pb.PEER_KIND_WORKER if identity.is_worker else pb.PEER_KIND_CLIENT,
             ack_mode=pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED,
             acknowledged=self._window.acknowledged,
             receiver_incarnation=self._window.receiver_incarnation,
-            draining=self._events.draining(),
-            receiver_id=self.receiver_id,
+            draining=self._events.is_draining(),
+            receiver_id=self.expected_id,
         )
         answer = await self._exchange(stream, pb.SendRequest(hello=hello))
         welcome = pb.SendResponse.FromString(answer).welcome
@@ -270,26 +270,26 @@ class SendingEnd(ReconnectingStream):
                 "bring both to one release"
             )
         self._report_departures(welcome.departures)
-        self.loads.take({each.task: each.load for each in welcome.load.tasks}, time.monotonic())
-        self.ack_handler.opened(welcome)
+        self.loads.update({each.task: each.load for each in welcome.load.tasks}, time.monotonic())
+        self.ack_handler.on_connected(welcome)
         self.connected = not self.buffer.ended
         self.counts.connections += 1
-        self._silence.heard()
-        self._pressure.opened()
+        self._probe_timer.reset()
+        self._pressure.on_connected()
         logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.receiver_id})
-        self._update()
-        self._due.set()
+        self._refresh()
+        self._write_event.set()
 
     def _report_departures(self, departures: Sequence[pb.Departure]) -> None:
         if departures:
-            self._events.departed(departures)
+            self._events.on_departed(departures)
 
     def _probe(self) -> None:
         """Request all updates again if expected ones do not arrive: they may be lost."""
         with self._lock:
-            self._probing = self._window.waiting
-        if self._probing or time.monotonic() >= self.ack_handler.close_unused_at:
-            self._due.set()
+            self._probe_due = self._window.awaits_update
+        if self._probe_due or time.monotonic() >= self.ack_handler.close_unused_at:
+            self._write_event.set()
 
     async def _write(self, stream: ClientStream) -> None:
         """Write until this side of the stream ends. Each pass does the first step that applies.
@@ -304,63 +304,63 @@ class SendingEnd(ReconnectingStream):
         """
         pressure, asked = self._pressure, False
         while True:
-            self._due.clear()
+            self._write_event.clear()
             # 1. The receiver acknowledges the frames that it has, and then ends the stream.
-            if self._dismissed:
+            if self._receiver_draining:
                 await stream.done_writing()
                 return
-            if self._probing:
-                self._probing = False
+            if self._probe_due:
+                self._probe_due = False
                 probe = pb.Probe(acknowledged=self._window.acknowledged)
                 await stream.write(pb.SendRequest(probe=probe).SerializeToString())
-            if not self.ack_handler.reported_watched:
-                watched = self.ack_handler.next_watched()
+            if not self.ack_handler.watch_list_sent:
+                watched = self.ack_handler.take_watch_list()
                 request = pb.SendRequest(watch_releases=pb.WatchReleases(tasks=watched))
                 await stream.write(request.SerializeToString())
             frame = self._next_frame()
             if frame is None:
                 # 3. Without a request, acknowledgements may be delayed; see docs/design/credit.md.
-                if self.buffer.asking:
-                    self.buffer.asking = False
+                if self.buffer.wants_acks:
+                    self.buffer.wants_acks = False
                     if not asked:
                         await stream.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
                     continue
                 # 4. The goodbye reports departures. After it, the receiver forgets the session.
-                if self.over:
-                    goodbye = pb.Goodbye(departures=self._events.departures())
+                if self.is_closed:
+                    goodbye = pb.Goodbye(departures=self._events.get_departures())
                     await stream.write(pb.SendRequest(goodbye=goodbye).SerializeToString())
                     await stream.done_writing()
                     return
                 pressure.on_idle()  # 5.
-                await self._due.wait()
+                await self._write_event.wait()
                 pressure.on_resume()
                 asked = False
                 continue
             asked = frame.ack_immediately  # 2.
             pressure.on_write(frame)
-            frame.assignment_version = self._events.assignment_version()
+            frame.assignment_version = self._events.get_assignment_version()
             await stream.write_frame(frame)
             pressure.on_resume()
             # Messages that arrive during this wait share the next frame; see docs/design/credit.md.
-            if wait := self._pacer.wrote(time.monotonic(), frame.size_bytes):
+            if wait := self._pacer.record_write(time.monotonic(), frame.size_bytes):
                 await self._pacer.linger(wait)
-            elif not (self._window.has_more or self.buffer.asking):  # wait without another pass
-                await self._due.wait()
+            elif not (self._window.has_more or self.buffer.wants_acks):  # wait without another pass
+                await self._write_event.wait()
                 asked = False
 
     def _next_frame(self) -> OutFrame | None:
         """Return the next frame to write; None if there is none, or no connection."""
         with self._lock:
-            if not (self.connected and self.writes):
+            if not (self.connected and self.may_write):
                 return None
             submitted = self.buffer.submitted
             # A pass after each notification: without it, senders would not notify this loop again.
-            if submitted.entries or self.buffer.offers or submitted.notified_pass == submitted.drain_pass:
-                self.buffer.take_submitted()
+            if submitted.entries or self.buffer.offers or submitted.notified_pass == submitted.pass_number:
+                self.buffer.move_submitted()
             if (now := time.monotonic()) >= self.ack_handler.close_unused_at:
                 self.ack_handler.close_unused()
-            frame = self._window.next_frame(now, urgent=self.buffer.asking)
-            if len(self._window.without_credit) != self._pressure.without_credit:
+            frame = self._window.next_frame(now, urgent=self.buffer.wants_acks)
+            if len(self._window.blocked_flows) != self._pressure.without_credit:
                 self._pressure.refresh(connected=True)
             if frame is not None:
                 self.counts.messages += frame.messages
@@ -373,28 +373,28 @@ class SendingEnd(ReconnectingStream):
             response = pb.SendResponse.FromString(data)
             kind = response.WhichOneof("kind")
             if kind == "ack":
-                update = response.ack
-                if self._window.missed(update):  # an earlier update was lost: request all of them
-                    self._probing = True
-                    self._due.set()
+                ack = response.ack
+                if self._window.has_gap_before(ack):  # an earlier update was lost: request all of them
+                    self._probe_due = True
+                    self._write_event.set()
                     continue
-                self._silence.heard()
-                self.ack_handler.update(update)
+                self._probe_timer.reset()
+                self.ack_handler.apply_ack(ack)
                 self._pacer.release_next()
-                self._pressure.acknowledged()
-                self._update()
-                self._due.set()
+                self._pressure.on_acknowledged()
+                self._refresh()
+                self._write_event.set()
             elif kind == "load":
-                self.loads.take({each.task: each.load for each in response.load.tasks}, time.monotonic())
+                self.loads.update({each.task: each.load for each in response.load.tasks}, time.monotonic())
             elif kind == "backpressure":
                 congested = dict.fromkeys(response.backpressure.congested, 1.0)
-                self.congestion.take(congested, time.monotonic())
-                self.congestion.forget(response.backpressure.relieved)
+                self.congested_tasks.update(congested, time.monotonic())
+                self.congested_tasks.forget(response.backpressure.relieved)
             elif kind == "drain":
                 logger.info("peer.draining", extra={"peer": self.address})
-                self._dismissed = True
-                self._due.set()
+                self._receiver_draining = True
+                self._write_event.set()
             elif kind == "departures":
                 self._report_departures(response.departures.departures)
             elif kind == "ended":
-                raise refused(code_name(response.ended.code), response.ended.detail)
+                raise refusal_error(code_name(response.ended.code), response.ended.detail)

@@ -45,29 +45,29 @@ class BufferedStream(MessageStream):
 
     def __init__(self) -> None:
         self._arrived: deque[Any] = deque()
-        self._done = False
+        self._peer_finished = False
         self._changed = asyncio.Event()
-        self._room = asyncio.Event()
-        self.broken: TuplewireError | None = None
+        self._space_event = asyncio.Event()
+        self.failure: TuplewireError | None = None
         """The reason why the stream ended."""
 
     async def _await_arrival(self) -> bool:
         """Wait for a message; return False after a clean end. Raises StreamBroken."""
         while not self._arrived:
-            if self._done:
+            if self._peer_finished:
                 return False
-            if self.broken is not None:
-                raise StreamBroken from self.broken
+            if self.failure is not None:
+                raise StreamBroken from self.failure
             self._changed.clear()
             await self._changed.wait()
         return True
 
-    def disconnect(self, why: TuplewireError) -> None:
+    def disconnect(self, reason: TuplewireError) -> None:
         """End the stream; only the first reason counts."""
         # A lost connection follows most other ends, and must not replace their reason.
-        self.broken = self.broken or why
+        self.failure = self.failure or reason
         self._changed.set()
-        self._room.set()
+        self._space_event.set()
 
 
 class ClientStream(MessageStream):
@@ -81,7 +81,7 @@ class ClientStream(MessageStream):
                 frame.runs,
                 accepted_micros=frame.accepted_micros,
                 assignment_version=frame.assignment_version,
-                closed=frame.closed,
+                closed=frame.closed_flows,
                 ack_immediately=frame.ack_immediately,
             )
         )
@@ -99,7 +99,7 @@ StreamOpener = Callable[[str], AbstractAsyncContextManager[ClientStream]]
 """Opens a stream to a fixed worker; the argument is the method, "Send" or "Recv"."""
 
 
-class Silence:
+class ProbeTimer:
     """Calls a function after PROBE_SECONDS without an update; it may send a probe for the full state.
 
     Acknowledgements and credit are absolute, so the next one replaces a lost one. A probe ensures that there
@@ -108,19 +108,19 @@ class Silence:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._clock = loop.time
-        self.heard()
+        self.reset()
 
-    def heard(self) -> None:
+    def reset(self) -> None:
         """Restart the time, because an update was received."""
-        self._due = self._clock() + PROBE_SECONDS
+        self._next_probe = self._clock() + PROBE_SECONDS
 
-    async def watch(self, probe: Callable[[], None]) -> None:
+    async def run(self, probe: Callable[[], None]) -> None:
         """Call `probe` each time that PROBE_SECONDS have passed without an update."""
         while True:
-            if (left := self._due - self._clock()) > 0:
+            if (left := self._next_probe - self._clock()) > 0:
                 await asyncio.sleep(left)
             else:
-                self.heard()
+                self.reset()
                 probe()
 
 
@@ -130,22 +130,22 @@ class BatchedEvent:
     def __init__(self, event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
         self._event = event
         self._loop = loop
-        self._unsent = False
+        self._has_unsent = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, *, at_once: bool) -> None:
+    def add(self, *, immediately: bool) -> None:
         """Add something to report."""
-        self._unsent = True
-        if at_once:
+        self._has_unsent = True
+        if immediately:
             self._event.set()
         elif self._timer is None:
-            self._timer = self._loop.call_later(BATCH_SECONDS, self._time_passed)
+            self._timer = self._loop.call_later(BATCH_SECONDS, self._on_timer)
 
     def mark_sent(self) -> None:
         """Record that everything added so far is being reported."""
-        self._unsent = False
+        self._has_unsent = False
 
-    def _time_passed(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        if self._unsent:  # otherwise an earlier report has included it
+        if self._has_unsent:  # otherwise an earlier report has included it
             self._event.set()

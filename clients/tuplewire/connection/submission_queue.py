@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 from tuplewire.connection.green_threads import LIBRARIES, refuse_green_threads
-from tuplewire.connection.loop import on_messaging_loop
+from tuplewire.connection.loop import is_on_messaging_loop
 from tuplewire.values.group import TaskGroup
 
 _Found = TypeVar("_Found")
@@ -50,68 +50,68 @@ class Offer:
 class SubmissionQueue:
     """The submitted batches and single messages in order, and the number that may be appended without a lock.
 
-    1. With fewer entries than `room`, any thread may append a small single message to any task.
-    2. With fewer entries than `room_elsewhere`, it may do so if the task is below its own limit.
+    1. With fewer entries than `entry_limit`, any thread may append a small single message to any task.
+    2. With fewer entries than `total_entry_limit`, it may do so if the task is below its own limit.
     3. Everything else is counted first, and needs the send buffer's lock.
 
-    The bounds hold without a lock because each read and each write here is one step. The loop lowers the room
-    before it removes the entries that were counted. A caller reads the number of entries before the room.
+    The bounds hold without a lock because each read and each write here is one step. The loop lowers them
+    before it removes the entries that were counted. A caller reads the number of entries before the bounds.
     Each thread may be late with one message, and so exceed a bound by one message.
     """
 
     def __init__(self) -> None:
         self.entries: list[Single | Batch] = []
-        self.room = self.room_elsewhere = 0
+        self.entry_limit = self.total_entry_limit = 0
         self.extra_messages = 0
         """A lower bound for the number of messages minus the number of entries."""
         self.small_bytes = 0
         """The largest payload of a small message."""
-        self.drain_pass = 0
+        self.pass_number = 0
         """The number of passes that the loop has started. A pass includes all entries appended before it."""
         self.notified_pass = -1
-        """The value of `drain_pass` at the last notification of the loop. If equal, no other is needed."""
+        """The value of `pass_number` at the last notification of the loop. If equal, no other is needed."""
         self.start_count()
 
     def start_count(self) -> None:
         """Reset the counts, because the loop has moved all counted messages to the window."""
         self.extra_messages = 0
         self._counted = self.messages = self.size_bytes = 0
-        self.of_flow: dict[int, int] = {}
-        """The number of messages of each flow, at the last count(); as `messages` and `size_bytes`."""
+        self.by_flow: dict[int, int] = {}
+        """The number of messages of each flow at the last update_counts(), as `messages` and `size_bytes`."""
 
-    def count(self) -> None:
+    def update_counts(self) -> None:
         """Bring the counts up to date. An interrupt in between leaves them too high, never too low."""
-        of_flow = self.of_flow
+        by_flow = self.by_flow
         for entry in self.entries[self._counted :]:
             if isinstance(entry, list):
                 messages = size = 0
                 for group in entry:
                     messages += group.count
                     size += group.size_bytes
-                    of_flow[group.flow] = of_flow.get(group.flow, 0) + group.count
+                    by_flow[group.flow] = by_flow.get(group.flow, 0) + group.count
                 self.extra_messages += messages - 1
             else:
                 task, _, payload = entry
                 messages, size = 1, len(payload)
-                of_flow[task] = of_flow.get(task, 0) + 1
+                by_flow[task] = by_flow.get(task, 0) + 1
             self.messages += messages
             self.size_bytes += size
             self._counted += 1  # last: after an interrupt before this line, the entry is counted again
 
-    def make_room(self, messages: int, size_bytes: int, task_messages: int, max_message_bytes: int) -> None:
+    def publish_space(self, messages: int, size_bytes: int, task_messages: int, max_bytes: int) -> None:
         """Publish the free space after the counted entries. task_messages: the space for any one task."""
         more = min(messages, size_bytes // SMALL_BYTES)  # as if every message had the largest small size
-        self.small_bytes = min(SMALL_BYTES, max_message_bytes)
-        self.room_elsewhere = self._counted + more
-        self.room = self._counted + min(more, task_messages)
+        self.small_bytes = min(SMALL_BYTES, max_bytes)
+        self.total_entry_limit = self._counted + more
+        self.entry_limit = self._counted + min(more, task_messages)
 
-    def shut(self) -> None:
+    def publish_no_space(self) -> None:
         """Publish that there is no free space, or that it is unknown: the next caller must count."""
-        self.room = self.room_elsewhere = 0
+        self.entry_limit = self.total_entry_limit = 0
 
     def add(self, groups: Iterable[TaskGroup]) -> None:
         """Append a batch in one step; with the lock."""
-        self.shut()
+        self.publish_no_space()
         self.entries.append(list(groups))
 
     @property
@@ -139,11 +139,11 @@ def _mixed_batches_of(entries: Sequence[Single | Batch]) -> Iterator[Batch]:
 def _groups_of(singles: Sequence[Single]) -> list[TaskGroup]:
     tasks, sources = set(map(_TASK, singles)), set(map(_SOURCE, singles))
     if len(tasks) == len(sources) == 1:  # the usual case, detected without a loop in Python
-        return [TaskGroup.joined(tasks.pop(), sources.pop(), list(map(_PAYLOAD, singles)))]
+        return [TaskGroup.from_checked(tasks.pop(), sources.pop(), list(map(_PAYLOAD, singles)))]
     columns: defaultdict[tuple[int, int | None], list[bytes]] = defaultdict(list)
     for task, source, payload in singles:
         columns[task, source].append(payload)
-    return [TaskGroup.joined(task, source, payloads) for (task, source), payloads in columns.items()]
+    return [TaskGroup.from_checked(task, source, payloads) for (task, source), payloads in columns.items()]
 
 
 _TASK, _SOURCE, _PAYLOAD = itemgetter(0), itemgetter(1), itemgetter(2)
@@ -164,9 +164,9 @@ class CallerCondition(threading.Condition):
 
     def notify_all(self) -> None:
         super().notify_all()
-        for told in self._listeners:
+        for listener in self._listeners:
             with contextlib.suppress(RuntimeError):  # its loop is closed
-                told()
+                listener()
 
     async def wait_for_async(self, predicate: Callable[[], _Found], timeout: float | None = None) -> _Found:
         """Do the same as wait_for, on any event loop. Call it without the lock; it is held for each check.
@@ -178,8 +178,8 @@ class CallerCondition(threading.Condition):
             if found := predicate():
                 return found
             news = asyncio.Event()
-            told = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
-            self._listeners.add(told)
+            listener = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
+            self._listeners.add(listener)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
@@ -191,14 +191,14 @@ class CallerCondition(threading.Condition):
             return found
         finally:
             with self:
-                self._listeners.discard(told)
+                self._listeners.discard(listener)
 
     def wait_for(self, predicate: Callable[[], _Found], timeout: float | None = None) -> _Found:
         until = math.inf if timeout is None else time.monotonic() + timeout
         if any(map(sys.modules.__contains__, LIBRARIES)):
             refuse_green_threads()
         # 3. This is possible in a logging handler, for example.
-        if on_messaging_loop():
+        if is_on_messaging_loop():
             until = 0.0
         try:
             while not (found := predicate()) and (left := until - time.monotonic()) > 0:

@@ -8,7 +8,7 @@ from tuplewire.errors import NotReadyError, UnknownTaskError, WrongTopologyError
 from tuplewire.settings.addresses import Peer
 from tuplewire.wire import control_pb2 as pb
 
-_MOST_OTHERS = 100
+_MAX_OTHERS = 100
 """The maximum number of other workers' addresses to try if the first one is unreachable."""
 
 
@@ -20,9 +20,9 @@ class TaskOwners:
         self.version = 0
         self.others = tuple(others)
         """The addresses of other workers: the given ones and the ones in assignments, the newest first."""
-        self.present: Mapping[str, Peer] = {}
+        self.by_address: Mapping[str, Peer] = {}
         """The workers of the last assignment, by address."""
-        self.of: Mapping[int, Peer] = {}
+        self.by_task: Mapping[int, Peer] = {}
         """The workers of all tasks in the last assignment; empty to request a new one."""
         self._topology = topology
         self._address = address
@@ -46,22 +46,22 @@ class TaskOwners:
             )
         self.version = assignment.version
         workers = assignment.workers
-        self.present = {each.address: Peer(each.worker_id, each.address) for each in workers}
-        self.others = tuple(dict.fromkeys((*self.present, *self.others)))[:_MOST_OTHERS]
+        self.by_address = {each.address: Peer(each.worker_id, each.address) for each in workers}
+        self.others = tuple(dict.fromkeys((*self.by_address, *self.others)))[:_MAX_OTHERS]
         # One object for all tasks of a worker: Spark pickles it once.
-        self.of = {task: self.present[each.address] for each in workers for task in each.tasks}
+        self.by_task = {task: self.by_address[each.address] for each in workers for task in each.tasks}
 
     def by_worker(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
         """Return the tasks of each worker, without unknown ones."""
         found: dict[Peer, list[int]] = {}
         for task in tasks:
-            if task in self.of:
-                found.setdefault(self.of[task], []).append(task)
+            if task in self.by_task:
+                found.setdefault(self.by_task[task], []).append(task)
         return found
 
-    def unknown(self, tasks: Sequence[int]) -> UnknownTaskError:
+    def unknown_error(self, tasks: Sequence[int]) -> UnknownTaskError:
         """Return the error for tasks that are not in the assignment."""
-        known = ", ".join(map(str, sorted(self.of)[:20])) or "none"
+        known = ", ".join(map(str, sorted(self.by_task)[:20])) or "none"
         return UnknownTaskError(
             f"task {', '.join(map(str, tasks[:10]))} is not in assignment version {self.version}, which "
             f"has {known}: use these tasks, or assign this one"

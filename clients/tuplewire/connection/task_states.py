@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tuplewire.connection.grpc_channel import OtherWorkers
+from tuplewire.connection.grpc_channel import WorkerConnections
 from tuplewire.connection.receiver import Receiver
 from tuplewire.errors import TuplewireError
 from tuplewire.settings.addresses import Peer
@@ -36,13 +36,13 @@ class TaskState(NamedTuple):
     """The consumer's id, or True if it is not known; False or empty: there is no consumer."""
     problem: str = "its state is not known"
     """The reason if the numbers are not known."""
-    gone_since: float = math.inf
+    no_consumer_since: float = math.inf
     """The time (time.monotonic) of the first poll without a consumer."""
 
     def __str__(self) -> str:
         if self.queued_messages is None:
             return self.problem
-        gone = time.monotonic() - self.gone_since
+        gone = time.monotonic() - self.no_consumer_since
         consumer = "subscribed" if self.consumer else f"no consumer for {gone:.0f} s"
         oldest = f", the oldest for {self.oldest_seconds:.0f} s" if self.oldest_seconds else ""
         return f"{consumer}, {self.queued_messages} unread at {self.worker_id}{oldest}"
@@ -54,42 +54,42 @@ class TaskStates(dict[int, TaskState]):
     def __missing__(self, _: int) -> TaskState:
         return TaskState()
 
-    async def poll(self, receiver: Receiver, tasks: Iterable[int], *, ids: bool = False) -> None:
+    async def poll(self, receiver: Receiver, tasks: Iterable[int], *, consumer_ids: bool = False) -> None:
         """Request the states of tasks from their workers. An error is stored in the states, and not raised.
 
-        ids: with the ids of the consumers; this needs the permission to receive from the tasks.
+        consumer_ids: with the ids of the consumers; this needs the permission to receive from the tasks.
         """
-        wanted, others = list(tasks), receiver.others
-        if others is None:  # the client of an executor
+        wanted, connections = list(tasks), receiver.connections
+        if connections is None:  # the client of an executor
             return
-        topology = receiver.identity.topology if ids else None
+        topology = receiver.identity.topology if consumer_ids else None
         try:
             places = await receiver.workers_of(wanted)
             found = dict.fromkeys(wanted, TaskState("", consumer=False, problem="no worker owns it"))
-            states = (_states_at(others, peer, theirs, topology) for peer, theirs in places.items())
+            states = (_states_at(connections, peer, theirs, topology) for peer, theirs in places.items())
             for each in await asyncio.gather(*states):
                 found |= each
         except TuplewireError as error:
             found = dict.fromkeys(wanted, TaskState(problem=str(error)))
         if any(each.queued_messages is None for each in found.values()):
-            receiver.forget_workers()
+            receiver.invalidate_owners()
         for task, state in found.items():
-            since = min(self.get(task, state).gone_since, time.monotonic())
-            self[task] = state._replace(gone_since=math.inf if state.consumer else since)
+            since = min(self.get(task, state).no_consumer_since, time.monotonic())
+            self[task] = state._replace(no_consumer_since=math.inf if state.consumer else since)
 
 
 async def _states_at(
-    others: OtherWorkers, peer: Peer, tasks: list[int], topology: str | None
+    connections: WorkerConnections, peer: Peer, tasks: list[int], topology: str | None
 ) -> dict[int, TaskState]:
     """Return the states of tasks at a worker. topology: None: without the ids of consumers."""
     found = dict.fromkeys(tasks, TaskState(peer.worker_id, problem=f"it moves to or from {peer.worker_id}"))
     try:
         if topology is None:
-            for each in (await others.status(peer.address, tasks)).tasks:
+            for each in (await connections.status(peer.address, tasks)).tasks:
                 state = TaskState(peer.worker_id, each.queued_messages, each.oldest_seconds, each.subscribed)
                 found[each.task] = state
         else:
-            for held in (await others.poll(peer.address, topology, tasks)).tasks:
+            for held in (await connections.poll(peer.address, topology, tasks)).tasks:
                 unread = held.last_sequence - held.acknowledged_sequence
                 found[held.task] = TaskState(peer.worker_id, unread, consumer=held.consumer)
     except TuplewireError as error:

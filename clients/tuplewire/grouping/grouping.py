@@ -116,7 +116,7 @@ class RingGrouping(SingleGrouping):
 
 
 @contextmanager
-def keys_only(keys: Iterable[Key]) -> Iterator[None]:
+def check_hashable(keys: Iterable[Key]) -> Iterator[None]:
     """Raise ConfigError with the type of the value if a key cannot be hashed."""
     try:
         yield
@@ -137,7 +137,7 @@ class Fields(SingleGrouping):
         self._task_of = lru_cache(REMEMBERED_KEYS)(self._hashed)
 
     def choose(self, keys: Sequence[Key]) -> list[int]:
-        with keys_only(keys):
+        with check_hashable(keys):
             return list(map(self._task_of, keys))
 
     def _hashed(self, key: Key) -> int:

@@ -30,11 +30,11 @@ Source: Storm's topology.localityaware.lower.bound and .higher.bound.
 TOLERANCE = 0.05
 """The scale of excess load: a smaller excess has little effect. Source: Storm's 5 %."""
 
-_PULL = 0.2
-_RETURN = 0.1
+_LOAD_STRENGTH = 0.2
+_RECOVERY_STRENGTH = 0.1
 """The strengths with which each refresh moves a weight with the load, and back to 1."""
 
-_LEAST_WEIGHT = 1e-3
+_MIN_WEIGHT = 1e-3
 
 _ADMISSION_LAG = 0.3
 """The part of the difference to its target by which each refresh changes an admission."""
@@ -72,7 +72,7 @@ class LoadAwareShuffle(RingGrouping):
             if (members := [task for task in self.tasks if near.get(task, Locality.EVERYTHING) is tier])
         ]
         loads = self._loads()
-        self._admit(tiers, loads)
+        self._update_admissions(tiers, loads)
         self._weigh(tiers, loads)
         weights = {
             task: self._weight[task] * self._admission[tier] for tier, tasks in tiers for task in tasks
@@ -85,7 +85,7 @@ class LoadAwareShuffle(RingGrouping):
         loads = {task: reported.get(task, unheard) for task in self.tasks}
         return {task: load if 0 <= load <= 1 else 1.0 for task, load in loads.items()}
 
-    def _admit(self, tiers: Sequence[_Tier], loads: Mapping[int, float]) -> None:
+    def _update_admissions(self, tiers: Sequence[_Tier], loads: Mapping[int, float]) -> None:
         """Move each tier's admission, from 0 to 1, toward the target for the average load of nearer tiers."""
         admission = dict.fromkeys(Locality, 0.0)
         nearer: list[float] = []
@@ -110,8 +110,8 @@ class LoadAwareShuffle(RingGrouping):
                     measure -= self._admission[other] * (measure - load)
             for task in members:
                 pull = 1 / (1 + ((loads[task] - measure) / TOLERANCE) ** 2)
-                weight = self._weight[task] ** (1 - _RETURN) * pull**_PULL
-                self._weight[task] = max(weight, _LEAST_WEIGHT)  # a weight of 0 could never recover
+                weight = self._weight[task] ** (1 - _RECOVERY_STRENGTH) * pull**_LOAD_STRENGTH
+                self._weight[task] = max(weight, _MIN_WEIGHT)  # a weight of 0 could never recover
 
 
 _Tier = tuple[Locality, list[int]]

@@ -33,13 +33,13 @@ def parse_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def allowed(names: Iterable[str], patterns: Iterable[str]) -> bool:
+def any_name_matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
     """Return True if one of the names in a certificate matches one of the patterns."""
     patterns = tuple(patterns)
-    return any(matches(name, pattern) for name in names for pattern in patterns)
+    return any(name_matches(name, pattern) for name in names for pattern in patterns)
 
 
-def matches(name: str, pattern: str) -> bool:
+def name_matches(name: str, pattern: str) -> bool:
     """Return True if a name in a certificate equals the pattern, or matches its `*.`."""
     if "/" in name or ":" in name:  # URIs are case-sensitive
         return name == pattern
@@ -85,13 +85,13 @@ class Credentials(Settings):
         if self.tls_ca is None and (self.tls_certificate is not None or self.tls_worker_names):
             raise ConfigError("tls_certificate, tls_key and tls_worker_names need tls_ca: name its file, too")
 
-    def secures(self, address: str) -> bool:
+    def uses_tls(self, address: str) -> bool:
         """Return True if a connection to an address (host:port or unix:///path) uses TLS."""
         return self.tls_ca is not None and not address.startswith("unix:")
 
     def check_token_may_go_to(self, address: str) -> None:
         """Raise ConfigError if a token would be sent over a network without TLS."""
-        if self.allow_plaintext or address.startswith("unix:") or self.secures(address):
+        if self.allow_plaintext or address.startswith("unix:") or self.uses_tls(address):
             return
         # A token may be sent without TLS if it does not leave this machine.
         if not is_loopback(split_host_port(address)[0]):

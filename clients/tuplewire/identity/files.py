@@ -19,9 +19,9 @@ from tuplewire.text.events import event_logger
 logger = event_logger(__name__)
 
 _Value = TypeVar("_Value")
-_Look = tuple[tuple[int, ...] | None, ...]
+_FileStates = tuple[tuple[int, ...] | None, ...]
 
-AUTHORIZATION = "authorization"
+AUTHORIZATION_KEY = "authorization"
 """The metadata key of a call for the token."""
 MIN_LENGTH, MAX_LENGTH = 16, 4096
 """Limits for a token, in characters. gRPC accepts metadata of 8 KiB."""
@@ -39,7 +39,7 @@ class Token:
     secret: str = field(repr=False)
 
     @property
-    def shown(self) -> str:
+    def bearer_value(self) -> str:
         """The metadata value with the token."""
         return _SCHEME + self.secret
 
@@ -98,28 +98,28 @@ class WatchedFiles(Generic[_Value]):
         self._paths = paths
         self._load = load
         self._lock = threading.RLock()  # audit hooks run while files are opened
-        self._seen: _Look | None = None
+        self._last_states: _FileStates | None = None
         self._value: _Value | None = None
-        self._named = ", ".join(map(str, paths))
+        self._path_text = ", ".join(map(str, paths))
 
     def get(self) -> _Value:
         """Return the last valid content of the files. Raise ConfigError if there has never been any."""
-        problem, news = None, False
+        problem, changed = None, False
         with self._lock:
-            look = tuple(map(_state_of, self._paths))
-            if look != self._seen:
-                news = self._value is not None  # the first read is not a change to log
-                problem = self._read(look)
+            states = tuple(map(_state_of, self._paths))
+            if states != self._last_states:
+                changed = self._value is not None  # the first read is not a change to log
+                problem = self._read(states)
             if self._value is None:
                 self._value = self._load()
             value = self._value
-        if problem is not None and news:
+        if problem is not None and changed:
             logger.warning("files.unusable", extra={"reason": f"{problem}; what was read before stays"})
-        elif news:
-            logger.info("files.changed", extra={"files": self._named})
+        elif changed:
+            logger.info("files.changed", extra={"files": self._path_text})
         return value
 
-    def _read(self, look: _Look) -> ConfigError | None:
+    def _read(self, states: _FileStates) -> ConfigError | None:
         """Read the files; return the error if their content is invalid."""
         for _ in range(_ATTEMPTS):
             problem = None
@@ -128,11 +128,11 @@ class WatchedFiles(Generic[_Value]):
             except ConfigError as error:
                 problem = error
             except Exception as error:  # noqa: BLE001 - unexpected content must not end a worker
-                problem = ConfigError(f"{self._named} cannot be read: {error!r}")
-            before, look = look, tuple(map(_state_of, self._paths))
-            if look == before:  # no file was replaced while the files were read
+                problem = ConfigError(f"{self._path_text} cannot be read: {error!r}")
+            before, states = states, tuple(map(_state_of, self._paths))
+            if states == before:  # no file was replaced while the files were read
                 break
-        self._seen = look
+        self._last_states = states
         if problem is None:
             self._value = value
         else:

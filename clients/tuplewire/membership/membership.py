@@ -19,8 +19,8 @@ from tuplewire.connection.control_clients import ControlClients
 from tuplewire.errors import ClosedError, ConfigError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.membership.member_status import MembershipStatus, Phase
-from tuplewire.membership.registry import Registry, Report
-from tuplewire.settings.addresses import check_reachable, resolve_topology
+from tuplewire.membership.registry import Registry, WorkerReport
+from tuplewire.settings.addresses import check_address_syntax, resolve_topology
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import check_task
 
@@ -86,7 +86,7 @@ class Membership:
         for name, value in (("expire_seconds", expire_seconds), ("poll_seconds", poll_seconds)):
             if not value > 0:
                 raise ConfigError(f"{name} must be more than 0, not {value!r}")
-        if not callable(workers) and not _named(workers):
+        if not callable(workers) and not _checked_addresses(workers):
             raise ConfigError("there are no workers: name their addresses, host:port")
         self._workers = workers
         self._at_least = at_least
@@ -99,10 +99,10 @@ class Membership:
             at_least=at_least,
             expire_seconds=expire_seconds,
         )
-        self._wanted: Mapping[str, str] = {}
+        self._listed: Mapping[str, str] = {}
         self._problem = ""
         """The reason why the last discovery of the workers failed; empty if it succeeded."""
-        self._moved = threading.Condition()
+        self._changed = threading.Condition()
         self._status = self._registry.status()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._main, name="tuplewire-membership", daemon=True)
@@ -132,7 +132,7 @@ class Membership:
 
     def status(self) -> MembershipStatus:
         """Return the workers and their tasks at the last poll; print the result for a table."""
-        with self._moved:
+        with self._changed:
             return self._status
 
     @property
@@ -150,8 +150,8 @@ class Membership:
             UnreachableError: The timeout has passed; the error has the last status.
             ClosedError: The membership has stopped; the error has the reason.
         """
-        with self._moved:
-            self._moved.wait_for(lambda: self._status.ended or self._is_registered(at_least), timeout)
+        with self._changed:
+            self._changed.wait_for(lambda: self._status.ended or self._is_registered(at_least), timeout)
             if self._status.ended:
                 raise ClosedError(f"the membership has stopped: {self._status.ended}")
             if not self._is_registered(at_least):
@@ -172,9 +172,9 @@ class Membership:
         reason = "it was closed"
         try:
             while not self._closing.is_set():
-                self._round(clients)
-                if self._registry.superseded:
-                    reason = self._registry.superseded
+                self._poll_and_assign(clients)
+                if self._registry.superseded_reason:
+                    reason = self._registry.superseded_reason
                     return
                 # Poll faster until all is settled: a task moves for balance only after its last move.
                 self._closing.wait(self._poll_seconds if self._status.settled else self._poll_seconds / 5)
@@ -183,21 +183,21 @@ class Membership:
             reason = f"a defect: {error!r}"
         finally:
             clients.close()
-            with self._moved:
+            with self._changed:
                 self._status = replace(self._status, ended=reason)
-                self._moved.notify_all()
+                self._changed.notify_all()
 
-    def _round(self, clients: ControlClients) -> None:
+    def _poll_and_assign(self, clients: ControlClients) -> None:
         self._find_workers()
         registry = self._registry
         # Poll workers that are no longer listed, too: they still need each assignment to forward messages.
-        addresses = dict.fromkeys([*self._wanted, *registry.addresses])
-        clients.keep(addresses)
-        registry.apply_poll(time.monotonic(), self._wanted, clients.each(addresses, self._report))
+        addresses = dict.fromkeys([*self._listed, *registry.addresses])
+        clients.close_except(addresses)
+        registry.apply_poll(time.monotonic(), self._listed, clients.call_all(addresses, self._fetch_report))
         registry.decide()
         assignment = registry.current
         if assignment is not None:
-            outcomes = clients.each(
+            outcomes = clients.call_all(
                 registry.outdated_workers(), lambda each: each.update_assignment(assignment)
             )
             for address, outcome in outcomes.items():
@@ -205,11 +205,11 @@ class Membership:
         for event, about in registry.events:
             logger.log(logging.WARNING if event in _WARNINGS else logging.INFO, event, extra=about)
         registry.events.clear()
-        with self._moved:
+        with self._changed:
             self._status = registry.status()
-            self._moved.notify_all()
+            self._changed.notify_all()
 
-    def _report(self, client: ControlClient) -> Report:
+    def _fetch_report(self, client: ControlClient) -> WorkerReport:
         status = client.status(max_tasks=0, membership_poll_seconds=self._poll_seconds)
         foreign = self._registry.may_be_foreign(client.address, status.assignment_version)
         return status, client.assignment() if foreign else None
@@ -217,7 +217,7 @@ class Membership:
     def _find_workers(self) -> None:
         """Request the workers' addresses; keep the previous ones if that fails."""
         try:
-            self._wanted = _named(self._workers() if callable(self._workers) else self._workers)
+            self._listed = _checked_addresses(self._workers() if callable(self._workers) else self._workers)
             self._problem = ""
         except (TuplewireError, OSError) as error:
             if not self._problem:
@@ -225,9 +225,9 @@ class Membership:
             self._problem = str(error)
 
 
-def _named(workers: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
+def _checked_addresses(workers: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
     """Return the workers' addresses and owners; raise ConfigError for an invalid address."""
     named = dict(workers) if isinstance(workers, Mapping) else dict.fromkeys(workers, "")
     for address in named:
-        check_reachable(address)
+        check_address_syntax(address)
     return named

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.membership.member_status import MembershipStatus, MemberStatus, Phase
-from tuplewire.membership.spread import fill, spread
+from tuplewire.membership.spread import fill, rebalance
 from tuplewire.wire import control_pb2
 
 _LEAVING_STATES = {control_pb2.WORKER_STATE_DRAINING, control_pb2.WORKER_STATE_STOPPED}
 
-Report: TypeAlias = tuple[control_pb2.GetStatusResponse, control_pb2.Assignment | None]
+WorkerReport: TypeAlias = tuple[control_pb2.GetStatusResponse, control_pb2.Assignment | None]
 """A worker's status, and its assignment if may_be_foreign() of the registry is true."""
 
 
@@ -28,19 +28,19 @@ class _Member:
     address: str
     name: str
     status: control_pb2.GetStatusResponse
-    silent_since: float
+    unresponsive_since: float
     """The time of the first call without an answer, if there is a problem."""
-    wanted: bool = True
+    is_listed: bool = True
     problem: str = ""
     """The reason why it does not answer; empty if it does."""
     refusal: str = ""
     """The reason why it refused the assignment; empty if it did not."""
-    acknowledged: int = 0
+    accepted_version: int = 0
     """The last version of this program that the worker's current incarnation accepted."""
 
     @property
     def leaving(self) -> bool:
-        return not self.wanted or self.status.state in _LEAVING_STATES
+        return not self.is_listed or self.status.state in _LEAVING_STATES
 
     @property
     def phase(self) -> Phase:
@@ -56,7 +56,7 @@ class _Member:
         host, port = self.address.rpartition(":")[0], self.status.peer_addresses[0].rpartition(":")[2]
         return f"{host}:{port}"
 
-    def about(self, **more: Any) -> dict[str, Any]:
+    def log_fields(self, **more: Any) -> dict[str, Any]:
         return {"worker": self.status.worker_id, "address": self.address, "owner": self.name, **more}
 
 
@@ -75,24 +75,24 @@ class Registry:
     at_least: int = 1
     expire_seconds: float = 10.0
     version: int = 0
-    superseded: str = ""
+    superseded_reason: str = ""
     """The reason why another program is in charge, as text; this registry then makes no decisions."""
     current: control_pb2.Assignment | None = None
     """The assignment that all workers should have."""
-    inactive: bool = False
+    spouts_inactive: bool = False
     """True if the spouts of the workers' program are deactivated."""
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """The changes since the caller last cleared this list: the name of a log event, and its fields."""
     _members: dict[str, _Member] = field(default_factory=dict)
     _absent: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Listed addresses without a registered worker: the owner, and the reason."""
-    _held: dict[int, str] = field(default_factory=dict)
+    _worker_of: dict[int, str] = field(default_factory=dict)
     """The address of the worker of each assigned task."""
-    _moved: set[int] = field(default_factory=set)
+    _recently_moved: set[int] = field(default_factory=set)
     """Tasks that have moved since the last time no task was moving; they do not move for balance."""
     _issued: deque[control_pb2.Assignment] = field(default_factory=lambda: deque(maxlen=10))
     """The last assignments of this registry, and assignments of others that only switched the spouts."""
-    _beyond: int = 0
+    _foreign_version: int = 0
     """The highest version that another program has issued."""
 
     @property
@@ -105,10 +105,10 @@ class Registry:
     def may_be_foreign(self, address: str, version: int) -> bool:
         """Return True if another program may have issued this version; apply_poll() needs its content."""
         member = self._members.get(address)
-        return version >= max(self.version, 1) and (member is None or version != member.acknowledged)
+        return version >= max(self.version, 1) and (member is None or version != member.accepted_version)
 
     def apply_poll(
-        self, now: float, wanted: Mapping[str, str], answers: Mapping[str, Report | TuplewireError]
+        self, now: float, wanted: Mapping[str, str], answers: Mapping[str, WorkerReport | TuplewireError]
     ) -> None:
         """Apply the answers of a poll. now: in seconds, of any clock.
 
@@ -116,29 +116,29 @@ class Registry:
         """
         for member in self._members.values():
             if not member.leaving and member.address not in wanted:
-                self.events.append(("worker.leaving", member.about(reason="it is no longer listed")))
-            member.wanted = member.address in wanted
+                self.events.append(("worker.leaving", member.log_fields(reason="it is no longer listed")))
+            member.is_listed = member.address in wanted
         self._absent = {address: each for address, each in self._absent.items() if address in wanted}
         foreign: control_pb2.Assignment | None = None
         for address, answer in answers.items():
             if isinstance(answer, TuplewireError):
-                self._apply_silence(address, wanted.get(address), str(answer), now)
+                self._apply_no_answer(address, wanted.get(address), str(answer), now)
                 continue
             status, theirs = answer
             self._apply_status(address, wanted.get(address), status, now)
             if theirs is None or theirs.topology != self.topology or theirs in self._issued:
                 continue
             known = self._members.get(address)
-            if not self._adopt_switch(theirs) and known is not None and known.acknowledged:
+            if not self._adopt_switch(theirs) and known is not None and known.accepted_version:
                 self._mark_superseded(known, theirs.version)  # the worker had this program's version before
-            if theirs.version > self._beyond:
+            if theirs.version > self._foreign_version:
                 foreign = theirs
-                self._beyond = theirs.version
+                self._foreign_version = theirs.version
         # A program that has issued no version yet adopts the assignment of the one before it.
         if foreign is not None and not self.version:
             self._adopt(foreign, wanted, now)
 
-    def _apply_silence(self, address: str, name: str | None, problem: str, now: float) -> None:
+    def _apply_no_answer(self, address: str, name: str | None, problem: str, now: float) -> None:
         member = self._members.get(address)
         if member is None:
             if name is not None:
@@ -146,19 +146,19 @@ class Registry:
             return
         known, member.problem = member.problem, problem
         if not known:
-            member.silent_since = now  # not earlier: this program may have been stopped, without polls
+            member.unresponsive_since = now  # not earlier: this program may have been stopped, without polls
         if member.leaving:
             self._forget(member, "worker.left")
-        elif now - member.silent_since >= self.expire_seconds:
+        elif now - member.unresponsive_since >= self.expire_seconds:
             self._forget(member, "worker.expired")
         elif not known:
-            self.events.append(("worker.silent", member.about(reason=problem)))
+            self.events.append(("worker.silent", member.log_fields(reason=problem)))
 
     def _forget(self, member: _Member, event: str) -> None:
         del self._members[member.address]
-        self._held = {task: address for task, address in self._held.items() if address != member.address}
-        self.events.append((event, member.about()))
-        if member.wanted:
+        self._worker_of = {task: at for task, at in self._worker_of.items() if at != member.address}
+        self.events.append((event, member.log_fields()))
+        if member.is_listed:
             self._absent[member.address] = (member.name, member.problem)
 
     def _not_registered(self, address: str, name: str, problem: str) -> None:
@@ -173,7 +173,7 @@ class Registry:
         before = self._members.get(address)
         if before is not None and before.status.incarnation == status.incarnation:
             if status.state in _LEAVING_STATES and not before.leaving:
-                self.events.append(("worker.leaving", before.about(reason="it drains")))
+                self.events.append(("worker.leaving", before.log_fields(reason="it drains")))
             before.status, before.problem = status, ""
             return
         # A restarted worker has no assignment, and must be checked again; it keeps its tasks.
@@ -181,7 +181,7 @@ class Registry:
             if before is not None:
                 self._forget(before, "worker.left")
             return
-        if problem := self._unfit(address, status):
+        if problem := self._problem_of(address, status):
             if before is not None:
                 before.problem = problem
                 self._forget(before, "worker.left")
@@ -190,9 +190,9 @@ class Registry:
         self._absent.pop(address, None)
         member = self._members[address] = _Member(address, name, status, now)
         event = "worker.registered" if before is None else "worker.restarted"
-        self.events.append((event, member.about(release=status.version)))
+        self.events.append((event, member.log_fields(release=status.version)))
 
-    def _unfit(self, address: str, status: control_pb2.GetStatusResponse) -> str:
+    def _problem_of(self, address: str, status: control_pb2.GetStatusResponse) -> str:
         """Return the reason why a worker cannot be registered; empty if it can."""
         # An adopted worker that drains must learn the new owners of its tasks, to forward its messages.
         if status.state in _LEAVING_STATES and address not in self._members:
@@ -216,7 +216,7 @@ class Registry:
 
     def _adopt(self, assignment: control_pb2.Assignment, wanted: Mapping[str, str], now: float) -> None:
         """Keep the tasks where the previous program put them, also on workers that have not answered yet."""
-        self.inactive = assignment.inactive
+        self.spouts_inactive = assignment.inactive
         at = {member.status.worker_id: member.address for member in self._members.values()}
         for worker in assignment.workers:
             if worker.worker_id in at or worker.address not in wanted or worker.address in self._members:
@@ -231,7 +231,7 @@ class Registry:
             self._members[worker.address] = _Member(
                 worker.address, name, status, now, problem=problem or "it has not answered yet"
             )
-        self._held = {
+        self._worker_of = {
             task: at[worker.worker_id]
             for worker in assignment.workers
             if worker.worker_id in at
@@ -246,25 +246,25 @@ class Registry:
         decide() then issues a version above both.
         """
         ours = any(list(known.workers) == list(theirs.workers) for known in self._issued)
-        if not ours or theirs.inactive == self.inactive:
+        if not ours or theirs.inactive == self.spouts_inactive:
             return False
-        self.inactive = theirs.inactive
+        self.spouts_inactive = theirs.inactive
         self._issued.append(theirs)
         return True
 
     def _mark_superseded(self, member: _Member, version: int) -> None:
-        if not self.superseded:
-            self.superseded = (
+        if not self.superseded_reason:
+            self.superseded_reason = (
                 f"another program has given the worker at {member.address} assignment {version}, and is in "
                 "charge now: let one program at a time assign the tasks of a topology"
             )
-            self.events.append(("membership.superseded", member.about(version=version)))
+            self.events.append(("membership.superseded", member.log_fields(version=version)))
 
     # --- decisions -------------------------------------------------------------------------------
 
     def decide(self) -> control_pb2.Assignment | None:
         """Return a new assignment if the current one no longer fits; None if it does."""
-        if self.superseded:
+        if self.superseded_reason:
             return None
         members = list(self._members.values())
         able = [each.address for each in members if each.phase is Phase.JOINED]
@@ -272,34 +272,34 @@ class Registry:
             return None
         if able:
             staying = {each.address for each in members if not each.leaving}
-            held = {task: address for task, address in self._held.items() if address in staying}
+            held = {task: address for task, address in self._worker_of.items() if address in staying}
             held = fill(self.tasks, able, held)
             # Move for balance only if all workers have the current assignment, and not in the same step as
             # tasks of leaving workers.
             if self._is_distributed():
-                if not self._moves():
-                    self._moved.clear()
-                if held == self._held:
-                    held = spread(self.tasks, able, held, self._moved)
-            self._moved |= {
-                task for task, address in held.items() if self._held.get(task, address) != address
+                if not self._is_moving():
+                    self._recently_moved.clear()
+                if held == self._worker_of:
+                    held = rebalance(self.tasks, able, held, self._recently_moved)
+            self._recently_moved |= {
+                task for task, address in held.items() if self._worker_of.get(task, address) != address
             }
-            self._held = held
-        workers, known = self._assigned(), self.current
-        fits = known is not None and (list(known.workers), known.inactive) == (workers, self.inactive)
+            self._worker_of = held
+        workers, known = self._build_workers(), self.current
+        fits = known is not None and (list(known.workers), known.inactive) == (workers, self.spouts_inactive)
         # A version of another program that is not lower also needs a new one: workers refuse older versions.
-        if fits and self.version > self._beyond:
+        if fits and self.version > self._foreign_version:
             return None
-        self.version = max(self.version, self._beyond) + 1
+        self.version = max(self.version, self._foreign_version) + 1
         self.current = control_pb2.Assignment(
-            version=self.version, topology=self.topology, workers=workers, inactive=self.inactive
+            version=self.version, topology=self.topology, workers=workers, inactive=self.spouts_inactive
         )
         self._issued.append(self.current)
-        about = {"version": self.version, "workers": len(workers), "tasks": len(self._held)}
+        about = {"version": self.version, "workers": len(workers), "tasks": len(self._worker_of)}
         self.events.append(("assignment.issued", about))
         return self.current
 
-    def _assigned(self) -> list[control_pb2.AssignedWorker]:
+    def _build_workers(self) -> list[control_pb2.AssignedWorker]:
         tasks = self._tasks_by_worker()
         return [
             control_pb2.AssignedWorker(
@@ -313,40 +313,40 @@ class Registry:
 
     def _tasks_by_worker(self) -> dict[str, list[int]]:
         tasks: dict[str, list[int]] = {address: [] for address in self._members}
-        for task, address in sorted(self._held.items()):
+        for task, address in sorted(self._worker_of.items()):
             tasks[address].append(task)
         return tasks
 
     def _is_distributed(self) -> bool:
         """Return True if every worker answers and has the current assignment."""
         return bool(self.version) and all(
-            not each.problem and each.acknowledged == self.version == each.status.assignment_version
+            not each.problem and each.accepted_version == self.version == each.status.assignment_version
             for each in self._members.values()
         )
 
-    def _moves(self) -> bool:
+    def _is_moving(self) -> bool:
         return any(each.status.moving_tasks for each in self._members.values())
 
     def outdated_workers(self) -> list[str]:
         """Return the addresses of the workers that have not accepted the current assignment."""
-        if self.current is None or self.superseded:
+        if self.current is None or self.superseded_reason:
             return []
         return [
             each.address
             for each in self._members.values()
-            if not each.problem and each.acknowledged != self.version
+            if not each.problem and each.accepted_version != self.version
         ]
 
     def apply_outcome(self, address: str, outcome: TuplewireError | None) -> None:
         """Apply the outcome of sending the current assignment to a worker. None: the worker accepted it."""
         member = self._members[address]
         if outcome is None:
-            member.acknowledged, member.refusal = self.version, ""
+            member.accepted_version, member.refusal = self.version, ""
             return
         if isinstance(outcome, UnreachableError):
             return  # the next poll shows whether the worker still answers
         if not member.refusal:
-            self.events.append(("assignment.refused", member.about(reason=str(outcome))))
+            self.events.append(("assignment.refused", member.log_fields(reason=str(outcome))))
         member.refusal = str(outcome)
 
     def status(self) -> MembershipStatus:
@@ -374,9 +374,9 @@ class Registry:
             topology=self.topology,
             version=self.version,
             workers=(*workers, *absent),
-            unassigned=tuple(task for task in self.tasks if task not in self._held),
+            unassigned=tuple(task for task in self.tasks if task not in self._worker_of),
             settled=self._is_distributed()
-            and not self._moves()
+            and not self._is_moving()
             and bool(counts)
             and max(counts) - min(counts) <= 1,
         )

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 
-def fill(tasks: Collection[int], workers: Sequence[str], held: Mapping[int, str]) -> dict[int, str]:
+def fill(tasks: Collection[int], workers: Sequence[str], current: Mapping[int, str]) -> dict[int, str]:
     """Give each task without a worker to the worker with the fewest tasks; the other tasks stay.
 
-    workers: the workers that may get tasks; if empty, no task is given. held: the current worker of each
-    task, which may be a worker that gets no more. The result depends only on the arguments: of workers with
-    the same number of tasks, the first one is next.
+    workers: the workers that may get tasks; if empty, no task is given. current: the present worker of
+    each task, which may be a worker that gets no more. The result depends only on the arguments: of workers
+    with the same number of tasks, the first one is next.
     """
-    placed = {task: held[task] for task in tasks if task in held}
+    placed = {task: current[task] for task in tasks if task in current}
     counts = Counter(placed.values())
     for task in sorted(task for task in tasks if workers and task not in placed):
         placed[task] = min(workers, key=counts.__getitem__)
@@ -21,8 +21,8 @@ def fill(tasks: Collection[int], workers: Sequence[str], held: Mapping[int, str]
     return placed
 
 
-def spread(
-    tasks: Collection[int], workers: Sequence[str], held: Mapping[int, str], pinned: Collection[int] = ()
+def rebalance(
+    tasks: Collection[int], workers: Sequence[str], current: Mapping[int, str], pinned: Collection[int] = ()
 ) -> dict[int, str]:
     """Give all workers the same number of tasks, or one more, with as few moves as possible.
 
@@ -31,8 +31,8 @@ def spread(
     """
     own: dict[str, list[int]] = {worker: [] for worker in workers}
     for task in sorted(tasks, key=lambda task: (task not in pinned, task)):
-        if held.get(task) in own:
-            own[held[task]].append(task)
+        if current.get(task) in own:
+            own[current[task]].append(task)
     pins = {worker: sum(task in pinned for task in had) for worker, had in own.items()}
     sharing, left = list(own), len(tasks)
     # Set workers aside that have more pinned tasks than their share, until the others can share evenly.

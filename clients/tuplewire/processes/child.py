@@ -60,7 +60,7 @@ class Command:
     """
 
     name: str
-    words: Sequence[str]
+    arguments: Sequence[str]
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
@@ -87,7 +87,7 @@ class Child:
         try:
             with command.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    command.words,
+                    command.arguments,
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -132,7 +132,7 @@ class Child:
         if self.poll() is None:
             self._process.terminate()
 
-    def end(self, deadline: float) -> int:
+    def wait_or_kill(self, deadline: float) -> int:
         """Wait for the process and return its exit code; kill it (-9) at the deadline, in monotonic time."""
         code = self.wait(max(0.0, deadline - time.monotonic()))
         if code is None:
@@ -143,7 +143,7 @@ class Child:
             self._process.stdin.close()
         return code
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """Return the last lines of the log, for an error message."""
         text = self.command.log.read_text(encoding="utf-8", errors="replace")
         lines = text.splitlines()[-_LAST_LINES:]

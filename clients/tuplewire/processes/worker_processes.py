@@ -23,7 +23,7 @@ from tuplewire.connection.control_clients import ControlClients
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.processes.child import Child, Command, LaunchError, private_directory
-from tuplewire.settings.config import SessionKeywords, naming_settings
+from tuplewire.settings.config import SessionKeywords, expand_settings
 from tuplewire.values.task_ids import parse_tasks
 from tuplewire.wire import control_pb2
 
@@ -139,7 +139,7 @@ class WorkerProcesses:
             f"--address-file={log.with_suffix('.json')}",
             *self._flags,
         )
-        return Command(name=log.stem, words=words, log=log, environment=self._environment)
+        return Command(name=log.stem, arguments=words, log=log, environment=self._environment)
 
     def _temporary_directory(self, max_bytes: int = 4096) -> Path:
         self._temporary.append(Path(private_directory(max_bytes)))
@@ -170,12 +170,12 @@ class WorkerProcesses:
         children = {each.address: child for each, child in zip(self.endpoints, self._children, strict=True)}
         with ControlClients(partial(ControlClient, credentials=self._credentials)) as clients:
             answers = [
-                *clients.each(children, lambda each: each.update_assignment(assignment)).items(),
-                *clients.each(children, lambda each: each.wait_ready(timeout)).items(),
+                *clients.call_all(children, lambda each: each.update_assignment(assignment)).items(),
+                *clients.call_all(children, lambda each: each.wait_ready(timeout)).items(),
             ]
         for address, answer in answers:
             if isinstance(answer, UnreachableError):
-                raise UnreachableError(f"{answer}\n{children[address].last_words()}") from answer
+                raise UnreachableError(f"{answer}\n{children[address].log_tail()}") from answer
             if isinstance(answer, TuplewireError):
                 raise answer
         return assignment
@@ -191,7 +191,7 @@ class WorkerProcesses:
             for child in self._children:  # all before the first wait, so that they drain at the same time
                 child.terminate()
             deadline = time.monotonic() + self._drain_seconds + _STOP_MARGIN_SECONDS
-            self.exit_codes = [child.end(deadline) for child in self._children]
+            self.exit_codes = [child.wait_or_kill(deadline) for child in self._children]
             self._children.clear()
         for directory in self._temporary:
             shutil.rmtree(directory, ignore_errors=True)
@@ -241,7 +241,7 @@ class LocalWorkerProcess(WorkerProcesses):
         """The URL of its metrics, for Prometheus and for users; empty if it does not run."""
         return self.endpoints[0].metrics_url if self.endpoints else ""
 
-    @naming_settings
+    @expand_settings
     def client(self, *, source: int | None = None, **settings: Unpack[SessionKeywords]) -> Client:
         """Return a client of this worker; for the keywords, see `tuplewire.Client`. Raises ClosedError."""
         if not self._children:
@@ -275,9 +275,9 @@ def await_bound(worker: Child, file: Path, deadline: float) -> Endpoint:
         # The file may appear, or the process may exit. Only the exit can be awaited, so the file is polled.
         code = worker.wait(_POLL_SECONDS)
         if code is not None:
-            raise LaunchError(f"{worker.command.name} ended with code {code}\n{worker.last_words()}")
+            raise LaunchError(f"{worker.command.name} ended with code {code}\n{worker.log_tail()}")
         if time.monotonic() > deadline:
-            raise LaunchError(f"{worker.command.name} did not bind in time\n{worker.last_words()}")
+            raise LaunchError(f"{worker.command.name} did not bind in time\n{worker.log_tail()}")
     bound = json.loads(file.read_text(encoding="utf-8"))
     facts: Any = {each.name: bound[each.name] or "" for each in fields(Endpoint)}
     return Endpoint(**facts)

@@ -18,10 +18,10 @@ from tuplewire.errors import MalformedError
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import RejectedTask, Rejection, TaskCursor
 
-_MOST_REJECTIONS = 1000
+_MAX_REJECTIONS = 1000
 """Limit for the rejections of one task in one request, because a worker limits the size of requests."""
 _GROUP = attrgetter("group")
-MAX_AFTER_SECONDS = 7 * 86_400
+MAX_DELAY_SECONDS = 7 * 86_400
 MAX_REASON = 1000
 """The maximum length of a reason in characters. Longer reasons are truncated."""
 
@@ -38,7 +38,7 @@ class Delivery:
         """The sequence of the last message."""
         return self.first_sequence + self.group.count - 1
 
-    def within(self, after: int, last: int) -> Delivery | None:
+    def clip(self, after: int, last: int) -> Delivery | None:
         """Return the messages after the sequence `after`, up to `last`; None if there are none."""
         first = max(after + 1, self.first_sequence)
         stop = min(last, self.last) + 1
@@ -50,8 +50,8 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
-    """A message that a consumer rejects; see Rejection. `index` counts the messages of an Arrived from 0."""
+class RejectedMessage:
+    """A message that a consumer rejects; see Rejection. `index` counts the messages of a batch from 0."""
 
     index: int
     after_seconds: float
@@ -60,10 +60,10 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class ArrivedBatch:
     """New messages for the consumer. Pass them to ConsumeWindow.acknowledge() once they are processed."""
 
-    epoch: int
+    generation: int
     deliveries: tuple[Delivery, ...]
     ack_requested: bool = False
     """True if the acknowledgement must be sent immediately."""
@@ -77,30 +77,30 @@ class Arrived:
         """The messages, in order."""
         return list(map(_GROUP, self.deliveries))
 
-    def parts(self) -> Iterator[Arrived]:
+    def each_delivery(self) -> Iterator[ArrivedBatch]:
         """Yield each delivery separately. Only the last one requires an immediate acknowledgement."""
         last = len(self.deliveries) - 1
         for index, each in enumerate(self.deliveries):
             requested = self.ack_requested and index == last
-            yield Arrived(self.epoch, (each,), requested, self.at_ns, self.window)
+            yield ArrivedBatch(self.generation, (each,), requested, self.at_ns, self.window)
 
-    def split(self, messages: int) -> list[Arrived]:
+    def split(self, messages: int) -> list[ArrivedBatch]:
         """Return the first `messages` messages, and the others."""
         parts: list[tuple[Delivery | None, Delivery | None]] = []
         for each in self.deliveries:
             last = each.first_sequence + max(0, messages) - 1
-            parts.append((each.within(0, last), each.within(last, each.last)))
+            parts.append((each.clip(0, last), each.clip(last, each.last)))
             messages -= each.group.count
         return [replace(self, deliveries=tuple(filter(None, some))) for some in zip(*parts, strict=True)]
 
-    def without(self, tasks: Container[int]) -> Arrived:
+    def without(self, tasks: Container[int]) -> ArrivedBatch:
         """Return the messages of all other tasks."""
         return replace(self, deliveries=tuple(e for e in self.deliveries if e.group.task not in tasks))
 
 
 @dataclass(slots=True, eq=False)
 class _Position:
-    epoch: int
+    generation: int
     acknowledged: int
     received: int
     held_bytes: int = 0
@@ -109,17 +109,17 @@ class _Position:
     unacknowledged: deque[tuple[int, int]] = field(default_factory=deque)
     rejections: deque[Rejection] = field(default_factory=deque)
     """The rejections that the worker has not answered."""
-    rejected: int = 0
+    last_rejection: int = 0
     """The number of the last rejection."""
     reported_rejections: int = 0
     """The number of the last rejection that was sent over this stream."""
-    awaited_rejection: int = 0
+    blocking_rejection: int = 0
     """The rejection that must be answered before messages are accepted again; 0 if none."""
 
-    def reject(self, sequence: int, each: Rejected) -> None:
-        self.rejected += 1
+    def reject(self, sequence: int, each: RejectedMessage) -> None:
+        self.last_rejection += 1
         rejection = Rejection(
-            number=self.rejected,
+            number=self.last_rejection,
             sequence=sequence,
             after_millis=round(each.after_seconds * 1000),
             reason=each.reason[:MAX_REASON],
@@ -131,8 +131,8 @@ class _Position:
         """Mark the next rejections as reported; return them, and the first one that does not fit."""
         # Rejections are numbered without gaps, so the difference of two numbers is an index.
         start = max(0, self.reported_rejections - self.rejections[0].number + 1)
-        some = list(islice(self.rejections, start, start + _MOST_REJECTIONS + 1))
-        later = some.pop() if len(some) > _MOST_REJECTIONS else None
+        some = list(islice(self.rejections, start, start + _MAX_REJECTIONS + 1))
+        later = some.pop() if len(some) > _MAX_REJECTIONS else None
         if some:
             self.reported_rejections = some[-1].number
         return some, later
@@ -151,28 +151,28 @@ class ConsumeWindow:
     """The state of one consumer's session, which may use several streams in turn. Not thread-safe."""
 
     def __init__(self, tasks: Iterable[int], prefetch_messages: int, prefetch_bytes: int) -> None:
-        self._epoch = 0
+        self._generation = 0
         self._tasks: dict[int, _Position] = {}
         self._prefetch_messages = prefetch_messages
         self._prefetch_bytes = prefetch_bytes
-        self.moved: dict[int, None] = {}
-        """The tasks of the cursors that take_moved() returns."""
-        self._subscribed: dict[int, int] = {}
+        self.changed_tasks: dict[int, None] = {}
+        """The tasks of the cursors that take_changed() returns."""
+        self._sent_received: dict[int, int] = {}
         """The `received` sequence of each task in the last subscribe request, until it is answered."""
         self.worker_incarnation = 0
         """The incarnation of the worker that assigned the sequences; 0 before the first connection."""
-        self.consume(tasks)
+        self.set_tasks(tasks)
 
-    def consume(self, tasks: Iterable[int]) -> None:
+    def set_tasks(self, tasks: Iterable[int]) -> None:
         """Consume exactly these tasks, from the next subscribe request on.
 
         A task that is consumed again continues at its position, as after a broken stream.
         """
-        self._consumed = tuple(tasks)
-        for task in self._consumed:
+        self._subscribed_tasks = tuple(tasks)
+        for task in self._subscribed_tasks:
             self._tasks.setdefault(task, _Position(0, 0, 0, reported_credit=self._prefetch_messages))
 
-    def opened(self, worker_incarnation: int, starts: Iterable[tuple[int, int]]) -> None:
+    def on_connected(self, worker_incarnation: int, starts: Iterable[tuple[int, int]]) -> None:
         """Continue over a new stream, after the sequences in `starts`: (task, sequence) pairs.
 
         1. The worker is a different one: all tasks start again at its sequences.
@@ -182,40 +182,40 @@ class ConsumeWindow:
 
         In cases 1 and 2, acknowledgements of messages that arrived before are ignored.
         """
-        self._epoch += 1
+        self._generation += 1
         if worker_incarnation != self.worker_incarnation:
             self.worker_incarnation = worker_incarnation
-            self._subscribed.clear()
+            self._sent_received.clear()
             # 1. Each worker numbers the messages of a task itself.
             for task in self._tasks:
                 self._restart(task, 0)
         for task, received in starts:
             if (state := self._tasks.get(task)) is None:
                 continue
-            said = self._subscribed.get(task, state.received)
+            reported = self._sent_received.get(task, state.received)
             # 2. The subscribe request also reported rejections. If the awaited one was among them, the worker
             # redelivers from there on.
-            if received != said or 0 < state.awaited_rejection <= state.reported_rejections:
+            if received != reported or 0 < state.blocking_rejection <= state.reported_rejections:
                 self._restart(task, received)
             # 3. The answer to a subscribe request is also the answer to its rejections.
             elif state.rejections:
                 state.forget_rejections(state.reported_rejections)
-                self.moved[task] = None  # they no longer use up credit
-        self._subscribed.clear()
+                self.changed_tasks[task] = None  # they no longer use up credit
+        self._sent_received.clear()
 
     def _restart(self, task: int, received: int) -> _Position:
         before = self._tasks[task]
         if before.held_bytes:
-            self.moved[task] = None  # the subscribe request reported less credit than there is now
+            self.changed_tasks[task] = None  # the subscribe request reported less credit than there is now
         told = received + self._prefetch_messages
-        self._tasks[task] = state = _Position(self._epoch, received, received, reported_credit=told)
+        self._tasks[task] = state = _Position(self._generation, received, received, reported_credit=told)
         # The numbers of rejections continue, because the worker applies each number once.
-        state.rejected = state.reported_rejections = before.rejected
+        state.last_rejection = state.reported_rejections = before.last_rejection
         return state
 
-    def arrived(
+    def receive(
         self, deliveries: Iterable[Delivery], *, ack_requested: bool = False, now_ns: int = 0
-    ) -> Arrived:
+    ) -> ArrivedBatch:
         """Record received messages, and return the new ones.
 
         1. While a task waits for the answer to a rejection, its messages are ignored. 2. After a gap, raise
@@ -237,7 +237,7 @@ class ConsumeWindow:
             state = self._tasks.get(task)
             if state is None:
                 raise MalformedError(f"messages for task {task} came, which is not subscribed")
-            if state.awaited_rejection:
+            if state.blocking_rejection:
                 # 1. The message was in flight when an earlier one was rejected with `wait`. The worker
                 # redelivers it behind the rejected one.
                 continue
@@ -247,7 +247,7 @@ class ConsumeWindow:
             last = first + delivery.group.count - 1
             fresh: Delivery | None = delivery
             if first <= state.received:  # 3. The end of a repeated delivery may be new.
-                fresh = delivery.within(state.received, last)
+                fresh = delivery.clip(state.received, last)
             if fresh is None:
                 continue
             size = fresh.group.size_bytes
@@ -256,23 +256,24 @@ class ConsumeWindow:
             state.unacknowledged.append((last, size))
             ack_requested |= last + half_messages >= state.reported_credit or state.held_bytes >= half_bytes
             new.append(fresh)
-        return Arrived(self._epoch, tuple(new), ack_requested, now_ns, self)
+        return ArrivedBatch(self._generation, tuple(new), ack_requested, now_ns, self)
 
-    def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> bool:
-        """Acknowledge messages except the rejected ones; return False if all were outdated (see opened()).
+    def acknowledge(self, arrived: ArrivedBatch, rejected: Sequence[RejectedMessage] = ()) -> bool:
+        """Acknowledge messages except rejected ones; return False if all are outdated: see on_connected().
 
-        `rejected` is in order. After one with `wait`, later ones of its task are redelivered; see waiting().
+        `rejected` is in order. After one with `wait`, later ones of its task are redelivered; see
+        tasks_awaiting_answer().
         """
-        counts = False
+        is_current = False
         start = 0
         index_of = attrgetter("index")
         for delivery in arrived.deliveries:
             task, count = delivery.group.task, delivery.group.count
             state = self._tasks[task]
             # Otherwise the task has started again, and the worker redelivers these messages.
-            if arrived.epoch >= state.epoch:
-                self.moved[task] = None
-                counts = True
+            if arrived.generation >= state.generation:
+                self.changed_tasks[task] = None
+                is_current = True
                 if rejected:
                     first = bisect_left(rejected, start, key=index_of)
                     stop = bisect_left(rejected, start + count, lo=first, key=index_of)
@@ -280,56 +281,58 @@ class ConsumeWindow:
                 else:
                     state.acknowledge(delivery.first_sequence + count - 1)
             start += count
-        return counts
+        return is_current
 
-    def _settle(self, state: _Position, delivery: Delivery, start: int, rejected: Sequence[Rejected]) -> None:
+    def _settle(
+        self, state: _Position, delivery: Delivery, start: int, rejected: Sequence[RejectedMessage]
+    ) -> None:
         """Acknowledge or reject the messages of one delivery; `start` is the index of the first one."""
         task, first = delivery.group.task, delivery.first_sequence
         for each in rejected:
             sequence = first + each.index - start
             state.reject(sequence, each)
             if each.wait:
-                # A new epoch: acknowledgements of later messages must not pass the rejected one.
+                # A new generation: acknowledgements of later messages must not pass the rejected one.
                 state.acknowledge(sequence - 1)
-                self._epoch += 1
-                anew = self._restart(task, sequence - 1)
-                anew.rejections, anew.awaited_rejection = state.rejections, state.rejected
-                anew.reported_rejections = state.reported_rejections
+                self._generation += 1
+                restarted = self._restart(task, sequence - 1)
+                restarted.rejections, restarted.blocking_rejection = state.rejections, state.last_rejection
+                restarted.reported_rejections = state.reported_rejections
                 return
         state.acknowledge(first + delivery.group.count - 1)
 
-    def waiting(self) -> set[int]:
+    def tasks_awaiting_answer(self) -> set[int]:
         """Return the tasks that wait for an answer. All their local messages will be redelivered."""
-        return {task for task, state in self._tasks.items() if state.awaited_rejection}
+        return {task for task, state in self._tasks.items() if state.blocking_rejection}
 
-    def answered(self, answers: Iterable[RejectedTask]) -> None:
+    def apply_answers(self, answers: Iterable[RejectedTask]) -> None:
         """Apply the worker's answers to rejections."""
         for each in answers:
             state = self._tasks.get(each.task)
             if state is None:
                 continue
             state.forget_rejections(each.number)
-            if 0 < state.awaited_rejection <= each.number:
+            if 0 < state.blocking_rejection <= each.number:
                 self._restart(each.task, each.received)
-            self.moved[each.task] = None  # an answered rejection frees credit
+            self.changed_tasks[each.task] = None  # an answered rejection frees credit
 
-    def take_moved(self) -> list[TaskCursor]:
+    def take_changed(self) -> list[TaskCursor]:
         """Return and clear the cursors that changed. One with many rejections takes several calls."""
-        moved, self.moved = self.moved, {}
-        return list(map(self._cursor, moved))
+        changed, self.changed_tasks = self.changed_tasks, {}
+        return list(map(self._cursor, changed))
 
-    def repeat(self) -> None:
-        """Make take_moved() return every cursor next time, because the worker has sent a probe."""
+    def mark_all_changed(self) -> None:
+        """Make take_changed() return every cursor next time, because the worker has sent a probe."""
         self._resend_rejections()
-        self.moved.update(dict.fromkeys(self._consumed))
+        self.changed_tasks.update(dict.fromkeys(self._subscribed_tasks))
 
-    def all(self) -> list[TaskCursor]:
-        """Return every cursor for a subscribe request. Some of its rejections may wait for take_moved()."""
+    def all_cursors(self) -> list[TaskCursor]:
+        """Return every cursor for a subscribe request. Some of its rejections may wait for take_changed()."""
         self._resend_rejections()
         # Clear this first: a cursor with too many rejections is added again.
-        self.moved.clear()
-        cursors = [self._cursor(task) for task in self._consumed]
-        self._subscribed = {cursor.task: cursor.received for cursor in cursors}
+        self.changed_tasks.clear()
+        cursors = [self._cursor(task) for task in self._subscribed_tasks]
+        self._sent_received = {cursor.task: cursor.received for cursor in cursors}
         return cursors
 
     def _resend_rejections(self) -> None:
@@ -346,7 +349,7 @@ class ConsumeWindow:
             # The next request contains this rejection. Until then its message must stay unacknowledged.
             acknowledged = min(acknowledged, later.sequence - 1)
             received = max(received, state.rejections[-1].sequence)  # a rejection with `wait` is the last
-            self.moved[task] = None
+            self.changed_tasks[task] = None
         room = max(0, self._prefetch_bytes - state.held_bytes)
         return TaskCursor(
             task=task,

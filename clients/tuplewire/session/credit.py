@@ -16,7 +16,7 @@ from itertools import islice
 
 from tuplewire.errors import CreditExceededError, MalformedError, RefusedError
 from tuplewire.session.shares import QueueShares
-from tuplewire.values.group import TaskGroup, task_and_forwarded
+from tuplewire.values.group import TaskGroup, split_flow
 from tuplewire.wire.messaging_pb2 import TaskCredit
 
 MAX_TASKS = 65_536
@@ -33,12 +33,12 @@ class _Account:
     released_bytes: int = 0
 
     @property
-    def has_room(self) -> bool:
+    def has_credit(self) -> bool:
         """True if the sender may send another message."""
         return self.received_messages < self.granted_messages and self.received_bytes < self.granted_bytes
 
 
-class CreditBook:
+class SessionCredit:
     """One session's credit at the receiver. Call only from the event loop."""
 
     def __init__(
@@ -63,17 +63,17 @@ class CreditBook:
         self._shares = shares
         self._max_message_bytes = max_message_bytes
         self._needs_release_acks = needs_release_acks
-        self._watched: set[int] = set()
-        self.accounts = {task: _Account(*shares.window(task)) for task in shares.nearly_full_tasks}
-        self._changed: dict[int, None] = {}
+        self._watched_tasks: set[int] = set()
+        self.accounts = {task: _Account(*shares.share_for(task)) for task in shares.nearly_full_tasks}
+        self._changed_flows: dict[int, None] = {}
         self._blocked = Counter() if blocked is None else blocked
-        self.without_credit: set[int] = set()
+        self.blocked_flows: set[int] = set()
         self.received_messages = self.received_bytes = 0
         """Messages to all tasks that were received and not refused, and their payload bytes."""
         self.released_messages = self.released_bytes = 0
         """Received messages that were released, and their payload bytes."""
 
-    def too_many(self, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
+    def over_task_limit(self, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
         """Return the groups to tasks beyond MAX_TASKS. Forwarded groups are never among them."""
         room = MAX_TASKS - len(self.accounts)
         if len(groups) <= room:
@@ -84,7 +84,7 @@ class CreditBook:
         without = set(islice(new, max(0, room), None))
         return [group for group in groups if group.flow in without]
 
-    def received(self, groups: Iterable[TaskGroup]) -> None:
+    def on_received(self, groups: Iterable[TaskGroup]) -> None:
         """Count messages. If this raises CreditExceededError, none of `groups` is counted."""
         counted: list[TaskGroup] = []
         try:
@@ -99,15 +99,15 @@ class CreditBook:
                 self.received_bytes += size
                 counted.append(group)
                 # Forwarded messages (flow < 0) use the credit that their entry worker granted.
-                if group.flow >= 0 and not account.has_room:
-                    self._use_up(group.flow, account)
+                if group.flow >= 0 and not account.has_credit:
+                    self._check_credit(group.flow, account)
         except RefusedError:
             # The frame is not accepted as a whole, so none of its messages may use up credit.
             for group in counted:
-                self.refused(group)
+                self.on_refused(group)
             raise
 
-    def refused(self, group: TaskGroup) -> None:
+    def on_refused(self, group: TaskGroup) -> None:
         """Subtract refused messages from the counts. The sender does not count them either."""
         account = self.accounts[group.flow]
         count, size = group.count, group.size_bytes
@@ -129,11 +129,11 @@ class CreditBook:
 
     def _forget(self, flow: int) -> None:
         del self.accounts[flow]
-        self._changed.pop(flow, None)
-        self._watched.discard(flow)
-        self._has_credit(flow)
+        self._changed_flows.pop(flow, None)
+        self._watched_tasks.discard(flow)
+        self._mark_unblocked(flow)
 
-    def _use_up(self, flow: int, account: _Account) -> None:
+    def _check_credit(self, flow: int, account: _Account) -> None:
         self._update_blocked(flow, account)
         # The last message may start within the granted bytes and exceed them.
         if (
@@ -146,25 +146,25 @@ class CreditBook:
             )
 
     def _update_blocked(self, flow: int, account: _Account) -> None:
-        if account.has_room:
-            self._has_credit(flow)
-        elif flow not in self.without_credit:
-            self.without_credit.add(flow)
+        if account.has_credit:
+            self._mark_unblocked(flow)
+        elif flow not in self.blocked_flows:
+            self.blocked_flows.add(flow)
             self._blocked[flow] += 1
 
-    def _has_credit(self, flow: int) -> None:
-        if flow in self.without_credit:
-            self.without_credit.discard(flow)
+    def _mark_unblocked(self, flow: int) -> None:
+        if flow in self.blocked_flows:
+            self.blocked_flows.discard(flow)
             self._blocked[flow] -= 1
             if not self._blocked[flow]:
                 del self._blocked[flow]
 
     def disconnect(self) -> None:
-        """Count no task as blocked: a sender without a stream waits for nothing. See all()."""
-        for flow in list(self.without_credit):
-            self._has_credit(flow)
+        """Count no task as blocked: a sender without a stream waits for nothing. See all_grants()."""
+        for flow in list(self.blocked_flows):
+            self._mark_unblocked(flow)
 
-    def released(self, flow: int, messages: int, size_bytes: int) -> bool:
+    def on_released(self, flow: int, messages: int, size_bytes: int) -> bool:
         """Count released messages; return True if the sender should get a grant now.
 
         1. The sender or a move waits for each release: send a grant.
@@ -180,17 +180,17 @@ class CreditBook:
             # 1. Forwarded messages (flow < 0) are part of a move, which waits for their release.
             not self._needs_release_acks
             and flow >= 0
-            and flow not in self._watched
+            and flow not in self._watched_tasks
             # 2. An upstream worker's window may be smaller than this quarter, and its senders would wait.
             and account.released_messages < account.received_messages
         ):
             # 3. A grant costs as much as a message on the stream, regardless of its content.
-            window = self._shares.window(flow)
-            messages = account.released_messages + window.messages - account.granted_messages
-            size = account.released_bytes + window.size_bytes - account.granted_bytes
-            if messages < window.messages >> 2 and size < window.size_bytes >> 2:
+            share = self._shares.share_for(flow)
+            messages = account.released_messages + share.messages - account.granted_messages
+            size = account.released_bytes + share.size_bytes - account.granted_bytes
+            if messages < share.messages >> 2 and size < share.size_bytes >> 2:
                 return False
-        self._changed[flow] = None
+        self._changed_flows[flow] = None
         return True
 
     def watch_releases(self, tasks: Iterable[int]) -> None:
@@ -198,37 +198,37 @@ class CreditBook:
 
         This ends for a task when the sender closes the flow to it. Tasks beyond MAX_TASKS are not watched.
         """
-        self._watched.update(islice(tasks, MAX_TASKS - len(self._watched)))
+        self._watched_tasks.update(islice(tasks, MAX_TASKS - len(self._watched_tasks)))
         # A release before this request was possibly not reported.
-        self._changed.update(dict.fromkeys(self._watched & self.accounts.keys()))
+        self._changed_flows.update(dict.fromkeys(self._watched_tasks & self.accounts.keys()))
 
     @property
     def urgent(self) -> bool:
         """True if the next changes concern a task for which the sender has no credit."""
-        return not self.without_credit.isdisjoint(self._changed)
+        return not self.blocked_flows.isdisjoint(self._changed_flows)
 
     @property
     def exhausted_tasks(self) -> int:
         """The number of tasks for which the window is used up."""
-        return len(self.without_credit)
+        return len(self.blocked_flows)
 
     @property
-    def idle(self) -> bool:
+    def all_released(self) -> bool:
         """True if every received message was released."""
         return all(each.released_messages >= each.received_messages for each in self.accounts.values())
 
     def on_space_freed(self, task: int) -> bool:
         """Record that a task's queue has more space; return True if the sender should get a grant."""
         if task in self.accounts:
-            self._changed[task] = None
-        return task in self._changed
+            self._changed_flows[task] = None
+        return task in self._changed_flows
 
     def on_share_increase(self) -> bool:
         """Record that shares may have grown; return True if the sender has no credit for some task."""
-        self._changed.update(dict.fromkeys(self.without_credit))
-        return bool(self.without_credit)
+        self._changed_flows.update(dict.fromkeys(self.blocked_flows))
+        return bool(self.blocked_flows)
 
-    def outstanding(self) -> list[tuple[int, int, int]]:
+    def unreleased(self) -> list[tuple[int, int, int]]:
         """Return (task, messages, bytes) of the received messages that were not released."""
         return [
             (flow, each.received_messages - each.released_messages, each.received_bytes - each.released_bytes)
@@ -238,10 +238,10 @@ class CreditBook:
 
     def take_changes(self) -> list[TaskCredit]:
         """Return and clear the grants that have changed since the last call."""
-        changed, self._changed = self._changed, {}
+        changed, self._changed_flows = self._changed_flows, {}
         return [self._grant(flow) for flow in changed]
 
-    def all(self) -> list[TaskCredit]:
+    def all_grants(self) -> list[TaskCredit]:
         """Return every grant, for a sender that reconnects. It may wait for credit again."""
         grants = [self._grant(flow) for flow in self.accounts]
         for flow, account in self.accounts.items():
@@ -251,13 +251,13 @@ class CreditBook:
 
     def _grant(self, flow: int) -> TaskCredit:
         account = self.accounts[flow]
-        window = self._shares.window(flow)
+        share = self._shares.share_for(flow)
         # The maximum, because a share may shrink but a grant must never fall.
-        account.granted_messages = max(account.granted_messages, account.released_messages + window.messages)
-        account.granted_bytes = max(account.granted_bytes, account.released_bytes + window.size_bytes)
-        if flow in self.without_credit:
+        account.granted_messages = max(account.granted_messages, account.released_messages + share.messages)
+        account.granted_bytes = max(account.granted_bytes, account.released_bytes + share.size_bytes)
+        if flow in self.blocked_flows:
             self._update_blocked(flow, account)
-        task, forwarded = task_and_forwarded(flow)
+        task, forwarded = split_flow(flow)
         return TaskCredit(
             task=task,
             messages=account.granted_messages,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """The upper bound of each bucket in seconds. One more bucket counts longer durations."""
 
-Example = tuple[str, str]
+TraceIds = tuple[str, str]
 """A traced message: the ids of its trace and its span."""
 
 
@@ -45,7 +45,7 @@ class Durations:
         self.counts[bisect_left(BOUNDS, seconds)] += count
         self.seconds += seconds * count
 
-    def mark(self, seconds: float, example: Example) -> None:
+    def mark(self, seconds: float, example: TraceIds) -> None:
         """Store an exemplar for a duration that was added."""
         seconds = max(0.0, seconds)
         self.exemplars[bisect_left(BOUNDS, seconds)] = Exemplar(*example, seconds, time.time())

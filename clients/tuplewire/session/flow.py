@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from tuplewire.session.ledger import Settled
-from tuplewire.session.pieces import cut, starting_within, wire_bytes
-from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, same_time
+from tuplewire.session.ledger import SettledMessages
+from tuplewire.session.pieces import count_within, split_head, wire_bytes
+from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, same_millisecond
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,7 @@ class Entry:
 
     group: TaskGroup
     inbound: Any
-    """See Settled."""
+    """See SettledMessages."""
     age: int
     """Increases from batch to batch, from 1. It is 0 once the entry was written and may have arrived."""
     retain: bool
@@ -37,13 +37,13 @@ class Entry:
         """The number of messages."""
         return self.group.count
 
-    def having(self, group: TaskGroup) -> Entry:
+    def with_group(self, group: TaskGroup) -> Entry:
         """Return this entry with other messages."""
         return Entry(group, self.inbound, self.age, self.retain, self.accepted_micros)
 
     def redelivered(self) -> Entry:
         """Return this entry with its messages marked as redelivered."""
-        return self.having(self.group.as_redelivered())
+        return self.with_group(self.group.as_redelivered())
 
 
 @dataclass(slots=True, eq=False)
@@ -58,18 +58,18 @@ class Flow:
     used_since_sweep: bool = True
     """True if the flow was used since the last call to SendWindow.close_unused()."""
     pending: deque[Entry] = field(default_factory=deque)
-    unprocessed: deque[Entry | Settled] = field(default_factory=deque)
-    """Messages that the receiver has acknowledged but not released, in order. An Entry is retained here; a
-    Settled was settled by the acknowledgement."""
-    highest: int = 0
+    unprocessed: deque[Entry | SettledMessages] = field(default_factory=deque)
+    """Messages that the receiver has acknowledged but not released, in order. An Entry is retained here;
+    SettledMessages were settled by the acknowledgement."""
+    highest_entry: int = 0
     """The highest entry_sequence accepted since everything in the flow was last released."""
     held: int = 0
     written: int = 0
     """The number of pending messages that were written and may have arrived."""
     written_bytes: int = 0
-    cleared: int = 0
+    removed_count: int = 0
     """The number of released messages that have left `unprocessed`, by whole entries."""
-    released: int = 0
+    released_messages: int = 0
     sent_messages: int = 0
     sent_bytes: int = 0
     limit_messages: int = 0
@@ -78,16 +78,16 @@ class Flow:
     @property
     def all_released(self) -> bool:
         """True if the receiver has released all accepted messages of the flow."""
-        return not self.held and self.released >= self.sent_messages
+        return not self.held and self.released_messages >= self.sent_messages
 
     @property
-    def unreleased(self) -> int:
+    def unreleased_count(self) -> int:
         """The number of sent messages that were not released and are not retained here until processed."""
-        count, before = max(0, self.sent_messages - self.released), self.cleared
+        count, before = max(0, self.sent_messages - self.released_messages), self.removed_count
         # A release may end within an entry, so a part of the entry may already be released.
         for each in self.unprocessed:
             if isinstance(each, Entry):  # retained here, so it is not lost if the receiver fails
-                count -= min(each.messages, max(0, before + each.messages - self.released))
+                count -= min(each.messages, max(0, before + each.messages - self.released_messages))
             before += each.messages
         return count
 
@@ -104,12 +104,12 @@ class Flow:
         return 0 if pending and pending[0].age else bisect_left(pending, 1, key=attrgetter("age"))
 
     @property
-    def oldest(self) -> int:
+    def oldest_age(self) -> int:
         """The age of the oldest entry that was never written; 0 if there is none."""
         first = self.first_unwritten
         return self.pending[first].age if first < len(self.pending) else 0
 
-    def take(self, entries: list[Entry], room: int) -> int:
+    def move_to_frame(self, entries: list[Entry], room: int) -> int:
         """Move messages with credit into a frame; return its free space in bytes, 0 if it is full.
 
         1. The frame has no space for the next entry: it is full.
@@ -132,9 +132,9 @@ class Flow:
                 return room
             # 3. The last message may start within the granted bytes and exceed them.
             if count > allowed or size > allowed_bytes:
-                allowed = min(allowed, starting_within(group, allowed_bytes))
+                allowed = min(allowed, count_within(group, allowed_bytes))
                 if allowed < count:
-                    pieces = [entry.having(piece) for piece in cut(group, allowed)]
+                    pieces = [entry.with_group(piece) for piece in split_head(group, allowed)]
                     pending.popleft()
                     pending.extendleft(reversed(pieces))
                     entry = pieces[0]
@@ -161,7 +161,7 @@ class OutFrame:
     """When the first message of each run was accepted."""
     messages: int
     size_bytes: int
-    closed: Sequence[int] = ()
+    closed_flows: Sequence[int] = ()
     """The flows that the receiver removes before it accepts the messages."""
     ack_immediately: bool = False
     """True if the receiver must acknowledge the frame immediately."""
@@ -171,16 +171,16 @@ class OutFrame:
     def groups(self) -> list[TaskGroup]:
         """Return the groups, each with its time of acceptance, for transports that do not encode them."""
         timed = zip(self.runs, self.accepted_micros, strict=True)
-        return [group.accepted(micros) for run, micros in timed for group in run]
+        return [group.with_time(micros) for run, micros in timed for group in run]
 
 
 @dataclass(slots=True, eq=False)
-class InFlight:
+class InFlightFrame:
     """An unacknowledged frame."""
 
     sequence: int
     entries: list[Entry]
-    closed: Sequence[int] = ()
+    closed_flows: Sequence[int] = ()
     ack_requested: bool = False
 
     def out(self) -> OutFrame:
@@ -196,18 +196,18 @@ class InFlight:
             size += group.size_bytes
             micros = entry.accepted_micros
             # A frame contains the time of its first message once, and a run only a different time.
-            if micros != first_micros and same_time(micros, first_micros):
+            if micros != first_micros and same_millisecond(micros, first_micros):
                 micros = first_micros
             # A run has only the entry sequence of its first message, so it ends at a gap.
             if (
                 last is not None
-                and group.joins(last)
+                and group.can_follow(last)
                 and group.entry_sequence == (last.entry_sequence and last.entry_sequence + len(last))
-                and same_time(micros, accepted[-1])
+                and same_millisecond(micros, accepted[-1])
             ):
                 runs[-1].append(group)
             else:
                 runs.append([group])
                 accepted.append(micros)
             last = group
-        return OutFrame(self.sequence, runs, accepted, messages, size, self.closed, self.ack_requested)
+        return OutFrame(self.sequence, runs, accepted, messages, size, self.closed_flows, self.ack_requested)

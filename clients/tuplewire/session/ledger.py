@@ -37,7 +37,7 @@ class DropReason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledMessages:
     """Messages that were acknowledged or dropped."""
 
     inbound: Any
@@ -45,7 +45,7 @@ class Settled:
     task: int
     messages: int
     size_bytes: int
-    dropped: DropReason | None
+    drop_reason: DropReason | None
     """None if the messages were acknowledged."""
 
 

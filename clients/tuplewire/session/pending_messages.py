@@ -14,14 +14,14 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from tuplewire.session.flow import Entry, Flow, InFlight
-from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
-from tuplewire.session.pieces import cut_off
+from tuplewire.session.flow import Entry, Flow, InFlightFrame
+from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, SettledMessages
+from tuplewire.session.pieces import split_min_head
 from tuplewire.settings.config import AckMode, Overflow, SessionSettings
-from tuplewire.values.group import COUNT, SIZE_BYTES, TaskGroup, entry_worker, task_and_forwarded
+from tuplewire.values.group import COUNT, SIZE_BYTES, TaskGroup, entry_worker, split_flow
 
 
-def excess(held: int, offered: int, bound: int) -> int:
+def count_to_drop(held: int, offered: int, bound: int) -> int:
     """Return the part of `held` to drop before an offer fits: all of it for one above the bound."""
     over = held + offered - bound
     return min(held, over) if over > 0 else 0
@@ -76,16 +76,16 @@ class PendingMessages:
         self._oldest = OldestTask()
         self._retain = settings.ack_mode is AckMode.PROCESSED
         self._flows: dict[int, Flow] = {}
-        self._flows_to: dict[int, list[Flow]] = {}
+        self._flows_by_task: dict[int, list[Flow]] = {}
         self._ready: dict[int, None] = {}
-        self._in_flight: deque[InFlight] = deque()
-        self._resend: deque[InFlight] = deque()
+        self._in_flight: deque[InFlightFrame] = deque()
+        self._resend: deque[InFlightFrame] = deque()
         self._ledger = Ledger()
-        self.settled: list[Settled] = []
+        self.settled: list[SettledMessages] = []
         """Messages that were settled since the last take_settled()."""
-        self._released: list[Settled] = []
+        self._released: list[SettledMessages] = []
         self._written = self._written_bytes = 0
-        self.without_credit: dict[int, None] = {}
+        self.blocked_flows: dict[int, None] = {}
         """Flows with messages but without credit, as of the last next_frame()."""
         self.messages = self.size_bytes = 0
         """Pending messages (waiting, in flight, or retained until processed), and their payload bytes."""
@@ -103,7 +103,7 @@ class PendingMessages:
             self._ledger.acknowledged += count
         else:
             self._ledger.dropped[dropped] += count
-        settled = Settled(entry.inbound, group.task, count, size, dropped)
+        settled = SettledMessages(entry.inbound, group.task, count, size, dropped)
         self.settled.append(settled)
         # A message that is settled by its acknowledgement alone is released later, by a grant.
         if releases and entry.inbound is not None and (dropped is not None or entry.retain):
@@ -127,24 +127,24 @@ class PendingMessages:
         on_the_way = (entry.group for frame in self._in_flight for entry in frame.entries)
         return sum(group.count for group in chain(waiting, on_the_way) if not group.retained_upstream)
 
-    def with_receiver(self) -> int:
+    def count_at_receiver(self) -> int:
         """Return an upper bound on the messages that only the receiver has: acknowledged, but not released.
 
         Messages that are retained here do not count. The number is a bound because a receiver may delay the
         report of a release until it is worth a grant, or until everything to a task is released.
         """
-        count = sum(flow.unreleased for flow in self._flows.values())
+        count = sum(flow.unreleased_count for flow in self._flows.values())
         # Frames in flight count as sent, but this window still has their messages.
         return count - sum(entry.group.count for frame in self._in_flight for entry in frame.entries)
 
     @property
-    def receiver_has_none(self) -> bool:
+    def all_written_released(self) -> bool:
         """True if the receiver has released all messages that were written to it."""
-        return not self._in_flight and all(
-            flow.sent_messages <= flow.released and not flow.unprocessed for flow in self._flows.values()
+        return not self._in_flight and not any(
+            flow.unprocessed or flow.sent_messages > flow.released_messages for flow in self._flows.values()
         )
 
-    def unreleased(self) -> dict[tuple[int, int], int]:
+    def last_unreleased(self) -> dict[tuple[int, int], int]:
         """Return the last accepted entry sequence for each task and entry worker with unreleased messages.
 
         The number of the entry worker is 0 for messages of this sender.
@@ -152,11 +152,11 @@ class PendingMessages:
         found: dict[tuple[int, int], int] = {}
         for number, flow in self._flows.items():
             if not flow.all_released:
-                key = task_and_forwarded(number)[0], entry_worker(flow.route)
-                found[key] = max(flow.highest, found.get(key, 0))
+                key = split_flow(number)[0], entry_worker(flow.route)
+                found[key] = max(flow.highest_entry, found.get(key, 0))
         return found
 
-    def receiver_ended(self) -> None:
+    def on_receiver_shutdown(self) -> None:
         """Count the receiver's messages as released: it has forwarded them and shut down cleanly.
 
         Messages retained until they are processed are not released: their sender has not been notified yet.
@@ -166,14 +166,14 @@ class PendingMessages:
             if flow.held or any(isinstance(each, Entry) for each in flow.unprocessed):
                 continue
             self._take_unprocessed(flow)
-            flow.cleared = flow.released = flow.sent_messages
+            flow.removed_count = flow.released_messages = flow.sent_messages
 
-    def take_settled(self) -> list[Settled]:
+    def take_settled(self) -> list[SettledMessages]:
         """Return and clear the messages that were settled since the last call."""
         settled, self.settled = self.settled, []
         return settled
 
-    def take_released(self) -> list[Settled]:
+    def take_released(self) -> list[SettledMessages]:
         """Return and clear the messages with an inbound session that were released since the last call.
 
         A message is released after it is settled. Messages that the receiver will never release are included
@@ -184,21 +184,22 @@ class PendingMessages:
 
     def all_released(self, task: int) -> bool:
         """Return True if the receiver has released every message to a task, and none is pending here."""
-        return all(flow.all_released for flow in self._flows_to.get(task, ()))
+        return all(flow.all_released for flow in self._flows_by_task.get(task, ()))
 
     def route_before(self, task: int, workers: Collection[int], entry_sequence: int) -> int | None:
         """Return the route of the last unreleased messages before `entry_sequence`; None if there are none.
 
         Only messages of the entry workers with the numbers in `workers` count; 0 stands for this sender.
         """
+        unreleased = (flow for flow in self._flows_by_task.get(task, ()) if not flow.all_released)
         found = [
-            (flow.highest, flow.route)
-            for flow in self._flows_to.get(task, ())
-            if flow.highest < entry_sequence and not flow.all_released and entry_worker(flow.route) in workers
+            (flow.highest_entry, flow.route)
+            for flow in unreleased
+            if flow.highest_entry < entry_sequence and entry_worker(flow.route) in workers
         ]
         return max(found)[1] if found else None
 
-    def abandon(self, reason: DropReason) -> None:
+    def drop_all(self, reason: DropReason) -> None:
         """Drop all pending messages.
 
         In the mode `queued`, messages that the receiver has accepted count as acknowledged, but not as
@@ -245,7 +246,7 @@ class PendingMessages:
     def _take_unprocessed(self, flow: Flow) -> list[Entry]:
         """Remove and return the retained messages that the receiver will not release; release the others."""
         unprocessed, flow.unprocessed = flow.unprocessed, deque()
-        self._released += [each for each in unprocessed if isinstance(each, Settled)]
+        self._released += [each for each in unprocessed if isinstance(each, SettledMessages)]
         return [each for each in unprocessed if isinstance(each, Entry)]
 
     def _remove_all(self) -> list[Entry]:
@@ -260,7 +261,7 @@ class PendingMessages:
         self._in_flight.clear()
         self._resend.clear()
         self._ready.clear()
-        self.without_credit.clear()
+        self.blocked_flows.clear()
         return entries
 
     def ledger(self) -> LedgerSnapshot:
@@ -288,16 +289,14 @@ class PendingMessages:
             (held and held + messages > settings.max_pending_messages)
             or (held_bytes and held_bytes + size > settings.max_pending_bytes)
             # All flows together hold at least as much as any one.
-            or (
-                held + messages > settings.max_pending_task_messages and self._is_nearly_full(groups, more_to)
-            )
+            or (held + messages > settings.max_pending_task_messages and self._full_flows(groups, more_to))
         )
 
     def _is_short_of_space(self, entries: Iterable[Entry]) -> bool:
         """Return True if half of a bound or a flow's credit is used, and no acknowledgement is requested."""
         settings, flows = self._settings, self._flows
         short = (
-            bool(self.without_credit)
+            bool(self.blocked_flows)
             or self.messages * 2 >= settings.max_pending_messages
             or self.size_bytes * 2 >= settings.max_pending_bytes
             or (
@@ -310,53 +309,53 @@ class PendingMessages:
         # With a request in flight, an acknowledgement that frees space will follow anyway.
         return short and not any(frame.ack_requested for frame in self._in_flight)
 
-    def _is_nearly_full(self, groups: Iterable[TaskGroup], more_to: Mapping[int, int]) -> dict[int, int]:
+    def _full_flows(self, groups: Iterable[TaskGroup], more_to: Mapping[int, int]) -> dict[int, int]:
         """Return the flows whose bound would be exceeded, with the number of messages that may remain."""
         limit = self._settings.max_pending_task_messages
         offered: dict[int, int] = {}
-        crowded: dict[int, int] = {}
+        over_limit: dict[int, int] = {}
         for group in groups:
             number = group.flow
             count = offered[number] = offered.get(number, 0) + group.count
             held = self.held_of(number) + more_to.get(number, 0)
-            if too_many := excess(held, count, limit):
-                crowded[number] = held - too_many
-        return crowded
+            if too_many := count_to_drop(held, count, limit):
+                over_limit[number] = held - too_many
+        return over_limit
 
-    def _make_room(self, groups: Sequence[TaskGroup]) -> bool:
+    def _drop_for_space(self, groups: Sequence[TaskGroup]) -> bool:
         """Drop the oldest unwritten messages, as few as necessary for `groups` to fit.
 
         Returns False, without dropping any, if the written messages alone use up too much space.
         """
         settings, flows = self._settings, self._flows
         messages, size = sum(map(COUNT, groups)), sum(map(SIZE_BYTES, groups))
-        most = self.messages - excess(self.messages, messages, settings.max_pending_messages)
-        most_bytes = self.size_bytes - excess(self.size_bytes, size, settings.max_pending_bytes)
-        crowded = self._is_nearly_full(groups, {})
+        most = self.messages - count_to_drop(self.messages, messages, settings.max_pending_messages)
+        most_bytes = self.size_bytes - count_to_drop(self.size_bytes, size, settings.max_pending_bytes)
+        over_limit = self._full_flows(groups, {})
         # Check all bounds before anything is dropped: a failed offer must not cost messages.
         if self._written > most or self._written_bytes > most_bytes:
             return False
-        if any(flows[number].written > stay for number, stay in crowded.items()):
+        if any(flows[number].written > stay for number, stay in over_limit.items()):
             return False
         # The bounds of single tasks come first: dropping for them frees space in total, too.
-        for number, stay in crowded.items():
+        for number, stay in over_limit.items():
             while (too_many := flows[number].held - stay) > 0:
-                self._give_up(number, too_many, 0)
+                self._drop_unwritten(number, too_many, 0)
         while self.messages > most or self.size_bytes > most_bytes:
-            number = self._oldest.find(lambda each: flows[each].oldest if each in flows else 0)
-            self._give_up(number, self.messages - most, self.size_bytes - most_bytes)
+            number = self._oldest.find(lambda each: flows[each].oldest_age if each in flows else 0)
+            self._drop_unwritten(number, self.messages - most, self.size_bytes - most_bytes)
         return True
 
-    def _give_up(self, number: int, messages: int, size_bytes: int) -> None:
+    def _drop_unwritten(self, number: int, messages: int, size_bytes: int) -> None:
         """Drop a flow's oldest unwritten entry, or only its head if that is sufficient."""
         flow = self._flows[number]
         first = flow.first_unwritten
         # Entries that were written before are in front and must stay: rotate them away, and back below.
         flow.pending.rotate(-first)
         entry = flow.pending.popleft()
-        gone, *rest = cut_off(entry.group, messages, size_bytes)
-        flow.pending.extendleft(entry.having(piece) for piece in reversed(rest))
+        dropped, *rest = split_min_head(entry.group, messages, size_bytes)
+        flow.pending.extendleft(entry.with_group(piece) for piece in reversed(rest))
         flow.pending.rotate(first)
         if not flow.pending:
-            self.without_credit.pop(number, None)
-        self._settle(entry.having(gone), DropReason.OVERFLOW)
+            self.blocked_flows.pop(number, None)
+        self._settle(entry.with_group(dropped), DropReason.OVERFLOW)

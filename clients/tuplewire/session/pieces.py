@@ -19,19 +19,19 @@ def wire_bytes(group: TaskGroup) -> int:
     return group.size_bytes + len(group.lengths) + len(group.header_lengths) + _GROUP_BYTES
 
 
-def most_messages(group: TaskGroup, max_bytes: int) -> int:
+def max_piece_messages(group: TaskGroup, max_bytes: int) -> int:
     """Return the number of messages with columns of lengths of at most `max_bytes`; at least 1."""
     return max(1, max_bytes // (2 * LENGTH_BYTES if group.header_lengths else LENGTH_BYTES))
 
 
-def starting_within(group: TaskGroup, size_bytes: int) -> int:
+def count_within(group: TaskGroup, size_bytes: int) -> int:
     """Return the number of messages that start within the first `size_bytes` bytes (see TaskGroup)."""
     if size_bytes > group.size_bytes:
         return group.count
     return min(group.count, bisect_left(list(accumulate(group.message_sizes(), initial=0)), size_bytes))
 
 
-def cut(group: TaskGroup, count: int) -> list[TaskGroup]:
+def split_head(group: TaskGroup, count: int) -> list[TaskGroup]:
     """Return the first `count` messages, then the rest in pieces that double in size.
 
     `count` is at least 1 and less than the number of messages. Removing few messages at a time would copy
@@ -44,17 +44,17 @@ def cut(group: TaskGroup, count: int) -> list[TaskGroup]:
     return group.cut((*bounds, group.count))
 
 
-def cut_off(group: TaskGroup, messages: int, size_bytes: int) -> list[TaskGroup]:
+def split_min_head(group: TaskGroup, messages: int, size_bytes: int) -> list[TaskGroup]:
     """Return the shortest head of at least `messages` and `size_bytes`, or the whole group; then the rest."""
-    count = max(messages, starting_within(group, size_bytes)) if size_bytes > 0 else messages
-    return cut(group, count) if count < group.count else [group]
+    count = max(messages, count_within(group, size_bytes)) if size_bytes > 0 else messages
+    return split_head(group, count) if count < group.count else [group]
 
 
 def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
     """Return the group, split if it is too large for a frame. A piece of one message may be larger."""
     if group.size_bytes <= max_bytes and len(group.lengths) + len(group.header_lengths) <= max_bytes:
         return [group]
-    most = most_messages(group, max_bytes)
+    most = max_piece_messages(group, max_bytes)
     bounds = [0]
     begin = end = 0
     for index, size in enumerate(group.message_sizes()):
@@ -65,7 +65,7 @@ def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
     return group.cut((*bounds, group.count))
 
 
-def by_size(group: TaskGroup, limit_bytes: int) -> list[tuple[bool, TaskGroup]]:
+def split_by_limit(group: TaskGroup, limit_bytes: int) -> list[tuple[bool, TaskGroup]]:
     """Split a group into runs of messages within the limit (True) and above it (False), in order."""
     sizes = group.message_sizes()
     # In the usual case all messages are within the limit, and nothing is copied.

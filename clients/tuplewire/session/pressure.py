@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuplewire.session.durations import Durations, Example
+from tuplewire.session.durations import Durations, TraceIds
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.send import SendWindow
-from tuplewire.values.group import TaskGroup, task_and_forwarded
+from tuplewire.values.group import TaskGroup, split_flow
 
-HELD_SECONDS = 0.005
+BLOCKED_SECONDS = 0.005
 """A connection that accepts no messages for longer than this is blocked. Shorter pauses are normal: the
 connection is writing, or its peer delays acknowledgements."""
 
@@ -27,17 +27,17 @@ class OutboundPressure:
 
     without_credit: int = 0
     """The number of flows that wait for credit, summed over the connections."""
-    held: dict[object, float] = field(default_factory=dict)
+    blocked_connections: dict[object, float] = field(default_factory=dict)
     """Connections that accept no messages while messages wait, with the start time by the loop's clock."""
     send_to_ack: Durations = field(default_factory=Durations)
     """Times from the write of a frame to its acknowledgement."""
-    example: Callable[[Sequence[Sequence[TaskGroup]]], Example | None] | None = None
-    """Returns a traced message of a frame; see WorkerObserver.example. None disables exemplars."""
+    find_example: Callable[[Sequence[Sequence[TaskGroup]]], TraceIds | None] | None = None
+    """Returns a traced message of a frame; see WorkerObserver.find_example. None disables exemplars."""
 
     @property
-    def held_since(self) -> float | None:
+    def blocked_since(self) -> float | None:
         """The time since which a connection accepts no messages; None if all connections accept messages."""
-        return next(iter(self.held.values()), None)
+        return next(iter(self.blocked_connections.values()), None)
 
 
 class SendingPressure:
@@ -57,12 +57,12 @@ class SendingPressure:
         self._clock = clock
         self.without_credit = 0
         """The number of flows without credit that `outbound` counts."""
-        self._written: deque[tuple[int, int, float, Example | None]] = deque()
+        self._written: deque[tuple[int, int, float, TraceIds | None]] = deque()
         """The number, messages, first write and example of each frame that is not acknowledged."""
 
     def refresh(self, *, connected: bool) -> None:
         """Update the counts. A disconnected session with messages counts as blocked."""
-        without_credit = len(self._window.without_credit)
+        without_credit = len(self._window.blocked_flows)
         if without_credit != self.without_credit:
             self.outbound.without_credit += without_credit - self.without_credit
             self.without_credit = without_credit
@@ -70,15 +70,15 @@ class SendingPressure:
         if connected:
             return
         if self._window.messages:
-            self.outbound.held.setdefault(self, self._clock())
+            self.outbound.blocked_connections.setdefault(self, self._clock())
         else:
             self.on_resume()
 
-    def opened(self) -> None:
+    def on_connected(self) -> None:
         """Record that the session is connected again."""
         self.on_resume()
         if self._window.acknowledged:
-            self.acknowledged()
+            self.on_acknowledged()
         else:
             # No frame is acknowledged in this numbering: all frames are written again, maybe renumbered.
             self._written.clear()
@@ -86,22 +86,22 @@ class SendingPressure:
     def on_idle(self) -> None:
         """Record that the driver stops writing, possibly because it waits for acknowledgements."""
         # Otherwise no message is ready. Flows without credit are counted separately; see refresh().
-        if self._window.full:
-            self.outbound.held.setdefault(self, self._clock())
+        if self._window.at_frame_limit:
+            self.outbound.blocked_connections.setdefault(self, self._clock())
 
     def on_resume(self) -> None:
         """Record that the connection accepts messages again, or that no messages wait for it."""
-        self.outbound.held.pop(self, None)
+        self.outbound.blocked_connections.pop(self, None)
 
     def on_write(self, frame: OutFrame) -> None:
         """Record that a frame is being written, until on_resume() is called."""
         now = self._clock()
         if not self._written or frame.sequence > self._written[-1][0]:  # not the repeated write of a frame
-            example = self.outbound.example and self.outbound.example(frame.runs)
+            example = self.outbound.find_example and self.outbound.find_example(frame.runs)
             self._written.append((frame.sequence, frame.messages, now, example))
-        self.outbound.held.setdefault(self, now)
+        self.outbound.blocked_connections.setdefault(self, now)
 
-    def acknowledged(self) -> None:
+    def on_acknowledged(self) -> None:
         """Record that the window has applied an acknowledgement."""
         now, into = self._clock(), self.outbound.send_to_ack
         while self._written and self._written[0][0] <= self._window.acknowledged:
@@ -114,9 +114,9 @@ class SendingPressure:
         """Return the tasks with messages that cannot be sent now."""
         # A blocked connection blocks all its tasks; otherwise only flows without credit are blocked.
         now = self._clock()
-        if now - self.outbound.held.get(self, now) > HELD_SECONDS:
+        if now - self.outbound.blocked_connections.get(self, now) > BLOCKED_SECONDS:
             return self._window.waiting_tasks()
-        return {task_and_forwarded(flow)[0] for flow in self._window.without_credit}
+        return {split_flow(flow)[0] for flow in self._window.blocked_flows}
 
 
 class ReportedLoads:
@@ -129,7 +129,7 @@ class ReportedLoads:
         self._expires_seconds = expires_seconds
         self._reports: dict[int, tuple[float, float]] = {}
 
-    def take(self, reports: Mapping[int, float], now: float) -> None:
+    def update(self, reports: Mapping[int, float], now: float) -> None:
         """Store the reported loads, 0 (idle) to 1 (full). `now`: in seconds, from any monotonic clock."""
         known = self._reports
         for task, value in reports.items():
@@ -145,10 +145,10 @@ class ReportedLoads:
 
     def tasks(self, now: float) -> frozenset[int]:
         """Return the tasks with a report that has not expired."""
-        return frozenset(self.of(list(self._reports), now))
+        return frozenset(self.get(list(self._reports), now))
 
-    def of(self, tasks: Iterable[int], now: float) -> dict[int, float]:
+    def get(self, tasks: Iterable[int], now: float) -> dict[int, float]:
         """Return the last reports of these tasks, without expired ones."""
         since = now - self._expires_seconds
         found = {task: self._reports.get(task, (0.0, since)) for task in tasks}
-        return {task: value for task, (value, told) in found.items() if told > since}
+        return {task: value for task, (value, reported_at) in found.items() if reported_at > since}

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from tuplewire.errors import RefusedError, ResourceLimitError, SequenceGapError
-from tuplewire.session.credit import MAX_TASKS, CreditBook
+from tuplewire.session.credit import MAX_TASKS, SessionCredit
 from tuplewire.values.group import TaskGroup, route_of
 from tuplewire.wire.messaging_pb2 import Ack, Refusal, TaskCredit
 
 REMEMBERED_FRAMES = 64
 """The number of frames with refusals that are repeated after a reconnect. At most 64 frames are in flight."""
-MOST_REFUSALS = 10_000
+MAX_REFUSALS = 10_000
 """The maximum number of refusals in one update, unless one frame has more. Bounds the size of the update."""
-_MOST_WORDS = 1 << 18
+_MAX_TEXT_CHARS = 1 << 18
 """Limit for the characters in the texts of all refusals of one update."""
 
 
@@ -30,11 +30,11 @@ class ReceiveSession:
     """The receiver's state of one session, which may use several streams in turn."""
 
     incarnation: int
-    credit: CreditBook
+    credit: SessionCredit
     last_sequence: int = 0
     """The last frame that was accepted."""
-    _reported: int = 0
-    _asked: int | None = None
+    _last_reported: int = 0
+    _probed_after: int | None = None
     _refusals: deque[Refusal] = field(default_factory=deque)
 
     def accept(
@@ -73,7 +73,7 @@ class ReceiveSession:
         for flow in closed:
             credit.close(flow)
         # 3. Refuse only these groups, so that the stream and the other tasks continue.
-        if len(groups) + len(credit.accounts) > MAX_TASKS and (over := credit.too_many(groups)):
+        if len(groups) + len(credit.accounts) > MAX_TASKS and (over := credit.over_task_limit(groups)):
             error: RefusedError = ResourceLimitError(
                 f"one session sends to at most {MAX_TASKS} tasks at a time"
             )
@@ -82,7 +82,7 @@ class ReceiveSession:
             without = {id(group) for group, _ in denied}
             groups = [group for group in groups if id(group) not in without]
         # 4. If this raises an error, the frame is not accepted.
-        credit.received(groups)
+        credit.on_received(groups)
         self.last_sequence = sequence
         for group, error in denied:
             self._report_refused(sequence, group, error)
@@ -90,7 +90,7 @@ class ReceiveSession:
 
     def refuse(self, sequence: int, group: TaskGroup, error: RefusedError) -> None:
         """Refuse a group of an accepted frame: it no longer counts, and the next update reports it."""
-        self.credit.refused(group)
+        self.credit.on_refused(group)
         self._report_refused(sequence, group, error)
 
     def _report_refused(self, sequence: int, group: TaskGroup, error: RefusedError) -> None:
@@ -108,61 +108,61 @@ class ReceiveSession:
         while self._refusals[0].sequence <= self.last_sequence - REMEMBERED_FRAMES:
             self._refusals.popleft()
 
-    def update(self) -> Ack | None:
+    def next_ack(self) -> Ack | None:
         """Return and clear the changes since the last update; None if there are none."""
-        if self._asked is not None:
-            return self.resume(self._asked)
+        if self._probed_after is not None:
+            return self.full_state(self._probed_after)
         grants = self.credit.take_changes()
-        if not grants and self._reported == self.last_sequence:
+        if not grants and self._last_reported == self.last_sequence:
             return None
-        return self._next(self._reported, grants)
+        return self._build_ack(self._last_reported, grants)
 
-    def _next(self, after: int, grants: list[TaskCredit]) -> Ack:
+    def _build_ack(self, after: int, grants: list[TaskCredit]) -> Ack:
         """Return an update for a sender that knows the acknowledgements up to the frame `after`.
 
         All refusals of a frame are in the same update. Refusals of later frames wait for the next update.
         """
-        self._reported = self.last_sequence
+        self._last_reported = self.last_sequence
         if not self._refusals:
-            return Ack(sequence=self._reported, credits=grants, after=after)
+            return Ack(sequence=self._last_reported, credits=grants, after=after)
         refusals = list(takewhile(lambda each: each.sequence > after, reversed(self._refusals)))[::-1]
-        if len(refusals) > MOST_REFUSALS:
+        if len(refusals) > MAX_REFUSALS:
             # The first frame is always complete, so that the sender makes progress.
-            last = max(refusals[0].sequence, refusals[MOST_REFUSALS].sequence - 1)
+            last = max(refusals[0].sequence, refusals[MAX_REFUSALS].sequence - 1)
             # Acknowledging a frame without its refusals would count its refused messages as delivered.
             if later := [each for each in refusals if each.sequence > last]:
-                self._reported = later[0].sequence - 1
+                self._last_reported = later[0].sequence - 1
             del refusals[len(refusals) - len(later) :]
-        return Ack(sequence=self._reported, credits=grants, refusals=_shortened(refusals), after=after)
+        return Ack(sequence=self._last_reported, credits=grants, refusals=_shortened(refusals), after=after)
 
     @property
     def has_more(self) -> bool:
         """True if refusals wait for the next update."""
-        return bool(self._refusals) and self._refusals[-1].sequence > self._reported
+        return bool(self._refusals) and self._refusals[-1].sequence > self._last_reported
 
     @property
     def urgent(self) -> bool:
         """True if the update should be sent immediately: it has refusals, or credit for a blocked sender."""
-        return bool((self._refusals and self.has_more) or (self.credit.without_credit and self.credit.urgent))
+        return bool((self._refusals and self.has_more) or (self.credit.blocked_flows and self.credit.urgent))
 
-    def probe(self, acknowledged: int) -> None:
+    def request_full_state(self, acknowledged: int) -> None:
         """Make the next update contain the full state. The sender knows the frames up to `acknowledged`."""
-        self._asked = min(acknowledged, self.last_sequence)
+        self._probed_after = min(acknowledged, self.last_sequence)
 
-    def resume(self, acknowledged: int) -> Ack:
+    def full_state(self, acknowledged: int) -> Ack:
         """Return the full state for a sender that knows the acknowledgements up to a frame.
 
         If this is too large for one update, the update acknowledges fewer frames. The sender then repeats
         later frames, and accept() recognizes them as duplicates.
         """
-        self._asked = None
-        self.credit.take_changes()  # credit.all() below contains these grants
-        return self._next(acknowledged, self.credit.all())
+        self._probed_after = None
+        self.credit.take_changes()  # credit.all_grants() below contains these grants
+        return self._build_ack(acknowledged, self.credit.all_grants())
 
 
 def _shortened(refusals: list[Refusal]) -> list[Refusal]:
     """Return refusals for one update. If their texts are too long, later refusals have no text."""
-    room = _MOST_WORDS
+    room = _MAX_TEXT_CHARS
     for index, each in enumerate(refusals):
         room -= len(each.detail) + len(each.owner)
         if room < 0:

@@ -16,12 +16,12 @@ from typing import Any
 
 from tuplewire.errors import ProtocolError
 from tuplewire.session.ack_requests import AckRequestPolicy
-from tuplewire.session.flow import Entry, Flow, InFlight, OutFrame
+from tuplewire.session.flow import Entry, Flow, InFlightFrame, OutFrame
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.pending_messages import PendingMessages
-from tuplewire.session.pieces import by_size, frame_pieces
+from tuplewire.session.pieces import frame_pieces, split_by_limit
 from tuplewire.settings.config import SessionSettings
-from tuplewire.values.group import TaskGroup, flow_of, task_and_forwarded
+from tuplewire.values.group import TaskGroup, flow_of, split_flow
 from tuplewire.wire.messaging_pb2 import ERROR_CODE_UNKNOWN_TASK, Ack, Refusal, TaskCredit, Welcome
 
 MAX_FRAMES_IN_FLIGHT = 8
@@ -39,17 +39,17 @@ class SendWindow(PendingMessages):
         self._next_sequence = 1
         self.has_more = False
         """True if messages with credit, or repeated frames, were left by the last next_frame()."""
-        self._initial = 0, 0
-        """The first credit of a flow, in messages and bytes, unless `_exceptions` has another one."""
-        self._exceptions: dict[int, tuple[int, int]] = {}
-        self._closing: dict[int, None] = {}
-        self._closed: dict[int, int] = {}
+        self._initial_credit = 0, 0
+        """The first credit of a flow, in messages and bytes, unless `_lower_credit` has its own."""
+        self._lower_credit: dict[int, tuple[int, int]] = {}
+        self._flows_to_close: dict[int, None] = {}
+        self._closed_in_frame: dict[int, int] = {}
         self._ack_requests = AckRequestPolicy()
         self.acknowledged = 0
         """The last frame that the receiver has acknowledged."""
         self.receiver_incarnation = 0
         """The incarnation of the receiver's memory of this session; 0 before the first welcome."""
-        self.receiver_answers = False
+        self.receiver_shut_down = False
         """True if the receiver announced its shutdown. It then reports its remaining messages itself."""
         self.worker_incarnation = 0
         self.possibly_lost = 0
@@ -71,7 +71,7 @@ class SendWindow(PendingMessages):
             retain: Retain these messages until they are processed, as in the mode `processed`.
             now_micros: The time of acceptance in microseconds since 1970, for groups without one.
         """
-        if not self.fits(groups) and not (self._drops_oldest and self._make_room(groups)):
+        if not self.fits(groups) and not (self._drops_oldest and self._drop_for_space(groups)):
             return False
         self.accept(groups, inbound, retain=retain, now_micros=now_micros)
         return True
@@ -85,19 +85,21 @@ class SendWindow(PendingMessages):
             number = group.flow
             flow = self._flows.get(number)
             if flow is None:
-                task, forwarded = task_and_forwarded(number)
-                flow = self._flows[number] = Flow(forwarded, self._closed.pop(number, self.acknowledged))
-                self._limit(number, flow)
-                self._flows_to.setdefault(task, []).append(flow)
+                task, forwarded = split_flow(number)
+                first_frame = self._closed_in_frame.pop(number, self.acknowledged)
+                flow = self._flows[number] = Flow(forwarded, first_frame)
+                self._set_initial_credit(number, flow)
+                self._flows_by_task.setdefault(task, []).append(flow)
             accepted = group.accepted_micros or now_micros
             for piece in frame_pieces(group, self._max_frame_bytes):
                 flow.pending.append(Entry(piece, inbound, age, retain or self._retain, accepted))
-            if flow.highest and flow.all_released:
-                flow.highest = 0
+            if flow.highest_entry and flow.all_released:
+                flow.highest_entry = 0
             flow.used_since_sweep = True
             messages = group.count
             flow.held += messages
-            flow.highest = max(flow.highest, group.entry_sequence and group.entry_sequence + messages - 1)
+            if group.entry_sequence:
+                flow.highest_entry = max(flow.highest_entry, group.entry_sequence + messages - 1)
             if number < 0:
                 self._make_ready_first(number)
             else:
@@ -108,14 +110,14 @@ class SendWindow(PendingMessages):
             self.size_bytes += group.size_bytes
             self._ledger.accepted += messages
 
-    def _limit(self, number: int, flow: Flow) -> None:
+    def _set_initial_credit(self, number: int, flow: Flow) -> None:
         """Set a flow's first credit. Forwarded messages need no credit: their entry worker granted it."""
         if number < 0:
             flow.limit_messages = flow.limit_bytes = sys.maxsize
         else:
-            flow.limit_messages, flow.limit_bytes = self._exceptions.get(number, self._initial)
+            flow.limit_messages, flow.limit_bytes = self._lower_credit.get(number, self._initial_credit)
 
-    def opened(self, welcome: Welcome) -> None:
+    def on_connected(self, welcome: Welcome) -> None:
         """Continue over a new stream according to the receiver's welcome.
 
         1. The receiver resumes at a frame that this sender does not have: raise ProtocolError.
@@ -138,31 +140,31 @@ class SendWindow(PendingMessages):
         same_worker = welcome.worker_incarnation == self.worker_incarnation != 0
         # 3. A process that evicted the session still has its messages. Another process does not have them.
         if not known and not same_worker:
-            self.receiver_gone()
-        self.receiver_answers = False
+            self.on_receiver_lost()
+        self.receiver_shut_down = False
         self.worker_incarnation = welcome.worker_incarnation
-        self._initial = welcome.initial_credit.messages, welcome.initial_credit.bytes
+        self._initial_credit = welcome.initial_credit.messages, welcome.initial_credit.bytes
         self.receiver_incarnation = welcome.receiver_incarnation
         if known:
             # 2. The last acknowledgement may be lost with the stream, and the welcome replaces it.
-            self.update(
+            self.apply_ack(
                 Ack(sequence=welcome.last_sequence, credits=welcome.credits, refusals=welcome.refusals)
             )
             self._resend = deque(self._in_flight)
         else:
             # 3. Credits in this welcome are for tasks with a smaller share; see session/shares.py.
-            self._exceptions = {_flow_of(grant): (grant.messages, grant.bytes) for grant in welcome.credits}
+            self._lower_credit = {_flow_of(grant): (grant.messages, grant.bytes) for grant in welcome.credits}
             self._start_over()
-        self._fit(welcome)
+        self._apply_limits(welcome)
         self._ready = {number: None for number, flow in self._forwarded_first() if flow.pending}
-        self.without_credit.clear()
+        self.blocked_flows.clear()
 
-    def receiver_gone(self) -> None:
+    def on_receiver_lost(self) -> None:
         """Count messages that may be lost with the receiver, unless it announced its shutdown."""
-        if not self.receiver_answers:
-            self.possibly_lost += self.with_receiver()
+        if not self.receiver_shut_down:
+            self.possibly_lost += self.count_at_receiver()
 
-    def _fit(self, welcome: Welcome) -> None:
+    def _apply_limits(self, welcome: Welcome) -> None:
         """Apply the receiver's limits: drop messages above its limit, and split groups for smaller frames."""
         settings = self._settings
         self.max_message_bytes = min(settings.max_message_bytes, welcome.max_message_bytes)
@@ -176,11 +178,11 @@ class SendWindow(PendingMessages):
             waiting, flow.pending = flow.pending, deque()
             for entry in waiting:
                 for piece in frame_pieces(entry.group, frame_bytes):
-                    for kept, part in by_size(piece, self.max_message_bytes):
+                    for kept, part in split_by_limit(piece, self.max_message_bytes):
                         if kept:
-                            flow.pending.append(entry.having(part))
+                            flow.pending.append(entry.with_group(part))
                         else:
-                            self._settle(entry.having(part), DropReason.TOO_LARGE)
+                            self._settle(entry.with_group(part), DropReason.TOO_LARGE)
 
     def _start_over(self) -> None:
         """Move all messages back to the head of their flows: the receiver has no memory of the session."""
@@ -191,12 +193,13 @@ class SendWindow(PendingMessages):
         for number, flow in self._flows.items():
             for entry in reversed(self._take_unprocessed(flow)):
                 flow.pending.appendleft(entry.redelivered())
-            flow.sent_messages = flow.sent_bytes = flow.cleared = flow.released = flow.first_frame = 0
-            self._limit(number, flow)
+            flow.sent_messages = flow.sent_bytes = flow.released_messages = 0
+            flow.removed_count = flow.first_frame = 0
+            self._set_initial_credit(number, flow)
         self._in_flight.clear()
         self._resend.clear()
-        self._closing.clear()
-        self._closed.clear()
+        self._flows_to_close.clear()
+        self._closed_in_frame.clear()
         self._next_sequence = 1
         self.acknowledged = 0
 
@@ -210,7 +213,7 @@ class SendWindow(PendingMessages):
             self.has_more = True
             return frame.out()
         # Messages that arrive until an acknowledgement share one large frame; see docs/design/credit.md.
-        if len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT and self._enough_in_flight:
+        if len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT and self._has_max_frames:
             return None
         entries: list[Entry] = []
         room = self._max_frame_bytes
@@ -218,32 +221,32 @@ class SendWindow(PendingMessages):
             number = next(iter(self._ready))
             flow = self._flows[number]
             written, written_bytes = flow.written, flow.written_bytes
-            room = flow.take(entries, room)
+            room = flow.move_to_frame(entries, room)
             self._written += flow.written - written
             self._written_bytes += flow.written_bytes - written_bytes
             if number < 0 and flow.pending:
                 continue  # the frame is full, and the next frame continues with this flow
             del self._ready[number]
             if not flow.pending:
-                self.without_credit.pop(number, None)
+                self.blocked_flows.pop(number, None)
             elif flow.has_credit:
                 # The frame is full. The flow moves behind the others, so that tasks take turns.
                 self._ready[number] = None
             else:
-                self.without_credit[number] = None
+                self.blocked_flows[number] = None
         # A frame without messages can still report closed flows.
-        if not entries and not self._closing:
+        if not entries and not self._flows_to_close:
             return None
         ack_requested = self._ack_requests.is_due(now, urgent=urgent or self._is_short_of_space(entries))
-        closing = self._take_closing() if self._closing else ()
-        frame = InFlight(self._next_sequence, entries, closing, ack_requested)
+        closing = self._take_closing() if self._flows_to_close else ()
+        frame = InFlightFrame(self._next_sequence, entries, closing, ack_requested)
         self._next_sequence += 1
         self._in_flight.append(frame)
         self.has_more = bool(self._ready)
         return frame.out()
 
     @property
-    def _enough_in_flight(self) -> bool:
+    def _has_max_frames(self) -> bool:
         frames = self._in_flight
         return (
             len(frames) >= MAX_FRAMES_IN_FLIGHT and sum(each.ack_requested for each in frames) >= _MAX_ASKED
@@ -255,7 +258,7 @@ class SendWindow(PendingMessages):
         """Remove the flows that were not used since the last call and have no unreleased messages.
 
         The next frame notifies the receiver, which also removes them and stops watching releases of their
-        tasks. Returns these tasks, except those of forwarded messages. Call this periodically.
+        tasks. Returns these tasks, without the tasks of forwarded messages. Call this periodically.
         """
         tasks: list[int] = []
         for number, flow in list(self._flows.items()):
@@ -264,44 +267,44 @@ class SendWindow(PendingMessages):
                 continue
             del self._flows[number]
             self._ready.pop(number, None)
-            self.without_credit.pop(number, None)
+            self.blocked_flows.pop(number, None)
             # The receiver has no record of other flows, and refuses to close an unknown one.
             if flow.sent_messages:
-                self._closing[number] = None
-                self._exceptions.pop(number, None)
-            task, forwarded = task_and_forwarded(number)
-            self._flows_to[task].remove(flow)
-            if not self._flows_to[task]:
-                del self._flows_to[task]
+                self._flows_to_close[number] = None
+                self._lower_credit.pop(number, None)
+            task, forwarded = split_flow(number)
+            self._flows_by_task[task].remove(flow)
+            if not self._flows_by_task[task]:
+                del self._flows_by_task[task]
             if not forwarded:
                 tasks.append(task)
         return tasks
 
     def _take_closing(self) -> Sequence[int]:
-        closing, self._closing = tuple(self._closing), {}
+        closing, self._flows_to_close = tuple(self._flows_to_close), {}
         for number in closing:
             if number in self._flows:  # used again since it was removed
                 self._flows[number].first_frame = self._next_sequence
             else:
-                self._closed[number] = self._next_sequence
+                self._closed_in_frame[number] = self._next_sequence
         return closing
 
     # --- updates from the receiver ------------------------------------------------------------
 
-    def update(self, update: Ack) -> None:
-        """Apply an acknowledgement; missed() must be False for it. A repeated one has no effect.
+    def apply_ack(self, ack: Ack) -> None:
+        """Apply an acknowledgement; has_gap_before() must be False for it. A repeated one has no effect.
 
         1. A refused message is dropped.
         2. A message that is retained until it is processed is settled later, by a grant.
         3. Any other message is settled now. If it has an inbound session, a later grant reports its release.
 
-        Raises ProtocolError if the update acknowledges a frame that was never sent.
+        Raises ProtocolError if it acknowledges a frame that was never sent.
         """
-        self._check_sent(update.sequence)
+        self._check_sent(ack.sequence)
         # 1. This is done first, because steps 2 and 3 treat the rest of a frame as accepted.
-        if update.refusals:
-            self._refuse(update.refusals)
-        while self._in_flight and self._in_flight[0].sequence <= update.sequence:
+        if ack.refusals:
+            self._refuse(ack.refusals)
+        while self._in_flight and self._in_flight[0].sequence <= ack.sequence:
             for entry in self._in_flight.popleft().entries:
                 flow = self._flows[entry.group.flow]
                 # 2. The receiver may still fail before the message is processed.
@@ -311,32 +314,32 @@ class SendWindow(PendingMessages):
                 self._settle(entry, None)  # 3.
                 if entry.inbound is not None:
                     flow.unprocessed.append(self.settled[-1])
-        self.acknowledged = max(self.acknowledged, update.sequence)
-        if self._closed:
-            self._closed = {
-                number: frame for number, frame in self._closed.items() if frame > self.acknowledged
+        self.acknowledged = max(self.acknowledged, ack.sequence)
+        if self._closed_in_frame:
+            self._closed_in_frame = {
+                number: frame for number, frame in self._closed_in_frame.items() if frame > self.acknowledged
             }
         # A welcome with too many refusals acknowledges fewer frames than arrived; this update has the rest.
-        while self._resend and self._resend[0].sequence <= update.sequence:
+        while self._resend and self._resend[0].sequence <= ack.sequence:
             self._resend.popleft()
-        for grant in update.credits:
-            self._grant(grant, update.sequence)
+        for grant in ack.credits:
+            self._grant(grant, ack.sequence)
 
-    def missed(self, update: Ack) -> bool:
+    def has_gap_before(self, ack: Ack) -> bool:
         """Return True if an earlier acknowledgement was lost, which may have contained refusals."""
-        return update.after > self.acknowledged
+        return ack.after > self.acknowledged
 
     @property
-    def full(self) -> bool:
+    def at_frame_limit(self) -> bool:
         """True if messages wait because the limit of unacknowledged frames is reached."""
-        return bool(self._ready) and self._enough_in_flight
+        return bool(self._ready) and self._has_max_frames
 
     def waiting_tasks(self) -> set[int]:
         """Return the tasks with messages that wait to be sent."""
-        return {task_and_forwarded(number)[0] for number in (*self._ready, *self.without_credit)}
+        return {split_flow(number)[0] for number in (*self._ready, *self.blocked_flows)}
 
     @property
-    def waiting(self) -> bool:
+    def awaits_update(self) -> bool:
         """True if an acknowledgement or release is outstanding. If it is overdue, send a probe."""
         return bool(self.messages) or any(flow.unprocessed for flow in self._flows.values())
 
@@ -349,25 +352,25 @@ class SendWindow(PendingMessages):
         flow = self._flows.get(number)
         if flow is None:
             # The first grant of a task with a smaller share can change before its first message is sent.
-            if number in self._exceptions:
-                self._exceptions[number] = grant.messages, grant.bytes
+            if number in self._lower_credit:
+                self._lower_credit[number] = grant.messages, grant.bytes
             return
-        if sequence < flow.first_frame or number in self._closing:
+        if sequence < flow.first_frame or number in self._flows_to_close:
             return  # a grant for the closed flow with this number
         flow.limit_messages = max(flow.limit_messages, grant.messages)
         flow.limit_bytes = max(flow.limit_bytes, grant.bytes)
-        flow.released = max(flow.released, grant.processed)
+        flow.released_messages = max(flow.released_messages, grant.processed)
         if flow.pending:
             self._ready[number] = None
             if flow.has_credit:
-                self.without_credit.pop(number, None)
+                self.blocked_flows.pop(number, None)
         processed = grant.processed
-        while flow.unprocessed and flow.cleared + flow.unprocessed[0].messages <= processed:
+        while flow.unprocessed and flow.removed_count + flow.unprocessed[0].messages <= processed:
             done = flow.unprocessed.popleft()
-            flow.cleared += done.messages
-            if isinstance(done, Entry):  # 2. in update()
+            flow.removed_count += done.messages
+            if isinstance(done, Entry):  # 2. in apply_ack()
                 self._settle(done, None)
-            else:  # 3. in update()
+            else:  # 3. in apply_ack()
                 self._released.append(done)
 
     def _refuse(self, refusals: Iterable[Refusal]) -> None:
@@ -393,7 +396,7 @@ class SendWindow(PendingMessages):
                     flow.sent_bytes -= group.size_bytes
                     if flow.pending and flow.has_credit:
                         self._ready[group.flow] = None
-                        self.without_credit.pop(group.flow, None)
+                        self.blocked_flows.pop(group.flow, None)
             frame.entries = kept
 
 

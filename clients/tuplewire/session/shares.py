@@ -13,7 +13,7 @@ class Share(NamedTuple):
     size_bytes: int
 
 
-_NOTHING = Share(0, 0)
+_EMPTY_SHARE = Share(0, 0)
 
 
 class QueueShares:
@@ -27,39 +27,40 @@ class QueueShares:
     def __init__(self, total: Share, least: Share) -> None:
         """Divide `total` of each task's queue. No share is below `least` while the queue has free space."""
         self.total = total
-        self.least = least
+        self.min_share = least
         self._sessions = 1
         self.initial = self._share_of(total)
         """The share of a queue without many messages of closed sessions."""
-        self._left: dict[int, Share] = {}
+        self._orphaned: dict[int, Share] = {}
         self._announced: dict[int, Share] = {}
 
     def _share_of(self, room: Share) -> Share:
         return Share(
-            max(self.least.messages, room.messages // self._sessions),
-            max(self.least.size_bytes, room.size_bytes // self._sessions),
+            max(self.min_share.messages, room.messages // self._sessions),
+            max(self.min_share.size_bytes, room.size_bytes // self._sessions),
         )
 
-    def shared_by(self, sessions: int) -> None:
+    def set_session_count(self, sessions: int) -> None:
         """Set the number of sessions that share the queues."""
         self._sessions = max(1, sessions)
         self.initial = self._share_of(self.total)
 
-    def window(self, task: int) -> Share:
+    def share_for(self, task: int) -> Share:
         """Return the current share of each session in a task's queue."""
         if task not in self._announced:  # less than a quarter of the queue is used by closed sessions
             return self.initial
-        left = self._left.get(task, _NOTHING)
+        left = self._orphaned.get(task, _EMPTY_SHARE)
         room = Share(self.total.messages - left.messages, self.total.size_bytes - left.size_bytes)
         # With a minimum here, each new sender could add messages to a queue without free space.
         if room.messages <= 0 or room.size_bytes <= 0:
-            return _NOTHING
+            return _EMPTY_SHARE
         return self._share_of(room)
 
     @property
     def smallest(self) -> Share:
         """The smallest current share in any task's queue."""
-        return min(map(self.window, self.nearly_full_tasks), key=attrgetter("messages"), default=self.initial)
+        shares = map(self.share_for, self.nearly_full_tasks)
+        return min(shares, key=attrgetter("messages"), default=self.initial)
 
     @property
     def nearly_full_tasks(self) -> list[int]:
@@ -68,19 +69,19 @@ class QueueShares:
 
     def add_orphaned(self, task: int, messages: int, size_bytes: int) -> None:
         """Add the messages that a closed session left in a task's queue."""
-        left = self._left.get(task, _NOTHING)
-        left = self._left[task] = Share(left.messages + messages, left.size_bytes + size_bytes)
+        left = self._orphaned.get(task, _EMPTY_SHARE)
+        left = self._orphaned[task] = Share(left.messages + messages, left.size_bytes + size_bytes)
         if self._is_significant(left):
             self._announced[task] = left
 
-    def released(self, task: int, messages: int, size_bytes: int) -> bool:
+    def on_released(self, task: int, messages: int, size_bytes: int) -> bool:
         """Subtract released messages of closed sessions; return True if other senders should get a grant."""
-        left = self._left[task]
+        left = self._orphaned[task]
         left = Share(left.messages - messages, left.size_bytes - size_bytes)
         if left.messages:
-            self._left[task] = left
+            self._orphaned[task] = left
         else:
-            del self._left[task]
+            del self._orphaned[task]
         announced = self._announced.get(task)
         if announced is None:
             return False

@@ -34,7 +34,7 @@ def split_host_port(address: str) -> tuple[str, int]:
     return host, number
 
 
-def check_reachable(address: str) -> str:
+def check_address_syntax(address: str) -> str:
     """Return host:port unchanged. Raises ConfigError if it is not host:port, or has port 0."""
     if split_host_port(address)[1] == 0:
         raise ConfigError(f"{address!r} is not the host:port of a server; give the port on which it listens")
@@ -43,10 +43,10 @@ def check_reachable(address: str) -> str:
 
 def join_host_port(host: str, port: int) -> str:
     """Return host:port, with brackets around an IPv6 host."""
-    return f"{bracketed(host)}:{port}"
+    return f"{add_brackets(host)}:{port}"
 
 
-def bracketed(host: str) -> str:
+def add_brackets(host: str) -> str:
     """Return a host with brackets if it is an IPv6 address without them."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
@@ -74,7 +74,7 @@ def resolve_address(address: str | None) -> str:
             raise ConfigError(f"address {address!r}: a Unix socket is written unix:///absolute/path")
         return address
     try:
-        return check_reachable(address)
+        return check_address_syntax(address)
     except ConfigError as error:
         raise ConfigError(
             f"address {address!r} is neither host:port nor unix:///path; write 127.0.0.1:6700, or [::1]:6700"

@@ -14,7 +14,7 @@ from numbers import Real
 from typing import Any, Literal, TypedDict
 
 from tuplewire.errors import ConfigError
-from tuplewire.settings.keywords import naming
+from tuplewire.settings.keywords import expand_keywords
 from tuplewire.settings.settings import (
     SECONDS,
     SECONDS_OR_EVER,
@@ -22,7 +22,7 @@ from tuplewire.settings.settings import (
     SIZE,
     Settings,
     choice,
-    count,
+    integer,
     setting,
     settings_of,
 )
@@ -79,12 +79,12 @@ class SessionSettings(Settings):
         "behavior of send at a max_pending limit: wait for space (block), raise BufferFullError (fail), or "
         "drop the oldest messages that were never sent (drop_oldest)",
     )
-    max_pending_messages: int = setting(count(), 262_144, "maximum number of unacknowledged messages")
+    max_pending_messages: int = setting(integer(), 262_144, "maximum number of unacknowledged messages")
     max_pending_bytes: int = setting(
         SIZE, 64 * MIB, "the same limit in payload bytes", storm="storm.messaging.netty.buffer.high.watermark"
     )
     max_pending_task_messages: int = setting(
-        count(), 131_072, "the limit for one task, so that a stalled task leaves space for the others"
+        integer(), 131_072, "the limit for one task, so that a stalled task leaves space for the others"
     )
     max_block_seconds: float = setting(
         SECONDS, 60.0, "maximum time that send waits for space, unless the caller passes a timeout"
@@ -130,7 +130,7 @@ class SessionSettings(Settings):
         SECONDS, 10.0, "time after which a task's load expires if it is not reported again"
     )
     prefetch_messages: int = setting(
-        count(), 131_072, "maximum number of a task's unacknowledged messages at a consumer"
+        integer(), 131_072, "maximum number of a task's unacknowledged messages at a consumer"
     )
     prefetch_bytes: int = setting(SIZE, 16 * MIB, "the same limit in payload bytes")
     reject_order: RejectOrder = setting(
@@ -147,14 +147,14 @@ class SessionSettings(Settings):
                 f"max_message_bytes ({self.max_message_bytes})"
             )
 
-    def patience(self, timeout: float | None) -> float:
+    def send_timeout(self, timeout: float | None) -> float:
         """Return the seconds that a send waits for space. timeout: the caller's; None: as configured."""
         given = checked_timeout(timeout)
         if self.overflow is Overflow.FAIL:
             return 0.0
         return self.max_block_seconds if given is None else given
 
-    def flush_patience(self, timeout: float | None) -> float:
+    def flush_timeout(self, timeout: float | None) -> float:
         """Return the seconds to wait for acknowledgements. timeout: the caller's; None: as configured."""
         given = checked_timeout(timeout)
         return self.flush_seconds if given is None else given
@@ -196,7 +196,7 @@ class SessionKeywords(TypedDict, total=False):
     reject_order: RejectOrder | Literal["continue", "wait"]
 
 
-naming_settings = naming(
+expand_settings = expand_keywords(
     SessionKeywords,
     {name: each.kind.plain(each.default) for name, each in settings_of(SessionSettings).items()},
     [(name, each.help) for name, each in settings_of(SessionSettings).items()],

@@ -9,11 +9,11 @@ from typing import Any, ForwardRef, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _SETTINGS = "    **settings: "
-"""The start of the line in a docstring that naming() replaces."""
-_MOST_COLUMNS = 100
+"""The start of the line in a docstring that expand_keywords() replaces."""
+_MAX_COLUMNS = 100
 
 
-def naming(
+def expand_keywords(
     keywords: type, defaults: Mapping[str, Any], helps: Iterable[tuple[str, str]] = ()
 ) -> Callable[[_Function], _Function]:
     """Return a decorator that replaces `**settings`, the last parameter, by keywords in the signature.
@@ -22,10 +22,10 @@ def naming(
     TypedDict for type checkers. defaults: plain values. helps: names and descriptions.
     """
     indent = " " * (len(_SETTINGS) - len(_SETTINGS.lstrip()))
-    wrapped = textwrap.TextWrapper(_MOST_COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}    ")
+    wrapped = textwrap.TextWrapper(_MAX_COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}    ")
     described = "".join(f"{wrapped.fill(f'{name}: {text}.')}\n" for name, text in helps)
 
-    def named(function: _Function) -> _Function:
+    def decorate(function: _Function) -> _Function:
         own = signature(function)
         *others, _ = own.parameters.values()
         for name, annotation in keywords.__annotations__.items():
@@ -37,4 +37,4 @@ def naming(
             function.__doc__ = before + described + after.partition("\n")[2]
         return function
 
-    return named
+    return decorate

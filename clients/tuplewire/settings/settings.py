@@ -59,7 +59,7 @@ class Kind:
             raise TypeError
         return self.read(value)
 
-    def shown(self, value: Any) -> Any:
+    def to_user_value(self, value: Any) -> Any:
         """Return a value as users write it: a string, a number or a bool."""
         return (self.write or self.plain)(value)
 
@@ -75,7 +75,7 @@ def in_range(least: float, most: float = math.inf) -> Callable[[Any], Any]:
     return read
 
 
-def count(least: int = 1, most: int | None = None) -> Kind:
+def integer(least: int = 1, most: int | None = None) -> Kind:
     """Return the kind of whole numbers within bounds."""
     allowed = f"a whole number from {least}" + ("" if most is None else f" to {most}")
     return Kind("COUNT", allowed, int, in_range(least, math.inf if most is None else most), int)
@@ -130,7 +130,7 @@ def _not_empty(text: str) -> str:
     return text
 
 
-def text(metavar: str = "NAME") -> Kind:
+def string(metavar: str = "NAME") -> Kind:
     """Return the kind of non-empty strings."""
     return Kind(metavar, "a text that is not empty", str, _not_empty)
 
@@ -139,7 +139,7 @@ ANY_TEXT = Kind("TEXT", "a text", str)
 FILE = Kind("FILE", "the name of a file", str, _not_empty)
 
 
-def several(kind: Kind, metavar: str, allowed: str) -> Kind:
+def list_of(kind: Kind, metavar: str, allowed: str) -> Kind:
     """Return the kind of lists of another kind."""
     return Kind(metavar, allowed, (list, tuple), lambda value: tuple(map(kind.check, value)), plain=list)
 
@@ -216,7 +216,7 @@ def storm_setting(key: str, kind: Kind, default: Any, help: str, **more: Any) ->
     return setting(kind, default, help, key=key, storm=key, **more)
 
 
-def copied_from(settings: type[Settings], name: str, help: str = "") -> Any:  # noqa: A002
+def setting_like(settings: type[Settings], name: str, help: str = "") -> Any:  # noqa: A002
     """Declare a field as in another class. help: a different description."""
     other = settings_of(settings)[name]
     return setting(other.kind, other.default, help or other.help, storm=other.storm)
@@ -265,7 +265,7 @@ class Settings:
         known = [each.name for each in fields(cls)]
         for name in values:
             if name not in known:
-                raise unknown(f"setting {name!r}", name, known)
+                raise unknown_error(f"setting {name!r}", name, known)
         return cls(**values)
 
     @classmethod
@@ -364,7 +364,7 @@ def read_keys(
             if key in elsewhere or is_storm_key(str(key), value):
                 continue
             if str(key).startswith(ours):
-                raise unknown(f"setting {key!r}{source}", key, [*known, *elsewhere])
+                raise unknown_error(f"setting {key!r}{source}", key, [*known, *elsewhere])
         elif value is not None:
             name, label = declared.name, f"{key}{source}"
             if name in labels:
@@ -375,7 +375,7 @@ def read_keys(
     return values
 
 
-def unknown(what: str, wrong: str, known: Iterable[str]) -> ConfigError:
+def unknown_error(what: str, wrong: str, known: Iterable[str]) -> ConfigError:
     """Return the error for an unknown name, with the nearest known names, or else all candidates.
 
     Names with the same prefix up to the last dot are compared by the rest.

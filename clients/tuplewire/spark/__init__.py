@@ -9,17 +9,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tuplewire.spark.client_handle import ClientHandle
-    from tuplewire.spark.data_source import rejected
+    from tuplewire.spark.data_source import reject_rows
     from tuplewire.spark.executors import check_slots, membership
     from tuplewire.spark.offsets import lag
 
-__all__ = ["ClientHandle", "check_slots", "lag", "membership", "register", "rejected"]
+__all__ = ["ClientHandle", "check_slots", "lag", "membership", "register", "reject_rows"]
 _HOMES = {
     "ClientHandle": "tuplewire.spark.client_handle",
     "check_slots": "tuplewire.spark.executors",
     "lag": "tuplewire.spark.offsets",
     "membership": "tuplewire.spark.executors",
-    "rejected": "tuplewire.spark.data_source",
+    "reject_rows": "tuplewire.spark.data_source",
 }
 
 
@@ -43,10 +43,10 @@ def register(spark: SparkSession) -> None:
     from pyspark.errors import AnalysisException
 
     from tuplewire.spark.data_source import TuplewireDataSource
-    from tuplewire.spark.releases import is_remote, use_in_this_thread
+    from tuplewire.spark.releases import activate_session, is_remote
 
     if not is_remote(spark):
-        use_in_this_thread(spark)
+        activate_session(spark)
     try:
         spark.dataSource.register(TuplewireDataSource)
     except AnalysisException as error:

@@ -16,39 +16,39 @@ from typing import Any, Unpack, overload
 from weakref import WeakValueDictionary
 
 from tuplewire import tracing
-from tuplewire.asking import Answering, Asker
+from tuplewire.asking import AnswerMethods, Asker
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.addresses import ADDRESS_VARIABLE, resolve_address
-from tuplewire.settings.config import SessionKeywords, SessionSettings, naming_settings
+from tuplewire.settings.config import SessionKeywords, SessionSettings, expand_settings
 from tuplewire.spark.version_check import VersionChecked
-from tuplewire.subscription import Live, Subscription
+from tuplewire.subscription import NotPicklable, Subscription
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.message import Headers, TaskMessage
 
 _Key = tuple[Any, ...]
 _clients: dict[_Key, Client] = {}
 """The connected clients of this process, which runs several Spark tasks and jobs."""
-_blocks: WeakValueDictionary[_Key, TaskClient] = WeakValueDictionary()
-"""The open blocks. References are weak, so that TaskClient.__del__ detects the lost blocks of a driver."""
-_of_task: dict[_Key, TaskClient] = {}
-"""The open blocks of a Spark task, which must stay alive until _check_task() inspects them."""
+_open_clients: WeakValueDictionary[_Key, BlockClient] = WeakValueDictionary()
+"""The open blocks. References are weak, so that BlockClient.__del__ detects the lost blocks of a driver."""
+_task_clients: dict[_Key, BlockClient] = {}
+"""The open blocks of a Spark task, which must stay alive until _raise_if_unflushed() inspects them."""
 _unreported: list[str] = []
 """The failures that could not be raised where they happened."""
 _lock = threading.RLock()
 
 
-def _forget() -> None:
+def _reset_after_fork() -> None:
     global _lock
     _clients.clear()
-    _blocks.clear()
-    _of_task.clear()
+    _open_clients.clear()
+    _task_clients.clear()
     _unreported.clear()
     _lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def close_clients() -> None:
@@ -61,7 +61,7 @@ class UnflushedMessagesError(TuplewireError):
     """Messages were sent without waiting for their acknowledgement: they may be lost."""
 
 
-class TaskClient(Live, Answering):
+class BlockClient(NotPicklable, AnswerMethods):
     """A process's client during the `with` block of a ClientHandle. Open blocks of one handle share it."""
 
     def __init__(self, client: Client, attempt: int | None) -> None:
@@ -83,7 +83,7 @@ class TaskClient(Live, Answering):
                 "until they were acknowledged: use `with`, and let generators run to their end"
             )
 
-    def _open(self) -> Client:
+    def _get_open_client(self) -> Client:
         if self._client is None:
             raise ClosedError(
                 "the `with` block of this client has been left, and the wait for acknowledgements is done: "
@@ -108,7 +108,7 @@ class TaskClient(Live, Answering):
     ) -> None: ...
     def send(self, *arguments: Any, **keywords: Any) -> None:
         """See Client.send. Raises ClosedError after the block."""
-        client = self._client or self._open()
+        client = self._client or self._get_open_client()
         client.send(*arguments, **keywords)
         self._unflushed = True
 
@@ -120,13 +120,13 @@ class TaskClient(Live, Answering):
     ) -> bool: ...
     def try_send(self, *arguments: Any, **keywords: Any) -> bool:
         """See Client.try_send. Raises ClosedError after the block."""
-        sent = self._open().try_send(*arguments, **keywords)
+        sent = self._get_open_client().try_send(*arguments, **keywords)
         self._unflushed |= sent
         return sent
 
     def flush(self, timeout: float | None = None) -> None:
         """See Client.flush; leaving the block also does it."""
-        client = self._open()
+        client = self._get_open_client()
         self._unflushed = False  # before the wait: another thread may send during it
         try:
             client.flush(timeout)
@@ -138,13 +138,13 @@ class TaskClient(Live, Answering):
         self, tasks: int | Iterable[int], *, timeout: float | None = None, follow: bool = True
     ) -> Subscription:
         """See Client.recv; close the subscription within the block."""
-        return self._open().recv(tasks, timeout=timeout, follow=follow)
+        return self._get_open_client().recv(tasks, timeout=timeout, follow=follow)
 
     def asker(self, reply_to: int) -> Asker:
         """See Client.asker; close the asker within the block."""
-        return self._open().asker(reply_to)
+        return self._get_open_client().asker(reply_to)
 
-    def end(self) -> None:
+    def invalidate(self) -> None:
         """Refuse everything from now on."""
         self._client = None
 
@@ -177,7 +177,7 @@ class ClientHandle(VersionChecked):
             then closes the connection; the next block opens a new one.
     """
 
-    @naming_settings
+    @expand_settings
     def __init__(
         self,
         address: str | None = None,
@@ -219,7 +219,7 @@ class ClientHandle(VersionChecked):
         arguments = self._arguments | {"address": resolve_address(self._arguments["address"])}
         return tuple(sorted(arguments.items()))
 
-    def __enter__(self) -> TaskClient:
+    def __enter__(self) -> BlockClient:
         """Return the client. Raises UnflushedMessagesError in a driver if an earlier block was unflushed."""
         from pyspark import TaskContext
 
@@ -229,14 +229,14 @@ class ClientHandle(VersionChecked):
         if attempt is None:
             _raise_unreported()
         else:
-            _watch_task_ends()
+            _hook_task_ends()
         with _lock:
-            block = _blocks.get(key)
+            block = _open_clients.get(key)
             if block is None:
                 _clients[key] = client = _clients.get(key) or Client(**self._arguments)
-                _blocks[key] = block = TaskClient(client, attempt)
+                _open_clients[key] = block = BlockClient(client, attempt)
                 if attempt is not None:
-                    _of_task[key] = block
+                    _task_clients[key] = block
             block.depth += 1
         return block
 
@@ -247,7 +247,7 @@ class ClientHandle(VersionChecked):
         then closed, and the next block opens a new one.
         """
         key = self._key()
-        block = _blocks.get(key)
+        block = _open_clients.get(key)
         if block is None:
             return  # the client was not kept, so no messages were sent
         # A generator that is closed early, as with a limit, has not failed: its messages are flushed.
@@ -269,14 +269,14 @@ class ClientHandle(VersionChecked):
             with _lock:
                 block.depth -= 1
                 if not block.depth:
-                    block.end()
-                    _blocks.pop(key, None)
-                    _of_task.pop(key, None)
+                    block.invalidate()
+                    _open_clients.pop(key, None)
+                    _task_clients.pop(key, None)
 
 
 @lru_cache(1)
-def _watch_task_ends() -> None:
-    """Call _check_task at the end of each Spark task of this process.
+def _hook_task_ends() -> None:
+    """Call _raise_if_unflushed at the end of each Spark task of this process.
 
     The call is made after the task's function has returned and all its results are written, but before the
     task is reported as successful, so an error fails this task. It is not made after another error.
@@ -291,17 +291,17 @@ def _watch_task_ends() -> None:
     def put_away_and_check(cls: type[TaskContext], context: TaskContext | None) -> None:
         put_away(cls, context)
         if context is None:
-            _check_task()
+            _raise_if_unflushed()
 
     TaskContext._setTaskContext = classmethod(put_away_and_check)  # type: ignore[assignment, method-assign]
 
 
-def _check_task() -> None:
-    for block in list(_blocks.values()):
+def _raise_if_unflushed() -> None:
+    for block in list(_open_clients.values()):
         block.record_unflushed()
-        block.end()
-    _blocks.clear()
-    _of_task.clear()
+        block.invalidate()
+    _open_clients.clear()
+    _task_clients.clear()
     _raise_unreported()
 
 
@@ -314,7 +314,7 @@ def _raise_unreported() -> None:
 
 def _report_at_exit() -> None:
     """Print the failures that no later block of a driver has raised."""
-    for block in list(_blocks.values()):
+    for block in list(_open_clients.values()):
         block.record_unflushed()
     for text in set(_unreported):
         print(f"tuplewire: {text}", file=sys.stderr)

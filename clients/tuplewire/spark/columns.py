@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tuplewire.values.group import TaskGroup
 
 _TIME = pa.timestamp("us", tz="UTC")
-_MARK = TOMBSTONE.encode()
+_TOMBSTONE_BYTES = TOMBSTONE.encode()
 
 
 def read_batch(groups: Sequence[TaskGroup], first: int, *, headers: bool = False) -> pa.RecordBatch:
@@ -30,7 +30,7 @@ def read_batch(groups: Sequence[TaskGroup], first: int, *, headers: bool = False
     """
     columns = record_batch(groups)
     message = columns.column("message")
-    if any(_MARK in group.header_data for group in groups):
+    if any(_TOMBSTONE_BYTES in group.header_data for group in groups):
         key, pairs, message = _with_tombstones(groups, message)
     else:
         key, pairs = key_and_headers(groups, headers=headers)
@@ -59,13 +59,13 @@ def _with_tombstones(groups: Sequence[TaskGroup], message: pa.Array) -> tuple[pa
     return key, pa.array(left, HEADERS), pc.if_else(marked, pa.nulls(len(message), message.type), message)
 
 
-def as_sent(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
+def encode_rows(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
     """Return rows to write as they are sent, and for each reason a mask of the rows that cannot be sent.
 
     The columns are `message` and, with a column for keys or headers, `encoded`. A null message with a key is
     a tombstone; see tuplewire.values.headers.
     """
-    key, headers = _travelling(batch, "key"), _travelling(batch, "headers")
+    key, headers = _sent_column(batch, "key"), _sent_column(batch, "headers")
     message = batch.column("message")
     if key is None and headers is None:
         return pa.RecordBatch.from_pydict({"message": message}), {}
@@ -83,7 +83,7 @@ def as_sent(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, pa.Array]]
     return pa.RecordBatch.from_pydict(columns), wrong
 
 
-def _travelling(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+def _sent_column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
     """Return the column of keys or headers of rows to write; None if there is none, or it is not sent."""
     if name not in batch.schema.names:
         return None

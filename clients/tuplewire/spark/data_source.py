@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark.data_source_api import DataSource, DataSourceStreamReader, EarlierStreamReader
+from tuplewire.spark.data_source_api import DataSource, DataSourceStreamReader, OldStreamReader
 from tuplewire.spark.options import GroupingName, SinkOptions, sink_options, source_options
 from tuplewire.spark.releases import check_stream_options, has_admission_control
 from tuplewire.spark.version_check import VersionChecked
@@ -27,8 +27,8 @@ HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 
 _ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 _TASK_TYPES = ("tinyint", "smallint", "int", "bigint")
-_TRAVELLING_KEY_TYPES = ("string", "binary")
-_OPTIONAL = {"key": _TRAVELLING_KEY_TYPES, "headers": (HEADERS_TYPE,)}
+_SENT_KEY_TYPES = ("string", "binary")
+_OPTIONAL = {"key": _SENT_KEY_TYPES, "headers": (HEADERS_TYPE,)}
 
 
 def read_schema(*, headers: bool) -> StructType:
@@ -50,13 +50,13 @@ def read_schema(*, headers: bool) -> StructType:
     return schema
 
 
-def _shown(schema: StructType) -> str:
+def _format_schema(schema: StructType) -> str:
     return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields)
 
 
 def check_read_schema(schema: StructType, *, headers: bool = False) -> None:
     """Raise ConfigError for a schema other than read_schema()."""
-    shown, expected = _shown(schema), _shown(read_schema(headers=headers))
+    shown, expected = _format_schema(schema), _format_schema(read_schema(headers=headers))
     if shown != expected:
         raise ConfigError(
             f"the format tuplewire has the columns {expected}, not {shown}: leave .schema() out, and "
@@ -70,7 +70,7 @@ def check_write_schema(schema: StructType, grouping: GroupingName) -> None:
     if grouping is GroupingName.DIRECT:
         wanted["task"] = _TASK_TYPES
     elif grouping is GroupingName.FIELDS:
-        wanted["key"] = (*_TASK_TYPES, *_TRAVELLING_KEY_TYPES)
+        wanted["key"] = (*_TASK_TYPES, *_SENT_KEY_TYPES)
     found = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name, kinds in wanted.items():
         if found.get(name) not in kinds:
@@ -112,7 +112,7 @@ class TuplewireDataSource(VersionChecked, DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         make = partial(self._stream_reader, schema)
-        return make() if has_admission_control() else EarlierStreamReader(make)
+        return make() if has_admission_control() else OldStreamReader(make)
 
     def _stream_reader(self, schema: StructType) -> TuplewireStreamReader:
         from tuplewire.spark.reader import TuplewireStreamReader
@@ -140,7 +140,7 @@ class TuplewireDataSource(VersionChecked, DataSource):
         return options
 
 
-def rejected(
+def reject_rows(
     rows: DataFrame, *, dead_letter_task: int, limit: int = 5, reason: str | Column = ""
 ) -> DataFrame:
     """Return rows that a query rejects, to be written with the format `tuplewire`.
@@ -177,7 +177,7 @@ def rejected(
     before = F.try_element_at(F.transform(counts, lambda each: each["value"].cast("string")), F.lit(1))
     count = F.coalesce(before.cast("int"), F.lit(0)) + 1
     others = F.filter(headers, lambda each: (each["key"] != REJECTED) & ~each["key"].startswith(DEAD))
-    told = F.array(
+    letter_headers = F.array(
         pair(REASON, F.lit(reason) if isinstance(reason, str) else reason),
         pair(SOURCE, F.col("source")),
         pair(TASK, F.col("task")),
@@ -185,7 +185,7 @@ def rejected(
         pair(TIME, F.date_format(F.current_timestamp(), _ISO)),
     )
     dead = count >= limit
-    more = F.when(dead, F.filter(told, lambda each: each["value"].isNotNull()))
+    more = F.when(dead, F.filter(letter_headers, lambda each: each["value"].isNotNull()))
     return rows.select(
         F.when(dead, F.lit(dead_letter_task)).otherwise(F.col("task")).cast("int").alias("task"),
         "message",

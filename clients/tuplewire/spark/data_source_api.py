@@ -1,7 +1,7 @@
 """Spark's classes for data sources as in its newest release, for every release from 4.0 on.
 
 Used by the format, its readers and its writers. A class that a release lacks is defined here. If Spark calls
-stream readers in the way of 4.0 and 4.1, EarlierStreamReader adapts the calls. The import raises
+stream readers in the way of 4.0 and 4.1, OldStreamReader adapts the calls. The import raises
 UnsupportedSparkVersionError with Spark 3.5. Owns the planned offset of an adapted reader. Not thread-safe.
 Design: docs/design/readers.md.
 """
@@ -37,7 +37,7 @@ __all__ = [
     "DataSource",
     "DataSourceStreamArrowWriter",
     "DataSourceStreamReader",
-    "EarlierStreamReader",
+    "OldStreamReader",
     "ReadAllAvailable",
     "SupportsTriggerAvailableNow",
 ]
@@ -52,7 +52,7 @@ except ImportError:
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
-except ImportError:  # before 4.2, where only EarlierStreamReader passes a limit
+except ImportError:  # before 4.2, where only OldStreamReader passes a limit
 
     class ReadAllAvailable:  # type: ignore[no-redef]
         """No limit: all queued messages."""
@@ -61,7 +61,7 @@ except ImportError:  # before 4.2, where only EarlierStreamReader passes a limit
         """A reader that stops at the end that its source had at the start."""
 
 
-class EarlierStreamReader(VersionChecked, DataSourceStreamReader):
+class OldStreamReader(VersionChecked, DataSourceStreamReader):
     """A stream's reader for Spark 4.0 and 4.1, which calls a reader for 4.2.
 
     These releases pass neither the start of a micro-batch nor a limit. A micro-batch starts at the end of the

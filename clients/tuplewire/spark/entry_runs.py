@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 LastSequences = Mapping[int, int]
 """By the number of an entry worker: the entry sequence of its last message that was read."""
-MOST_BEFORE = 100
+MAX_BEFORE = 100
 """The maximum number of remembered entry workers of a task with messages that may be redelivered."""
 
-Span = tuple[int, int]
+SequenceRange = tuple[int, int]
 """The first and the last of consecutive sequences."""
 
 
@@ -24,15 +24,15 @@ Span = tuple[int, int]
 class Runs:
     """Unacknowledged messages of a task, from the sequence `first` on.
 
-    begin: the sequence after which the task's messages start at this worker. runs: in order, the number of
+    start: the sequence after which the task's messages start at this worker. runs: in order, the number of
     messages, their entry worker's number, and the entry sequence of the first message.
     """
 
     first: int
-    begin: int
+    start: int
     runs: tuple[tuple[int, int, int], ...]
 
-    def _numbered(self, last: int) -> Iterator[tuple[int, int, int, int]]:
+    def _iter_runs(self, last: int) -> Iterator[tuple[int, int, int, int]]:
         sequence = self.first
         for count, worker, entry in self.runs:
             if sequence <= last:
@@ -42,19 +42,19 @@ class Runs:
     def last_sequences(self, last: int) -> dict[int, int]:
         """Return the last entry sequence of each entry worker among the messages up to a sequence."""
         found: dict[int, int] = {}
-        for _, count, worker, entry in self._numbered(last):
+        for _, count, worker, entry in self._iter_runs(last):
             found[worker] = max(found.get(worker, 0), entry + count - 1)
         return found
 
-    def spans(
+    def unread_ranges(
         self, start: int, end: int, after: LastSequences, upto: LastSequences | None = None
-    ) -> list[Span]:
+    ) -> list[SequenceRange]:
         """Return the messages after a sequence, up to an end, that were not read before.
 
         after: the messages that were read. upto: the last wanted message of each entry worker; None: all.
         """
-        spans: list[Span] = []
-        for sequence, count, worker, entry in self._numbered(end):
+        found: list[SequenceRange] = []
+        for sequence, count, worker, entry in self._iter_runs(end):
             # In this run, `sequence - entry` converts an entry sequence to a sequence at this worker.
             first = max(sequence, start + 1, sequence + after.get(worker, 0) + 1 - entry)
             last = sequence + count - 1
@@ -62,19 +62,19 @@ class Runs:
                 last = min(last, sequence + upto.get(worker, 0) - entry)
             if first > last:
                 continue
-            if spans and spans[-1][1] == first - 1:
-                spans[-1] = spans[-1][0], last
+            if found and found[-1][1] == first - 1:
+                found[-1] = found[-1][0], last
             else:
-                spans.append((first, last))
-        return spans
+                found.append((first, last))
+        return found
 
 
-def count(spans: Iterable[Span]) -> int:
-    """Return the number of messages in the spans."""
-    return sum(last - first + 1 for first, last in spans)
+def count_messages(ranges: Iterable[SequenceRange]) -> int:
+    """Return the number of messages in the ranges."""
+    return sum(last - first + 1 for first, last in ranges)
 
 
-def merged(one: LastSequences, other: LastSequences) -> dict[int, int]:
+def merge(one: LastSequences, other: LastSequences) -> dict[int, int]:
     """Return the last sequences of all messages in `one` or `other`."""
     return {worker: max(one.get(worker, 0), other.get(worker, 0)) for worker in {**one, **other}}
 
@@ -85,4 +85,4 @@ def still_to_come(before: LastSequences, entries: LastSequences) -> dict[int, in
     An entry worker's messages arrive in order, so none up to its last message in `entries` can follow.
     """
     left = {worker: entry for worker, entry in before.items() if entries.get(worker, 0) < entry}
-    return dict(list(left.items())[-MOST_BEFORE:])
+    return dict(list(left.items())[-MAX_BEFORE:])

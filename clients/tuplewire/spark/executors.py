@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.membership import Membership, MembershipKeywords, Workers
 from tuplewire.settings.addresses import join_host_port
-from tuplewire.settings.keywords import naming
+from tuplewire.settings.keywords import expand_keywords
 from tuplewire.spark.releases import is_remote
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _host_of(host_port: str) -> str:
     return host if colon and port.isdigit() and (host.endswith("]") or ":" not in host) else host_port
 
 
-@naming(MembershipKeywords, vars(Membership)["__init__"].__kwdefaults__)
+@expand_keywords(MembershipKeywords, vars(Membership)["__init__"].__kwdefaults__)
 def membership(
     spark: SparkSession,
     tasks: Collection[int],
@@ -109,11 +109,11 @@ def membership(
     executors = Executors(spark)
     place = worker_of or (lambda executor: join_host_port(executor.host, port))
 
-    def look() -> dict[str, str]:
+    def discover() -> dict[str, str]:
         found = [(place(executor), executor) for executor in executors()]
         return {address: f"executor {executor.id}" for address, executor in found if address}
 
-    return Membership(look, tasks, **settings)
+    return Membership(discover, tasks, **settings)
 
 
 def check_slots(spark: SparkSession, tasks: int, what: str = "the program") -> None:

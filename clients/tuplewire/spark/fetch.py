@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from tuplewire.errors import SupersededError, TaskNotLocalError, UnknownTaskError
 from tuplewire.session.consume import Delivery
-from tuplewire.spark.entry_runs import Runs, Span, count, merged
+from tuplewire.spark.entry_runs import Runs, SequenceRange, count_messages, merge
 from tuplewire.spark.offsets import DataLossError, PreviousOwner, Range
 from tuplewire.spark.options import SourceOptions
-from tuplewire.spark.task_workers import POLL_SECONDS, RETRYABLE_ERRORS, HeldTasks, RetryDeadline
+from tuplewire.spark.task_workers import POLL_SECONDS, RETRYABLE_ERRORS, RetryDeadline, TaskPoller
 from tuplewire.text.events import event_logger
-from tuplewire.tracing import active
+from tuplewire.tracing import get_tracing
 from tuplewire.tracing.context import TraceParent, count_contexts
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
@@ -32,34 +32,34 @@ if TYPE_CHECKING:
 
 logger = event_logger(__name__)
 
-_RETRIED = (*RETRYABLE_ERRORS, SupersededError, TaskNotLocalError, UnknownTaskError)
+_RETRYABLE = (*RETRYABLE_ERRORS, SupersededError, TaskNotLocalError, UnknownTaskError)
 
 
 @dataclass
-class _Place:
+class _Location:
     """A range's messages: a worker, and the sequences to read. position: the last one read or skipped."""
 
     address: str
     worker_id: str
     worker: int
     runs: Runs
-    spans: list[Span]
+    unread: list[SequenceRange]
     position: int
     _next: int = 0
 
     @property
     def end(self) -> int:
-        return self.spans[-1][1] if self.spans else self.position
+        return self.unread[-1][1] if self.unread else self.position
 
     def take(self, frame: Sequence[Delivery]) -> Iterator[list[TaskGroup]]:
         """Yield the wanted messages of a frame, and advance the position to its end."""
         last = frame[-1].last
-        while self._next < len(self.spans) and self.spans[self._next][0] <= last:
-            span = self.spans[self._next]
-            after = max(self.position, span[0] - 1)
-            if groups := [part.group for each in frame if (part := each.within(after, span[1]))]:
+        while self._next < len(self.unread) and self.unread[self._next][0] <= last:
+            first, end = self.unread[self._next]
+            after = max(self.position, first - 1)
+            if groups := [part.group for each in frame if (part := each.clip(after, end))]:
                 yield groups
-            if span[1] > last:
+            if end > last:
                 break
             self._next += 1
         self.position = max(self.position, last)
@@ -74,14 +74,14 @@ class RangeReader:
 
     def __init__(self, wanted: Range, options: SourceOptions, others: tuple[str, ...] = ()) -> None:
         """Read nothing yet. others: addresses of more workers, in case the first ones are unreachable."""
-        self._wanted = wanted
+        self._range = wanted
         self._options = options
         self._others = others
         self.messages_read = 0
-        self._tracing = active()
+        self._tracing = get_tracing()
         self._traces: Counter[TraceParent] = Counter()
         """With tracing, the number of read messages by trace."""
-        self._seen = wanted.after
+        self._read_sequences = wanted.after
         self._retry = RetryDeadline(options.timeout)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -103,74 +103,75 @@ class RangeReader:
             "messaging.operation.type": "receive",
             "messaging.batch.message_count": self.messages_read,
         }
-        tracing.receive(self._wanted.task, self._traces, about, began_ns)
+        tracing.receive(self._range.task, self._traces, about, began_ns)
         tracing.flush()  # Spark may kill a Python process when its task ends
 
     def _read(self) -> Iterator[pa.RecordBatch]:
-        wanted, end = self._wanted, self._wanted.end
-        place: _Place | None = None
+        wanted, end = self._range, self._range.end
+        place: _Location | None = None
         if wanted.runs is not None:
-            spans = wanted.runs.spans(wanted.start, end.sequence, wanted.after)
-            place = _Place(end.address, wanted.worker_id, end.worker, wanted.runs, spans, wanted.start)
-        with HeldTasks(self._options, [wanted.task], (end.address, *self._others)) as tasks:
+            unread = wanted.runs.unread_ranges(wanted.start, end.sequence, wanted.after)
+            place = _Location(end.address, wanted.worker_id, end.worker, wanted.runs, unread, wanted.start)
+        with TaskPoller(self._options, [wanted.task], (end.address, *self._others)) as tasks:
             while self.messages_read < end.messages:
                 place = place or self._find(tasks)
                 if place is None:
                     continue
                 try:
                     yield from self._stream(place, tasks)
-                except _RETRIED as error:
+                except _RETRYABLE as error:
                     if not self._has_moved(tasks, place):
                         self._retry.wait_or_raise(error)
                         continue
-                    self._seen = merged(self._seen, place.runs.last_sequences(place.position))
+                    passed = place.runs.last_sequences(place.position)
+                    self._read_sequences = merge(self._read_sequences, passed)
                 place = None  # continue at the new worker
 
-    def _has_moved(self, tasks: HeldTasks, place: _Place) -> bool | None:
+    def _has_moved(self, tasks: TaskPoller, place: _Location) -> bool | None:
         """Return True if the task has moved since, perhaps there and back; None if that is unknown yet."""
         try:
-            held = tasks.poll_once().get(self._wanted.task)
+            held = tasks.poll_once().get(self._range.task)
         except RETRYABLE_ERRORS:
             return None
-        return held is None or (held.worker, held.begin) != (place.worker, place.runs.begin)
+        return held is None or (held.worker, held.start) != (place.worker, place.runs.start)
 
-    def _find(self, tasks: HeldTasks) -> _Place | None:
+    def _find(self, tasks: TaskPoller) -> _Location | None:
         """Return the current location of the rest of the range; None if that is lost, and loss is allowed.
 
         Waits until the previous worker has forwarded all of it.
         """
-        wanted, end = self._wanted, self._wanted.end
+        wanted, end = self._range, self._range.end
         left = end.messages - self.messages_read
         deadline = time.monotonic() + self._options.timeout
-        former: PreviousOwner | None = None
+        previous: PreviousOwner | None = None
         while True:
             held = tasks.poll_tasks([wanted.task]).get(wanted.task)
             if held is None:
-                self._lost(left, "is no longer assigned")
+                self._skip_lost(left, "is no longer assigned")
                 return None
-            runs = tasks.runs({wanted.task: 0}, {wanted.task: held}).get(wanted.task)
+            runs = tasks.fetch_runs({wanted.task: 0}, {wanted.task: held}).get(wanted.task)
             if runs is None:
                 continue
-            spans = runs.spans(0, sys.maxsize, self._seen, end.entries)
-            there = count(spans)
+            unread = runs.unread_ranges(0, sys.maxsize, self._read_sequences, end.entries)
+            there = count_messages(unread)
             # The missing messages will not arrive any later: skip them, or raise DataLossError.
-            if (former is not None and former.lost) or time.monotonic() > deadline:
+            if (previous is not None and previous.lost) or time.monotonic() > deadline:
                 if there < left:
-                    self._lost(left - there, f"was at {end.address}, and they were lost with the worker")
+                    self._skip_lost(left - there, f"was at {end.address}, and they were lost with the worker")
                 break
             if there >= left:
                 break
             if held.worker != end.worker:
-                former = tasks.previous_owner(wanted.task, end.worker, end.address)
+                previous = tasks.previous_owner(wanted.task, end.worker, end.address)
             time.sleep(POLL_SECONDS)
-        if not spans:
+        if not unread:
             return None
-        return _Place(held.address, held.worker_id, held.worker, runs, spans, spans[0][0] - 1)
+        return _Location(held.address, held.worker_id, held.worker, runs, unread, unread[0][0] - 1)
 
-    def _stream(self, place: _Place, tasks: HeldTasks) -> Iterator[pa.RecordBatch]:
+    def _stream(self, place: _Location, tasks: TaskPoller) -> Iterator[pa.RecordBatch]:
         from tuplewire.spark.columns import read_batch  # not needed in the driver
 
-        wanted = self._wanted
+        wanted = self._range
         request = pb.ReadRequest(
             topology=self._options.topology,
             receiver_id=place.worker_id,
@@ -182,37 +183,37 @@ class RangeReader:
         with tasks.client(place.address, self._options.timeout) as worker:
             for frame in worker.read(request):
                 self._retry.reset()
-                self._skip(place, frame[0].first_sequence - 1, tasks)
+                self._skip_missing(place, frame[0].first_sequence - 1, tasks)
                 for groups in place.take(frame):
                     first = wanted.start + self.messages_read + 1
                     self.messages_read += sum(map(len, groups))
                     if self._tracing is not None:
                         count_contexts(groups, self._traces)
                     yield read_batch(groups, first, headers=self._options.include_headers)
-        self._skip(place, place.end, tasks)
+        self._skip_missing(place, place.end, tasks)
 
-    def _skip(self, place: _Place, last: int, tasks: HeldTasks) -> None:
+    def _skip_missing(self, place: _Location, last: int, tasks: TaskPoller) -> None:
         """Skip the messages of a place up to a sequence, because the worker no longer has them."""
         if last <= place.position:
             return
         # A worker releases the messages of a moved task before all workers know of the move. So this is a
         # loss only if the task has certainly not moved.
         if self._has_moved(tasks, place) is not False:
-            raise TaskNotLocalError(f"task {self._wanted.task} has left the worker at {place.address}")
-        gone = count(
+            raise TaskNotLocalError(f"task {self._range.task} has left the worker at {place.address}")
+        gone = count_messages(
             (max(first, place.position + 1), min(end, last))
-            for first, end in place.spans
+            for first, end in place.unread
             if end > place.position and first <= last
         )
         place.position = last
-        self._lost(gone, "has another consumer, which has acknowledged them (a task has one consumer)")
+        self._skip_lost(gone, "has another consumer, which has acknowledged them (a task has one consumer)")
 
-    def _lost(self, messages: int, why: str) -> None:
+    def _skip_lost(self, messages: int, why: str) -> None:
         """Skip this number of lost messages, or raise DataLossError."""
         if not messages:
             return
-        first = self._wanted.start + self.messages_read + 1
-        which = f"messages {first} to {first + messages - 1} of task {self._wanted.task} are gone"
+        first = self._range.start + self.messages_read + 1
+        which = f"messages {first} to {first + messages - 1} of task {self._range.task} are gone"
         text = f"{which}: the task {why}"
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{text}. Set failOnDataLoss=false to continue without them")

@@ -11,16 +11,16 @@ import json
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.spark.entry_runs import LastSequences, Runs, count, merged, still_to_come
+from tuplewire.spark.entry_runs import LastSequences, Runs, count_messages, merge, still_to_come
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
-LAG = "lag"
+LAG_KEY = "lag"
 """The key of a latest offset with the number of messages behind the query, by task; for display only."""
 
 
@@ -53,7 +53,7 @@ class TaskOffset:
     @property
     def passed(self) -> dict[int, int]:
         """The messages that were read, by entry worker: these numbers are valid on every worker."""
-        return merged(self.before, self.entries)
+        return merge(self.before, self.entries)
 
     def to_json(self) -> dict[str, Any]:
         """Return the value that Spark stores as JSON, without empty fields."""
@@ -71,10 +71,10 @@ class TaskOffset:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class QueueState:
     """The messages of a task on a worker: those after `acknowledged`, up to `tail`.
 
-    worker: its incarnation. congested: True if the queue is nearly full. begin: the sequence after which the
+    worker: its incarnation. congested: True if the queue is nearly full. start: the sequence after which the
     task's messages start there. consumer: the subscribed consumer; empty: none.
     """
 
@@ -85,8 +85,11 @@ class Held:
     tail: int
     size_bytes: int
     congested: bool = False
-    begin: int = 0
+    start: int = 0
     consumer: str = ""
+
+
+QueueStates: TypeAlias = Mapping[int, QueueState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class Offset:
         """Return the object for a value of to_json()."""
         return cls({int(task): TaskOffset.from_json(each) for task, each in offset["tasks"].items()})
 
-    def of_tasks(self, held: Mapping[int, Held]) -> Offset:
+    def relocate_to(self, held: QueueStates) -> Offset:
         """Return the position in only these tasks, at their current workers.
 
         A new task starts as in initial_offset(). A task that has moved starts at the start of its messages on
@@ -133,32 +136,32 @@ class Offset:
                 offset = TaskOffset(each.worker, each.acknowledged, each.address, first=each.acknowledged)
             elif has_moved(offset, each):
                 passed = offset.passed
-                offset = TaskOffset(each.worker, each.begin, each.address, before=passed, first=each.begin)
+                offset = TaskOffset(each.worker, each.start, each.address, before=passed, first=each.start)
             offsets[task] = offset
         return Offset(offsets)
 
 
-def has_moved(offset: TaskOffset, held: Held) -> bool:
+def has_moved(offset: TaskOffset, held: QueueState) -> bool:
     """Return True if a task has moved since the offset, perhaps there and back."""
-    if offset.worker != held.worker or offset.sequence < held.begin:
+    if offset.worker != held.worker or offset.sequence < held.start:
         return True
     # Messages were read before the start of the task's messages here: the task has been away and come back.
-    return offset.sequence == held.begin and bool(offset.entries)
+    return offset.sequence == held.start and bool(offset.entries)
 
 
-def initial_offset(held: Mapping[int, Held], latest: Container[int] = ()) -> Offset:
+def initial_offset(held: QueueStates, latest: Container[int] = ()) -> Offset:
     """Return the position before all unacknowledged messages; in the tasks `latest`, after them."""
     after = {task: each.tail if task in latest else each.acknowledged for task, each in held.items()}
     return Offset({task: TaskOffset(each.worker, after[task], each.address) for task, each in held.items()})
 
 
-def tails(held: Mapping[int, Held]) -> dict[int, TaskOffset]:
+def end_offsets(held: QueueStates) -> dict[int, TaskOffset]:
     """Return the position after all messages."""
     return {task: TaskOffset(each.worker, each.tail, each.address) for task, each in held.items()}
 
 
-def check_held(start: Offset, held: Mapping[int, Held]) -> None:
-    """Raise DataLossError if another consumer has acknowledged messages after `start` (Offset.of_tasks)."""
+def check_not_consumed(start: Offset, held: QueueStates) -> None:
+    """Raise DataLossError if another consumer has acknowledged messages after `start`; see relocate_to()."""
     for task, each in held.items():
         offset = start.offsets[task]
         if each.acknowledged > offset.sequence or each.tail < offset.sequence:
@@ -174,23 +177,23 @@ def check_held(start: Offset, held: Mapping[int, Held]) -> None:
 class PreviousOwner:
     """The final state of a task at a previous owner, which no longer forwards messages.
 
-    dropped: the messages dropped at its clean shutdown. gone: it has exited without a known clean shutdown.
+    dropped_messages: at its clean shutdown. exited_uncleanly: it has exited without a known clean shutdown.
     """
 
-    dropped: int = 0
-    gone: bool = False
+    dropped_messages: int = 0
+    exited_uncleanly: bool = False
 
     @property
     def lost(self) -> bool:
         """True if messages were lost with this worker."""
-        return self.gone or self.dropped > 0
+        return self.exited_uncleanly or self.dropped_messages > 0
 
 
-def lost_with(task: int, offset: TaskOffset, previous_owner: PreviousOwner, last_seen: int) -> DataLossError:
+def loss_error(task: int, offset: TaskOffset, previous_owner: PreviousOwner, last_seen: int) -> DataLossError:
     """Return the error for a worker that was lost with messages, of which `last_seen` were known."""
-    if previous_owner.dropped:
+    if previous_owner.dropped_messages:
         why = "shut down while no worker could accept its messages"
-        much = f"up to {previous_owner.dropped} messages"
+        much = f"up to {previous_owner.dropped_messages} messages"
     else:
         why = "restarted or failed without a clean shutdown"
         much = f"{last_seen} unread messages, and messages that arrived after the last poll"
@@ -200,7 +203,7 @@ def lost_with(task: int, offset: TaskOffset, previous_owner: PreviousOwner, last
     )
 
 
-def check_assigned(tasks: Iterable[int], held: Mapping[int, Held]) -> None:
+def check_still_assigned(tasks: Iterable[int], held: QueueStates) -> None:
     """Raise DataLossError if a task that a query has to read is no longer assigned."""
     if gone := sorted(task for task in tasks if task not in held)[:10]:
         raise DataLossError(
@@ -209,7 +212,7 @@ def check_assigned(tasks: Iterable[int], held: Mapping[int, Held]) -> None:
         )
 
 
-def check_dropped(start: Offset, held: Mapping[int, Held]) -> None:
+def check_removed(start: Offset, held: QueueStates) -> None:
     """Raise ConfigError if a query stops reading tasks (`held`) that still have unread messages."""
     left = {}
     for task, each in held.items():
@@ -229,7 +232,7 @@ def check_dropped(start: Offset, held: Mapping[int, Held]) -> None:
 
 def next_offset(
     start: Offset,
-    held: Mapping[int, Held],
+    held: QueueStates,
     *,
     target: Mapping[int, TaskOffset] | None = None,
     min_messages: int = 1,
@@ -247,7 +250,7 @@ def next_offset(
     for task, offset in start.offsets.items():
         if task in held and offset.worker == held[task].worker:  # another incarnation starts a new numbering
             begins[task] = max(begins[task], offset.sequence)
-    bounds = tails(held) if target is None else {**start.offsets, **target}
+    bounds = end_offsets(held) if target is None else {**start.offsets, **target}
     ends = {
         task: min(each.tail, bounds[task].sequence) if bounds[task].worker == each.worker else each.tail
         for task, each in held.items()
@@ -262,7 +265,7 @@ def next_offset(
         if total > max_bytes:
             fitting = int(sum(waiting.values()) * max_bytes / total)
             max_messages = max(1, fitting if max_messages is None else min(fitting, max_messages))
-    taken = waiting if max_messages is None else share(waiting, max_messages)
+    taken = waiting if max_messages is None else divide_limit(waiting, max_messages)
     if not any(taken.values()):
         return start
     offsets = {
@@ -274,7 +277,7 @@ def next_offset(
     return Offset(offsets)
 
 
-def share(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
+def divide_limit(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
     """Divide a bound in proportion to the waiting messages; if they are fewer, return all of them."""
     total = sum(waiting.values())
     if total <= bound:
@@ -287,7 +290,7 @@ def share(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
     return shares
 
 
-def numbered(start: Offset, current: Offset, end: Offset, runs: Mapping[int, Runs]) -> Offset:
+def add_entry_sequences(start: Offset, current: Offset, end: Offset, runs: Mapping[int, Runs]) -> Offset:
     """Return the end of a micro-batch with the numbers of entry workers, which stay valid after a move.
 
     start: Spark's value. current: the same position at the current workers. runs: the entry runs, by task.
@@ -301,13 +304,13 @@ def numbered(start: Offset, current: Offset, end: Offset, runs: Mapping[int, Run
             end.offsets[task],
             entries=entries,
             before=still_to_come(offset.before, entries),
-            messages=count(each.spans(first, last, offset.before)),
+            messages=count_messages(each.unread_ranges(first, last, offset.before)),
             first=None if offset is start.offsets.get(task) else first,
         )
     return Offset(offsets)
 
 
-def changed(start: Offset, end: Offset) -> dict[int, TaskOffset]:
+def task_ends(start: Offset, end: Offset) -> dict[int, TaskOffset]:
     """Return the end of each task from which a micro-batch reads messages."""
     return {
         task: last
@@ -323,14 +326,14 @@ def _start(first: TaskOffset | None, last: TaskOffset) -> int:
     return 0 if first is None else first.sequence
 
 
-def ranges(start: Offset, end: Offset, held: Mapping[int, Held], runs: Mapping[int, Runs]) -> list[Range]:
+def ranges(start: Offset, end: Offset, held: QueueStates, runs: Mapping[int, Runs]) -> list[Range]:
     """Return the ranges of a micro-batch.
 
     held: the state of the tasks; a task that is no longer assigned is skipped. runs: the messages' numbers at
     the workers of the end. A task without runs has moved since: its messages are found by these numbers.
     """
     found = []
-    for task, last in changed(start, end).items():
+    for task, last in task_ends(start, end).items():
         if (each := held.get(task)) is not None:
             first = start.offsets.get(task)
             after = {} if first is None else first.passed
@@ -356,5 +359,5 @@ def lag(query: StreamingQuery | StreamingQueryProgress | Mapping[str, Any]) -> d
         latest = source["latestOffset"]
         offset = json.loads(latest) if isinstance(latest, str) else latest
         if isinstance(offset, dict) and isinstance(offset.get("tasks"), dict):
-            found.update({int(task): behind for task, behind in offset.get(LAG, {}).items()})
+            found.update({int(task): behind for task, behind in offset.get(LAG_KEY, {}).items()})
     return dict(found)

@@ -27,11 +27,11 @@ from tuplewire.settings.settings import (
     Kind,
     Settings,
     choice,
-    copied_from,
-    count,
+    integer,
     setting,
+    setting_like,
     settings_of,
-    unknown,
+    unknown_error,
 )
 from tuplewire.spark.releases import LIMITS
 from tuplewire.values.group import check_task
@@ -97,7 +97,7 @@ _TASKS = replace(
     read=lambda tasks: tasks if isinstance(tasks, TaskRanges) else TASKS.read(tasks),
     parse=parse_ranges,
 )
-_INSTEAD = {
+_OPTION_HINTS = {
     "path": "load() and save() take no path: name workers in the option address, and tasks in tasks",
     "minpartitions": "several Spark tasks cannot read one task in order, so each task that has messages has "
     "one Spark task. For more at a time spread the messages over more tasks, with more in the option tasks "
@@ -154,7 +154,7 @@ _BAD_ROWS = Kind("POLICY", "fail, drop or a task id", (str, int), _check_bad_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Connecting(Settings):
+class _ConnectionOptions(Settings):
     """Client settings from options with the prefix `tuplewire.`: see Credentials and SessionSettings.
 
     Settings of Credentials override the environment of the process that connects.
@@ -184,7 +184,7 @@ class _Connecting(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions(_Connecting):
+class SourceOptions(_ConnectionOptions):
     """The options of a read or readStream."""
 
     address: str = setting(
@@ -202,13 +202,13 @@ class SourceOptions(_Connecting):
     )
     timeout: float = setting(SECONDS, 30.0, "time without an answer from a worker after which the read fails")
     max_messages_per_trigger: int | None = setting(
-        count(), None, "maximum number of messages in a micro-batch, for all tasks together"
+        integer(), None, "maximum number of messages in a micro-batch, for all tasks together"
     )
     max_bytes_per_trigger: int | None = setting(
-        count(), None, "approximate maximum number of payload bytes in a micro-batch"
+        integer(), None, "approximate maximum number of payload bytes in a micro-batch"
     )
     min_messages_per_trigger: int | None = setting(
-        count(),
+        integer(),
         None,
         "minimum number of messages in a micro-batch, for all tasks together; fewer wait for more messages",
     )
@@ -230,20 +230,20 @@ class SourceOptions(_Connecting):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkOptions(_Connecting):
+class SinkOptions(_ConnectionOptions):
     """The options of a write or writeStream. address: None: resolved in the process that writes."""
 
     address: str | None = setting(
         _ADDRESS, None, "address of a worker, as for reading (default: TUPLEWIRE_ADDRESS)"
     )
-    topology: str = copied_from(SourceOptions, "topology")
+    topology: str = setting_like(SourceOptions, "topology")
     grouping: GroupingName = setting(
         choice(GroupingName),
         GroupingName.DIRECT,
         "choice of a row's task; direct: the task in the column task",
     )
     tasks: tuple[int, ...] = setting(TASKS, (), "tasks that the grouping chooses from, such as 1,2,10-19")
-    source: int | None = setting(count(0, MAX_TASK), None, "source task of the messages")
+    source: int | None = setting(integer(0, MAX_TASK), None, "source task of the messages")
     timeout: float = setting(SECONDS, 60.0, "longest wait for a full queue or an absent worker")
     delivery_guarantee: DeliveryGuarantee | None = setting(
         choice(DeliveryGuarantee),
@@ -264,7 +264,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Sou
     Raises ConfigError, with a list of the valid options, for an unknown, wrong or missing one.
     """
     with _listing(SourceOptions, "reading"):
-        given = _given(SourceOptions, options)
+        given = _parse_options(SourceOptions, options)
         _require_tasks(given)
         for name, each in settings_of(SourceOptions).items():
             if not streaming and name in given and each.key in (*LIMITS, "startingOffsets"):
@@ -287,7 +287,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Sou
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Parse the options of a `write` or `writeStream`, with the errors of source_options()."""
     with _listing(SinkOptions, "writing"):
-        given = _given(SinkOptions, options)
+        given = _parse_options(SinkOptions, options)
         if given.get("grouping", GroupingName.DIRECT) is not GroupingName.DIRECT:
             _require_tasks(given)
         elif "tasks" in given:
@@ -301,7 +301,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
 _CLIENT = {**settings_of(Credentials), **settings_of(SessionSettings)}
 
 
-def _given(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
+def _parse_options(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
     """Return the options that the user has set, in any case, and the topology."""
     known = {each.key.lower(): each for each in settings_of(kind).values()}
     client: dict[str, Any] = {}
@@ -313,11 +313,11 @@ def _given(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
         elif key.startswith(KEY_PREFIX):
             setting = key.removeprefix(KEY_PREFIX)
             if setting not in _CLIENT:
-                raise unknown(f"option {name!r}", setting, list(_CLIENT))
+                raise unknown_error(f"option {name!r}", setting, list(_CLIENT))
             client[setting] = _CLIENT[setting].check(text, f"option {name}", text=True)
         elif key not in _SPARKS_OWN:
             # All hints except the one for `path` are about reading.
-            instead = _INSTEAD.get(key) if kind is SourceOptions or name == "path" else None
+            instead = _OPTION_HINTS.get(key) if kind is SourceOptions or name == "path" else None
             raise ConfigError(f"unknown option {name!r}" + (f" ({instead})" if instead else ""))
     values["topology"] = resolve_topology(values.get("topology"))
     return values

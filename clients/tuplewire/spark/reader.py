@@ -19,24 +19,25 @@ from tuplewire.spark.data_source_api import ReadAllAvailable, SupportsTriggerAva
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.fetch import RangeReader
 from tuplewire.spark.offsets import (
-    LAG,
-    Held,
+    LAG_KEY,
     Offset,
+    QueueState,
+    QueueStates,
     Range,
     TaskOffset,
-    changed,
-    check_assigned,
-    check_dropped,
-    check_held,
+    add_entry_sequences,
+    check_not_consumed,
+    check_removed,
+    check_still_assigned,
+    end_offsets,
     initial_offset,
-    lost_with,
+    loss_error,
     next_offset,
-    numbered,
     ranges,
-    tails,
+    task_ends,
 )
 from tuplewire.spark.options import SourceOptions, Start
-from tuplewire.spark.task_workers import HeldTasks
+from tuplewire.spark.task_workers import TaskPoller
 from tuplewire.spark.version_check import VersionChecked
 from tuplewire.text.events import event_logger
 
@@ -80,7 +81,7 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return a partition for each task with messages. Raises SupersededError if one has a consumer."""
-        with HeldTasks(self._options) as tasks:
+        with TaskPoller(self._options) as tasks:
             while True:
                 held = tasks.poll_all()
                 for task, each in held.items():
@@ -89,12 +90,12 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
                             f"task {task} has a consumer, {each.consumer!r}: .read needs a task without one"
                         )
                 start = initial_offset(held)
-                end = Offset(tails(held))
-                wanted = {task: each.sequence for task, each in changed(start, end).items()}
-                runs = tasks.runs(wanted, held)
+                end = Offset(end_offsets(held))
+                wanted = {task: each.sequence for task, each in task_ends(start, end).items()}
+                runs = tasks.fetch_runs(wanted, held)
                 if runs.keys() == wanted.keys():  # otherwise a task has moved since the poll
                     break
-        end = numbered(start, start, end, runs)
+        end = add_entry_sequences(start, start, end, runs)
         return [RangePartition(each, tasks.owners.others) for each in ranges(start, end, held, runs)]
 
 
@@ -108,10 +109,10 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
-        self._tasks = HeldTasks(options)
+        self._tasks = TaskPoller(options)
         self._target: dict[int, TaskOffset] | None = None
-        self._held: dict[int, Held] = {}
-        self._quiet: dict[int, Held] = {}
+        self._held: dict[int, QueueState] = {}
+        self._last_idle: dict[int, QueueState] = {}
         """The state at the last poll, if it resulted in no micro-batch."""
         self._end = Offset({})
         """The end of the last planned micro-batch."""
@@ -121,7 +122,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         """The entry numbers of the messages that the last latestOffset() found."""
         self._followed: set[tuple[int, int]] = set()
         """Tasks and their new workers (incarnations) after the check of the previous owner."""
-        self._dropped: set[int] = set()
+        self._checked_removed: set[int] = set()
         """Tasks that the query no longer reads, after the check for unread messages."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -141,7 +142,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the current end of the tasks as the end of the query."""
-        self._target = tails(self._tasks.poll_all())
+        self._target = end_offsets(self._tasks.poll_all())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next micro-batch, after waiting a moment for messages.
@@ -153,54 +154,54 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         Raises DataLossError if failOnDataLoss is set, UnreachableError if a worker is unreachable, and
         ConfigError if the query stops reading tasks that still have messages for it.
         """
-        stands = Offset.from_json(start)
-        self._acknowledge(stands)
-        self._check_dropped(stands)
+        position = Offset.from_json(start)
+        self._acknowledge(position)
+        self._check_removed(position)
         max_messages = getattr(limit, "max_rows", None)
         max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
         deadline = time.monotonic() + _IDLE_SECONDS
         while True:
             wait = 0.0 if self._target is not None else max(0.0, deadline - time.monotonic())
-            held = self._tasks.poll_all(self._quiet, wait)
+            held = self._tasks.poll_all(self._last_idle, wait)
             now = time.monotonic()
-            begin = stands.of_tasks(held)
-            self._check_former(stands, held)
+            begin = position.relocate_to(held)
+            self._check_previous_owners(position, held)
             self._held = held
             if self._options.fail_on_data_loss:
-                check_assigned((task for task in stands.offsets if task in self._options.tasks), held)
-                check_held(begin, held)
+                check_still_assigned((task for task in position.offsets if task in self._options.tasks), held)
+                check_not_consumed(begin, held)
             end = next_offset(
                 begin,
                 held,
                 target=self._target,
-                min_messages=self._least(limit, now),
+                min_messages=self._min_messages(limit, now),
                 max_messages=max_messages,
                 max_bytes=max_bytes,
             )
-            if end is not begin and (numbers := self._numbered(stands, begin, end, held)):
-                self._last_batch, self._end, self._quiet = now, numbers, {}
+            if end is not begin and (numbers := self._numbered(position, begin, end, held)):
+                self._last_batch, self._end, self._last_idle = now, numbers, {}
                 return numbers.to_json()
-            self._quiet = held
+            self._last_idle = held
             if self._target is not None or now > deadline:
                 self._end = begin
                 return start
 
-    def _least(self, limit: ReadLimit, now: float) -> int:
+    def _min_messages(self, limit: ReadLimit, now: float) -> int:
         least = self._options.min_messages_per_trigger
         overdue = now - self._last_batch >= self._options.max_trigger_delay
         if least is None or overdue or self._target is not None or isinstance(limit, ReadAllAvailable):
             return 1
         return least
 
-    def _numbered(self, stands: Offset, begin: Offset, end: Offset, held: dict[int, Held]) -> Offset | None:
+    def _numbered(self, position: Offset, begin: Offset, end: Offset, held: QueueStates) -> Offset | None:
         """Return the end with numbers that stay valid after a move; None if a task moved since the poll."""
         taken = {task: each.sequence for task, each in end.offsets.items() if each is not begin.offsets[task]}
-        self._runs = runs = self._tasks.runs(taken, held)
-        return numbered(stands, begin, end, runs) if runs.keys() == taken.keys() else None
+        self._runs = runs = self._tasks.fetch_runs(taken, held)
+        return add_entry_sequences(position, begin, end, runs) if runs.keys() == taken.keys() else None
 
-    def _check_former(self, stands: Offset, held: dict[int, Held]) -> None:
+    def _check_previous_owners(self, position: Offset, held: QueueStates) -> None:
         """With failOnDataLoss, wait until previous owners have forwarded all messages; raise if one fails."""
-        for task, offset in stands.offsets.items():
+        for task, offset in position.offsets.items():
             each = held.get(task)
             if each is None or each.worker == offset.worker or (task, each.worker) in self._followed:
                 continue
@@ -209,16 +210,16 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             if self._options.fail_on_data_loss:
                 previous_owner = self._tasks.previous_owner(task, offset.worker, offset.address)
                 if previous_owner.lost:
-                    raise lost_with(task, offset, previous_owner, max(0, seen))
+                    raise loss_error(task, offset, previous_owner, max(0, seen))
             self._followed.add((task, each.worker))
 
-    def _check_dropped(self, start: Offset) -> None:
+    def _check_removed(self, start: Offset) -> None:
         """With failOnDataLoss, raise if the query stops reading a task with unread messages; once a task."""
         tasks = self._options.tasks
-        dropped = {task for task in start.offsets if task not in tasks} - self._dropped
+        dropped = {task for task in start.offsets if task not in tasks} - self._checked_removed
         if dropped and self._options.fail_on_data_loss:
-            check_dropped(start, self._tasks.poll_tasks(dropped))
-        self._dropped |= dropped
+            check_removed(start, self._tasks.poll_tasks(dropped))
+        self._checked_removed |= dropped
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the position after all messages at the last poll, for the query's progress.
@@ -233,7 +234,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             for task, each in self._held.items()
             if task in ends
         }
-        return {**Offset(tails(self._held)).to_json(), LAG: lag}
+        return {**Offset(end_offsets(self._held)).to_json(), LAG_KEY: lag}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return a partition for each task with messages in a micro-batch."""
@@ -241,11 +242,11 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         held = self._held
         if not held.keys() >= last.offsets.keys():  # after a restart, Spark repeats an older plan
             held = self._tasks.poll_tasks(last.offsets.keys())
-        wanted = {task: each.sequence for task, each in changed(begin, last).items()}
+        wanted = {task: each.sequence for task, each in task_ends(begin, last).items()}
         if self._options.fail_on_data_loss:
-            check_assigned(wanted, held)
+            check_still_assigned(wanted, held)
         lacking = [task for task in wanted if task not in self._runs and task in held]
-        runs = self._runs | self._tasks.runs({task: wanted[task] for task in lacking}, held)
+        runs = self._runs | self._tasks.fetch_runs({task: wanted[task] for task in lacking}, held)
         return [RangePartition(each, self._tasks.owners.others) for each in ranges(begin, last, held, runs)]
 
     def commit(self, end: dict[str, Any]) -> None:

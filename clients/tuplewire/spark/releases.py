@@ -88,7 +88,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema)  # before 4.3, always in UTC
 
 
-def use_in_this_thread(spark: SparkSession) -> None:
+def activate_session(spark: SparkSession) -> None:
     """Let the calling thread find the formats of a session; log a warning if Spark runs a different Python.
 
     The JVM looks up formats in the session of the calling thread. A new thread of a program has no session.

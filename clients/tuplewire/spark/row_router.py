@@ -23,12 +23,12 @@ from tuplewire.grouping.grouping import GroupingContext, SingleGrouping, fields,
 from tuplewire.grouping.load_aware import LoadAwareShuffle
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import MIB
-from tuplewire.spark.columns import as_sent
+from tuplewire.spark.columns import encode_rows
 from tuplewire.spark.options import DROP, FAIL, GroupingName, SinkOptions
 from tuplewire.spark.stages import SinkWorkers
 from tuplewire.text.events import event_logger
-from tuplewire.tracing import active
-from tuplewire.tracing.context import with_entry
+from tuplewire.tracing import get_tracing
+from tuplewire.tracing.context import with_context
 from tuplewire.values.arrow import groups_from_arrow
 from tuplewire.values.group import TaskGroup
 
@@ -41,7 +41,7 @@ _SHOWN_BYTES = 40
 _KEPT_BYTES = 1000
 
 
-def sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def split_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches of at most about PIECE_BYTES, as views, not as copies.
 
     Spark's batches have 10,000 rows, which may be 100 MB. In smaller batches, the first rows are sent before
@@ -58,17 +58,17 @@ class BadRowsError(MessageError):
 
 
 @dataclass(slots=True)
-class BadRows:
+class BadRowFilter:
     """Finds rows with a task or message that is null or invalid.
 
     policy: FAIL, DROP, or the task that gets such rows as JSON. partition: the number of the partition, for
-    errors. max_message_bytes: the workers' limit. known: returns the given tasks that are in the assignment.
+    errors. max_message_bytes: the workers' limit. find_assigned: returns the given tasks that are assigned.
     """
 
     policy: str | int
     partition: int
     max_message_bytes: int
-    known: Callable[[set[int]], set[int]]
+    find_assigned: Callable[[set[int]], set[int]]
     count: int = 0
     """The number of bad rows."""
     _rows: int = 0
@@ -78,7 +78,7 @@ class BadRows:
     ) -> tuple[pa.Array, pa.RecordBatch, list[bytes]]:
         """Return the tasks and rows that can be sent, and the messages for the task that gets bad rows.
 
-        batch: see columns.as_sent. wrong: for other reasons, a mask of the rows that are bad.
+        batch: see columns.encode_rows. wrong: for other reasons, a mask of the rows that are bad.
 
         Raises BadRowsError if there are bad rows and the policy is to fail. The caller must then discard the
         rows of earlier batches, which no consumer may have seen.
@@ -125,7 +125,7 @@ class BadRows:
     def _unknown(self, tasks: pa.Array) -> set[int]:
         """Return the tasks of rows that are not in the assignment. Invalid task IDs are not looked up."""
         there = {task for task in pc.unique(tasks).to_pylist() if task is not None}
-        return there - self.known({task for task in there if MIN_TASK <= task <= MAX_TASK})
+        return there - self.find_assigned({task for task in there if MIN_TASK <= task <= MAX_TASK})
 
     def _reasons(self, tasks: pa.Array, sizes: pa.Array) -> dict[str, pa.Array]:
         unknown = pa.array(self._unknown(tasks), pa.int64())
@@ -154,7 +154,7 @@ def _shortened(message: pa.Scalar, most: int) -> str | None:
 class RowRouter:
     """Converts batches of rows into groups of messages by task, without an object for each row.
 
-    bad: counts rows that cannot be sent. With tracing, rows without a context get the current span's context.
+    bad_rows: counts rows that cannot be sent. With tracing, rows without a context get the current span's.
     """
 
     def __init__(self, options: SinkOptions, partition: int, workers: SinkWorkers) -> None:
@@ -166,18 +166,18 @@ class RowRouter:
         workers.check_known((*options.tasks, *own))
         self._options = options
         limit = options.session(workers.max_message_bytes)["max_message_bytes"]
-        self.bad = BadRows(options.bad_rows, partition, limit, workers.known)
-        tracing = active()
-        self._entry = None if tracing is None else tracing.current_entry()
+        self.bad_rows = BadRowFilter(options.bad_rows, partition, limit, workers.find_assigned)
+        tracing = get_tracing()
+        self._trace_headers = None if tracing is None else tracing.current_context()
         self._grouping: SingleGrouping | None = None
         if options.grouping is GroupingName.SHUFFLE:
             self._grouping = shuffle(options.tasks, partition)
         elif options.grouping is GroupingName.LOAD_AWARE_SHUFFLE:
-            self._grouping = _load_aware(workers.reached, options.tasks, options.credentials())
+            self._grouping = _load_aware(workers.last_address, options.tasks, options.credentials())
         elif options.grouping is GroupingName.FIELDS:
             self._grouping = _fields(options.tasks)
 
-    def checked(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def check_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows that can be sent: `task`, `message`, and `encoded` if there are keys or headers.
 
         Raises BadRowsError for rows that cannot be sent, if the option badRows is `fail`. Bad rows for a task
@@ -186,7 +186,7 @@ class RowRouter:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            tasks, rows, bad = self.bad.check(self._tasks(batch), *as_sent(batch))
+            tasks, rows, bad = self.bad_rows.check(self._tasks(batch), *encode_rows(batch))
             yield rows.append_column("task", tasks)
             if bad and isinstance(self._options.bad_rows, int):
                 to = pa.array([self._options.bad_rows] * len(bad), pa.int32())
@@ -196,9 +196,9 @@ class RowRouter:
         """Return checked rows as messages, in order within each task."""
         encoded = rows.column("encoded") if "encoded" in rows.schema.names else None
         groups = groups_from_arrow(rows.column("task"), rows.column("message"), self._options.source, encoded)
-        if self._entry is None:
+        if self._trace_headers is None:
             return groups
-        return [with_entry(group, self._entry, self.bad.max_message_bytes) for group in groups]
+        return [with_context(group, self._trace_headers, self.bad_rows.max_message_bytes) for group in groups]
 
     def _tasks(self, batch: pa.RecordBatch) -> pa.Array:
         if self._grouping is None:

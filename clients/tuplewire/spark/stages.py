@@ -32,7 +32,7 @@ from tuplewire.settings.addresses import Peer
 from tuplewire.settings.config import KIB, SessionSettings
 from tuplewire.spark.options import SinkOptions
 from tuplewire.spark.task_workers import RETRYABLE_ERRORS, RetryDeadline, TaskWorkers
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.codec import plain_frame
@@ -44,7 +44,7 @@ _PIECE_BYTES = 512 * KIB
 _SETTINGS = SessionSettings()
 _ATTEMPT_SECONDS = 5.0
 """The time that a task waits for free space before it logs a warning."""
-NEEDS_A_SLOT = "If a query of this program is to read them, Spark needs a free core for it"
+FREE_CORE_HINT = "If a query of this program is to read them, Spark needs a free core for it"
 """A write's tasks may use all cores: then neither can continue. See docs/how-to/spark.md."""
 _SHOWN_TASKS = 10
 _WAIT_SECONDS = 5.0
@@ -77,35 +77,35 @@ class SinkWorkers(TaskWorkers):
         about = {"topology": self._topology, "sink": self._sink, "epoch": self._epoch}
         return {**about, "receiver_id": peer.worker_id}
 
-    def known(self, tasks: Collection[int]) -> set[int]:
+    def find_assigned(self, tasks: Collection[int]) -> set[int]:
         """Return the given tasks that are in the assignment, which is requested again for unknown tasks.
 
         Raises the reason why the worker is unreachable after the timeout, and WrongTopologyError.
         """
-        self._with_retries(partial(self._look_up, tasks))
-        return self.owners.of.keys() & set(tasks)
+        self._with_retries(partial(self._update_owners, tasks))
+        return self.owners.by_task.keys() & set(tasks)
 
     def check_known(self, tasks: Collection[int]) -> None:
-        """Raise UnknownTaskError unless the assignment has all of these tasks. Also raises as known()."""
-        if missing := sorted(set(tasks) - self.known(tasks)):
-            raise self.owners.unknown(missing)
+        """Raise UnknownTaskError unless all of these tasks are assigned. Also raises as find_assigned()."""
+        if missing := sorted(set(tasks) - self.find_assigned(tasks)):
+            raise self.owners.unknown_error(missing)
 
-    def wait_for_room(self, attempt: Callable[..., object]) -> None:
+    def retry_until_space(self, attempt: Callable[..., object]) -> None:
         """Repeat `attempt` until there is free space, as long as the worker answers.
 
         attempt: gets its time limit as `timeout`, and raises BufferFullError or FlushTimeoutError without
         free space. Raises UnreachableError if the worker does not answer within the timeout.
         """
-        warnings = LogRate()
+        warnings = LogRateLimiter()
         while True:
             try:
                 attempt(timeout=min(self._timeout, _ATTEMPT_SECONDS))
             except (BufferFullError, FlushTimeoutError) as error:
                 # Raises UnreachableError if the worker no longer answers; otherwise its queues are full.
-                self._with_retries(partial(self[self.reached].load, [0]))
-                if warnings.due(self.reached):
-                    reason = f"{error}. {NEEDS_A_SLOT}"
-                    logger.warning("sink.waiting", extra={"worker": self.reached, "reason": reason})
+                self._with_retries(partial(self[self.last_address].load, [0]))
+                if warnings.due(self.last_address):
+                    reason = f"{error}. {FREE_CORE_HINT}"
+                    logger.warning("sink.waiting", extra={"worker": self.last_address, "reason": reason})
             else:
                 return
 
@@ -117,7 +117,7 @@ class SinkWorkers(TaskWorkers):
             logger.info("sink.not_discarded", extra={"address": peer.address, "reason": str(error)})
 
 
-class AttemptStage(SinkWorkers):
+class AttemptStager(SinkWorkers):
     """Stages the messages of an attempt in pieces, at the workers of their tasks; runs in the Spark task.
 
     If a task moves during the attempt, its messages are still staged at the worker of its first piece.
@@ -136,7 +136,7 @@ class AttemptStage(SinkWorkers):
         """The name of the attempt. It is random, as Spark's attempt numbers start again with each driver."""
         self.versions = set() if placement is None else {placement.version}
         """The versions of the assignments from which the workers were taken."""
-        self._worker_of = {} if placement is None else dict(placement.of)
+        self._worker_of = {} if placement is None else dict(placement.by_task)
         about = partial(pb.StagedAttempt, partition=partition, attempt=self._attempt)
         self._pieces = defaultdict[Peer, _Piece](lambda: _Piece(about()))
 
@@ -174,12 +174,12 @@ class AttemptStage(SinkWorkers):
             if piece.staged.pieces:
                 self.discard(peer, self._attempt)
 
-    def known(self, tasks: Collection[int]) -> set[int]:
-        """Do the same as SinkWorkers.known(), and remember the workers of new tasks."""
-        found = super().known(tasks)
+    def find_assigned(self, tasks: Collection[int]) -> set[int]:
+        """Do the same as SinkWorkers.find_assigned(), and remember the workers of new tasks."""
+        found = super().find_assigned(tasks)
         if new := found - self._worker_of.keys():
             self.versions.add(self.owners.version)
-            self._worker_of |= {task: self.owners.of[task] for task in new}
+            self._worker_of |= {task: self.owners.by_task[task] for task in new}
         return found
 
     def _find(self, groups: Iterable[TaskGroup]) -> None:
@@ -190,7 +190,7 @@ class AttemptStage(SinkWorkers):
     def _send(self, peer: Peer) -> None:
         """Send the next piece to a worker; to other workers if it has no piece of this attempt and fails."""
         piece = self._pieces[peer]
-        retry, warnings = RetryDeadline(self._timeout), LogRate()
+        retry, warnings = RetryDeadline(self._timeout), LogRateLimiter()
         backoff = Backoff(_SETTINGS.backoff_initial_seconds, _SETTINGS.backoff_max_seconds, random.random)
         request = pb.StageRequest(
             **self._about(peer),
@@ -220,7 +220,7 @@ class AttemptStage(SinkWorkers):
                 break
             if warnings.due(peer.worker_id):
                 about = {"sink": self._sink, "epoch": self._epoch, "worker": peer.worker_id}
-                reason = f"no room to stage: the tasks' queues are full. {NEEDS_A_SLOT}"
+                reason = f"no room to stage: the tasks' queues are full. {FREE_CORE_HINT}"
                 logger.warning("sink.waiting", extra={**about, "reason": reason, "waits_for": waits_for})
             time.sleep(backoff.next())
         piece.staged.messages += sum(map(len, piece.groups))
@@ -277,9 +277,9 @@ class Publisher(SinkWorkers):
         if unknown and published:
             # A worker that knows this run has had another epoch of it. So no earlier run has this epoch.
             for peer in unknown:
-                self._with_retries(partial(self._begin_at, self[peer.address], peer))
+                self._with_retries(partial(self._register_run_at, self[peer.address], peer))
         elif unknown:
-            earlier = self._begin()
+            earlier = self._register_run()
         for peer in unknown if earlier else ():  # before any worker publishes its part
             self._check(peer, earlier)
         for peer in unknown:
@@ -300,7 +300,7 @@ class Publisher(SinkWorkers):
                 tasks = sorted(task for each in left.values() for task in each.waiting_tasks)[:_SHOWN_TASKS]
                 messages = sum(each.waiting for each in left.values())
                 about = {"sink": self._sink, "epoch": self._epoch, "waiting": messages, "tasks": tasks}
-                reason = f"no room in the tasks' queues; the workers continue when there is. {NEEDS_A_SLOT}"
+                reason = f"no room in the tasks' queues; the workers continue when there is. {FREE_CORE_HINT}"
                 logger.warning("sink.waiting", extra={**about, "reason": reason})
                 return
 
@@ -316,52 +316,53 @@ class Publisher(SinkWorkers):
         request = pb.PublishRequest(**self._about(peer), run=self._run, **self._attempts(peer, earlier))
         return self._with_retries(partial(self[peer.address].publish, request))
 
-    def _begin(self) -> dict[int, TaskContent]:
+    def _register_run(self) -> dict[int, TaskContent]:
         """Register this run at all workers; return the content of tasks that got the epoch by an earlier run.
 
         An earlier driver may have failed while it published, and a task may have moved since. The task's
         worker of that time knows it, or the workers that this worker notified when it shut down. If a worker
         knows an earlier epoch of this run, other workers may be away.
         """
-        asked: dict[Peer, pb.BeginResponse] = {}
+        responses: dict[Peer, pb.BeginResponse] = {}
         retry = RetryDeadline(self._timeout)
         while True:
-            away: TuplewireError | None = None
-            self._with_retries(self._look_up)
-            for peer in dict.fromkeys((*self._chosen, *self.owners.present.values())):
+            last_error: TuplewireError | None = None
+            self._with_retries(self._update_owners)
+            for peer in dict.fromkeys((*self._chosen, *self.owners.by_address.values())):
                 try:
-                    asked[peer] = self._begin_at(self[peer.address], peer)
+                    responses[peer] = self._register_run_at(self[peer.address], peer)
                 except RETRYABLE_ERRORS as error:
-                    away = away if peer in asked else error
-                if asked.keys() >= self._chosen.keys() and any(each.run_continues for each in asked.values()):
+                    last_error = last_error if peer in responses else error
+                chosen_answered = responses.keys() >= self._chosen.keys()
+                if chosen_answered and any(each.run_continues for each in responses.values()):
                     return {}
-            if away is None:
+            if last_error is None:
                 break
-            silence = UnreachableError(
-                f"the first commit of a run must query all workers, and one is unreachable: {away}. Restart "
-                "it, or remove it from the assignment, and start the query again"
+            failure = UnreachableError(
+                f"the first commit of a run must query all workers, and one is unreachable: {last_error}. "
+                "Restart it, or remove it from the assignment, and start the query again"
             )
-            self._wait_or_raise(retry, silence)
-        answers = list(asked.values())
+            self._wait_or_raise(retry, failure)
+        answers = list(responses.values())
         former = {Peer(old.worker_id, old.address) for answer in answers for old in answer.previous_workers}
-        silent = False
+        unreachable = False
         # A worker that is no longer assigned may still be draining, and knows the epochs of its tasks.
-        for peer in former - asked.keys():
+        for peer in former - responses.keys():
             try:
                 with self.client(peer.address, _PREVIOUS_OWNER_SECONDS) as control:
-                    answers.append(self._begin_at(control, peer))
+                    answers.append(self._register_run_at(control, peer))
             except RETRYABLE_ERRORS:
-                silent = True
-        if silent:  # it may have shut down and notified the others only after they were polled
-            for peer in asked:
+                unreachable = True
+        if unreachable:  # it may have shut down and notified the others only after they were polled
+            for peer in responses:
                 with suppress(UnreachableError):
-                    answers.append(self._begin_at(self[peer.address], peer))
+                    answers.append(self._register_run_at(self[peer.address], peer))
         return {
             task: content
             for answer in answers
             for task, content in contents_from_wire(answer.published_tasks, answer.published_contents).items()
         }
 
-    def _begin_at(self, control: ControlClient, peer: Peer) -> pb.BeginResponse:
+    def _register_run_at(self, control: ControlClient, peer: Peer) -> pb.BeginResponse:
         attempts = self._chosen.get(peer, ())
         return control.begin(pb.BeginRequest(**self._about(peer), run=self._run, attempts=attempts))

@@ -19,7 +19,7 @@ from tuplewire.connection.task_owners import TaskOwners
 from tuplewire.errors import DrainingError, NotReadyError, TuplewireError, UnreachableError, WrongWorkerError
 from tuplewire.settings.addresses import Peer, resolve_addresses
 from tuplewire.spark.entry_runs import Runs
-from tuplewire.spark.offsets import Held, PreviousOwner, TaskOffset
+from tuplewire.spark.offsets import PreviousOwner, QueueState, QueueStates, TaskOffset
 from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.values.task_ids import TaskRanges
 from tuplewire.wire import control_pb2 as pb
@@ -29,9 +29,9 @@ _Answer = TypeVar("_Answer")
 RETRYABLE_ERRORS = (UnreachableError, NotReadyError, DrainingError, WrongWorkerError)
 """Errors to retry: the worker may return soon, or its tasks may move."""
 POLL_SECONDS = 0.05
-_LEAST_CALL_SECONDS = 2.0
+_MIN_CALL_SECONDS = 2.0
 """The minimum timeout of a call: a worker needs a moment to answer, regardless of the user's timeout."""
-NOTHING: Mapping[int, Held] = {}
+NOTHING: QueueStates = {}
 
 
 class RetryDeadline:
@@ -68,11 +68,11 @@ class TaskWorkers(ControlClients):
         super().__init__(lambda address: self.client(address, self._call_seconds))
         self._credentials = options.credentials()
         self._address, *others = resolve_addresses(options.address).split(",")
-        self.reached = self._address
+        self.last_address = self._address
         """The address of the worker that answered last."""
         self._topology = options.topology
         self._timeout = options.timeout
-        self._call_seconds = min(max(options.timeout, _LEAST_CALL_SECONDS), self.CALL_SECONDS)
+        self._call_seconds = min(max(options.timeout, _MIN_CALL_SECONDS), self.CALL_SECONDS)
         self.max_message_bytes = 0
         """The payload limit of the worker that sent the assignment."""
         self.owners = TaskOwners(options.topology, self._address, others)
@@ -91,12 +91,12 @@ class TaskWorkers(ControlClients):
                 self._wait_or_raise(retry, error)
 
     def _wait_or_raise(self, retry: RetryDeadline, error: TuplewireError) -> None:
-        self.owners.of = {}  # the tasks may have moved: request a new assignment
+        self.owners.by_task = {}  # the tasks may have moved: request a new assignment
         retry.wait_or_raise(error)
 
-    def _look_up(self, tasks: Collection[int] = ()) -> None:
+    def _update_owners(self, tasks: Collection[int] = ()) -> None:
         """Find the workers of all tasks from a new assignment, unless these tasks are in the last one."""
-        if self.owners.of and self.owners.of.keys() >= set(tasks):
+        if self.owners.by_task and self.owners.by_task.keys() >= set(tasks):
             return
         problems: list[UnreachableError] = []
         for address in self.owners.addresses:
@@ -106,13 +106,13 @@ class TaskWorkers(ControlClients):
                 problems.append(error)
                 continue
             self.max_message_bytes = self[address].max_message_bytes
-            self.reached = address
+            self.last_address = address
             self.owners.replace(assignment, address)
             return
         raise problems[0]
 
 
-class HeldTasks(TaskWorkers):
+class TaskPoller(TaskWorkers):
     """Polls the workers for the messages of the tasks that a query reads."""
 
     CALL_SECONDS = 5.0
@@ -128,7 +128,7 @@ class HeldTasks(TaskWorkers):
         self.owners.others += tuple(others)
         self._tasks = options.tasks if tasks is None else tasks
 
-    def poll_all(self, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0) -> dict[int, Held]:
+    def poll_all(self, seen: QueueStates = NOTHING, wait: float = 0.0) -> dict[int, QueueState]:
         """Return the state of each task; first wait up to `wait` seconds for messages that are not in `seen`.
 
         Raises UnreachableError, NotReadyError or WrongWorkerError after the timeout, WrongTopologyError, or
@@ -136,31 +136,31 @@ class HeldTasks(TaskWorkers):
         """
         tasks, found = self._tasks, self._with_retries(partial(self._poll, self._tasks, seen, wait))
         if not isinstance(tasks, TaskRanges) and (unknown := [task for task in tasks if task not in found]):
-            raise self.owners.unknown(unknown)
+            raise self.owners.unknown_error(unknown)
         return found
 
-    def poll_once(self) -> dict[int, Held]:
+    def poll_once(self) -> dict[int, QueueState]:
         """Do the same as poll_tasks() for the tasks, from the newest assignment and without a retry."""
-        self.owners.of = {}
+        self.owners.by_task = {}
         return self._poll(self._tasks)
 
-    def poll_tasks(self, tasks: Collection[int]) -> dict[int, Held]:
+    def poll_tasks(self, tasks: Collection[int]) -> dict[int, QueueState]:
         """Return the state of the given tasks that are in the assignment. Raises as poll_all()."""
         return self._with_retries(partial(self._poll, tasks))
 
     def _poll(
-        self, wanted: Collection[int] | TaskRanges, seen: Mapping[int, Held] = NOTHING, wait: float = 0.0
-    ) -> dict[int, Held]:
-        self._look_up(() if isinstance(wanted, TaskRanges) else wanted)
+        self, wanted: Collection[int] | TaskRanges, seen: QueueStates = NOTHING, wait: float = 0.0
+    ) -> dict[int, QueueState]:
+        self._update_owners(() if isinstance(wanted, TaskRanges) else wanted)
         if isinstance(wanted, TaskRanges):
-            wanted = [task for task in self.owners.of if task in wanted]
+            wanted = [task for task in self.owners.by_task if task in wanted]
             if not wanted:
                 time.sleep(wait)
         tasks_at = self.owners.by_worker(wanted)
-        polls = {peer: self._poll_of(peer, tasks, seen, wait) for peer, tasks in tasks_at.items()}
+        polls = {peer: self._poll_request(peer, tasks, seen, wait) for peer, tasks in tasks_at.items()}
         if wait and len(polls) > 1:
             self._wait_for_any(polls, wait)
-        found: dict[int, Held] = {}
+        found: dict[int, QueueState] = {}
         for peer, request in polls.items():
             answer = self[peer.address].poll(request)
             # With a newer assignment, or without one of the tasks, the answer may be incomplete.
@@ -169,7 +169,7 @@ class HeldTasks(TaskWorkers):
                     f"the worker at {peer.address} lacks some of the tasks {tasks_at[peer]}: they move"
                 )
             for each in answer.tasks:
-                found[each.task] = Held(
+                found[each.task] = QueueState(
                     *peer,
                     answer.incarnation,
                     each.acknowledged_sequence,
@@ -181,7 +181,7 @@ class HeldTasks(TaskWorkers):
                 )
         return {task: found[task] for task in wanted if task in found}
 
-    def _poll_of(self, peer: Peer, tasks: list[int], seen: Mapping[int, Held], wait: float) -> pb.PollRequest:
+    def _poll_request(self, peer: Peer, tasks: list[int], seen: QueueStates, wait: float) -> pb.PollRequest:
         # Each worker has its own numbering: a sequence seen at another worker means nothing here.
         known = {key: seen[key].tail for key in seen.keys() & tasks if seen[key].worker_id == peer.worker_id}
         polled = (pb.PolledTask(task=task, seen_sequence=known.get(task, 0)) for task in tasks)
@@ -192,7 +192,7 @@ class HeldTasks(TaskWorkers):
     def _wait_for_any(self, polls: Mapping[Peer, pb.PollRequest], wait: float) -> None:
         """Wait until one of several workers has new messages; afterwards, poll all without a wait."""
         news = threading.Event()
-        calls = [self[peer.address].begin_poll(request) for peer, request in polls.items()]
+        calls = [self[peer.address].poll_future(request) for peer, request in polls.items()]
         for call in calls:
             call.add_done_callback(lambda _: news.set())
         news.wait(wait)
@@ -200,7 +200,7 @@ class HeldTasks(TaskWorkers):
             call.cancel()
             request.wait_millis = 0
 
-    def runs(self, last: Mapping[int, int], held: Mapping[int, Held]) -> dict[int, Runs]:
+    def fetch_runs(self, last: Mapping[int, int], held: QueueStates) -> dict[int, Runs]:
         """Return the entry numbers of messages, for tasks that have not moved since the poll of `held`.
 
         last: the last sequence for each task; 0: all. Raises UnreachableError.
@@ -212,7 +212,7 @@ class HeldTasks(TaskWorkers):
             answer = self[peer.address].poll(request)
             for there in answer.tasks:
                 each = held[there.task]
-                if (answer.incarnation, there.begin_sequence) == (each.worker, each.begin):
+                if (answer.incarnation, there.begin_sequence) == (each.worker, each.start):
                     entries = there.entries
                     numbered = zip(entries.messages, entries.workers, entries.entry_sequences, strict=True)
                     found[there.task] = Runs(entries.first, there.begin_sequence, tuple(numbered))
@@ -240,11 +240,11 @@ class HeldTasks(TaskWorkers):
         Wait while it forwards messages or is unreachable, for at most the timeout.
         """
         deadline = time.monotonic() + self._timeout
-        while (former := self._previous_owner(task, worker, address)) is None:
+        while (found := self._previous_owner(task, worker, address)) is None:
             if time.monotonic() > deadline:
-                return PreviousOwner(gone=True)
+                return PreviousOwner(exited_uncleanly=True)
             time.sleep(POLL_SECONDS)
-        return former
+        return found
 
     def _previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner | None:
         """Return the final state; None if it still has to forward messages, or is not known yet."""
@@ -255,7 +255,7 @@ class HeldTasks(TaskWorkers):
             try:
                 answer = self[where].poll(request)
             except UnreachableError:
-                silent = silent or where in self.owners.present
+                silent = silent or where in self.owners.by_address
                 continue
             if answer.incarnation == worker:
                 return None if task in answer.leaving else PreviousOwner()
@@ -264,4 +264,4 @@ class HeldTasks(TaskWorkers):
             replaced = replaced or where == address
         # The worker was lost if another incarnation answers at its address. But while a present worker is
         # unreachable, that one may know about a clean shutdown.
-        return PreviousOwner(gone=True) if replaced and not silent else None
+        return PreviousOwner(exited_uncleanly=True) if replaced and not silent else None

@@ -21,7 +21,7 @@ import tuplewire
 from tuplewire.errors import ConfigError
 from tuplewire.processes.heaps import reuse_buffers, share_heap, share_with_arrow
 
-REQUIRED = {"grpcio": ">=1.74,!=1.83.*,<2", "protobuf": ">=6.31.1,<8"}
+REQUIRED_VERSIONS = {"grpcio": ">=1.74,!=1.83.*,<2", "protobuf": ">=6.31.1,<8"}
 """The libraries that an executor needs, and their versions, as in `pyproject.toml`."""
 _MODULES = {"grpcio": "grpc", "protobuf": "google.protobuf"}
 
@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
     return {"tuplewire": tuplewire.__version__, **libraries}
 
 
-def check(driver: Mapping[str, str], executor: Mapping[str, str]) -> None:
+def check_versions(driver: Mapping[str, str], executor: Mapping[str, str]) -> None:
     """Raise VersionMismatchError unless the executor's versions can be used with the driver's."""
     where = f"{sys.executable} on {socket.gethostname()}"
     here, there = executor["tuplewire"], driver["tuplewire"]
@@ -51,7 +51,7 @@ def check(driver: Mapping[str, str], executor: Mapping[str, str]) -> None:
             f"{where} has tuplewire {here}, and the driver has {there}: bring them "
             "to the same release, in the executors' interpreter or with a new zip (make spark-zip)"
         )
-    for name, required in REQUIRED.items():
+    for name, required in REQUIRED_VERSIONS.items():
         found = executor[name]
         if not _fits(found, required):
             raise VersionMismatchError(
@@ -86,11 +86,11 @@ class VersionChecked:
     def __reduce__(self) -> tuple[Any, ...]:
         kind = type(self)
         _prepare_executor()
-        return _arrived, (versions(), kind.__module__, kind.__qualname__), self.__getstate__()
+        return _unpickle_checked, (versions(), kind.__module__, kind.__qualname__), self.__getstate__()
 
 
-def _arrived(driver: Mapping[str, str], module: str, name: str) -> Any:
-    check(driver, versions())
+def _unpickle_checked(driver: Mapping[str, str], module: str, name: str) -> Any:
+    check_versions(driver, versions())
     kind = getattr(import_module(module), name)
     _prepare_executor()
     return object.__new__(kind)  # pickle then sets its state

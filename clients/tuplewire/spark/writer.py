@@ -43,11 +43,11 @@ from tuplewire.settings.addresses import Peer, resolve_addresses
 from tuplewire.settings.config import MIB
 from tuplewire.spark.data_source_api import DataSourceStreamArrowWriter
 from tuplewire.spark.options import FAIL, DeliveryGuarantee, SinkOptions
-from tuplewire.spark.row_router import PIECE_BYTES, RowRouter, sliced
-from tuplewire.spark.stages import AttemptStage, Publisher, SinkWorkers
+from tuplewire.spark.row_router import PIECE_BYTES, RowRouter, split_batches
+from tuplewire.spark.stages import AttemptStager, Publisher, SinkWorkers
 from tuplewire.spark.version_check import VersionChecked
 from tuplewire.text.events import event_logger
-from tuplewire.tracing import active
+from tuplewire.tracing import get_tracing
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.wire.control_pb2 import StagedAttempt
 
@@ -65,7 +65,7 @@ _BATCH_ID = "streaming.sql.batchId"
 """The property with the number of the micro-batch."""
 _RUN_ID = "spark.jobGroup.id"
 """The property with the run of the query: it differs for each start."""
-_PERMANENT = (
+_NON_RETRYABLE = (
     MessageError,
     PayloadTooLargeError,
     UnknownTaskError,
@@ -100,7 +100,7 @@ class Part(WriterCommitMessage):
     run: str = ""
 
 
-class _Sink(VersionChecked):
+class _WriterBase(VersionChecked):
     """The common base of both writers. default: the guarantee if the user has not chosen one."""
 
     def __init__(self, options: SinkOptions, default: DeliveryGuarantee) -> None:
@@ -109,19 +109,19 @@ class _Sink(VersionChecked):
             options = dataclasses.replace(options, address=resolve_addresses(options.address))
         self._options = options
         self._write_id = uuid.uuid4().hex
-        self._placement: TaskOwners | None = None
+        self._start_owners: TaskOwners | None = None
 
-    def _written(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str = "") -> Part:
+    def _write_part(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str = "") -> Part:
         partition = _context().partitionId()
         try:
-            with _traced(partition):
+            with _partition_span(partition):
                 if self._exactly_once:
-                    return self._staged(batches, sink, epoch, run)
-                return self._sent(batches, sink)
-        except _PERMANENT as error:
+                    return self._stage_part(batches, sink, epoch, run)
+                return self._send_part(batches, sink)
+        except _NON_RETRYABLE as error:
             return Part(sink, failure=error)
 
-    def _sent(self, batches: Iterable[pa.RecordBatch], sink: str) -> Part:
+    def _send_part(self, batches: Iterable[pa.RecordBatch], sink: str) -> Part:
         """Send one partition, and wait until it is acknowledged.
 
         With badRows=fail, send rows only after all of them are checked; otherwise, as they arrive.
@@ -133,7 +133,7 @@ class _Sink(VersionChecked):
             router = RowRouter(options, partition, workers)
             # The incarnation grows with each attempt, so a newer attempt fences an older one that still runs.
             client = Client(
-                workers.reached,
+                workers.last_address,
                 topology=options.topology,
                 client_id=f"spark-{self._write_id}-{partition}",
                 incarnation=context.taskAttemptId() + 1,
@@ -141,32 +141,32 @@ class _Sink(VersionChecked):
                 **options.session(workers.max_message_bytes),
             )
             try:
-                checked = router.checked(batches)
+                checked = router.check_rows(batches)
                 if options.bad_rows == FAIL:
                     checked = buffered_until_checked(checked)
-                groups = (group for rows in sliced(checked) for group in router.groups(rows))
+                groups = (group for rows in split_batches(checked) for group in router.groups(rows))
                 for piece in (piece for group in groups for piece in frame_pieces(group, PIECE_BYTES)):
                     batch = TaskMessageBatch.from_groups([piece])
-                    workers.wait_for_room(partial(client.send, batch))
-                workers.wait_for_room(client.flush)
+                    workers.retry_until_space(partial(client.send, batch))
+                workers.retry_until_space(client.flush)
             except BaseException:
                 client.close(timeout=0)  # drop unsent messages: the next attempt sends all again
                 raise
         client.close()
-        return Part(sink, bad_rows=router.bad.count)
+        return Part(sink, bad_rows=router.bad_rows.count)
 
-    def _staged(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str) -> Part:
+    def _stage_part(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str) -> Part:
         options, partition = self._options, _context().partitionId()
-        with AttemptStage(options, sink, epoch, partition, self._placement) as stage:
+        with AttemptStager(options, sink, epoch, partition, self._start_owners) as stage:
             try:
                 router = RowRouter(options, partition, stage)
-                for rows in sliced(router.checked(batches)):
+                for rows in split_batches(router.check_rows(batches)):
                     stage.add(router.groups(rows))
                 staged = {peer: each.SerializeToString() for peer, each in stage.end().items()}
             except BaseException:
                 stage.abandon()
                 raise
-        return Part(sink, staged, frozenset(stage.versions), router.bad.count, run=run)
+        return Part(sink, staged, frozenset(stage.versions), router.bad_rows.count, run=run)
 
     def _publish(self, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeated: bool) -> None:
         """Publish the chosen attempts, or raise an attempt's error. repeated: a restart publishes again."""
@@ -214,7 +214,7 @@ class _Sink(VersionChecked):
                 workers.discard(peer)
 
 
-class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):
+class TuplewireBatchWriter(_WriterBase, DataSourceArrowWriter):
     """Sends the rows of a DataFrame.
 
     Guarantee: if the write succeeds, the worker has acknowledged the message of every row. By default, a task
@@ -226,7 +226,7 @@ class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):
         super().__init__(options, DeliveryGuarantee.AT_LEAST_ONCE)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
-        return self._written(iterator, f"spark-{self._write_id}", 0)
+        return self._write_part(iterator, f"spark-{self._write_id}", 0)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish the staged rows, in the driver, after all partitions are complete."""
@@ -236,7 +236,7 @@ class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):
         self._discard(0, messages)
 
 
-class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
+class TuplewireStreamWriter(_WriterBase, DataSourceStreamArrowWriter):
     """Publishes the rows of each micro-batch after it is computed; with atLeastOnce, tasks send their rows.
 
     Guarantee: consumers see exactly one attempt of each partition and micro-batch, for any failure and any
@@ -252,8 +252,8 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
         if self._exactly_once:
             # All attempts of the micro-batch stage a task at the same worker, even if the task moves.
             with SinkWorkers(self._options) as workers:
-                workers.known(())
-                self._placement = workers.owners
+                workers.find_assigned(())
+                self._start_owners = workers.owners
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
         context = _context()
@@ -261,7 +261,7 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
         assert query is not None, "a streaming query's tasks know its id"  # noqa: S101
         assert batch is not None, "a streaming query's tasks know the micro-batch"  # noqa: S101
         run = context.getLocalProperty(_RUN_ID) or self._write_id
-        return self._written(iterator, f"spark-{query}", int(batch), run)
+        return self._write_part(iterator, f"spark-{query}", int(batch), run)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._publish(batchId, messages, repeated=True)
@@ -277,15 +277,15 @@ def _context() -> TaskContext:
 
 
 @contextmanager
-def _traced(partition: int) -> Iterator[None]:
+def _partition_span(partition: int) -> Iterator[None]:
     """Make a span `send` for an attempt to write a partition, if it is sampled."""
-    tracing = active()
-    if tracing is None or not tracing.samples():
+    tracing = get_tracing()
+    if tracing is None or not tracing.should_sample():
         yield
         return
     about: Attributes = {"messaging.operation.type": "send", "tuplewire.spark.partition": partition}
     try:
-        with tracing.around(tracing.begin("send", f"partition {partition}", about)):
+        with tracing.use_span(tracing.start_span("send", f"partition {partition}", about)):
             yield
     finally:
         tracing.flush()  # Spark may kill a Python process when its task ends

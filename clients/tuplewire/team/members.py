@@ -28,7 +28,7 @@ Data = bytes | bytearray | memoryview
 _TICK_SECONDS = 0.1
 """The maximum wait for a message before times are checked."""
 _JOIN_SECONDS = 0.5
-_QUIET_SECONDS = 1.0
+_POLL_AFTER_SECONDS = 1.0
 """A member that has waited for this time polls the workers of the members that it waits for."""
 _LOG_SECONDS = 30.0
 _LEAVE_SECONDS = 1.0
@@ -42,54 +42,54 @@ class _OtherMember:
     """The known state of another member. Times are monotonic, in seconds."""
 
     task: int
-    heard: float = 0.0
+    last_message_at: float = 0.0
     """The time of its last message; 0: there is none."""
     call: str = ""
     """The last call that it has sent a value in."""
-    left: float = 0.0
+    left_at: float = 0.0
     """0 until it leaves; then the start of the read before the one that found its LEAVE or ABORT."""
 
-    def facts(self, states: TaskStates) -> str:
+    def describe(self, states: TaskStates) -> str:
         """Describe the member: `(task 102): last message 61 s ago in barrier #11, subscribed`."""
         call = f" in {self.call}" if self.call else ""
-        ago = f"last message {time.monotonic() - self.heard:.0f} s ago{call}"
-        return f"(task {self.task}): {ago if self.heard else 'no message yet'}, {states[self.task]}"
+        ago = f"last message {time.monotonic() - self.last_message_at:.0f} s ago{call}"
+        return f"(task {self.task}): {ago if self.last_message_at else 'no message yet'}, {states[self.task]}"
 
 
-class Members:
-    """The members of a team, as one of them sees the others."""
+class TeamConnection:
+    """A member's connection to its team: what it knows about the others, and the exchange with them."""
 
     def __init__(
         self, tasks: Sequence[int], rank: int, address: str | None, timeout: float, client: Mapping[str, Any]
     ) -> None:
         """Connect, and return once all members have joined. client: arguments of Client."""
-        self.stale = 0
+        self.stale_messages = 0
         """The number of dropped messages of other teams."""
         own_id = secrets.token_bytes(8)
-        self.forming = Forming(rank, len(tasks), own_id)
+        self.formation = Forming(rank, len(tasks), own_id)
         self._rank = rank
-        self._matching = Matching()
+        self._matcher = Matching()
         self._others = {other: _OtherMember(task) for other, task in enumerate(tasks) if other != rank}
         self._states = TaskStates()
-        self._read = time.monotonic()
+        self._read_at = time.monotonic()
         """The start of the last read from the queue."""
         self._abort: errors.TeamError | None = None
         self._closing = False
-        self._processed = client.get("ack_mode") == "processed"
+        self._ack_processed = client.get("ack_mode") == "processed"
         # The id of a task's consumer shows whether the member that formed the team still has the task.
         about = {**client, "client_id": _client_id(tasks[rank], own_id), "source": tasks[rank]}
         self._client = Client(address, overflow="block", **about)
         self._subscription = self._client.recv(tasks[rank], timeout=_TICK_SECONDS)
         self._receiver = self._subscription._receiver
         try:
-            self._lost = self._possibly_lost()
+            self._lost_before = self._possibly_lost()
             self.begin(0, "Team()", timeout)
             next_join = 0.0
-            while not self.forming.started:
+            while not self.formation.started:
                 if rank and time.monotonic() >= next_join:
-                    self._send(0, self.forming.join())
+                    self._send(0, self.formation.join())
                     next_join = time.monotonic() + _JOIN_SECONDS
-                self._wait(self.forming.missing())
+                self._wait(self.formation.missing_ranks())
         except BaseException:
             self._client.close(0)
             raise
@@ -103,8 +103,8 @@ class Members:
     def begin(self, number: int, call: str, timeout: float) -> None:
         """Begin a call, which may exchange values several times."""
         self._number, self._call, self._timeout = number, call, timeout
-        self._began = self._logged = time.monotonic()
-        self._next_poll, self._expired = self._began + _QUIET_SECONDS, False
+        self._call_started = self._last_logged = time.monotonic()
+        self._next_poll, self._was_expired = self._call_started + _POLL_AFTER_SECONDS, False
 
     def exchange(self, values: Mapping[int, Data], sources: Collection[int], kind: Kind) -> dict[int, Data]:
         """Send values to ranks, and return the next values of the sources, in their order.
@@ -112,29 +112,30 @@ class Members:
         Both may include this rank. Raises TeamError.
         """
         if kind == Kind.VALUE:
-            self._matching.begin(self._number, self._call)
+            self._matcher.begin(self._number, self._call)
         got = {rank: value for rank, value in values.items() if rank == self._rank}
         unsent = {rank: self._pieces(value, kind) for rank, value in values.items() if rank not in got}
         while True:
             for rank in {*sources} - got.keys():
-                if (value := self._matching.take(rank, kind)) is not None:
+                if (value := self._matcher.take(rank, kind)) is not None:
                     got[rank] = value
             self._send_pieces(unsent, kind)
             waits = sorted({rank for rank, rest in unsent.items() if rest}.union({*sources} - got.keys()))
             if not waits:
                 return {rank: got[rank] for rank in sources}
-            if left := [rank for rank in waits if self._others[rank].left]:
-                raise errors.TeamMismatchError(f"{self._call}: a rank has left the team: {self._facts(left)}")
+            if left := [rank for rank in waits if self._others[rank].left_at]:
+                text = f"{self._call}: a rank has left the team: {self._describe(left)}"
+                raise errors.TeamMismatchError(text)
             self._wait(waits)
 
     def _pieces(self, value: Data, kind: Kind) -> deque[Message]:
-        about = self.forming.team, self._number, self._rank, kind, 0, len(value), self._call
+        about = self.formation.team, self._number, self._rank, kind, 0, len(value), self._call
         starts = range(0, max(1, len(value)), PIECE_BYTES)
         return deque(Message(*about, memoryview(value)[each : each + PIECE_BYTES]) for each in starts)
 
     def _send_pieces(self, unsent: Mapping[int, deque[Message]], kind: Kind) -> None:
         """Send the pieces that the windows and the buffer accept, and confirm taken ones."""
-        streams, sent = self._matching.streams, True
+        streams, sent = self._matcher.streams, True
         while sent:
             # Small pieces for several ranks take one frame, which costs the workers less than one for each.
             together, size = dict[int, bytes](), 0
@@ -151,16 +152,16 @@ class Members:
                 unsent[rank].popleft()
                 streams[rank, kind].sent += 1
         for (rank, of), stream in streams.items():
-            note = Message(self.forming.team, 0, self._rank, Kind.CONFIRM, of, stream.taken)
+            note = Message(self.formation.team, 0, self._rank, Kind.CONFIRM, of, stream.taken)
             enough = stream.taken >= stream.reported + WINDOW // 2
-            if enough and (self._others[rank].left or self._send(rank, note)):
+            if enough and (self._others[rank].left_at or self._send(rank, note)):
                 stream.reported = stream.taken
 
     # --- receiving -------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         """Process the messages that arrive within a short time."""
-        earlier, self._read = self._read, time.monotonic()
+        previous_read, self._read_at = self._read_at, time.monotonic()
         try:
             batch = next(self._subscription)
         except (errors.WaitTimeoutError, errors.UnreachableError):
@@ -170,22 +171,22 @@ class Members:
             raise errors.TeamChangedError(text) from error
         for group in batch.groups:
             for payload in group.payloads():
-                self._add(unpack(payload), earlier)
+                self._add(unpack(payload), previous_read)
         self._subscription.acknowledge()
 
-    def _add(self, message: Message | None, earlier: float) -> None:
-        """Process a message, which has arrived after the time `earlier`."""
-        if message is None or message.rank not in self._others or self.forming.is_stale(message):
-            self.stale += 1
+    def _add(self, message: Message | None, previous_read: float) -> None:
+        """Process a message, which has arrived after the time `previous_read`."""
+        if message is None or message.rank not in self._others or self.formation.is_stale(message):
+            self.stale_messages += 1
             return
         rank, kind, other = message.rank, message.kind, self._others[message.rank]
-        for to, answer in self.forming.add(message):
+        for to, answer in self.formation.add(message):
             self._send(to, answer)  # if the buffer is full, the next JOIN replaces the answer
         if kind == Kind.CONFIRM:
-            stream = self._matching.streams[rank, message.position]
+            stream = self._matcher.streams[rank, message.position]
             stream.confirmed = max(stream.confirmed, message.size)
         elif kind in {Kind.LEAVE, Kind.ABORT}:
-            other.left = earlier
+            other.left_at = previous_read
             if kind == Kind.ABORT and self._abort is None:
                 text = bytes(message.body).decode(errors="replace")
                 changed = text.startswith(f"{errors.TeamChangedError.__name__}:")
@@ -193,8 +194,8 @@ class Members:
                 self._abort = error(f"rank {rank} has left the team: {text}")
         elif kind > Kind.START and not self._closing:
             other.call = message.call
-            self._matching.add(message)
-        other.heard = time.monotonic()
+            self._matcher.add(message)
+        other.last_message_at = time.monotonic()
 
     # --- waiting ---------------------------------------------------------------------------------
 
@@ -202,16 +203,16 @@ class Members:
         """Process messages. Raise an error if a rank is lost or has aborted, or the timeout has passed."""
         now = time.monotonic()
         # After the timeout, messages that have arrived before it are read first.
-        expired, self._expired = self._expired, now - self._began >= self._timeout
+        expired, self._was_expired = self._was_expired, now - self._call_started >= self._timeout
         if expired or now >= self._next_poll:
             self._poll(ranks)
         if expired:
             text = f"waited {self._timeout:g} s for {len(ranks)} of {len(self._others)} other ranks"
             own = "" if self._receiver.connected else f"; this rank's subscription: {self._receiver.state}"
-            raise errors.TeamTimeoutError(f"{self._call}: {text}: {self._facts(ranks)}{own}")
-        if now - self._logged >= _LOG_SECONDS:
-            self._logged = now
-            logger.warning("team.waiting", extra={"call": self._call, "ranks": self._facts(ranks)})
+            raise errors.TeamTimeoutError(f"{self._call}: {text}: {self._describe(ranks)}{own}")
+        if now - self._last_logged >= _LOG_SECONDS:
+            self._last_logged = now
+            logger.warning("team.waiting", extra={"call": self._call, "ranks": self._describe(ranks)})
         self._receive()
         if self._abort is not None:
             raise self._abort
@@ -220,49 +221,49 @@ class Members:
         """Poll the consumers of these ranks. Raise an error if a rank, or a message, is lost."""
         self._next_poll = time.monotonic() + POLL_SECONDS
         tasks = [self._others[rank].task for rank in ranks]
-        messaging_loop().run(self._states.poll(self._receiver, tasks, ids=True))
-        for rank, task in zip(ranks, tasks, strict=True) if self.forming.started else ():
+        messaging_loop().run(self._states.poll(self._receiver, tasks, consumer_ids=True))
+        for rank, task in zip(ranks, tasks, strict=True) if self.formation.started else ():
             state = self._states[task]
-            if state.consumer and state.consumer not in (True, _client_id(task, self.forming.ids[rank])):
+            if state.consumer and state.consumer not in (True, _client_id(task, self.formation.ids[rank])):
                 raise errors.TeamChangedError(f"{self._call}: {state.consumer} has taken rank {rank} over")
-            if time.monotonic() - max(state.gone_since, self._began) >= GONE_SECONDS:
-                raise errors.RankLostError(f"{self._call}: a process has exited: {self._facts([rank])}")
+            if time.monotonic() - max(state.no_consumer_since, self._call_started) >= GONE_SECONDS:
+                raise errors.RankLostError(f"{self._call}: a process has exited: {self._describe([rank])}")
         lost = self._possibly_lost()
-        if self._lost < lost < math.inf or self._client.possibly_lost:
+        if self._lost_before < lost < math.inf or self._client.possibly_lost:
             text = f"a worker has failed, and messages of rank {self._rank} may be lost"
             raise errors.RankLostError(f'{self._call}: {text}; ack_mode="processed" prevents this')
-        self._lost = min(self._lost, lost)
+        self._lost_before = min(self._lost_before, lost)
 
     def _possibly_lost(self) -> float:
         """Return the number of messages that this rank's worker has possibly lost; math.inf: not known."""
-        if self._receiver.others is None or self._processed:
+        if self._receiver.connections is None or self._ack_processed:
             return math.inf
-        status = self._receiver.others.status(self._receiver.address, self._receiver.tasks)
+        status = self._receiver.connections.status(self._receiver.address, self._receiver.tasks)
         try:
             return sum(messaging_loop().run(status).possibly_lost.values())
         except errors.TuplewireError:
             return math.inf
 
-    def _facts(self, ranks: Sequence[int]) -> str:
+    def _describe(self, ranks: Sequence[int]) -> str:
         """Describe the first ten of these ranks."""
-        return ". ".join(f"rank {r} {self._others[r].facts(self._states)}" for r in ranks[:10])
+        return ". ".join(f"rank {r} {self._others[r].describe(self._states)}" for r in ranks[:10])
 
     # --- the end ---------------------------------------------------------------------------------
 
     def close(self, error: BaseException | None) -> None:
         """Send the end to the other members, with at most 2,000 characters; close the connections."""
         text = "" if error is None else f"{type(error).__name__}: {error}"[:2000]
-        note = self.forming.note(Kind.ABORT if text else Kind.LEAVE, text.encode(errors="replace"))
+        note = self.formation.notice(Kind.ABORT if text else Kind.LEAVE, text.encode(errors="replace"))
         now, self._closing = time.monotonic(), True
         recent = now - _LEAVE_SECONDS / 2  # a member that has left after this time still reads
         try:
-            if self._read < recent:
+            if self._read_at < recent:
                 self._receive()  # members that have left in the meantime would not read the note
-            unsent = {rank for rank, each in self._others.items() if not 0 < each.left < recent}
+            unsent = {rank for rank, each in self._others.items() if not 0 < each.left_at < recent}
             # The last messages of the others would stay in the queue of this task, and delay a drain.
             while time.monotonic() < now + _LEAVE_SECONDS:
                 unsent = {rank for rank in unsent if not self._send(rank, note)}
-                if not unsent and all(each.left for each in self._others.values()):
+                if not unsent and all(each.left_at for each in self._others.values()):
                     break
                 self._receive()
         except errors.TuplewireError as problem:

@@ -63,7 +63,7 @@ def unpack(payload: bytes) -> Message | None:
 # --- forming -------------------------------------------------------------------------------------
 
 
-def team_of(members: bytes) -> int:
+def team_id(members: bytes) -> int:
     """Return the id of the team of members with these ids; it differs after each restart of a member."""
     return int.from_bytes(blake2b(members, digest_size=8).digest())
 
@@ -81,12 +81,12 @@ class Forming:
         """True once all members are ready, or one of them has sent a message of a call."""
         self.ids: list[bytes] = [own_id] if self.started else []
         """The ids in the last PREPARE, by rank; empty before it."""
-        self.team = team_of(own_id)
+        self.team = team_id(own_id)
         """The id of the team; before PREPARE, an id that no other member knows."""
         self._rank, self._size, self._own_id = rank, size, own_id
         self._known, self._ready = {rank: own_id}, {0}
 
-    def missing(self) -> list[int]:
+    def missing_ranks(self) -> list[int]:
         """Return the ranks that this member waits for."""
         seen = self._ready if self.ids else self._known
         return [0] if self._rank else [rank for rank in range(self._size) if rank not in seen]
@@ -97,7 +97,7 @@ class Forming:
 
     def join(self) -> Message:
         """Return the message that other ranks send to rank 0, every 0.5 s until the team has started."""
-        return self.note(Kind.JOIN, self._own_id)
+        return self.notice(Kind.JOIN, self._own_id)
 
     def add(self, message: Message) -> list[tuple[int, Message]]:
         """Process a message of a member; return answers, with the ranks to send them to."""
@@ -107,7 +107,7 @@ class Forming:
         if kind == Kind.PREPARE and not self.started:
             ids = [body[at : at + 8] for at in range(0, len(body), 8)]
             if len(ids) == self._size and ids[self._rank] == self._own_id:
-                self.ids, self.team = ids, team_of(body)
+                self.ids, self.team = ids, team_id(body)
                 return [(0, self.join())]
         elif kind >= Kind.START and message.team == self.team:
             self.started = True
@@ -120,15 +120,15 @@ class Forming:
             self._known[rank], self._ready = member_id, {0}
             if len(self._known) == self._size:
                 self.ids = [self._known[each] for each in range(self._size)]
-                self.team = team_of(b"".join(self.ids))
+                self.team = team_id(b"".join(self.ids))
         elif team == self.team:
             self._ready.add(rank)
             self.started = len(self._ready) == self._size
-            return [(other, self.note(Kind.START)) for other in range(1, self._size) if self.started]
+            return [(other, self.notice(Kind.START)) for other in range(1, self._size) if self.started]
         unready = {rank}.union(self._known.keys() - self._ready) if self.ids else ()
-        return [(other, self.note(Kind.PREPARE, b"".join(self.ids))) for other in sorted(unready)]
+        return [(other, self.notice(Kind.PREPARE, b"".join(self.ids))) for other in sorted(unready)]
 
-    def note(self, kind: Kind, body: bytes = b"") -> Message:
+    def notice(self, kind: Kind, body: bytes = b"") -> Message:
         """Return a message outside of calls."""
         return Message(self.team, 0, self._rank, kind, body=body)
 

@@ -17,8 +17,8 @@ from typing import Any, Literal, Self, TypeAlias
 from tuplewire import errors
 from tuplewire.packing.packing import FAULTS, pack_values, read_value
 from tuplewire.settings.config import checked_timeout
-from tuplewire.subscription import Live
-from tuplewire.team.members import Data, Members
+from tuplewire.subscription import NotPicklable
+from tuplewire.team.members import Data, TeamConnection
 from tuplewire.team.protocol import Kind
 from tuplewire.values.task_ids import check_tasks
 
@@ -31,7 +31,7 @@ _Array = np.ndarray[Any, Any]
 _ArrayLike: TypeAlias = "np.typing.ArrayLike"
 _Op: TypeAlias = Literal["sum", "min", "max", "mean"]
 
-FLAT_BYTES = 1024 * 1024
+MAX_DIRECT_BYTES = 1024 * 1024
 """A rank sends its whole array to all others if this takes at most this number of bytes."""
 
 Steps = Generator[Mapping[int, Data], dict[int, Data], Any]
@@ -39,7 +39,7 @@ Steps = Generator[Mapping[int, Data], dict[int, Data], Any]
 _REDUCERS: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "mean": np.add}
 
 
-class Team(Live):
+class Team(NotPicklable):
     """The processes that have some tasks as mailboxes, each with a rank. Use it in a `with` block.
 
     All ranks make the same calls in the same order; send() and recv() concern two ranks only. Each call has a
@@ -88,18 +88,18 @@ class Team(Live):
         self._timeout = math.inf if seconds is None else seconds
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._broken: errors.TeamError | None = None
+        self._failure: errors.TeamError | None = None
         self._closed = False
         self._numbers = Counter[object]()
         """The numbers of the last calls: of send(), of recv(), and of all other calls together."""
-        self._members = Members(named, rank, address, self._timeout, client)
+        self._members = TeamConnection(named, rank, address, self._timeout, client)
         self.rank = rank
         """The position of this process in the team."""
         self.size = len(named)
         """The number of ranks."""
         self.tasks = tuple(named)
         """The tasks of the ranks."""
-        self.generation = self._members.forming.team
+        self.generation = self._members.formation.team
         """The id of this team formation; it differs after each restart of a member."""
         self._all = range(self.size)
 
@@ -134,10 +134,10 @@ class Team(Live):
     @property
     def stale_messages(self) -> int:
         """The number of dropped messages of other teams, such as an older attempt of the stage."""
-        return self._members.stale
+        return self._members.stale_messages
 
     def __repr__(self) -> str:
-        state = self._broken or "open"
+        state = self._failure or "open"
         return f"<Team rank={self.rank} size={self.size} generation={self.generation:x} {state}>"
 
     # --- calls -----------------------------------------------------------------------------------
@@ -180,44 +180,44 @@ class Team(Live):
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Return once every rank has called it. For errors see all_reduce()."""
-        self._run("barrier", _once(dict.fromkeys(self._all)), self._all, timeout)
+        self._run("barrier", _one_exchange(dict.fromkeys(self._all)), self._all, timeout)
 
     def all_gather(self, value: Any, *, timeout: float | None = None) -> list[Any]:
         """Return the values of all ranks, by rank. For errors see all_reduce()."""
-        steps = _once(dict.fromkeys(self._all, value))
+        steps = _one_exchange(dict.fromkeys(self._all, value))
         return [*self._run("all_gather", steps, self._all, timeout).values()]
 
     def all_to_all(self, values: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
         """Send each rank its element; return all ranks' elements for this one. See all_reduce()."""
-        steps = _once(self._one_for_each(values))
+        steps = _one_exchange(self._one_for_each(values))
         return [*self._run("all_to_all", steps, self._all, timeout).values()]
 
     def gather(self, value: Any, root: int = 0, *, timeout: float | None = None) -> list[Any] | None:
         """Return the values of all ranks, by rank, at the root, and None elsewhere. See all_reduce()."""
-        sources = self._all if self.rank == self._checked(root) else ()
-        got = self._run("gather", _once({root: value}), sources, timeout, f" (root {root})")
+        sources = self._all if self.rank == self._check_rank(root) else ()
+        got = self._run("gather", _one_exchange({root: value}), sources, timeout, f" (root {root})")
         return [*got.values()] if sources else None
 
     def broadcast(self, value: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
         """Return the root's value; the other ranks' are ignored. For errors see all_reduce()."""
-        each = dict.fromkeys(self._all, value) if self.rank == self._checked(root) else {}
-        return self._run("broadcast", _once(each), [root], timeout, f" (root {root})")[root]
+        each = dict.fromkeys(self._all, value) if self.rank == self._check_rank(root) else {}
+        return self._run("broadcast", _one_exchange(each), [root], timeout, f" (root {root})")[root]
 
     def scatter(
         self, values: Sequence[Any] | None = None, root: int = 0, *, timeout: float | None = None
     ) -> Any:
         """Return this rank's element of the root's list. For errors see all_reduce()."""
-        each = self._one_for_each(values) if self.rank == self._checked(root) else {}
-        return self._run("scatter", _once(each), [root], timeout, f" (root {root})")[root]
+        each = self._one_for_each(values) if self.rank == self._check_rank(root) else {}
+        return self._run("scatter", _one_exchange(each), [root], timeout, f" (root {root})")[root]
 
     def send(self, rank: int, value: Any, *, timeout: float | None = None) -> None:
         """Send to one rank. Waits while that rank has many unreceived values. For errors see all_reduce()."""
-        self._run("send", _once({self._checked(rank, other=True): value}), (), timeout)
+        self._run("send", _one_exchange({self._check_rank(rank, other=True): value}), (), timeout)
 
     def recv(self, rank: int, *, timeout: float | None = None) -> Any:
         """Return the next value that the given rank sent, in order. For errors see all_reduce()."""
-        sources = [self._checked(rank, other=True)]
-        return self._run("recv", _once({}), sources, timeout)[rank]
+        sources = [self._check_rank(rank, other=True)]
+        return self._run("recv", _one_exchange({}), sources, timeout)[rank]
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave the team; with an error, fail the other ranks' calls with it. A second call does nothing.
@@ -230,10 +230,10 @@ class Team(Live):
         """
         if self._closed or self._pid != os.getpid():
             return
-        with self._alone():
+        with self._exclusive_call():
             self._closed = True
-            self._members.close(error or self._broken)
-            self._broken = self._broken or errors.TeamError("the team is closed")
+            self._members.close(error or self._failure)
+            self._failure = self._failure or errors.TeamError("the team is closed")
 
     def __enter__(self) -> Self:
         return self
@@ -251,9 +251,9 @@ class Team(Live):
         if self._pid != os.getpid():
             raise errors.ClosedError("the team belongs to the parent process; create one in this process")
         outgoing = next(steps)
-        with self._alone():
-            if self._broken is not None:
-                raise self._broken
+        with self._exclusive_call():
+            if self._failure is not None:
+                raise self._failure
             kind, counted = (Kind.SENT, name) if name in {"send", "recv"} else (Kind.VALUE, "calls")
             self._numbers[counted] += 1
             call = f"{name} #{self._numbers[counted]}{facts}"
@@ -267,11 +267,11 @@ class Team(Live):
                 return end.value
             except BaseException as error:
                 text = f"a call was interrupted, by {type(error).__name__}: {error}"
-                self._broken = error if isinstance(error, errors.TeamError) else errors.TeamError(text)
+                self._failure = error if isinstance(error, errors.TeamError) else errors.TeamError(text)
                 raise
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive_call(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
             raise errors.TeamError("another thread is in a call of this team: only one may run")
         try:
@@ -279,7 +279,7 @@ class Team(Live):
         finally:
             self._lock.release()
 
-    def _checked(self, rank: int, *, other: bool = False) -> int:
+    def _check_rank(self, rank: int, *, other: bool = False) -> int:
         if not 0 <= rank < self.size or (other and rank == self.rank):
             raise errors.MessageError(f"rank {rank} is this process, or not one of {self.size} ranks")
         return rank
@@ -311,7 +311,7 @@ def unpacked(data: bytes) -> Any:
         raise errors.MalformedError(f"a value of a team is malformed: {error}") from error
 
 
-def _once(values: Mapping[int, Any]) -> Steps:
+def _one_exchange(values: Mapping[int, Any]) -> Steps:
     """Return the step of a call with one step; the result is the values of the sources."""
     got = yield packed_each(values)
     return {rank: unpacked(bytes(got.pop(rank))) for rank in [*got]}  # one copy at a time
@@ -320,7 +320,7 @@ def _once(values: Mapping[int, Any]) -> Steps:
 def reduction(flat: _Array, size: int, reducer: np.ufunc) -> Steps:
     """Return the steps of a reduction: of whole arrays, or of a part of the array at each rank."""
     flat = np.ascontiguousarray(flat, flat.dtype.newbyteorder("<"))
-    if (size - 1) * flat.nbytes <= FLAT_BYTES:
+    if (size - 1) * flat.nbytes <= MAX_DIRECT_BYTES:
         return _reduced((yield dict.fromkeys(range(size), flat.view(np.uint8).data)), flat.dtype, reducer)
     parts = {rank: part.view(np.uint8).data for rank, part in enumerate(np.array_split(flat, size))}
     total = _reduced((yield parts), flat.dtype, reducer)

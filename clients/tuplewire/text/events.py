@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from tuplewire.text.formatting import escape_value
 
-_MOST_KINDS = 1000
-_MOST_LINES = 100
+_MAX_KINDS = 1000
+_MAX_LINES = 100
 
 
 class EventLogger(logging.LoggerAdapter[logging.Logger]):
@@ -37,7 +37,7 @@ def event_logger(name: str) -> EventLogger:
     return EventLogger(logging.getLogger(name))
 
 
-class LogRate:
+class LogRateLimiter:
     """Permits one line per minute for each kind of event, and counts suppressed events. Not thread-safe.
 
     All kinds together have at most 100 lines per minute, so a peer cannot fill the log with new kinds, such
@@ -49,23 +49,23 @@ class LogRate:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kinds: dict[Hashable, tuple[float, int]] = {}
+        self._last_lines: dict[Hashable, tuple[float, int]] = {}
         """The time of the last line of each kind, and the number of events since then."""
-        self._minute = -math.inf
+        self._interval_start = -math.inf
         self._lines = 0
 
     def due(self, kind: Hashable, count: int = 1) -> int:
         """Return the number of events since the last line of this kind; 0 if no line may be written now."""
         now = self._clock()
-        logged, since = self._kinds.pop(kind, (-math.inf, 0))
-        due = now - logged >= self.quiet_seconds and self._has_room(now)
-        if len(self._kinds) >= _MOST_KINDS:  # peers choose the kinds, so the memory for them is bounded
-            del self._kinds[next(iter(self._kinds))]
-        self._kinds[kind] = (now, 0) if due else (logged, since + count)
+        logged, since = self._last_lines.pop(kind, (-math.inf, 0))
+        due = now - logged >= self.quiet_seconds and self._below_line_limit(now)
+        if len(self._last_lines) >= _MAX_KINDS:  # peers choose the kinds, so the memory for them is bounded
+            del self._last_lines[next(iter(self._last_lines))]
+        self._last_lines[kind] = (now, 0) if due else (logged, since + count)
         return since + count if due else 0
 
-    def _has_room(self, now: float) -> bool:
-        if now - self._minute >= self.quiet_seconds:
-            self._minute, self._lines = now, 0
+    def _below_line_limit(self, now: float) -> bool:
+        if now - self._interval_start >= self.quiet_seconds:
+            self._interval_start, self._lines = now, 0
         self._lines += 1
-        return self._lines <= _MOST_LINES
+        return self._lines <= _MAX_LINES

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-_MOST_IN_FIELD = 2000
-_MOST_IN_CELL = 80
+_MAX_IN_FIELD = 2000
+_MAX_IN_CELL = 80
 """The maximum number of characters in a cell."""
 
 
@@ -30,8 +30,8 @@ def escape_unprintable(text: str, keep: str = "") -> str:
 def escape_value(value: Any) -> str:
     """Return a value for a `key=value` field: on one line, quoted if necessary, long values shortened."""
     text = str(value)
-    if len(text) > _MOST_IN_FIELD:
-        half = _MOST_IN_FIELD // 2
+    if len(text) > _MAX_IN_FIELD:
+        half = _MAX_IN_FIELD // 2
         text = f"{text[:half]} ... {text[-half:]}"
     if not text or not text.isprintable() or any(each in ' "=\\' for each in text):
         return escape_unprintable(json.dumps(text, ensure_ascii=False))
@@ -48,6 +48,6 @@ def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object
 
 def _cell(value: object) -> str:
     if isinstance(value, bytes):
-        value = value[: 4 * _MOST_IN_CELL].decode(errors="backslashreplace")
+        value = value[: 4 * _MAX_IN_CELL].decode(errors="backslashreplace")
     text = str(value)
-    return escape(escape_unprintable(text if len(text) <= _MOST_IN_CELL else f"{text[:_MOST_IN_CELL]}..."))
+    return escape(escape_unprintable(text if len(text) <= _MAX_IN_CELL else f"{text[:_MAX_IN_CELL]}..."))

@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 _lock = threading.RLock()
 _tracing: Tracing | None = None
-_decided = False
+_is_configured = False
 
 
-def _forked() -> None:
+def _after_fork_in_child() -> None:
     """Replace the lock, because another thread may have held it during the fork."""
     global _lock
     _lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def active() -> Tracing | None:
+def get_tracing() -> Tracing | None:
     """Return the Tracing object, or None. The first call reads the environment and may raise ConfigError."""
-    if not _decided:
+    if not _is_configured:
         with _lock:
-            if not _decided:  # another thread may have read the environment first
+            if not _is_configured:  # another thread may have read the environment first
                 settings = TracingSettings.from_environment()
                 if settings.tracing:
                     enable(sample=settings.trace_sample)
@@ -45,9 +45,9 @@ def active() -> Tracing | None:
     return _tracing
 
 
-def observer() -> ProgramObserver | None:
+def new_observer() -> ProgramObserver | None:
     """Return the observer for this process's clients; None if tracing is off."""
-    if (tracing := active()) is None:
+    if (tracing := get_tracing()) is None:
         return None
     from tuplewire.tracing.program_observer import ProgramObserver
 
@@ -80,13 +80,13 @@ def enable(
         ) from error
     named = instance or f"{socket.gethostname()}:{os.getpid()}"
     with _lock:
-        _decide(Tracing(make_provider(service, named, flush_at_exit=flush_at_exit), ratio))
+        _set_tracing(Tracing(make_provider(service, named, flush_at_exit=flush_at_exit), ratio))
 
 
 def disable() -> None:
     """Do not trace clients, subscriptions, topologies and workers that are created from now on."""
     with _lock:
-        _decide(None)
+        _set_tracing(None)
 
 
 def flush() -> None:
@@ -95,6 +95,6 @@ def flush() -> None:
         _tracing.flush()
 
 
-def _decide(tracing: Tracing | None) -> None:
-    global _tracing, _decided
-    _tracing, _decided = tracing, True
+def _set_tracing(tracing: Tracing | None) -> None:
+    global _tracing, _is_configured
+    _tracing, _is_configured = tracing, True

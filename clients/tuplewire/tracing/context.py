@@ -25,27 +25,27 @@ TraceParent: TypeAlias = bytes
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 MARK = TRACEPARENT.encode()
 """The bytes in a group's `header_data` if one of its messages may have a context."""
-MOST_CONTEXTS = 64
+MAX_CONTEXTS = 64
 """The maximum number of contexts of a group or batch with spans: it bounds the work that senders cause."""
 # A MessageHeader as every protobuf library encodes it: the name, then a value of 55 bytes.
 _SAMPLED = re.compile(rb"\x0a\x0btraceparent\x12\x37(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf])")
 
 
-def sampled(header_data: bytes) -> dict[TraceParent, int]:
+def sampled_contexts(header_data: bytes) -> dict[TraceParent, int]:
     """Return the first 64 sampled contexts in encoded headers, with the number of messages of each."""
     if MARK not in header_data:  # the usual case, without a search by a regular expression
         return {}
-    return dict(islice(Counter(_SAMPLED.findall(header_data)).items(), MOST_CONTEXTS))
+    return dict(islice(Counter(_SAMPLED.findall(header_data)).items(), MAX_CONTEXTS))
 
 
 def count_contexts(groups: Iterable[TaskGroup], into: Counter[TraceParent]) -> None:
     """Count the messages with each sampled context; stop after the group with the 64th context."""
     for group in groups:
-        if group.header_data and len(into) < MOST_CONTEXTS:
-            into.update(sampled(group.header_data))
+        if group.header_data and len(into) < MAX_CONTEXTS:
+            into.update(sampled_contexts(group.header_data))
 
 
-def ids_of(traceparent: TraceParent) -> tuple[str, str]:
+def parse_ids(traceparent: TraceParent) -> tuple[str, str]:
     """Return the trace ID and the span ID, in hexadecimal digits."""
     _, trace_id, span_id, _ = traceparent.decode().split("-")
     return trace_id, span_id
@@ -73,7 +73,7 @@ def traceparent_of(span: Span) -> TraceParent | None:
     return f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}".encode()
 
 
-def entry_of(span: Span) -> bytes | None:
+def encode_span(span: Span) -> bytes | None:
     """Return a span's context as encoded headers; None if it is not sampled."""
     traceparent = traceparent_of(span)
     if traceparent is None:
@@ -81,7 +81,7 @@ def entry_of(span: Span) -> bytes | None:
     return entry_for(traceparent.decode(), span.get_span_context().trace_state.to_header())
 
 
-def with_entry(group: TaskGroup, entry: bytes, max_message_bytes: int) -> TaskGroup:
+def with_context(group: TaskGroup, entry: bytes, max_message_bytes: int) -> TaskGroup:
     """Return the group with the same context in all its messages.
 
     Return it unchanged if it has a context already, or if a message would exceed max_message_bytes.

@@ -9,22 +9,22 @@ from functools import partial
 
 from opentelemetry.trace import Span, Status, StatusCode
 
-from tuplewire.session.consume import Arrived
-from tuplewire.tracing.context import MARK, TraceParent, count_contexts, entry_of, traceparent_of, with_entry
-from tuplewire.tracing.spans import Attributes, Processing, Tracing
+from tuplewire.session.consume import ArrivedBatch
+from tuplewire.tracing.context import MARK, TraceParent, count_contexts, encode_span, with_context
+from tuplewire.tracing.spans import Attributes, ProcessSpans, Tracing
 from tuplewire.values.group import TaskGroup
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 def destination_of(tasks: Iterable[int]) -> str:
     """Return the name of a destination: the task, or a few of them."""
     known = sorted(set(tasks))
-    shown = ",".join(map(str, known[:_MOST_NAMED]))
-    return shown if len(known) <= _MOST_NAMED else f"{shown},..."
+    shown = ",".join(map(str, known[:_MAX_NAMED]))
+    return shown if len(known) <= _MAX_NAMED else f"{shown},..."
 
 
-def _counted(operation: str, address: str, messages: int) -> Attributes:
+def _attributes(operation: str, address: str, messages: int) -> Attributes:
     return {
         "messaging.operation.type": operation,
         "messaging.batch.message_count": messages,
@@ -33,7 +33,7 @@ def _counted(operation: str, address: str, messages: int) -> Attributes:
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class SendSpan:
     """One call that sends messages.
 
     Attributes:
@@ -57,21 +57,22 @@ class ProgramObserver:
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
 
-    def samples(self) -> bool:
+    def should_sample(self) -> bool:
         """Return True if the next call that sends messages must be observed by sending()."""
-        return self._tracing.samples()
+        return self._tracing.should_sample()
 
-    def sending(self, groups: Sequence[TaskGroup], address: str, max_message_bytes: int) -> Sending:
+    def sending(self, groups: Sequence[TaskGroup], address: str, max_message_bytes: int) -> SendSpan:
         """Start a span, and add its context to the messages without one, unless one would be too large."""
         if all(MARK in group.header_data for group in groups):
-            return Sending(groups, lambda _: None)
+            return SendSpan(groups, lambda _: None)
         destination = destination_of(group.task for group in groups)
-        span = self._tracing.begin("send", destination, _counted("send", address, sum(map(len, groups))))
-        if (entry := entry_of(span)) is not None:
-            groups = [with_entry(group, entry, max_message_bytes) for group in groups]
-        return Sending(groups, partial(_end, span))
+        about = _attributes("send", address, sum(map(len, groups)))
+        span = self._tracing.start_span("send", destination, about)
+        if (entry := encode_span(span)) is not None:
+            groups = [with_context(group, entry, max_message_bytes) for group in groups]
+        return SendSpan(groups, partial(_end, span))
 
-    def received(self, arrived: Arrived, address: str) -> Callable[[], object] | None:
+    def on_received(self, arrived: ArrivedBatch, address: str) -> Callable[[], object] | None:
         """Make a span from the arrival until now, and start one span for each context in the messages.
 
         Return a function to call when the consumer has processed the messages.
@@ -82,15 +83,15 @@ class ProgramObserver:
         if not found:
             return None
         destination = destination_of(group.task for group in groups)
-        about = _counted("receive", address, sum(map(len, groups)))
-        received = traceparent_of(self._tracing.receive(destination, found, about, arrived.at_ns))
+        about = _attributes("receive", address, sum(map(len, groups)))
+        received = self._tracing.receive(destination, found, about, arrived.at_ns)
         links = () if received is None else [received]
-        begin, counted = self._tracing.begin, partial(_counted, "process", address)
+        start, attributes = self._tracing.start_span, partial(_attributes, "process", address)
         spans = [
-            begin("process", destination, counted(messages), parent=context, links=links)
+            start("process", destination, attributes(messages), parent=context, links=links)
             for context, messages in found.items()
         ]
-        return Processing(spans).end
+        return ProcessSpans(spans).end
 
 
 def _end(span: Span, error: BaseException | None) -> None:

@@ -26,13 +26,13 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanK
 from opentelemetry.util.types import AttributeValue
 
 from tuplewire.text.events import event_logger
-from tuplewire.tracing.context import TraceParent, entry_of, ids_of, traceparent_of
+from tuplewire.tracing.context import TraceParent, encode_span, parse_ids, traceparent_of
 
 logger = event_logger(__name__)
 
 Attributes = Mapping[str, AttributeValue]
 _SYSTEM = "tuplewire"
-_MOST_A_SECOND = 2000
+_MAX_SPANS_PER_SECOND = 2000
 """The maximum number of recorded spans in a second: it bounds the work that senders cause in a worker."""
 _FLUSH_SECONDS = 2.0
 _CONNECT_SECONDS = 0.5
@@ -93,16 +93,16 @@ class Tracing:
         self._provider = provider
         self._tracer = provider.get_tracer(_SYSTEM)
         self._sample = sample
-        self._second = self._made = 0
+        self._current_second = self._spans_in_second = 0
 
-    def samples(self) -> bool:
+    def should_sample(self) -> bool:
         """Return True if a new operation is traced: as the current span, or at random without one."""
         around = trace.get_current_span().get_span_context()
         if around.is_valid:
             return around.trace_flags.sampled
         return random.random() < self._sample  # noqa: S311 - no secret
 
-    def begin(
+    def start_span(
         self,
         operation: str,
         destination: object,
@@ -131,34 +131,37 @@ class Tracing:
         )
 
     def receive(
-        self, destination: object, found: Iterable[TraceParent], attributes: Attributes, start_ns: int
-    ) -> Span:
-        """Make a span for received messages: a child of their only context, or linked to each."""
+        self, destination: object, found: Iterable[TraceParent], about: Attributes, start_ns: int
+    ) -> TraceParent | None:
+        """Make a span for received messages: a child of their only context, or linked to each.
+
+        Return its context; None if it is not sampled.
+        """
         links = list(found)
         parent = links.pop() if len(links) == 1 else None
-        span = self.begin("receive", destination, attributes, parent=parent, links=links, start_ns=start_ns)
+        span = self.start_span("receive", destination, about, parent=parent, links=links, start_ns=start_ns)
         span.end()
-        return span
+        return traceparent_of(span)
 
     def record(
         self, operation: str, destination: object, parent: TraceParent, start_ns: int, attributes: Attributes
     ) -> TraceParent | None:
         """Make a span that ends now. Return its context; None if not sampled, or too many in this second."""
         second = time.monotonic_ns() // 10**9
-        if second != self._second:
-            self._second, self._made = second, 0
-        self._made += 1
-        if self._made > _MOST_A_SECOND:
+        if second != self._current_second:
+            self._current_second, self._spans_in_second = second, 0
+        self._spans_in_second += 1
+        if self._spans_in_second > _MAX_SPANS_PER_SECOND:
             return None
-        span = self.begin(operation, destination, attributes, parent=parent, start_ns=start_ns)
+        span = self.start_span(operation, destination, attributes, parent=parent, start_ns=start_ns)
         span.end()
         return traceparent_of(span)
 
-    def current_entry(self) -> bytes | None:
+    def current_context(self) -> bytes | None:
         """Return the current span's context as encoded headers; None without a sampled span."""
-        return entry_of(trace.get_current_span())
+        return encode_span(trace.get_current_span())
 
-    def around(self, span: Span) -> AbstractContextManager[Span]:
+    def use_span(self, span: Span) -> AbstractContextManager[Span]:
         """Make a span the current one in a block, record an error in it, and end it."""
         return trace.use_span(span, end_on_exit=True)
 
@@ -172,12 +175,12 @@ class Tracing:
 
 
 def _span_context(traceparent: TraceParent) -> SpanContext:
-    trace_id, span_id = ids_of(traceparent)
+    trace_id, span_id = parse_ids(traceparent)
     flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
     return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=flags)
 
 
-class Processing:
+class ProcessSpans:
     """A consumer's processing of one batch: a span for each context in the batch.
 
     With a single context, its span is the current one during the processing, so messages that the consumer

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _HEADER_LENGTHS = attrgetter("header_lengths")
 _NO_SOURCE = -1
-_MOST_SHOWN = 10
+_MAX_SHOWN = 10
 """The number of messages of a batch that a notebook shows."""
 _Columns: TypeAlias = "tuple[array[int], array[int], list[bytes], list[bytes] | None]"
 """Tasks, sources, payloads, and encoded keys and headers; None if no message has any."""
@@ -150,7 +150,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             batch = record_batch(groups)
         else:
             tasks, sources, payloads, encoded = self._as_columns()
-            groups = (TaskGroup.joined(0, None, payloads, encoded if headers else None),)
+            groups = (TaskGroup.from_checked(0, None, payloads, encoded if headers else None),)
             batch = record_batch(groups, tasks, sources)
         if not headers:
             return batch
@@ -197,7 +197,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             for place, bucket in _by_place(places, payloads).items():
                 task, source = (place, sources[0]) if alone else place
                 groups.append(
-                    TaskGroup.joined(task, None if source < 0 else source, bucket, encoded.get(place))
+                    TaskGroup.from_checked(task, None if source < 0 else source, bucket, encoded.get(place))
                 )
             self._groups = tuple(groups)
         return self._groups
@@ -325,7 +325,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         tasks, sources, payloads, _ = self._as_columns()
         rows = [
             (task, "" if source == _NO_SOURCE else source, payload)
-            for task, source, payload in islice(zip(tasks, sources, payloads, strict=True), _MOST_SHOWN)
+            for task, source, payload in islice(zip(tasks, sources, payloads, strict=True), _MAX_SHOWN)
         ]
         more = f"the first {len(rows)} of " if len(rows) < len(self) else ""
         title = f"{more}{counted(len(self), 'message')}, {counted(self.nbytes, 'byte')}"
@@ -382,7 +382,7 @@ def as_groups(
         raise TypeError("send(task, payload): the payload is missing")
     else:
         batch = TaskMessageBatch(messages, source=source)
-    groups = tuple([group.as_new() for group in batch.groups])
+    groups = tuple([group.without_routing() for group in batch.groups])
     if source is None:
         return groups
     return tuple(replace(each, source=source) if each.source is None else each for each in groups)

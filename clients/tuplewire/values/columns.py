@@ -25,7 +25,7 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def values_of(lengths: bytes, data: bytes) -> list[bytes]:
+def split_column(lengths: bytes, data: bytes) -> list[bytes]:
     """Return the values of a column."""
     sizes = array("I", lengths)
     count = len(sizes)

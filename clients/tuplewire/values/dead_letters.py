@@ -14,7 +14,7 @@ from typing import Self
 
 from tuplewire.errors import MAX_TASK, MalformedError
 from tuplewire.values.group import TaskGroup
-from tuplewire.values.headers import decode_headers, encode_headers, number_in
+from tuplewire.values.headers import decode_headers, encode_headers, parse_number
 from tuplewire.values.message import ReadHeaders, TaskMessage
 
 REJECTED = "tuplewire-rejected"
@@ -28,10 +28,10 @@ REASON, SOURCE, TASK, COUNT, TIME = (
 
 def rejections_of(headers: ReadHeaders) -> int:
     """Return the number of rejections of a message, from its headers."""
-    return number_in(headers, REJECTED) or 0
+    return parse_number(headers, REJECTED) or 0
 
 
-def headers_of(group: TaskGroup) -> tuple[bytes | None, ReadHeaders]:
+def read_key_and_headers(group: TaskGroup) -> tuple[bytes | None, ReadHeaders]:
     """Return the key and headers of a single message. Malformed headers count as no key and no headers."""
     try:
         return decode_headers(group.header_data)
@@ -39,20 +39,20 @@ def headers_of(group: TaskGroup) -> tuple[bytes | None, ReadHeaders]:
         return None, ()
 
 
-def again(group: TaskGroup, count: int) -> TaskGroup:
+def with_rejections(group: TaskGroup, count: int) -> TaskGroup:
     """Return a single message as it is redelivered after `count` rejections."""
-    key, headers = headers_of(group)
+    key, headers = read_key_and_headers(group)
     return group.with_headers([encode_headers(key, [*_others(headers), (REJECTED, str(count).encode())])])
 
 
 def dead_letter(group: TaskGroup, task: int, count: int, reason: str, now_micros: int) -> TaskGroup:
     """Return a single message as a dead letter to `task`. `now_micros` is in microseconds since 1970."""
-    key, headers = headers_of(group)
+    key, headers = read_key_and_headers(group)
     time = datetime.fromtimestamp(now_micros / 1e6, UTC).isoformat()
     source = "" if group.source is None else str(group.source)
     facts = {REASON: reason, SOURCE: source, TASK: str(group.task), COUNT: str(count), TIME: time}
-    told = ((name, value.encode(errors="replace")) for name, value in facts.items() if value)
-    return replace(group.with_headers([encode_headers(key, (*_others(headers), *told))]), task=task)
+    encoded = ((name, value.encode(errors="replace")) for name, value in facts.items() if value)
+    return replace(group.with_headers([encode_headers(key, (*_others(headers), *encoded))]), task=task)
 
 
 def _others(headers: ReadHeaders) -> list[tuple[str, bytes | None]]:
@@ -91,17 +91,17 @@ class DeadMessage:
             headers = letter.headers
         except MalformedError:
             return None
-        task = number_in(headers, TASK)
+        task = parse_number(headers, TASK)
         if task is None or task > MAX_TASK:
             return None
-        told = {name: value or b"" for name, value in headers}
-        text = {name: value.decode(errors="replace") for name, value in told.items()}
-        facts = (*(told.get(name, b"") for name in (TASK, SOURCE, COUNT, REASON, TIME)), letter.message)
+        by_name = {name: value or b"" for name, value in headers}
+        text = {name: value.decode(errors="replace") for name, value in by_name.items()}
+        facts = (*(by_name.get(name, b"") for name in (TASK, SOURCE, COUNT, REASON, TIME)), letter.message)
         return cls(
             blake2b(b"\0".join(facts), digest_size=4).hexdigest(),
             task,
-            number_in(headers, SOURCE),
-            number_in(headers, COUNT) or 0,
+            parse_number(headers, SOURCE),
+            parse_number(headers, COUNT) or 0,
             text.get(REASON, ""),
             text.get(TIME, ""),
             TaskMessage(task, letter.message, key=letter.key, headers=_others(headers)),

@@ -22,7 +22,7 @@ from tuplewire.errors import (
     MessageTooLargeError,
 )
 from tuplewire.text.formatting import counted
-from tuplewire.values.columns import cut_column, values_of
+from tuplewire.values.columns import cut_column, split_column
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """The types of a payload. A payload is copied to bytes, so later changes to a bytearray have no effect."""
@@ -107,7 +107,7 @@ def route_of(forwarded: int) -> int:
     return forwarded % _UNQUEUED_HOP
 
 
-def task_and_forwarded(flow: int) -> tuple[int, int]:
+def split_flow(flow: int) -> tuple[int, int]:
     """Return the task and the route of a flow: the inverse of flow_of()."""
     return (flow, 0) if flow >= 0 else (~flow & MAX_TASK, ~flow >> 31)
 
@@ -179,13 +179,13 @@ class TaskGroup:
         try:
             sizes, data = array("I", map(len, column)), b"".join(column)
         except TypeError:
-            return cls.joined(number, sender, payload_column(column))
+            return cls.from_checked(number, sender, payload_column(column))
         if sum(sizes) != len(data):  # a memoryview with elements larger than a byte
-            return cls.joined(number, sender, payload_column(column))
+            return cls.from_checked(number, sender, payload_column(column))
         return cls(number, sender, sizes.tobytes(), data)
 
     @classmethod
-    def joined(
+    def from_checked(
         cls, task: int, source: int | None, payloads: list[bytes], headers: list[bytes] | None = None
     ) -> Self:
         """Build a group from checked ids and bytes. `headers` has each message's encoded key and headers."""
@@ -195,7 +195,7 @@ class TaskGroup:
         header_lengths = array("I", map(len, headers)).tobytes()
         return cls(task, source, lengths, data, header_lengths=header_lengths, header_data=b"".join(headers))
 
-    def checked(self) -> Self:
+    def validate(self) -> Self:
         """Check the columns of a group of unknown origin, and return the group.
 
         Raises MalformedError if the columns are inconsistent or empty, InvalidTaskError for an invalid id.
@@ -237,11 +237,11 @@ class TaskGroup:
         return f"<TaskGroup {self.source} -> {self.task}: {size}>"
 
     @property
-    def end(self) -> int:
+    def next_sequence(self) -> int:
         """The entry_sequence after the last message; 0 if the messages have no entry_sequence."""
         return self.entry_sequence and self.entry_sequence + self.count
 
-    def sizes(self) -> array[int]:
+    def payload_sizes(self) -> array[int]:
         """Return the length of each payload in bytes."""
         return array("I", self.lengths)
 
@@ -252,16 +252,16 @@ class TaskGroup:
     def message_sizes(self) -> array[int]:
         """Return the size of each message as counted by limits and credit: payload, key and headers."""
         if not self.header_lengths:
-            return self.sizes()
-        return array("I", map(add, self.sizes(), self.header_sizes()))
+            return self.payload_sizes()
+        return array("I", map(add, self.payload_sizes(), self.header_sizes()))
 
     def payloads(self) -> list[bytes]:
         """Return each payload as a bytes object."""
-        return [self.data] if self.count == 1 else values_of(self.lengths, self.data)
+        return [self.data] if self.count == 1 else split_column(self.lengths, self.data)
 
     def encoded_headers(self) -> list[bytes] | None:
         """Return each message's encoded key and headers (values/headers.py); None if there are none."""
-        return values_of(self.header_lengths, self.header_data) if self.header_lengths else None
+        return split_column(self.header_lengths, self.header_data) if self.header_lengths else None
 
     def slice(self, start: int, stop: int) -> TaskGroup:
         """Return the messages from `start` up to `stop` (both within the group) as a group."""
@@ -292,7 +292,7 @@ class TaskGroup:
         lengths = array("I", map(len, headers)).tobytes()
         return replace(self, header_lengths=lengths, header_data=b"".join(headers))
 
-    def as_new(self) -> TaskGroup:
+    def without_routing(self) -> TaskGroup:
         """Return the same messages without the fields that only workers set, for sending them again.
 
         `redelivered` and the time of acceptance stay.
@@ -317,7 +317,7 @@ class TaskGroup:
             retained_upstream=retained_upstream,
         )
 
-    def accepted(self, micros: int) -> TaskGroup:
+    def with_time(self, micros: int) -> TaskGroup:
         """Return the same messages with this time of acceptance, unless the group has one."""
         return self if self.accepted_micros else replace(self, accepted_micros=micros)
 
@@ -335,7 +335,7 @@ class TaskGroup:
         """The number of hops since the messages last waited in the queue of their task's owner."""
         return self.forwarded // _UNQUEUED_HOP
 
-    def out_of_queue(self, entered: int) -> TaskGroup:
+    def on_dequeue(self, entered: int) -> TaskGroup:
         """Return the same messages as they leave a queue, without unqueued hops: a move is not a loop.
 
         `entered` is the number of this worker if it accepted the messages from a program, otherwise 0. The
@@ -346,7 +346,7 @@ class TaskGroup:
         return replace(self, forwarded=entered) if entered else self
 
     @property
-    def plain(self) -> bool:
+    def payload_only(self) -> bool:
         """True if only payloads, task and source are set, as for most messages that programs send."""
         return not (
             self.redelivered
@@ -357,7 +357,7 @@ class TaskGroup:
             or self.header_lengths
         )
 
-    def joins(self, other: TaskGroup) -> bool:
+    def can_follow(self, other: TaskGroup) -> bool:
         """Return True if these messages may follow the messages of `other` in one column."""
         return (
             self.flow == other.flow
@@ -368,7 +368,7 @@ class TaskGroup:
         )
 
 
-def same_time(micros: int, other_micros: int) -> bool:
+def same_millisecond(micros: int, other_micros: int) -> bool:
     """Return True if two times of acceptance may be merged because they are in the same millisecond.
 
     A time in milliseconds is then the same for every reader, regardless of where messages were merged.

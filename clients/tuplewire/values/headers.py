@@ -21,7 +21,7 @@ REPLY_TO = "tuplewire-reply-to"
 """The header of a request: the task that receives the answer, in decimal digits."""
 DEADLINE = "tuplewire-deadline"
 """The header with the time at which the sender of a request stops waiting, in milliseconds since 1970."""
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 
 
 def encode_headers(key: Any, headers: Any) -> bytes:
@@ -67,10 +67,10 @@ def decode_headers(encoded: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes
     return key, tuple((each.name, each.value if each.HasField("value") else None) for each in read.headers)
 
 
-def number_in(headers: Iterable[tuple[str, bytes | None]], name: str) -> int | None:
+def parse_number(headers: Iterable[tuple[str, bytes | None]], name: str) -> int | None:
     """Return the number in a header; None if there is no such header, or no number in it."""
     value = dict(headers).get(name) or b""
-    return int(value) if value.isdigit() and len(value) <= _MOST_DIGITS else None
+    return int(value) if value.isdigit() and len(value) <= _MAX_DIGITS else None
 
 
 def header_column(

@@ -97,16 +97,16 @@ class TaskMessage:
     @property
     def is_request(self) -> bool:
         """True if the sender of the message waits for client.answer(). Raises as `headers`."""
-        from tuplewire.values.headers import REPLY_TO, number_in
+        from tuplewire.values.headers import REPLY_TO, parse_number
 
-        return number_in(self.headers, REPLY_TO) is not None
+        return parse_number(self.headers, REPLY_TO) is not None
 
     @property
     def expired(self) -> bool:
         """True if the sender of a request has stopped waiting, by both hosts' clocks. Raises as `headers`."""
-        from tuplewire.values.headers import DEADLINE, number_in
+        from tuplewire.values.headers import DEADLINE, parse_number
 
-        deadline = number_in(self.headers, DEADLINE)
+        deadline = parse_number(self.headers, DEADLINE)
         return deadline is not None and deadline < time.time() * 1000
 
     def _decoded(self) -> tuple[bytes | None, ReadHeaders]:
@@ -177,7 +177,7 @@ _set_task, _set_message, _set_encoded = (
     vars(TaskMessage)[name].__set__ for name in ("task", "message", "_encoded")
 )
 
-SHUTDOWN = TaskMessage.received(SHUTDOWN_TASK, b"")
+SHUTDOWN_MESSAGE = TaskMessage.received(SHUTDOWN_TASK, b"")
 """Storm's shutdown notice. No other message has its task id, because TaskMessage() does not accept it."""
 
 

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from tuplewire.errors import MalformedError
 from tuplewire.session.credit import MAX_TASKS
 from tuplewire.values.columns import varint
-from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, flow_of, task_and_forwarded
+from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup, flow_of, split_flow
 from tuplewire.wire.messaging_pb2 import RecvResponse, SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup, OpaqueMessage
 
@@ -64,7 +64,7 @@ def encode_frame(
         ack_immediately=ack_immediately,
     )
     for flow in closed:
-        task, forwarded = task_and_forwarded(flow)
+        task, forwarded = split_flow(flow)
         told.closed.add(task=task, forwarded=forwarded)
     parts = [b"", told.SerializeToString()]
     # The first run's time is a field of the frame. Other runs have a time only if it differs.
@@ -136,5 +136,5 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
             header_lengths=each.header_lengths,
             header_data=each.header_data,
         )
-        groups.append(group.checked())
+        groups.append(group.validate())
     return groups

@@ -25,7 +25,7 @@ from tuplewire_service.command.parsers import (
     Parser,
     add_command,
     add_setting_flags,
-    given_flags,
+    flag_values,
 )
 from tuplewire_service.config.config_sources import CONFIG_VARIABLE, load, to_toml
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
@@ -43,9 +43,9 @@ ENTRY_POINT_GROUP = "tuplewire.run"
 AddJob = Callable[[Any, str], None]
 """Adds a job's parser to subparsers, under a name. The parser's default `handler` returns the exit code."""
 _LINE_END = "\n"
-_ZSH_COMPLETES = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"
+_ZSH_COMPINIT = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"
 """Loads the completion system in a zsh without a configuration."""
-_EXTRA_OF = {  # by optional module, the extra of the distribution that installs it
+_EXTRA_BY_MODULE = {  # by optional module, the extra of the distribution that installs it
     "argcomplete": "shell",
     "prometheus_client": "service",
     "zmq": "zmq",
@@ -65,11 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments and arguments[0] in {"help", "--help", "-h"}:
         arguments = [*arguments[1:2], "--help", *arguments[2:]]
     try:
-        return _handled(arguments)
+        return _dispatch(arguments)
     except TuplewireError as error:
         return _fail(arguments, str(error), EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
     except ModuleNotFoundError as error:
-        extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
+        extra = _EXTRA_BY_MODULE.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
         if arguments[:1] == ["run"]:
@@ -79,15 +79,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(arguments, "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        _write_no_more()  # the reader of the output closed the pipe
+        _discard_output()  # the reader of the output closed the pipe
         return EXIT_FAILED
     except OSError as error:
-        _write_no_more()
+        _discard_output()
         where = f"{error.filename}: " if error.filename else ""
         return _fail(arguments, f"{where}{error.strerror or error}", EXIT_FAILED)
 
 
-def _handled(arguments: Sequence[str]) -> int:
+def _dispatch(arguments: Sequence[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         import argcomplete
 
@@ -100,7 +100,7 @@ def _handled(arguments: Sequence[str]) -> int:
         sys.stdout.flush()  # Python's flush at exit would print errors in its own format
 
 
-def _write_no_more() -> None:
+def _discard_output() -> None:
     """Redirect standard output to /dev/null, so that the flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -149,7 +149,7 @@ def _completion(arguments: argparse.Namespace) -> int:
     code = shellcode(["tuplewire"], shell=arguments.shell)
     if arguments.shell == "zsh":
         first, rest = code.split(_LINE_END, 1)
-        code = _LINE_END.join((first, _ZSH_COMPLETES, rest))
+        code = _LINE_END.join((first, _ZSH_COMPINIT, rest))
     print(code)
     return EXIT_OK
 
@@ -167,7 +167,7 @@ def _add_worker(commands: Any) -> None:
 
 
 def _worker(arguments: argparse.Namespace) -> int:
-    loaded = load(given_flags(arguments, WorkerConfig), os.environ, arguments.config)
+    loaded = load(flag_values(arguments, WorkerConfig), os.environ, arguments.config)
     if arguments.print_config:
         print(to_toml(loaded.config, loaded.origins))
         return EXIT_OK

@@ -19,20 +19,25 @@ from typing import Any
 
 from tuplewire.errors import ConfigError, NotReadyError, TuplewireError, WrongWorkerError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings.addresses import check_reachable, join_host_port, resolve_topology, split_host_port
+from tuplewire.settings.addresses import (
+    check_address_syntax,
+    join_host_port,
+    resolve_topology,
+    split_host_port,
+)
 from tuplewire.text.events import event_logger
 from tuplewire.text.formatting import counted, escape_unprintable
 from tuplewire.values.task_ids import parse_tasks
 from tuplewire_service.command.parsers import (
+    POSITIVE_SECONDS_ARG,
+    TASKS_ARG,
     add_address,
     add_client_command,
     add_command,
     add_setting_flags,
     add_topology,
-    control_of,
-    credentials_of,
-    positive_seconds,
-    task_list,
+    make_control_client,
+    read_credentials,
 )
 from tuplewire_service.command.terminal import console_of, write_table, write_text
 from tuplewire_service.command.viewer.columns import NOT_KNOWN, short_client
@@ -40,7 +45,7 @@ from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK, Stop
 
 logger = event_logger(__name__)
 
-_LOOK_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 _OFFSETS = ("task", "worker", "acknowledged", "last", "waiting", "bytes", "consumer")
 _LATEST = "latest"
 _CLOSE_SECONDS = 5.0  # a worker exits at most 4 s after the deadline of its drain
@@ -51,7 +56,7 @@ def add_control_commands(commands: Any) -> None:
     parser = add_client_command(commands, _status, "show a worker's state, ledger, tasks and connections")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     about = "seconds between repeated reports, with rates by task (without a value: 1)"
-    parser.add_argument("--watch", nargs="?", **positive_seconds, const=1.0, help=about)
+    parser.add_argument("--watch", nargs="?", **POSITIVE_SECONDS_ARG, const=1.0, help=about)
     parser = add_client_command(commands, _assign, "apply an assignment to a worker", "assignment.json")
     about = (
         'JSON: {"version": 1, "topology": "default", "workers": '
@@ -62,18 +67,18 @@ def add_control_commands(commands: Any) -> None:
     about = "accept a version more than 2^32 ahead, or with at most 2^32 later versions left"
     parser.add_argument("--force", action="store_true", help=about)
     about = "activate the spouts of a topology"
-    add_client_command(commands, partial(_switch, active=True), about, name="activate")
+    add_client_command(commands, partial(_set_active, active=True), about, name="activate")
     about = "deactivate spouts; tuples in flight are processed"
-    add_client_command(commands, partial(_switch, active=False), about, name="deactivate")
+    add_client_command(commands, partial(_set_active, active=False), about, name="deactivate")
     about = "deliver or forward a worker's messages, and stop it"
     parser = add_client_command(commands, _drain, about, "--deadline 10")
     about = "time limit for the drain (default: the worker's drain_seconds)"
-    parser.add_argument("--deadline", **positive_seconds, help=about)
+    parser.add_argument("--deadline", **POSITIVE_SECONDS_ARG, help=about)
     about = "wait until the worker has drained, and exit with 1 if it dropped messages"
     parser.add_argument("--wait", action="store_true", help=about)
     about = "show the offsets of tasks, or acknowledge messages"
     parser = add_client_command(commands, _offsets, about, "--tasks 1-4")
-    parser.add_argument("--tasks", **task_list, help="tasks, like 1,2-9 (default: all)")
+    parser.add_argument("--tasks", **TASKS_ARG, help="tasks, like 1,2-9 (default: all)")
     about = (
         f"discard the messages of these tasks up to a sequence, or {_LATEST}; refused if there is a consumer"
     )
@@ -92,26 +97,26 @@ def _status(arguments: argparse.Namespace) -> int:
     from tuplewire_service.command import status_report
     from tuplewire_service.command.viewer.cluster_rows import cluster_rows
     from tuplewire_service.command.viewer.rates import WorkerSample
-    from tuplewire_service.control.control_messages import MOST_CLIENTS
+    from tuplewire_service.control.control_messages import MAX_CLIENTS
 
-    every, before = arguments.watch, None
-    with control_of(arguments) as client:
+    interval, before = arguments.watch, None
+    with make_control_client(arguments) as client:
         while True:
-            status = client.status(MOST_CLIENTS)
+            status = client.status(MAX_CLIENTS)
             if arguments.json:
-                print(json.dumps(status_report.status_as_json(status), indent=None if every else 2))
+                print(json.dumps(status_report.status_as_json(status), indent=None if interval else 2))
             else:
-                if every and (console := console_of(sys.stdout)):
+                if interval and (console := console_of(sys.stdout)):
                     console.clear()
                 about = f"{status_report.status_as_text(status)}\n"
                 write_text(sys.stdout, about, indent=12)  # below the values
                 rows = cluster_rows([WorkerSample(status.worker_id, client.address, status, before)])
-                status_report.write_tables(sys.stdout, rows, status_report.MOST_LINES)
+                status_report.write_tables(sys.stdout, rows, status_report.MAX_LINES)
             sys.stdout.flush()
-            if every is None:
+            if interval is None:
                 return EXIT_OK
             before = status
-            time.sleep(every)
+            time.sleep(interval)
 
 
 def _assign(arguments: argparse.Namespace) -> int:
@@ -119,7 +124,7 @@ def _assign(arguments: argparse.Namespace) -> int:
     from tuplewire_service.worker.assignment import load_assignment
 
     assignment = load_assignment(arguments.file)
-    with control_of(arguments) as client:
+    with make_control_client(arguments) as client:
         status = client.status()
         for each in assignment.workers:
             if each.address in {client.address, *status.addresses} and each.worker_id != status.worker_id:
@@ -129,8 +134,8 @@ def _assign(arguments: argparse.Namespace) -> int:
     word, where = "is" if changed else "was already", client.address
     if status.worker_id not in {each.worker_id for each in assignment.workers}:
         where += f", whose id {status.worker_id} is not in it"
-    story = f"assignment {assignment.version} of {assignment.topology} {word} the current one at {where}"
-    print(escape_unprintable(story))
+    message = f"assignment {assignment.version} of {assignment.topology} {word} the current one at {where}"
+    print(escape_unprintable(message))
     return EXIT_OK
 
 
@@ -138,7 +143,7 @@ def _membership(arguments: argparse.Namespace) -> int:
     from tuplewire.membership import Membership
     from tuplewire_service.control.log_output import LogOutput
 
-    names = [check_reachable(each.strip()) for each in arguments.address.split(",")]
+    names = [check_address_syntax(each.strip()) for each in arguments.address.split(",")]
     tasks = parse_tasks(arguments.tasks)
     LogOutput("info", arguments.log_format).start()
     stop = Stop()
@@ -148,10 +153,10 @@ def _membership(arguments: argparse.Namespace) -> int:
         tasks,
         topology=resolve_topology(arguments.topology),
         at_least=0,
-        credentials=credentials_of(arguments),
+        credentials=read_credentials(arguments),
     ) as membership:
         logger.info("membership.started", extra={"tasks": len(tasks)})
-        while (request := stop.wait(_LOOK_SECONDS)) is None:
+        while (request := stop.wait(_POLL_SECONDS)) is None:
             if reason := membership.status().ended:  # another program assigns the same tasks, or a defect
                 logger.error("membership.ended", extra={"reason": reason})
                 return EXIT_FAILED
@@ -175,10 +180,10 @@ def _addresses_of(names: Collection[str]) -> list[str]:
     return sorted(found)
 
 
-def _switch(arguments: argparse.Namespace, *, active: bool) -> int:
+def _set_active(arguments: argparse.Namespace, *, active: bool) -> int:
     from tuplewire.connection.control_clients import ControlClients
 
-    with control_of(arguments) as client:
+    with make_control_client(arguments) as client:
         assignment = client.assignment()
     if assignment is None:
         raise NotReadyError(f"the worker at {client.address} has no assignment yet: run tuplewire assign")
@@ -188,33 +193,34 @@ def _switch(arguments: argparse.Namespace, *, active: bool) -> int:
         return EXIT_OK
     assignment.version += 1  # workers apply only newer versions
     assignment.inactive = not active
-    with ControlClients(partial(control_of, arguments)) as all_:
-        told = all_.each((w.address for w in assignment.workers), lambda e: e.update_assignment(assignment))
-    failures = {address: error for address, error in told.items() if isinstance(error, TuplewireError)}
+    addresses = [each.address for each in assignment.workers]
+    with ControlClients(partial(make_control_client, arguments)) as clients:
+        results = clients.call_all(addresses, lambda client: client.update_assignment(assignment))
+    failures = {address: error for address, error in results.items() if isinstance(error, TuplewireError)}
     for address, error in failures.items():
         print(escape_unprintable(f"{address}: {error}"), file=sys.stderr)
-    story = f"{assignment.topology} is {state} on {len(told) - len(failures)} of {len(told)} workers"
-    print(escape_unprintable(story))
+    message = f"{assignment.topology} is {state} on {len(results) - len(failures)} of {len(results)} workers"
+    print(escape_unprintable(message))
     return EXIT_FAILED if failures else EXIT_OK
 
 
 def _drain(arguments: argparse.Namespace) -> int:
-    from tuplewire_service.command.status_report import waiting_without_consumer
+    from tuplewire_service.command.status_report import unconsumed_task_lines
 
     dropped = 0
-    with control_of(arguments) as client:
+    with make_control_client(arguments) as client:
         status = client.status()
         limit = arguments.deadline or status.drain_seconds
-        for line in waiting_without_consumer(status):
+        for line in unconsumed_task_lines(status):
             print(f"{line}; undelivered messages are dropped after {limit:g} s")
         if arguments.wait:
             print(escape_unprintable(f"{client.address} drains for at most {limit:g} s ..."), flush=True)
             dropped = client.await_drain(arguments.deadline, timeout=limit + _CLOSE_SECONDS)
-            story = f"has drained, and dropped {counted(dropped, 'message') if dropped else 'no message'}"
+            message = f"has drained, and dropped {counted(dropped, 'message') if dropped else 'no message'}"
         else:
             started = client.drain(arguments.deadline)
-            story = "is draining" if started else "was draining already"
-    print(escape_unprintable(f"{client.address} {story}"))
+            message = "is draining" if started else "was draining already"
+    print(escape_unprintable(f"{client.address} {message}"))
     return EXIT_FAILED if dropped else EXIT_OK
 
 
@@ -223,7 +229,7 @@ def _offsets(arguments: argparse.Namespace) -> int:
     if to is not None and (arguments.tasks is None or not (to == _LATEST or to.isdecimal())):
         wrong = "--tasks is missing" if arguments.tasks is None else f"{to!r} is neither"
         raise ConfigError(f"--acknowledge-to takes --tasks, and a sequence or {_LATEST}: {wrong}")
-    with control_of(arguments) as control:
+    with make_control_client(arguments) as control:
         assignment, own = control.assignment(), control.status().worker_id
     if assignment is None:
         raise NotReadyError(f"the worker at {control.address} has no assignment yet: run tuplewire assign")
@@ -233,26 +239,26 @@ def _offsets(arguments: argparse.Namespace) -> int:
         if tasks:
             # In a pod with `secure: true`, only the socket of its own worker needs no certificate.
             address = control.address if worker.worker_id == own else worker.address
-            rows += _at(worker.worker_id, address, tasks, assignment.topology, to, arguments)
+            rows += _offset_rows(worker.worker_id, address, tasks, assignment.topology, to, arguments)
     write_table(sys.stdout, _OFFSETS, [list(map(str, row)) for row in sorted(rows)])
     return EXIT_OK
 
 
-def _at(
+def _offset_rows(
     worker: str, address: str, tasks: list[int], topology: str, to: str | None, arguments: argparse.Namespace
 ) -> list[tuple[Any, ...]]:
     """Return the rows of a worker's tasks. If `to` is given, first acknowledge messages up to it."""
     from tuplewire.wire import control_pb2 as pb
 
-    asked = pb.PollRequest(
+    request = pb.PollRequest(
         topology=topology, receiver_id=worker, tasks=[pb.PolledTask(task=task) for task in tasks]
     )
-    with control_of(arguments, address) as client:
-        found = client.poll(asked)
+    with make_control_client(arguments, address) as client:
+        found = client.poll(request)
         if to is not None:
             ends = {each.task: each.last_sequence if to == _LATEST else int(to) for each in found.tasks}
             client.acknowledge(topology, worker, found.incarnation, ends)
-            found = client.poll(asked)  # to show the new state
+            found = client.poll(request)  # to show the new state
     rows = []
     for each in found.tasks:
         done, last = each.acknowledged_sequence, each.last_sequence

@@ -56,9 +56,9 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
-def _interrupt_again(lost: Any) -> None:
+def _interrupt_again(unraisable: Any) -> None:
     """Repeat a Ctrl-C that Python could not raise, such as in a callback of an import."""
-    if issubclass(lost.exc_type, KeyboardInterrupt):
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
     else:
-        sys.__unraisablehook__(lost)
+        sys.__unraisablehook__(unraisable)

@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.errors import ConfigError
 from tuplewire.settings.addresses import resolve_address
 from tuplewire.settings.settings import Kind, in_range
-from tuplewire_service.command.messages import Decoding
+from tuplewire_service.command.messages import PayloadFormat
 from tuplewire_service.command.parsers import (
+    COUNT_ARG,
+    POSITIVE_COUNT_ARG,
+    POSITIVE_SECONDS_ARG,
+    TASKS_ARG,
     add_client_command,
-    control_of,
-    number,
-    of_kind,
-    positive_number,
-    positive_seconds,
-    task_list,
-    word_of,
+    enum_arg,
+    kind_arg,
+    make_control_client,
 )
 from tuplewire_service.command.terminal import PROBLEM_STYLE, console_of
 from tuplewire_service.config.stop import EXIT_OK
@@ -55,7 +55,7 @@ def add_inspection_commands(commands: Any) -> None:
         "--json. --web shows a page in a browser."
     )
     about = "seconds between updates (default: 1, with --web: 2)"
-    parser.add_argument("--interval", **positive_seconds, help=about)
+    parser.add_argument("--interval", **POSITIVE_SECONDS_ARG, help=about)
     parser.add_argument("--once", action="store_true", help="print once, after two samples, and exit")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each interval")
     parser.add_argument("--web", action="store_true", help="serve a page for a browser on this machine")
@@ -65,16 +65,16 @@ def add_inspection_commands(commands: Any) -> None:
     about = "show copies of messages that pass through a worker"
     parser = add_client_command(commands, _tap, about, "--task 42 --sample 0.01")
     parser.description = f"{parser.description} Consumers are not affected."
-    parser.add_argument("--task", **task_list, default=(), help="tasks, like 42 or 1,2,10-19 (default: all)")
-    parser.add_argument("--sample", **of_kind(_SHARE), default=1.0, help="share to show (default: 1, all)")
+    parser.add_argument("--task", **TASKS_ARG, default=(), help="tasks, like 42 or 1,2,10-19 (default: all)")
+    parser.add_argument("--sample", **kind_arg(_SHARE), default=1.0, help="share to show (default: 1, all)")
     about = "maximum messages per second (default: 100, maximum: 1000)"
-    parser.add_argument("--rate", **positive_number, default=100, help=about)
+    parser.add_argument("--rate", **POSITIVE_COUNT_ARG, default=100, help=about)
     about = "bytes of each message to show (default: 4096, maximum: 65536)"
-    parser.add_argument("--bytes", **positive_number, default=4096, help=about)
+    parser.add_argument("--bytes", **POSITIVE_COUNT_ARG, default=4096, help=about)
     about = "format of payloads: text, json, or tuple, for a topology's tuples (default: text)"
-    parser.add_argument("--decode", **word_of(Decoding), default=Decoding.TEXT, help=about)
+    parser.add_argument("--decode", **enum_arg(PayloadFormat), default=PayloadFormat.TEXT, help=about)
     parser.add_argument("--json", action="store_true", help="print a JSON object per message")
-    parser.add_argument("--count", **number, help="exit after COUNT messages")
+    parser.add_argument("--count", **COUNT_ARG, help="exit after COUNT messages")
 
     about = "write diagnostics of a worker, without secrets"
     parser = add_client_command(commands, _debug, about, "-o worker.zip")
@@ -86,32 +86,32 @@ def add_inspection_commands(commands: Any) -> None:
     levels = ["debug", "info", "warning", "error"]
     parser.add_argument("level", metavar="LEVEL", choices=levels, help=f"new level: {', '.join(levels)}")
     about = "seconds until the configured level is restored (default: 600, maximum: 86400)"
-    parser.add_argument("--for", dest="seconds", **positive_seconds, default=600.0, help=about)
+    parser.add_argument("--for", dest="seconds", **POSITIVE_SECONDS_ARG, default=600.0, help=about)
     about = "minimum seconds between log entries for the same peer-triggered event (default: 60)"
-    parser.add_argument("--every", **positive_seconds, default=60.0, help=about)
+    parser.add_argument("--every", **POSITIVE_SECONDS_ARG, default=60.0, help=about)
 
 
 def _top(arguments: argparse.Namespace) -> int:
     if arguments.interval is None:
         # A page stays open for hours, and a poll of 10,000 tasks takes some milliseconds of a worker.
         arguments.interval = 2.0 if arguments.web else 1.0
-    printed = arguments.once or arguments.json
-    if arguments.web and (printed or arguments.filter):
+    is_printed = arguments.once or arguments.json
+    if arguments.web and (is_printed or arguments.filter):
         raise ConfigError("--web shows everything: leave --once, --json and --filter out")
-    console = None if printed or arguments.web else console_of(sys.stdout)
-    if console is None and not (printed or arguments.web):
+    console = None if is_printed or arguments.web else console_of(sys.stdout)
+    if console is None and not (is_printed or arguments.web):
         raise ConfigError("the view needs rich and a terminal, not TERM=dumb: use --once, --json or --web")
-    from tuplewire_service.command.status_report import MOST_LINES, write_tables
+    from tuplewire_service.command.status_report import MAX_LINES, write_tables
     from tuplewire_service.command.viewer.cluster_poller import ClusterPoller
     from tuplewire_service.command.viewer.cluster_rows import cluster_rows
 
     first = resolve_address(arguments.address)
-    connect = partial(control_of, arguments)
+    connect = partial(make_control_client, arguments)
     if arguments.web:
-        from tuplewire_service.command.viewer.live_page import MOST_ROWS, LivePage
+        from tuplewire_service.command.viewer.live_page import MAX_ROWS, LivePage
 
         os.nice(19)  # a page in a worker's pod must not delay messages
-        with ClusterPoller(first, connect, MOST_ROWS) as poller:
+        with ClusterPoller(first, connect, MAX_ROWS) as poller:
             poller.poll()
             with LivePage(poller.poll, arguments.port, arguments.interval) as page:
                 print(f"open {page.url} in a browser on this machine; Ctrl-C ends it", flush=True)
@@ -127,7 +127,7 @@ def _top(arguments: argparse.Namespace) -> int:
             if arguments.json:
                 print(json.dumps(dataclasses.asdict(rows)), flush=True)
             elif console is None:
-                write_tables(sys.stdout, rows, MOST_LINES, arguments.filter)
+                write_tables(sys.stdout, rows, MAX_LINES, arguments.filter)
             else:
                 _draw(console, rows, arguments.filter)
             if arguments.once:
@@ -151,14 +151,14 @@ def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:
 def _debug(arguments: argparse.Namespace) -> int:
     from tuplewire_service.command.status_report import write_bundle
 
-    with control_of(arguments) as client:
+    with make_control_client(arguments) as client:
         names = write_bundle(client, arguments.output)
     print(f"{arguments.output}: {', '.join(names)}")
     return EXIT_OK
 
 
 def _log_level(arguments: argparse.Namespace) -> int:
-    with control_of(arguments) as client:
+    with make_control_client(arguments) as client:
         client.set_logging(arguments.level, seconds=arguments.seconds, every_seconds=arguments.every)
     every = f"the same event of a peer at most once in {arguments.every:g} s"
     print(f"{client.address} logs {arguments.level} for {arguments.seconds:g} s, and {every}")
@@ -166,11 +166,11 @@ def _log_level(arguments: argparse.Namespace) -> int:
 
 
 def _tap(arguments: argparse.Namespace) -> int:
-    from tuplewire_service.command.tapped import tapped_as_json, tapped_as_text, tapped_at_owners
+    from tuplewire_service.command.tapped import tap_owners, tapped_as_json, tapped_as_text
 
     left = arguments.count
     omitted = count = 0
-    with closing(tapped_at_owners(arguments)) as tapped:  # ends the taps at their workers
+    with closing(tap_owners(arguments)) as tapped:  # ends the taps at their workers
         passed = next(tapped).passed  # the tap is open
         try:
             for response in tapped:

@@ -33,33 +33,33 @@ from tuplewire_service.command.messages import (
     MessageFormat,
     as_json,
     await_reader,
-    count_read,
-    payloads_in,
+    count_read_messages,
+    make_message_writer,
     read_messages,
-    writer_of_messages,
+    read_payloads,
 )
 from tuplewire_service.command.parsers import (
+    COUNT_ARG,
+    SECONDS_ARG,
+    TASK_ARG,
+    TASKS_ARG,
     Handler,
     Parser,
     add_client_command,
     add_topology,
-    control_of,
-    credentials_of,
-    number,
-    owners_of,
-    seconds,
-    task_id,
-    task_list,
-    word_of,
+    enum_arg,
+    fetch_owners,
+    make_control_client,
+    read_credentials,
 )
 from tuplewire_service.command.terminal import counted, write_table, write_text
-from tuplewire_service.command.viewer.columns import tasks_of
+from tuplewire_service.command.viewer.columns import format_tasks
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
     from tuplewire.client import Client
     from tuplewire.connection.receiver import Receiver
-    from tuplewire.session.consume import Arrived
+    from tuplewire.session.consume import ArrivedBatch
     from tuplewire.settings.config import SessionKeywords
     from tuplewire.values.dead_letters import DeadMessage
 
@@ -71,25 +71,25 @@ _HEADER = ("id", "time", "task", "source", "count", "bytes", "reason")
 def add_message_commands(commands: Any) -> None:
     """Add the commands `send`, `recv` and `dead-letters`."""
     parser = _add_messages(commands, _send, "send messages to a task", "42 hello")
-    parser.add_argument("task", **task_id, nargs="?", help="task to send to; optional with --format json")
+    parser.add_argument("task", **TASK_ARG, nargs="?", help="task to send to; optional with --format json")
     about = "messages to send; none or -: read standard input"
     parser.add_argument("message", metavar="MESSAGE", nargs="*", help=about)
-    parser.add_argument("--source", **task_id, help="task that sends (default: none)")
+    parser.add_argument("--source", **TASK_ARG, help="task that sends (default: none)")
     parser = _add_messages(commands, _recv, "receive messages of tasks, and print them", "42 --count 1")
-    parser.add_argument("tasks", **task_list, help="tasks, like 42 or 1,2,10-19")
+    parser.add_argument("tasks", **TASKS_ARG, help="tasks, like 42 or 1,2,10-19")
     about = "output file; none or -: standard output"
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help=about)
     about = "exit after COUNT messages, to read a part; a pipe to head may receive more than it prints"
-    parser.add_argument("--count", **number, help=about)
+    parser.add_argument("--count", **COUNT_ARG, help=about)
     about = "exit after SECONDS without a message; --timeout does not limit this wait"
-    parser.add_argument("--idle", **seconds, help=about)
+    parser.add_argument("--idle", **SECONDS_ARG, help=about)
     about = "list, replay or drop messages rejected too often"
     parser = add_client_command(commands, _dead_letters, about, "list")
     about = "list; show with payloads; drop; or replay: send to their tasks again, and then drop"
     parser.add_argument("action", choices=list(_ACTIONS), help=about)
     parser.add_argument("ids", metavar="ID", nargs="*", help="ids of messages, as printed by `list`")
     parser.add_argument("--all", action="store_true", help="select all messages")
-    parser.add_argument("--task", **task_id, help="select messages to this task")
+    parser.add_argument("--task", **TASK_ARG, help="select messages to this task")
     parser.add_argument("--json", action="store_true", help="print a JSON object per line, with the payload")
     add_topology(parser)
 
@@ -101,7 +101,7 @@ def _add_messages(commands: Any, handler: Handler, help_text: str, example: str)
         "lines: a payload per line; json: an object per line with task, message (or base64), key and headers"
         "; prefixed: the length in four bytes before each payload (default: lines)"
     )
-    parser.add_argument("--format", **word_of(MessageFormat), default=MessageFormat.LINES, help=about)
+    parser.add_argument("--format", **enum_arg(MessageFormat), default=MessageFormat.LINES, help=about)
     return parser
 
 
@@ -111,13 +111,13 @@ def client_of(
 ) -> Iterator[Client]:
     """Connect a client to a worker. Raise UnreachableError if it is not ready within the timeout."""
     waited = f"the worker at {arguments.address}"
-    with control_of(arguments) as control, _noticed(waited, arguments.timeout):
+    with make_control_client(arguments) as control, _wait_notice(waited, arguments.timeout):
         control.wait_ready(arguments.timeout)
     from tuplewire.client import Client
 
     refusals = logging.getLogger("tuplewire.connection.receiver_reports")
     refusals.addFilter(lambda each: "messages.refused" not in each.msg)  # flush() raises them
-    credentials = credentials_of(arguments)
+    credentials = read_credentials(arguments)
     client = Client(
         arguments.address, topology=arguments.topology, source=source, credentials=credentials, **settings
     )
@@ -132,7 +132,7 @@ def client_of(
 
 
 @contextmanager
-def _noticed(reason: str, timeout: float) -> Iterator[threading.Timer]:
+def _wait_notice(reason: str, timeout: float) -> Iterator[threading.Timer]:
     """Print the reason for a wait after one second, unless the block finishes or cancels the timer first."""
     limit = "Ctrl-C to stop" if timeout == math.inf else f"at most {timeout:g} s"
     text = f"waiting for {escape_unprintable(reason)} ({limit})"
@@ -148,11 +148,11 @@ def _noticed(reason: str, timeout: float) -> Iterator[threading.Timer]:
 def _send(arguments: argparse.Namespace) -> int:
     if arguments.task is None and arguments.format is not MessageFormat.JSON:
         raise ConfigError("TASK is missing; only --format json has tasks in its messages")
-    given: Iterable[bytes] = map(os.fsencode, arguments.message)
+    payloads: Iterable[bytes] = map(os.fsencode, arguments.message)
     reads = arguments.message in ([], ["-"])
     if reads:
-        given = payloads_in(sys.stdin.buffer, arguments.format)
-    messages = read_messages(given, arguments.format, arguments.task)
+        payloads = read_payloads(sys.stdin.buffer, arguments.format)
+    messages = read_messages(payloads, arguments.format, arguments.task)
     typed = reads and sys.stdin.isatty()
     if typed:
         print("type one message per line; Ctrl-D ends the input", file=sys.stderr)
@@ -162,9 +162,9 @@ def _send(arguments: argparse.Namespace) -> int:
             with closing(counted(messages, "messages", _share_of_input, drawn=reads and not typed)) as each:
                 for task, payload, metadata in each:
                     if not client.try_send(task, payload, **metadata):
-                        with _noticed(f"capacity for task {task}", arguments.timeout):
+                        with _wait_notice(f"capacity for task {task}", arguments.timeout):
                             client.send(task, payload, timeout=arguments.timeout, **metadata)
-            with _noticed("acknowledgements", arguments.timeout):
+            with _wait_notice("acknowledgements", arguments.timeout):
                 client.flush(arguments.timeout)
     finally:
         if client is not None:
@@ -186,14 +186,14 @@ def _recv(arguments: argparse.Namespace) -> int:
     to_stdout = arguments.file == "-"  # standard output stays open afterwards
     with nullcontext(sys.stdout.buffer) if to_stdout else Path(arguments.file).open("wb") as out:
         terminal = sys.stdout.encoding if out.isatty() else None
-        write = writer_of_messages(out, arguments.format, terminal=terminal)
+        write = make_message_writer(out, arguments.format, terminal=terminal)
         mode = os.fstat(out.fileno()).st_mode
         idle = math.inf if arguments.idle is None else arguments.idle
-        waited = f"messages to task {tasks_of(arguments.tasks)} at {arguments.address}"
+        waited = f"messages to task {format_tasks(arguments.tasks)} at {arguments.address}"
         with (
             client_of(arguments) as client,
             client.recv(arguments.tasks) as subscription,
-            _noticed(waited, idle) as notice,
+            _wait_notice(waited, idle) as notice,
         ):
             messages = subscription.messages(arguments.count, quiet=idle)
             sizes: list[int] = []  # of the messages of the current batch
@@ -210,7 +210,7 @@ def _recv(arguments: argparse.Namespace) -> int:
                                 await_reader(out)
                             sizes.clear()
                 except BrokenPipeError:
-                    subscription.acknowledge(count_read(out, sizes))
+                    subscription.acknowledge(count_read_messages(out, sizes))
                     raise
     return EXIT_OK
 
@@ -219,10 +219,10 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
     chosen = arguments.ids or arguments.all or arguments.task is not None
     if arguments.action != "list" and not chosen:
         raise ConfigError(f"say which to {arguments.action}: IDs as `list` names them, --task or --all")
-    with _box_of(arguments) as box:
+    with _receive_dead_letters(arguments) as box:
         letters = [
             each
-            for each in box.letters
+            for each in box.dead_letters
             if arguments.task in {None, each.task} and (not arguments.ids or each.id in arguments.ids)
         ]
         missing = set(arguments.ids) - {each.id for each in letters}
@@ -237,27 +237,27 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
 
 
 @dataclass
-class _Box:
+class _DeadLetterBatch:
     client: Client
     receiver: Receiver
-    arrived: Sequence[Arrived]
-    letters: Sequence[DeadMessage]
+    arrived: Sequence[ArrivedBatch]
+    dead_letters: Sequence[DeadMessage]
     timeout: float
 
-    def take_out(self, ids: Collection[str]) -> None:
+    def remove(self, ids: Collection[str]) -> None:
         """Remove these dead letters. All others are rejected, so they are redelivered in order."""
-        from tuplewire.session.consume import Rejected
+        from tuplewire.session.consume import RejectedMessage
 
         for each in self.arrived:
             kept = [
-                Rejected(index, 0.0, "kept", wait=False)
+                RejectedMessage(index, 0.0, "kept", wait=False)
                 for index, letter in _letters_in(each)
                 if letter is None or letter.id not in ids  # None: a message that is not a dead letter
             ]
             self.receiver.acknowledge(each, kept)
 
 
-def _letters_in(arrived: Arrived) -> Iterator[tuple[int, DeadMessage | None]]:
+def _letters_in(arrived: ArrivedBatch) -> Iterator[tuple[int, DeadMessage | None]]:
     from tuplewire.values.dead_letters import DeadMessage
 
     indexes = count()
@@ -267,18 +267,18 @@ def _letters_in(arrived: Arrived) -> Iterator[tuple[int, DeadMessage | None]]:
 
 
 @contextmanager
-def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
+def _receive_dead_letters(arguments: argparse.Namespace) -> Iterator[_DeadLetterBatch]:
     """Receive all messages of the dead-letter task from the worker that owns it."""
-    with control_of(arguments) as control:
+    with make_control_client(arguments) as control:
         status = control.status()
         if not status.HasField("dead_letter_task"):
             raise ConfigError(
                 f"the worker {status.worker_id} has no dead_letter_task: start it with --dead-letter-task"
             )
         task = status.dead_letter_task
-        arguments.address, *_ = owners_of(control, [task])
+        arguments.address, *_ = fetch_owners(control, [task])
     arguments.topology = arguments.topology or status.topology
-    with control_of(arguments) as control:
+    with make_control_client(arguments) as control:
         there = next((each for each in control.status().tasks if each.task == task), None)
     if there is None:
         raise ConfigError(f"no worker has the dead-letter task {task}: give it to one in the assignment")
@@ -286,17 +286,17 @@ def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
     with client_of(
         arguments, prefetch_messages=room, prefetch_bytes=there.queued_bytes + MIB, reject_order="continue"
     ) as client:
-        receiver, *_ = client._receive([task], None, follow=True)
-        arrived: list[Arrived] = []
+        receiver, *_ = client._subscription_args([task], None, follow=True)
+        arrived: list[ArrivedBatch] = []
         left, deadline = there.queued_messages, time.monotonic() + arguments.timeout
         while left > 0 and (batch := receiver.take(max(0.0, deadline - time.monotonic()))) is not None:
             arrived.append(batch)
             left -= sum(map(len, batch.groups))
         letters = [letter for each in arrived for _, letter in _letters_in(each) if letter is not None]
-        yield _Box(client, receiver, arrived, letters, arguments.timeout)
+        yield _DeadLetterBatch(client, receiver, arrived, letters, arguments.timeout)
 
 
-def _list(_: _Box, letters: Sequence[DeadMessage]) -> None:
+def _list(_: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
     if not letters:
         print("no dead letters", file=sys.stderr)
         return
@@ -308,13 +308,13 @@ def _list(_: _Box, letters: Sequence[DeadMessage]) -> None:
     write_table(sys.stdout, _HEADER, rows)
 
 
-def _write_json(_: _Box, letters: Sequence[DeadMessage]) -> None:
+def _write_json(_: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
     for each in letters:
         facts = {name: getattr(each, name) for name in ("id", "task", "source", "count", "reason", "time")}
         print(json.dumps({**facts, **as_json(each.message), "task": each.task}))
 
 
-def _show(_: _Box, letters: Sequence[DeadMessage]) -> None:
+def _show(_: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
     for each in letters:
         source = "" if each.source is None else f" from task {each.source}"
         lines = [
@@ -335,24 +335,24 @@ def _show(_: _Box, letters: Sequence[DeadMessage]) -> None:
         write_text(sys.stdout, "\n".join([*map(escape_unprintable, lines), "", ""]))
 
 
-def _replay(box: _Box, letters: Sequence[DeadMessage]) -> None:
+def _replay(box: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
     groups = []
     for each in letters:
         message = each.message
-        group = TaskGroup.joined(each.task, each.source, [message.payload], [encoded_of(message)])
+        group = TaskGroup.from_checked(each.task, each.source, [message.payload], [encoded_of(message)])
         groups.append(group.as_redelivered() if each.redelivered else group)
     box.client.send(TaskMessageBatch.from_groups(groups), timeout=box.timeout)
     box.client.flush(box.timeout)  # before the removal: an error may duplicate, but not lose messages
-    box.take_out({each.id for each in letters})
+    box.remove({each.id for each in letters})
     print(f"{len(letters)} sent again", file=sys.stderr)
 
 
-def _drop(box: _Box, letters: Sequence[DeadMessage]) -> None:
-    box.take_out({each.id for each in letters})
+def _drop(box: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
+    box.remove({each.id for each in letters})
     print(f"{len(letters)} dropped", file=sys.stderr)
 
 
-_ACTIONS: dict[str, Callable[[_Box, Sequence[DeadMessage]], None]] = {
+_ACTIONS: dict[str, Callable[[_DeadLetterBatch, Sequence[DeadMessage]], None]] = {
     "list": _list,
     "show": _show,
     "replay": _replay,

@@ -22,7 +22,7 @@ from tuplewire.values.group import check_task
 from tuplewire.values.message import TaskMessage
 
 _LENGTH = struct.Struct(">I")
-_MOST_POLLS = 1000
+_MAX_POLLS = 1000
 _POLL_MILLIS = 1
 
 
@@ -38,7 +38,7 @@ class MessageFormat(StrEnum):
     PREFIXED = "prefixed"  # each payload after its length in four bytes, big-endian; without tasks
 
 
-class Decoding(StrEnum):
+class PayloadFormat(StrEnum):
     """The interpretation of a payload for display."""
 
     TEXT = "text"
@@ -46,7 +46,7 @@ class Decoding(StrEnum):
     TUPLE = "tuple"  # the fields of a tuple of a topology
 
 
-def payloads_in(file: BinaryIO, form: MessageFormat) -> Iterator[bytes]:
+def read_payloads(file: BinaryIO, form: MessageFormat) -> Iterator[bytes]:
     """Return the encoded messages of a file as they arrive. Raise ConfigError if the last one is cut off."""
     return _prefixed(file) if form is MessageFormat.PREFIXED else (line.removesuffix(b"\n") for line in file)
 
@@ -117,7 +117,7 @@ def _header_of(pair: Any) -> tuple[str, bytes | None]:
     return pair[0], None if pair[1] is None else _bytes_of(pair[1])
 
 
-def writer_of_messages(
+def make_message_writer(
     file: BinaryIO, form: MessageFormat, *, terminal: str | None
 ) -> Callable[[TaskMessage], int]:
     """Return a function that writes a message to a file, and returns the number of bytes.
@@ -132,7 +132,7 @@ def writer_of_messages(
     if form is MessageFormat.JSON:
         return lambda message: file.write(json.dumps(as_json(message)).encode() + b"\n")
     if terminal:
-        return lambda message: file.write(_shown(message.payload, terminal) + b"\n")
+        return lambda message: file.write(_escape_payload(message.payload, terminal) + b"\n")
     return lambda message: file.write(message.payload + b"\n")
 
 
@@ -159,7 +159,7 @@ def _as_value(value: bytes) -> str | dict[str, str]:
         return {"base64": base64.b64encode(value).decode()}
 
 
-def _shown(payload: bytes, encoding: str) -> bytes:
+def _escape_payload(payload: bytes, encoding: str) -> bytes:
     return escape_unprintable(payload.decode(errors="backslashreplace")).encode(
         encoding, errors="backslashreplace"
     )
@@ -169,14 +169,14 @@ def await_reader(out: BinaryIO) -> None:
     """Wait at most 1 s until a pipe's reader has read all. Raises BrokenPipeError if it closes the pipe."""
     poller = select.poll()
     poller.register(out, 0)  # reports only that the reader has closed the pipe
-    for _ in range(_MOST_POLLS):
+    for _ in range(_MAX_POLLS):
         if not _unread_bytes(out):
             return
         if poller.poll(_POLL_MILLIS):
             raise BrokenPipeError
 
 
-def count_read(out: BinaryIO, sizes: Sequence[int]) -> int:
+def count_read_messages(out: BinaryIO, sizes: Sequence[int]) -> int:
     """Return the number of the last written messages, with these sizes, that the reader has read."""
     unread, read = _unread_bytes(out), len(sizes)
     while unread > 0 and read:

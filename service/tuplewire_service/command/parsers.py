@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
-from tuplewire.settings.settings import SECONDS, Kind, Settings, choice, count, in_range, settings_of, unknown
+from tuplewire.settings.settings import (
+    SECONDS,
+    Kind,
+    Settings,
+    choice,
+    in_range,
+    integer,
+    settings_of,
+    unknown_error,
+)
 from tuplewire.text.formatting import escape_unprintable
 from tuplewire.values.task_ids import TASK, TASKS
 from tuplewire_service.config.stop import EXIT_USAGE
@@ -102,19 +111,19 @@ class Parser(argparse.ArgumentParser):
             option = word.partition("=")[0]
             if option.startswith("--") and option not in known:
                 place = " before COMMAND" if commands else ""
-                self.error(str(unknown(f"option {option}{place}", option, known)))
+                self.error(str(unknown_error(f"option {option}{place}", option, known)))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             name = str(action.metavar or action.dest).lower()
-            self.error(str(unknown(f"{name} {value!r}", value, action.choices)))
+            self.error(str(unknown_error(f"{name} {value!r}", value, action.choices)))
 
     def error(self, message: str) -> NoReturn:
         end = "" if message.endswith("?") else ";"
         self.exit(EXIT_USAGE, f"{self.prog}: {escape_unprintable(message)}{end} see {self.prog} --help\n")
 
 
-def of_kind(kind: Kind) -> dict[str, Any]:
+def kind_arg(kind: Kind) -> dict[str, Any]:
     """Return the `type` and `metavar` of an argument that accepts the values of a setting of this kind."""
 
     def read(text: str) -> Any:
@@ -128,17 +137,17 @@ def of_kind(kind: Kind) -> dict[str, Any]:
     return {"type": read, "metavar": kind.metavar}
 
 
-def word_of(words: type[StrEnum]) -> dict[str, Any]:
+def enum_arg(words: type[StrEnum]) -> dict[str, Any]:
     """Return the `type`, `metavar` and `choices` of an argument that accepts one of several words."""
-    return {**of_kind(choice(words, "FORMAT")), "choices": list(words)}
+    return {**kind_arg(choice(words, "FORMAT")), "choices": list(words)}
 
 
-seconds = of_kind(Kind("SECONDS", "a time in seconds or inf, from 0", float, in_range(0.0), float))
-positive_seconds = of_kind(SECONDS)
-number = of_kind(count(0))
-positive_number = of_kind(count())
-task_id = of_kind(TASK)
-task_list = of_kind(TASKS)
+SECONDS_ARG = kind_arg(Kind("SECONDS", "a time in seconds or inf, from 0", float, in_range(0.0), float))
+POSITIVE_SECONDS_ARG = kind_arg(SECONDS)
+COUNT_ARG = kind_arg(integer(0))
+POSITIVE_COUNT_ARG = kind_arg(integer())
+TASK_ARG = kind_arg(TASK)
+TASKS_ARG = kind_arg(TASKS)
 
 
 def add_command(commands: Any, handler: Handler, help_text: str, example: str, name: str = "") -> Parser:
@@ -157,7 +166,7 @@ def add_client_command(
     """Add a command that connects to a running worker, with its address, the timeout and the credentials."""
     parser = add_command(commands, handler, help_text, example, name)
     add_address(parser, "address of the worker: host:port, or unix:///path")
-    parser.add_argument("--timeout", **seconds, default=5.0, help="time limit for an answer (default: 5)")
+    parser.add_argument("--timeout", **SECONDS_ARG, default=5.0, help="time limit for an answer (default: 5)")
     add_setting_flags(parser, Credentials)
     return parser
 
@@ -186,7 +195,7 @@ def add_setting_flags(parser: Parser, settings: type[Settings]) -> None:
             parser.further[title] = parser.add_argument_group(title)
             about = "show this help, or the help of a group of options"
             vars(parser.help_flag).update(nargs="?", metavar="GROUP", choices=parser.further, help=about)
-        default = f"; default: {known.kind.shown(known.default)}" if known.default else ""
+        default = f"; default: {known.kind.to_user_value(known.default)}" if known.default else ""
         parser.further.get(title, parser).add_argument(
             known.flag,
             dest=f"setting_{known.name}",
@@ -197,30 +206,30 @@ def add_setting_flags(parser: Parser, settings: type[Settings]) -> None:
         )
 
 
-def given_flags(arguments: argparse.Namespace, settings: type[Settings]) -> dict[str, str]:
+def flag_values(arguments: argparse.Namespace, settings: type[Settings]) -> dict[str, str]:
     """Return the values of the given flags by setting name."""
     given = {name: getattr(arguments, f"setting_{name}") for name in settings_of(settings)}
     return {name: value for name, value in given.items() if value is not None}
 
 
-def credentials_of(arguments: argparse.Namespace) -> Credentials:
+def read_credentials(arguments: argparse.Namespace) -> Credentials:
     """Return the credentials of the flags and, for missing flags, of the environment."""
     known = settings_of(Credentials)
-    given = given_flags(arguments, Credentials).items()
+    given = flag_values(arguments, Credentials).items()
     flags = {name: known[name].check(value, f"flag {known[name].flag}", text=True) for name, value in given}
     return Credentials.from_environment(flags=flags)
 
 
-def control_of(arguments: argparse.Namespace, address: str | None = None) -> ControlClient:
+def make_control_client(arguments: argparse.Namespace, address: str | None = None) -> ControlClient:
     """Return a client of the control service for the flags of add_client_command(); `address` comes first."""
     from tuplewire.connection.control_client import ControlClient
 
     return ControlClient(
-        address or arguments.address, arguments.timeout, credentials=credentials_of(arguments)
+        address or arguments.address, arguments.timeout, credentials=read_credentials(arguments)
     )
 
 
-def owners_of(client: ControlClient, tasks: Collection[int]) -> dict[str, str]:
+def fetch_owners(client: ControlClient, tasks: Collection[int]) -> dict[str, str]:
     """Return the address and id of each worker that owns one of the tasks; if none does, the client's."""
     worker_id, assignment = client.status().worker_id, client.assignment()
     owners = {

@@ -28,14 +28,14 @@ from tuplewire.text.formatting import counted, escape_unprintable
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.terminal import PROBLEM_STYLE, write_table, write_text
 from tuplewire_service.command.viewer.cluster_rows import TABLES, ClusterRows, TaskRow, cluster_rows
-from tuplewire_service.command.viewer.columns import NOT_KNOWN, Column, Row, in_order, time_of
+from tuplewire_service.command.viewer.columns import NOT_KNOWN, Column, Row, format_time, sorted_rows
 from tuplewire_service.command.viewer.rates import WorkerSample, state_name
-from tuplewire_service.control.control_messages import MOST_CLIENTS
+from tuplewire_service.control.control_messages import MAX_CLIENTS
 
-MOST_LINES = 40  # lines of one kind, and rows of one table, in the text
+MAX_LINES = 40  # lines of one kind, and rows of one table, in the text
 _GAP = 2  # between two columns
-_MOST_CELL = 20
-_BETWEEN_SECONDS = 1.0
+_MAX_CELL_WIDTH = 20
+_SAMPLE_INTERVAL_SECONDS = 1.0
 _NAME = re.compile(r"[a-z-]{1,30}\.(?:json|toml|txt)")
 
 
@@ -46,10 +46,10 @@ def ledger_of(ledger: pb.Ledger) -> LedgerSnapshot:
 
 def status_as_json(status: pb.GetStatusResponse) -> dict[str, Any]:
     """Return the status as plain values. Counts are numbers; in protobuf's own JSON, they are strings."""
-    return {**_plain(status), "state": state_name(status.state)}
+    return {**_to_plain(status), "state": state_name(status.state)}
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, str | float | int):
         return value
     if isinstance(value, Message):
@@ -58,13 +58,13 @@ def _plain(value: Any) -> Any:
             fields["balanced"] = ledger_of(value).balanced
         return fields
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return list(map(_plain, value))
+        return {key: _to_plain(each) for key, each in value.items()}
+    return list(map(_to_plain, value))
 
 
 def _field(message: Message, field: Any) -> Any:
     absent = field.has_presence and field.message_type is None and not message.HasField(field.name)
-    return None if absent else _plain(getattr(message, field.name))  # JSON has null for an unset field
+    return None if absent else _to_plain(getattr(message, field.name))  # JSON has null for an unset field
 
 
 def status_as_text(status: pb.GetStatusResponse) -> str:
@@ -91,40 +91,40 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
         yield (
             f"lately      in {recent.seconds:.1f} s: {recent.accepted / recent.seconds:,.0f} accepted/s, "
             f"{recent.acknowledged / recent.seconds:,.0f} acknowledged/s, {recent.dropped} dropped; "
-            f"{_shares(recent.state_seconds)}"
+            f"{_format_shares(recent.state_seconds)}"
         )
-    yield f"time        {_shares(status.state_seconds)}"
+    yield f"time        {_format_shares(status.state_seconds)}"
     for each in status.blocking:
         late = f"{each.recent_seconds:.1f} of {recent.seconds:.1f} s lately, " if each.recent_seconds else ""
         held = f"has held others up for {late}{each.seconds:.1f} s in all"
         yield f"blocking    task {each.task} ({each.where}) {held}"
     received = sorted(status.received, key=attrgetter("messages"), reverse=True)
-    for count in received[:MOST_LINES]:
+    for count in received[:MAX_LINES]:
         yield (
             f"received    from {count.source}: {counted(count.messages, 'message')}, "
             f"{counted(count.bytes, 'byte')}, batches: {count.batches:,}"
         )
-    if len(received) > MOST_LINES:
-        yield f"received    and from {len(received) - MOST_LINES} more"
+    if len(received) > MAX_LINES:
+        yield f"received    and from {len(received) - MAX_LINES} more"
     if status.rejections:
         letters = status.dead_letter_task if status.HasField("dead_letter_task") else "none"
         waiting = f"copies waiting: {status.rejected_waiting:,}"
         yield f"rejected    {counted(status.rejections, 'time')}, {waiting}; dead-letter task: {letters}"
 
 
-def waiting_without_consumer(status: pb.GetStatusResponse) -> Iterator[str]:
+def unconsumed_task_lines(status: pb.GetStatusResponse) -> Iterator[str]:
     """Yield a line for each task with messages and without a consumer, most messages first."""
     waiting = [each for each in status.tasks if each.queued_messages and not each.subscribed]
     waiting.sort(key=attrgetter("queued_messages"), reverse=True)
-    for each in waiting[:MOST_LINES]:
-        oldest = f", the oldest for {time_of(each.oldest_seconds)}" if each.oldest_seconds else ""
+    for each in waiting[:MAX_LINES]:
+        oldest = f", the oldest for {format_time(each.oldest_seconds)}" if each.oldest_seconds else ""
         yield f"{counted(each.queued_messages, 'message')} to task {each.task} without a consumer{oldest}"
-    if others := sum(each.queued_messages for each in waiting[MOST_LINES:]):
-        tasks = counted(len(waiting) - MOST_LINES, "more task")
+    if others := sum(each.queued_messages for each in waiting[MAX_LINES:]):
+        tasks = counted(len(waiting) - MAX_LINES, "more task")
         yield f"{counted(others, 'message')} to {tasks} without a consumer"
 
 
-def _shares(state_seconds: Mapping[str, float]) -> str:
+def _format_shares(state_seconds: Mapping[str, float]) -> str:
     age = sum(state_seconds.values()) or 1.0
     shares = sorted(((seconds / age, state) for state, seconds in state_seconds.items()), reverse=True)
     return ", ".join(f"{share:.0%} {state}" for share, state in shares if share > 0.005)  # less is 0%
@@ -142,7 +142,7 @@ def write_tables(
         width = shutil.get_terminal_size().columns
     for sentence in map(escape_unprintable, cluster.blocking):
         write_text(stream, f"{textwrap.fill(sentence, width) if width else sentence}\n", PROBLEM_STYLE)
-    tables: dict[str, list[Row]] = {name: in_order(getattr(cluster, name), wanted) for name in TABLES}
+    tables: dict[str, list[Row]] = {name: sorted_rows(getattr(cluster, name), wanted) for name in TABLES}
     if wanted and not any(tables.values()):
         write_text(stream, f"\nno row contains {escape_unprintable(wanted)}\n")
     for name, found in tables.items():
@@ -152,8 +152,8 @@ def write_tables(
         rows = [row for row in found if wanted or not width or not (isinstance(row, TaskRow) and row.unused)]
         lines = [row.cells() for row in rows[:most]]
         if width:
-            lines = [[_shortened(escape_unprintable(cell)) for cell in line] for line in lines]
-        shown = _shown(columns, lines, width)
+            lines = [[_shorten(escape_unprintable(cell)) for cell in line] for line in lines]
+        shown = _visible_columns(columns, lines, width)
         write_text(stream, f"\n{name}\n")
         header, *cells = [[line[i] for i in shown] for line in ([each.title for each in columns], *lines)]
         if rows:
@@ -163,13 +163,13 @@ def write_tables(
             write_text(stream, f"{'and ' if rows else ''}{what}; --json has all of them\n")
 
 
-def _shortened(cell: str) -> str:
+def _shorten(cell: str) -> str:
     """Return a long name without its middle, because names often differ only at their ends."""
-    half = _MOST_CELL // 2 - 2
-    return cell if len(cell) <= _MOST_CELL else f"{cell[:half]}...{cell[-half:]}"
+    half = _MAX_CELL_WIDTH // 2 - 2
+    return cell if len(cell) <= _MAX_CELL_WIDTH else f"{cell[:half]}...{cell[-half:]}"
 
 
-def _shown(columns: list[Column], lines: list[list[str]], width: int | None) -> list[int]:
+def _visible_columns(columns: list[Column], lines: list[list[str]], width: int | None) -> list[int]:
     """Return the indexes of the columns that have content and fit the width; minor columns go first."""
     filled = [any(cell not in {"", NOT_KNOWN} for cell in column) for column in zip(*lines, strict=True)]
     shown = [index for index, has_content in enumerate(filled) if has_content]
@@ -193,7 +193,7 @@ def write_bundle(client: ControlClient, file: Path) -> list[str]:
             os.fdopen(descriptor, "wb") as stream,
             zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as bundle,
         ):
-            contents = _contents(client)
+            contents = _bundle_files(client)
             for name, content in contents.items():
                 bundle.writestr(name, content)
     except BaseException:
@@ -202,12 +202,12 @@ def write_bundle(client: ControlClient, file: Path) -> list[str]:
     return sorted(contents)
 
 
-def _contents(client: ControlClient) -> dict[str, bytes]:
-    before, began = client.status(MOST_CLIENTS), time.monotonic()
+def _bundle_files(client: ControlClient) -> dict[str, bytes]:
+    before, began = client.status(MAX_CLIENTS), time.monotonic()
     # The worker chooses the names. None may be a path, which could be outside of the folder when unpacked.
     contents = {name: content for name, content in client.debug().items() if _NAME.fullmatch(name)}
-    time.sleep(max(0.0, began + _BETWEEN_SECONDS - time.monotonic()))  # for rates
-    now = client.status(MOST_CLIENTS)
+    time.sleep(max(0.0, began + _SAMPLE_INTERVAL_SECONDS - time.monotonic()))  # for rates
+    now = client.status(MAX_CLIENTS)
     rows = cluster_rows([WorkerSample(now.worker_id, client.address, now, before)])
     ours = {"status.json": status_as_json(now), "live.json": dataclasses.asdict(rows)}
     return contents | {name: json.dumps(each, indent=2, default=str).encode() for name, each in ours.items()}

@@ -23,14 +23,14 @@ from tuplewire.text.formatting import escape_unprintable, escape_value
 from tuplewire.values.headers import decode_headers
 from tuplewire.values.message import TaskMessage
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.messages import Decoding, as_json
-from tuplewire_service.command.parsers import control_of, owners_of
-from tuplewire_service.command.viewer.columns import short_client, tasks_of
+from tuplewire_service.command.messages import PayloadFormat, as_json
+from tuplewire_service.command.parsers import fetch_owners, make_control_client
+from tuplewire_service.command.viewer.columns import format_tasks, short_client
 
-_FOLLOW_SECONDS = 1.0
+_OWNER_CHECK_SECONDS = 1.0
 
 _PARTS = 3  # of a tuple: source, message ID, values
-_FACTS = (
+_JSON_FIELDS = (
     "size_bytes",
     "sender",
     "from_worker",
@@ -44,7 +44,7 @@ _FACTS = (
 _Arrived = SimpleQueue[tuple[str, pb.TapResponse | TuplewireError]]
 
 
-def tapped_at_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse, None, None]:
+def tap_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse, None, None]:
     """Yield the responses of taps at the tasks' workers, and open a tap at each worker that a task moves to.
 
     The counts are the sums of all taps. Without tasks, the only tap is at the given worker. With tasks, the
@@ -54,13 +54,13 @@ def tapped_at_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse,
     tasks, arrived = arguments.task, _Arrived()
     last: dict[str, pb.TapResponse | TuplewireError] = {}
     with ExitStack() as exit_stack:
-        first = exit_stack.enter_context(control_of(arguments))
+        first = exit_stack.enter_context(make_control_client(arguments))
         known = first.assignment()
-        if known and (unknown := sorted(set(tasks).difference(*(each.tasks for each in known.workers)))):
-            raise UnknownTaskError(f"task {tasks_of(unknown)} is not in assignment version {known.version}")
+        if known and (wrong := sorted(set(tasks).difference(*(each.tasks for each in known.workers)))):
+            raise UnknownTaskError(f"task {format_tasks(wrong)} is not in assignment version {known.version}")
         while True:
             try:
-                owners = owners_of(first, tasks)
+                owners = fetch_owners(first, tasks)
             except UnreachableError:
                 if not any(isinstance(each, pb.TapResponse) for each in last.values()):
                     raise
@@ -69,11 +69,11 @@ def tapped_at_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse,
                 if isinstance(ended := last.get(address), TuplewireError):
                     raise ended
                 if ended is None:
-                    client = exit_stack.enter_context(control_of(arguments, address))
+                    client = exit_stack.enter_context(make_control_client(arguments, address))
                     last[address] = pb.TapResponse()
                     reader = (client, worker_id, arguments, arrived)
                     threading.Thread(target=_read, args=reader, daemon=True).start()
-            until = time.monotonic() + _FOLLOW_SECONDS
+            until = time.monotonic() + _OWNER_CHECK_SECONDS
             while (left := until - time.monotonic()) > 0:
                 try:
                     address, response = arrived.get(timeout=left)
@@ -101,7 +101,7 @@ def _read(client: ControlClient, worker_id: str, given: argparse.Namespace, arri
         arrived.put((client.address, error))
 
 
-def tapped_as_text(message: pb.TappedMessage, decoding: Decoding) -> str:
+def tapped_as_text(message: pb.TappedMessage, decoding: PayloadFormat) -> str:
     """Return a line with the time, task, place, sender, key and headers, and the payload after a bar."""
     sender = short_client(message.sender)
     seconds, micros = divmod(message.seen_unix_micros, 1_000_000)
@@ -116,8 +116,8 @@ def tapped_as_text(message: pb.TappedMessage, decoding: Decoding) -> str:
         facts["redelivered"] = "yes"
     facts.update(_key_and_headers(message))
     facts["bytes"] = message.size_bytes
-    told = " ".join(f"{name}={escape_value(value)}" for name, value in facts.items())
-    return f"{instant}.{micros // 1000:03d}Z {told} | {_payload(message, decoding)}"
+    fields = " ".join(f"{name}={escape_value(value)}" for name, value in facts.items())
+    return f"{instant}.{micros // 1000:03d}Z {fields} | {_payload(message, decoding)}"
 
 
 def _key_and_headers(message: pb.TappedMessage) -> dict[str, str]:
@@ -137,13 +137,13 @@ def _text(value: bytes) -> str:
     return value.decode(errors="backslashreplace")
 
 
-def _payload(message: pb.TappedMessage, decoding: Decoding) -> str:
+def _payload(message: pb.TappedMessage, decoding: PayloadFormat) -> str:
     """Return the payload, as plain text if it is incomplete or cannot be decoded."""
     payload = message.payload
     whole = len(payload) == message.size_bytes
-    if decoding is not Decoding.TEXT and whole:
+    if decoding is not PayloadFormat.TEXT and whole:
         try:
-            if decoding is Decoding.TUPLE:
+            if decoding is PayloadFormat.TUPLE:
                 return escape_unprintable(_tuple(payload))
             return escape_unprintable(json.dumps(json.loads(payload), ensure_ascii=False))
         except (*FAULTS, RecursionError, TypeError):
@@ -172,5 +172,5 @@ def tapped_as_json(message: pb.TappedMessage) -> str:
     """Return a JSON object with the fields of `tuplewire recv --format json`, and facts about the passage."""
     received = TaskMessage.received(message.task, message.payload, message.headers)
     source = message.source if message.HasField("source") else None
-    facts = {name: getattr(message, name) for name in _FACTS}
+    facts = {name: getattr(message, name) for name in _JSON_FIELDS}
     return json.dumps({**as_json(received), "source": source, **facts})

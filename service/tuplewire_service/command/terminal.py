@@ -1,7 +1,7 @@
 """Output of the commands: tables that fit a terminal's width, by rich; plain text for pipes and files.
 
 Cells are escaped, because their content may be untrusted. rich is imported only for a terminal. Used by
-commands and demos. Owns the thread of a LiveLine. Not thread-safe. Exception: LiveLine.
+commands and demos. Owns the thread of a ProgressLine. Not thread-safe. Exception: ProgressLine.
 Design: docs/design/status.md.
 """
 
@@ -44,7 +44,7 @@ def console_of(stream: TextIO) -> Console | None:
     return Console(file=stream, markup=False, emoji=False, highlight=False)
 
 
-class LiveLine:
+class ProgressLine:
     """A line with the elapsed time, a bar if the end is known, and a text. Thread-safe.
 
     A thread redraws it from begin() or show() until end(), which erases it. It is one line, so the output of
@@ -61,7 +61,7 @@ class LiveLine:
         self._share: float | None = None
         self._live = Live(
             console=console,
-            get_renderable=self._rendered,
+            get_renderable=self._render,
             refresh_per_second=_REFRESHED_PER_SECOND,
             transient=True,
             redirect_stdout=False,  # it may be a file
@@ -82,7 +82,7 @@ class LiveLine:
         """Erase the line, if it is drawn."""
         self._live.stop()
 
-    def _rendered(self) -> Table:
+    def _render(self) -> Table:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -96,10 +96,10 @@ class LiveLine:
         return line
 
 
-def live_line(stream: TextIO) -> LiveLine | None:
+def live_line(stream: TextIO) -> ProgressLine | None:
     """Return a progress line on a stream, or None for plain text."""
     console = console_of(stream)
-    return None if console is None else LiveLine(console)
+    return None if console is None else ProgressLine(console)
 
 
 def write_text(stream: TextIO, text: str, style: str = "", indent: int = 0) -> None:
@@ -113,11 +113,11 @@ def write_text(stream: TextIO, text: str, style: str = "", indent: int = 0) -> N
 
 
 def counted(
-    items: Iterable[_Item], what: str, share: Callable[[int], float | None], *, drawn: bool
+    items: Iterable[_Item], what: str, completed_ratio: Callable[[int], float | None], *, drawn: bool
 ) -> Generator[_Item]:
     """Yield items. If `drawn`, show their number and rate on standard error, if it is a terminal.
 
-    `share` returns the completed share, 0 to 1, after a number of items, or None. Close the generator.
+    `completed_ratio` returns the ratio, 0 to 1, after a number of items, or None. Close the generator.
     """
     line = live_line(sys.stderr) if drawn else None
     if line is None:
@@ -130,7 +130,7 @@ def counted(
             now = time.monotonic()
             if now - last >= _REDRAW_SECONDS:
                 last = now
-                line.show(f"{number:,} {what}, {number / (now - began):,.0f}/s", share(number))
+                line.show(f"{number:,} {what}, {number / (now - began):,.0f}/s", completed_ratio(number))
     finally:
         line.end()
 

@@ -24,25 +24,25 @@ from tuplewire_service.messaging.factory import TRANSPORT_KEY
 CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 WORKER_PREFIX = "tuplewire.worker."
 """The prefix of a worker's settings in a topology's configuration."""
-_OF_A_QUEUE = {
+_QUEUE_LIMIT_KEYS = {
     "tuplewire.transport.receive_messages": "receive_queue_messages",
     "tuplewire.transport.receive_bytes": "receive_queue_bytes",
 }
 """A queue's limit has two names, because it also limits the outstanding messages of senders."""
-_OF_EXECUTORS = "topology.executor.receive.buffer.size"
+_EXECUTOR_QUEUE_KEY = "topology.executor.receive.buffer.size"
 """Limits a worker's queues in its own file, and executors' queues in a topology's settings."""
-_DECLARED = settings_of(WorkerConfig)
+_SETTINGS = settings_of(WorkerConfig)
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedConfig:
     """A configuration, and the origin of each value by name: "default", "flag --listen", ..."""
 
     config: WorkerConfig
     origins: Mapping[str, str]
 
 
-def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None = None) -> Loaded:
+def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None = None) -> LoadedConfig:
     """Merge the sources. Raises ConfigError with the source, the setting and the problem.
 
     flags: values by setting name. environment: all variables; other programs' are ignored. file: the TOML
@@ -51,88 +51,88 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | 
     if file is None and environment.get(CONFIG_VARIABLE):
         file = Path(environment[CONFIG_VARIABLE])
     values: dict[str, Any] = {}
-    origins = dict.fromkeys(_DECLARED, "default")
+    origins = dict.fromkeys(_SETTINGS, "default")
     if file is not None:
-        _take_file(file, values, origins)
-    by_variable = {known.variable: name for name, known in _DECLARED.items()}
+        _read_file_into(file, values, origins)
+    by_variable = {known.variable: name for name, known in _SETTINGS.items()}
     refuse_misspelled(environment, {*by_variable, *OF_PROGRAMS})
     variables = environment.keys() & by_variable.keys()
     given = [(by_variable[each], f"environment {each}", environment[each]) for each in variables]
-    given += [(name, f"flag {_DECLARED[name].flag}", raw) for name, raw in flags.items()]
+    given += [(name, f"flag {_SETTINGS[name].flag}", raw) for name, raw in flags.items()]
     for name, origin, raw in given:
-        values[name] = _DECLARED[name].check(raw, origin, text=True)
+        values[name] = _SETTINGS[name].check(raw, origin, text=True)
         origins[name] = origin
     program_conf = values.get("program_conf")
-    further = settings_in(read_conf(program_conf)) if program_conf else {}
-    for name in further.keys() - values.keys():
-        values[name] = further[name]
-        if name in _DECLARED and further[name] != _DECLARED[name].default:
+    program_settings = settings_in(read_conf(program_conf)) if program_conf else {}
+    for name in program_settings.keys() - values.keys():
+        values[name] = program_settings[name]
+        if name in _SETTINGS and program_settings[name] != _SETTINGS[name].default:
             origins[name] = str(program_conf)
-    return Loaded(WorkerConfig(**values), origins)
+    return LoadedConfig(WorkerConfig(**values), origins)
 
 
 def to_toml(config: WorkerConfig, origins: Mapping[str, str] | None = None) -> str:
     """Return a configuration as TOML, with the origin of each value if known."""
     lines = []
-    for name, declared in _DECLARED.items():
+    for name, declared in _SETTINGS.items():
         value = getattr(config, name)
         origin = f"  # {origins[name]}" if origins else ""
         if value is None or value == ():
             lines.append(f"# {name} is not set{origin}")
         else:
-            text = json.dumps(declared.kind.shown(value), ensure_ascii=False)
+            text = json.dumps(declared.kind.to_user_value(value), ensure_ascii=False)
             # JSON does not escape some control characters that TOML and terminals do not accept.
             text = "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)
             lines.append(f"{name} = {text}{origin}")
     return "\n".join(lines)
 
 
-def _take_file(file: Path, values: dict[str, Any], origins: dict[str, str]) -> None:
+def _read_file_into(file: Path, values: dict[str, Any], origins: dict[str, str]) -> None:
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"configuration {file} is not TOML: {error}") from error
-    known, items = keys_of(WorkerConfig), list(_flat(tables))
+    known, items = keys_of(WorkerConfig), list(_flatten(tables))
     values.update(read_keys(items, known, "", text=True, source=f" in {file}"))
     origins.update((known[key].name, f"{key} in {file}") for key, _ in items if key in known)
 
 
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def _flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     """Yield dotted keys: TOML parses `storm.messaging.transport = "grpc"` as nested tables."""
     for key, value in tables.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
 
-def settings_in(conf: Mapping[str, Any], *, of_processes: bool = True) -> dict[str, Any]:
+def settings_in(conf: Mapping[str, Any], *, separate_processes: bool = True) -> dict[str, Any]:
     """Return the fields of WorkerConfig in a topology's settings.
 
-    Their keys are `tuplewire.worker.NAME`, Storm's keys, and the keys of sessions. of_processes: True if each
-    worker has its own process; workers in one process read their transport's settings separately.
+    Their keys are `tuplewire.worker.NAME`, Storm's keys, and those of sessions. separate_processes: True if
+    each worker has its own process; workers in one process read their transport's settings separately.
     Raises ConfigError for an invalid value, and for an unknown key of Tuplewire.
     """
-    elsewhere = {*keys_of(SessionSettings), *(() if of_processes else (TRANSPORT_KEY,))}
-    known = {WORKER_PREFIX + name: each for name, each in _DECLARED.items()}
-    known |= {each.storm: each for each in _DECLARED.values() if each.storm not in {"", _OF_EXECUTORS}}
-    known |= {key: _DECLARED[name] for key, name in _OF_A_QUEUE.items()}
-    known = {key: each for key, each in known.items() if key not in elsewhere}
+    read_elsewhere = {*keys_of(SessionSettings), *(() if separate_processes else (TRANSPORT_KEY,))}
+    known = {WORKER_PREFIX + name: each for name, each in _SETTINGS.items()}
+    known |= {each.storm: each for each in _SETTINGS.values() if each.storm not in {"", _EXECUTOR_QUEUE_KEY}}
+    known |= {key: _SETTINGS[name] for key, name in _QUEUE_LIMIT_KEYS.items()}
+    known = {key: each for key, each in known.items() if key not in read_elsewhere}
     session = SessionSettings.from_conf(conf)
-    of_sessions = _DECLARED.keys() & settings_of(SessionSettings).keys()
-    ours = KEY_PREFIX if of_processes else WORKER_PREFIX
+    of_sessions = _SETTINGS.keys() & settings_of(SessionSettings).keys()
+    checked_prefix = KEY_PREFIX if separate_processes else WORKER_PREFIX
     return {
         "session": session,
         **{name: getattr(session, name) for name in of_sessions},
-        **read_keys(conf.items(), known, ours, elsewhere, text=True),
+        **read_keys(conf.items(), known, checked_prefix, read_elsewhere, text=True),
     }
 
 
 def transport_settings_in(conf: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the transport between workers of one process, except its sessions' settings."""
-    others = {*keys_of(SessionSettings), *_OF_A_QUEUE}
+    others = {*keys_of(SessionSettings), *_QUEUE_LIMIT_KEYS}
     own = {
         key: value
         for key, value in conf.items()

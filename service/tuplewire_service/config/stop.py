@@ -50,21 +50,21 @@ def read_signals(action: Callable[[int], None]) -> None:
     for number in _SIGNALS:
         signal.signal(number, lambda *_: None)
 
-    def pass_on() -> None:
+    def forward_signals() -> None:
         with os.fdopen(reader, "rb", buffering=0) as pipe:
             while number := pipe.read(1):
                 if number[0] in _SIGNALS:
                     action(number[0])
 
-    threading.Thread(target=pass_on, name="tuplewire-signals", daemon=True).start()
+    threading.Thread(target=forward_signals, name="tuplewire-signals", daemon=True).start()
 
 
-def end_by_force(seconds: float, why: Callable[[], str]) -> threading.Timer:
-    """Exit with code 70 after `seconds`, with the reason `why()` on standard error. Returns the timer."""
+def exit_after(seconds: float, get_reason: Callable[[], str]) -> threading.Timer:
+    """Exit with code 70 after `seconds`, and print the reason on standard error. Returns the timer."""
 
     def end() -> None:
         try:
-            os.write(2, f"tuplewire worker: not ended after {seconds:g} s: {why()}\n".encode())
+            os.write(2, f"tuplewire worker: not ended after {seconds:g} s: {get_reason()}\n".encode())
         finally:
             os._exit(EXIT_DEFECT)
 
@@ -79,12 +79,12 @@ class Stop:
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[StopRequest] = queue.SimpleQueue()
-        self.requested = False
+        self.is_requested = False
         self._was_signalled = False
 
     def request(self, request: StopRequest) -> None:
         """Request a stop of the process."""
-        self.requested = True
+        self.is_requested = True
         self._requests.put(request)
 
     def wait(self, timeout: float) -> StopRequest | None:
@@ -94,7 +94,7 @@ class Stop:
         except queue.Empty:
             return None
 
-    def failure(self) -> StopRequest | None:
+    def pop_failure(self) -> StopRequest | None:
         """Return the first queued request with an exit code other than 0, if any; remove earlier ones."""
         while not self._requests.empty():
             request = self._requests.get()
@@ -104,13 +104,13 @@ class Stop:
 
     def on_signals(self) -> None:
         """Turn SIGTERM and SIGINT into requests; a second signal exits immediately."""
-        read_signals(self._signalled)
+        read_signals(self._on_signal)
 
     def on_end_of_input(self) -> None:
         """Stop at the end of standard input: the parent process that held it open has exited."""
         threading.Thread(target=self._await_end_of_input, name="tuplewire-stdin", daemon=True).start()
 
-    def _signalled(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._was_signalled:
             os.write(2, b"tuplewire worker: second signal, exit without draining\n")
             os._exit(128 + number)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import NAMES, Credentials
-from tuplewire.settings.addresses import bracketed, is_loopback, join_host_port, split_host_port
+from tuplewire.settings.addresses import add_brackets, is_loopback, join_host_port, split_host_port
 from tuplewire.settings.config import SessionSettings
 from tuplewire.settings.settings import (
     ANY_TEXT,
@@ -22,11 +22,11 @@ from tuplewire.settings.settings import (
     SECONDS,
     Kind,
     choice,
-    copied_from,
     in_range,
     setting,
+    setting_like,
     settings_of,
-    text,
+    string,
 )
 from tuplewire.settings.storm_keys import tuplewire_transport
 from tuplewire.tracing.tracing_settings import TracingSettings
@@ -37,7 +37,7 @@ MAX_SOCKET_PATH_BYTES = 107
 """Maximum length of a Unix socket's path on Linux: `sun_path` without its final zero byte."""
 
 
-def _advertised(address: str) -> str:
+def _parse_advertised(address: str) -> str:
     """Parse an address for other workers: host:port, or a host, which gets the bound port.
 
     An IPv6 host may have no brackets, like a pod's IP in Kubernetes.
@@ -46,7 +46,7 @@ def _advertised(address: str) -> str:
         raise ValueError
     with suppress(ipaddress.AddressValueError):
         ipaddress.IPv6Address(address)
-        return bracketed(address)
+        return add_brackets(address)
     if ":" not in address or (address.startswith("[") and address.endswith("]")):
         return address
     host, port = split_host_port(address)
@@ -67,21 +67,21 @@ def _socket_path(value: str) -> str:
 
 
 HOST_PORT = Kind("HOST:PORT", "host:port", str, lambda address: join_host_port(*split_host_port(address)))
-ADVERTISED = Kind("HOST[:PORT]", "a host, or host:port", str, _advertised)
+ADVERTISED = Kind("HOST[:PORT]", "a host, or host:port", str, _parse_advertised)
 SOCKET_PATH = Kind("PATH", "an absolute path", str, _socket_path)
 
 
-def _transport(name: str) -> str:
+def _parse_transport(name: str) -> str:
     """Check a transport's name. The error for a class of Storm's names the replacement."""
     ours = tuplewire_transport(name)
     if ours is not None:
         raise ConfigError(f"{name!r} is a class of Storm's: write {ours!r} in place of it")
-    return str(_CHOICE.read(name))
+    return str(_TRANSPORT_CHOICE.read(name))
 
 
-_CHOICE = choice(["grpc", "zmq"])
-_TRANSPORT = replace(_CHOICE, read=_transport)
-MODE = Kind(
+_TRANSPORT_CHOICE = choice(["grpc", "zmq"])
+_TRANSPORT = replace(_TRANSPORT_CHOICE, read=_parse_transport)
+FILE_MODE = Kind(
     "MODE",
     "a file mode in octal digits, such as 0660",
     int,
@@ -104,7 +104,7 @@ class WorkerConfig(WorkerSettings):
     listen_unix: str | None = setting(
         SOCKET_PATH, None, "Unix socket to listen on as well, for programs on the same machine"
     )
-    socket_mode: int = setting(MODE, 0o660, "file mode of the Unix socket, in octal")
+    socket_mode: int = setting(FILE_MODE, 0o660, "file mode of the Unix socket, in octal")
     admin: str = setting(
         HOST_PORT, "127.0.0.1:9464", "address of /metrics, /livez and /readyz; port 0: any free port"
     )
@@ -129,20 +129,20 @@ class WorkerConfig(WorkerSettings):
         None,
         "address for other workers if transport is not grpc (default: a free port on the host of listen)",
     )
-    max_message_bytes: int = copied_from(SessionSettings, "max_message_bytes")
-    max_frame_bytes: int = copied_from(SessionSettings, "max_frame_bytes")
-    linger_seconds: float = copied_from(SessionSettings, "linger_seconds")
-    keepalive_seconds: float = copied_from(SessionSettings, "keepalive_seconds")
-    tls_certificate: str | None = copied_from(
+    max_message_bytes: int = setting_like(SessionSettings, "max_message_bytes")
+    max_frame_bytes: int = setting_like(SessionSettings, "max_frame_bytes")
+    linger_seconds: float = setting_like(SessionSettings, "linger_seconds")
+    keepalive_seconds: float = setting_like(SessionSettings, "keepalive_seconds")
+    tls_certificate: str | None = setting_like(
         Credentials,
         "tls_certificate",
         "certificate of this worker as client and server; enables mutual TLS on TCP",
     )
-    tls_key: str | None = copied_from(Credentials, "tls_key")
-    tls_ca: str | None = copied_from(
+    tls_key: str | None = setting_like(Credentials, "tls_key")
+    tls_ca: str | None = setting_like(
         Credentials, "tls_ca", "CA certificates that workers' and programs' certificates are checked against"
     )
-    tls_worker_names: tuple[str, ...] = copied_from(
+    tls_worker_names: tuple[str, ...] = setting_like(
         Credentials,
         "tls_worker_names",
         "names in workers' certificates (DNS, *.DNS, IP or URI, comma-separated); peers with other names "
@@ -151,13 +151,13 @@ class WorkerConfig(WorkerSettings):
     tls_client_names: tuple[str, ...] = setting(
         NAMES, (), "names in programs' certificates (default: any that the CA has signed)"
     )
-    token_file: str | None = copied_from(
+    token_file: str | None = setting_like(
         Credentials, "token_file", "accepted tokens of programs, one per line: TOKEN or NAME TOKEN"
     )
     permissions_file: str | None = setting(
         FILE, None, "permissions of each client, in TOML; see docs/how-to/secure.md (default: all)"
     )
-    allow_plaintext: bool = copied_from(
+    allow_plaintext: bool = setting_like(
         Credentials,
         "allow_plaintext",
         "accept connections from other machines without TLS; for trusted networks only",
@@ -168,8 +168,8 @@ class WorkerConfig(WorkerSettings):
         "time limit to deliver or forward messages at shutdown; keep it under the pod's grace period",
         storm="supervisor.worker.shutdown.sleep.secs",
     )
-    tracing: bool = copied_from(TracingSettings, "tracing")
-    trace_sample: float = copied_from(
+    tracing: bool = setting_like(TracingSettings, "tracing")
+    trace_sample: float = setting_like(
         TracingSettings, "trace_sample", "share of the tuples from this worker's spouts that start a trace"
     )
     log_level: str = setting(
@@ -184,7 +184,7 @@ class WorkerConfig(WorkerSettings):
         "next worker with this file reports them",
     )
     program: str | None = setting(
-        text(),
+        string(),
         None,
         "topology with tasks to run in this worker: package.module:function, or file.py:function",
     )
@@ -229,7 +229,7 @@ class WorkerConfig(WorkerSettings):
             )
         for name in ("listen", "listen_peers"):
             address = getattr(self, name)
-            if address is None or self.allow_plaintext or credentials.secures(address):
+            if address is None or self.allow_plaintext or credentials.uses_tls(address):
                 continue
             if not is_loopback(split_host_port(address)[0]):
                 raise ConfigError(
@@ -239,8 +239,8 @@ class WorkerConfig(WorkerSettings):
 
     def credentials(self) -> Credentials:
         """Return the credentials that this worker presents to other workers."""
-        shown = {name: getattr(self, name) for name in settings_of(Credentials)}
+        values = {name: getattr(self, name) for name in settings_of(Credentials)}
         if self.tls_ca:
             # Workers with certificates identify each other by them; tokens are for programs.
-            shown["token_file"] = None
-        return Credentials(**shown)
+            values["token_file"] = None
+        return Credentials(**values)

@@ -11,17 +11,17 @@ from tuplewire.errors import MalformedError
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
-MOST_CLIENTS = 1000
+MAX_CLIENTS = 1000
 """Maximum number of senders, and of consumers, in a status."""
-MOST_NAMES = 100_000
+MAX_NAMES = 100_000
 """Maximum number of tasks, workers or attempts in a request."""
 _Name = TypeVar("_Name", bound=Hashable)
 
 
-def distinct(names: Sequence[_Name], what: str) -> list[_Name]:
+def unique(names: Sequence[_Name], what: str) -> list[_Name]:
     """Return each name once, in order. Raises MalformedError if there are too many; `what` describes them."""
-    if len(names) > MOST_NAMES:
-        raise MalformedError(f"{len(names)} {what} in a request, and {MOST_NAMES} are allowed: ask in parts")
+    if len(names) > MAX_NAMES:
+        raise MalformedError(f"{len(names)} {what} in a request, and {MAX_NAMES} are allowed: ask in parts")
     return list(dict.fromkeys(names))
 
 
@@ -59,28 +59,28 @@ def add_clients(
     status: pb.GetStatusResponse,
     sessions: Sequence[pb.SessionStatus],
     consumers: Sequence[pb.ConsumerStatus],
-    most: int,
-    sees: Callable[[str], bool],
+    max_clients: int,
+    may_list: Callable[[str], bool],
 ) -> None:
     """Add the connected clients to a status.
 
-    At most `most` of each kind are listed, but all are counted. `sees` returns True if clients of an identity
-    may be listed. A consumer lists only tasks that the status lists.
+    At most `max_clients` of each kind are listed, but all are counted. `may_list` returns True if clients of
+    an identity may be listed. A consumer lists only tasks that the status lists.
     """
-    status.sessions.extend(islice((each for each in sessions if sees(each.identity)), most))
-    status.consumers.extend(islice((each for each in consumers if sees(each.identity)), most))
+    status.sessions.extend(islice((each for each in sessions if may_list(each.identity)), max_clients))
+    status.consumers.extend(islice((each for each in consumers if may_list(each.identity)), max_clients))
     listed = {each.task for each in status.tasks}
     if len(listed) < status.local_tasks:
         for consumer in status.consumers:
             consumer.tasks[:] = sorted(listed.intersection(consumer.tasks))
     for client in chain[pb.SessionStatus | pb.ConsumerStatus](status.sessions, status.consumers):
-        client.address = _shown_address(client.address)
+        client.address = _format_address(client.address)
     status.connected_sessions = sum(each.connected for each in sessions)
     status.remembered_sessions = len(sessions) - status.connected_sessions
     status.subscribed_consumers = len(consumers)
 
 
-def _shown_address(address: str) -> str:
+def _format_address(address: str) -> str:
     """Return an address in its usual form; gRPC has `ipv4:127.0.0.1:6700` and `ipv6:%5B::1%5D:6700`."""
     scheme, _, rest = address.partition(":")
     return unquote(rest) if scheme in {"ipv4", "ipv6"} else address

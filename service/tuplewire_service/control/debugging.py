@@ -33,10 +33,10 @@ from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.control.memory import resident_bytes
 from tuplewire_service.worker.worker import Worker
 
-_TOGETHER = 200
+_TASKS_PER_TURN = 200
 """Number of tasks to inspect before messages are processed again."""
-_MOST_FRAMES = 30
-Place = tuple[str, int, str]
+_MAX_FRAMES = 30
+CodeLocation = tuple[str, int, str]
 """A file, a line and a function."""
 
 
@@ -48,16 +48,16 @@ class Debugging:
         self.log = log
         self._registry = registry
         self._config = config
-        self._busy = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def files(self, worker: Worker) -> AsyncGenerator[tuple[str, str]]:
         """Yield the name and the text of each file. Raises ResourceLimitError during another bundle."""
-        if self._busy.locked():
+        if self._lock.locked():
             raise ResourceLimitError("this worker creates another bundle: retry in a few seconds")
-        async with self._busy:
+        async with self._lock:
             yield "versions.json", _as_json(self._versions(worker))
             yield "settings.toml", to_toml(self._config) + "\n"
-            yield "lanes.json", _as_json(_lanes(worker))
+            yield "lanes.json", _as_json(_router_state(worker))
             yield "stacks.txt", "".join(_thread_stacks()) + await _task_stacks()
             yield "log.txt", "".join(f"{line}\n" for line in self.log.lines())
             metrics = await asyncio.to_thread(generate_latest, self._registry)
@@ -85,16 +85,16 @@ def _as_json(value: Any) -> str:
     return json.dumps(value, indent=2, default=str) + "\n"
 
 
-def _lanes(worker: Worker) -> dict[str, Any]:
+def _router_state(worker: Worker) -> dict[str, Any]:
     """Return the state of the router that a status does not contain."""
     router = worker.router
     return {
         "router": repr(router),
-        "waits_for": worker.waits_for,
+        "waits_for": worker.drain_step,
         "moving_tasks": router.moving_tasks,
-        "blocked": [{"task": task, "worker": where} for task, where in router.connections.blocked()],
+        "blocked": [{"task": task, "worker": where} for task, where in router.connections.blocked_tasks()],
         "exhausted_tasks": sorted(worker.servers.tasks_without_credit()),
-        "waiting": router.queues.waiting(),
+        "waiting": router.queues.queued_by_task(),
         "unreleased": [
             {"worker": peer.worker_id, "messages": sum(of_entries.values())}
             for peer, _, of_entries in router.connections.unreleased()
@@ -106,21 +106,21 @@ def _thread_stacks() -> Iterator[str]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
         yield f"thread {names.get(ident, '?')} ({ident})\n"
-        yield from traceback.format_stack(frame, _MOST_FRAMES)
+        yield from traceback.format_stack(frame, _MAX_FRAMES)
         yield "\n"
 
 
 async def _task_stacks() -> str:
     """Return the places where the loop's tasks wait. Each place appears once, with its number of tasks."""
-    found: Counter[tuple[Place, ...]] = Counter()
-    names: dict[tuple[Place, ...], list[str]] = {}
+    found: Counter[tuple[CodeLocation, ...]] = Counter()
+    names: dict[tuple[CodeLocation, ...], list[str]] = {}
     for number, task in enumerate(asyncio.all_tasks(), 1):
-        places = tuple(_places(task.get_coro()))
+        places = tuple(_await_chain(task.get_coro()))
         found[places] += 1
         some = names.setdefault(places, [])
         if len(some) < 3:
             some.append(task.get_name())
-        if number % _TOGETHER == 0:
+        if number % _TASKS_PER_TURN == 0:
             await asyncio.sleep(0)
     parts = []
     for places, count in found.most_common():
@@ -130,9 +130,9 @@ async def _task_stacks() -> str:
     return "".join(parts)
 
 
-def _places(waiting: Any) -> Iterator[Place]:
+def _await_chain(waiting: Any) -> Iterator[CodeLocation]:
     """Yield the place where a coroutine waits, then the place of the coroutine that it awaits, and so on."""
-    for _ in range(_MOST_FRAMES):
+    for _ in range(_MAX_FRAMES):
         frame: FrameType | None = None
         # Coroutines, generators and asynchronous generators differ in the prefix of these attributes.
         for prefix in ("cr", "gi", "ag"):

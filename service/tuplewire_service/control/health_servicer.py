@@ -17,7 +17,7 @@ Response = health_pb2.HealthCheckResponse
 
 READINESS = ""
 LIVENESS = "liveness"
-_MOST_WATCHERS = 1000
+_MAX_WATCHERS = 1000
 """Limit, because watching requires no token."""
 
 
@@ -33,12 +33,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._watchers: dict[asyncio.Task[Any], asyncio.Event] = {}
         """The calls of Watch, with the events that wake them."""
         self._ending = False
-        worker.on_change = self._changed
+        worker.on_change = self._notify_watchers
 
     async def end(self, timeout: float) -> None:
         """Report not ready, and wait until all watchers' streams are closed, at most `timeout` seconds."""
         self._ending = True
-        self._changed()
+        self._notify_watchers()
         if self._watchers:
             await asyncio.wait(self._watchers, timeout=timeout)
 
@@ -54,10 +54,10 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     async def Watch(self, request: Request, context: Context) -> AsyncIterator[Response]:
         """Yield the current state, and every change, until the worker drains."""
-        if len(self._watchers) >= _MOST_WATCHERS:
+        if len(self._watchers) >= _MAX_WATCHERS:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{_MOST_WATCHERS} watch the health of this worker already; call Check instead",
+                f"{_MAX_WATCHERS} watch the health of this worker already; call Check instead",
             )
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine of the loop runs in a task
@@ -83,6 +83,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         ready = self._worker.state is WorkerState.READY and not self._ending
         return Response.SERVING if ready else Response.NOT_SERVING
 
-    def _changed(self) -> None:
+    def _notify_watchers(self) -> None:
         for changed in self._watchers.values():
             changed.set()

@@ -18,16 +18,16 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tuplewire.errors import MalformedError
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.text.formatting import escape_unprintable
 from tuplewire_service.metrics.families import counters
 
 logger = event_logger(__name__)
 
 LEVELS = ("debug", "info", "warning", "error")
-MOST_SECONDS = 24 * 3600.0
-_MOST_LINES = 1000
-_MOST_LINE = 10_000
+MAX_SECONDS = 24 * 3600.0
+_MAX_LINES = 1000
+_MAX_LINE_LENGTH = 10_000
 _LINE_END = "\n"
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """The attributes of every log record."""
@@ -36,15 +36,15 @@ _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskN
 class EventFormatter(logging.Formatter):
     """`TIME LEVEL event key=value ...`, with a trace on separate lines; or one JSON object per line."""
 
-    def __init__(self, form: str) -> None:
+    def __init__(self, log_format: str) -> None:
         super().__init__()
-        self._form = form
+        self._log_format = log_format
 
     def format(self, record: logging.LogRecord) -> str:
         instant = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         moment = f"{instant}.{int(record.msecs):03d}Z"
         trace = self.formatException(record.exc_info) if record.exc_info else ""
-        if self._form == "json":
+        if self._log_format == "json":
             head = {"time": moment, "level": record.levelname.lower(), "event": record.getMessage()}
             facts = {key: value for key, value in vars(record).items() if key not in _STANDARD}
             parts = {**head, "logger": record.name, **facts, **({"error": trace} if trace else {})}
@@ -56,20 +56,20 @@ class EventFormatter(logging.Formatter):
 class LogOutput(logging.Handler, Collector):
     """The destination of log records. As a handler, it stores the last lines, and counts all records."""
 
-    def __init__(self, level: str, form: str) -> None:
+    def __init__(self, level: str, log_format: str) -> None:
         """Start with the configured level and format; nothing is written before start()."""
         super().__init__()
-        self._configured, self._form = level, form
-        self._lines: deque[str] = deque(maxlen=_MOST_LINES)
+        self._configured_level, self._log_format = level, log_format
+        self._lines: deque[str] = deque(maxlen=_MAX_LINES)
         self._counts: Counter[str] = Counter()
-        self._back: asyncio.TimerHandle | None = None
+        self._restore_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Send every log record of the process to standard error, as `text` or `json`."""
         written = logging.StreamHandler(sys.stderr)
         for handler in (written, self):
-            handler.setFormatter(EventFormatter(self._form))
-        logging.basicConfig(level=self._configured.upper(), handlers=[written, self], force=True)
+            handler.setFormatter(EventFormatter(self._log_format))
+        logging.basicConfig(level=self._configured_level.upper(), handlers=[written, self], force=True)
         # At the level debug, asyncio logs its selector's name, which is not an event of this project.
         logging.getLogger("asyncio").setLevel(logging.WARNING)
 
@@ -80,7 +80,7 @@ class LogOutput(logging.Handler, Collector):
     def emit(self, record: logging.LogRecord) -> None:
         level = logging.getLevelName(min(record.levelno, logging.ERROR))
         self._counts[level.lower()] += 1
-        self._lines.append(self.format(record)[:_MOST_LINE])
+        self._lines.append(self.format(record)[:_MAX_LINE_LENGTH])
 
     def change(self, level: str, every_seconds: float, seconds: float, by: Mapping[str, str]) -> None:
         """Change the level, and the rate of events that peers can trigger. Call only from the event loop.
@@ -92,28 +92,27 @@ class LogOutput(logging.Handler, Collector):
             every_seconds: Minimum seconds between such events; 0: the default of one minute.
             by: The client that requested the change, for the log.
         """
-        level = level or self._configured
+        level = level or self._configured_level
+        every_seconds = every_seconds or LogRateLimiter.QUIET_SECONDS
         if level not in LEVELS:
             raise MalformedError(f"a level is one of {', '.join(LEVELS)}, not {level[:100]!r}")
-        if not (0 < seconds <= MOST_SECONDS and 0 <= every_seconds <= MOST_SECONDS):
-            raise MalformedError(
-                f"a change of the log lasts over 0 to {MOST_SECONDS:g} s, and is undone then"
-            )
-        change = {"level": level, "every_seconds": every_seconds or LogRate.QUIET_SECONDS, "seconds": seconds}
+        if not (0 < seconds <= MAX_SECONDS and 0 <= every_seconds <= MAX_SECONDS):
+            raise MalformedError(f"a change of the log lasts over 0 to {MAX_SECONDS:g} s, and is undone then")
+        change = {"level": level, "every_seconds": every_seconds, "seconds": seconds}
         logger.warning("log.changed", extra={**by, **change})
-        if self._back is not None:
-            self._back.cancel()
-        self._apply(level, every_seconds or LogRate.QUIET_SECONDS)
-        self._back = asyncio.get_running_loop().call_later(seconds, self._fall_back)
+        if self._restore_timer is not None:
+            self._restore_timer.cancel()
+        self._apply(level, every_seconds)
+        self._restore_timer = asyncio.get_running_loop().call_later(seconds, self._restore)
 
-    def _fall_back(self) -> None:
-        self._back = None
-        self._apply(self._configured, LogRate.QUIET_SECONDS)
-        logger.warning("log.restored", extra={"level": self._configured})
+    def _restore(self) -> None:
+        self._restore_timer = None
+        self._apply(self._configured_level, LogRateLimiter.QUIET_SECONDS)
+        logger.warning("log.restored", extra={"level": self._configured_level})
 
     def _apply(self, level: str, every_seconds: float) -> None:
         logging.getLogger().setLevel(level.upper())
-        LogRate.quiet_seconds = every_seconds
+        LogRateLimiter.quiet_seconds = every_seconds
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metric. Thread-safe."""

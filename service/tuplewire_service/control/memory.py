@@ -13,9 +13,9 @@ from pathlib import Path
 from tuplewire_service.config.stop import Stop, StopRequest
 
 _PAUSE_SECONDS = 10.0
-_MOST_SHARE = 0.001
+_MAX_TRIM_RATIO = 0.001
 """Maximum share of time for returning memory, because threads that allocate may have to wait."""
-_WORTH_SECONDS = 0.1
+_MIN_CPU_SECONDS = 0.1
 """Processor seconds since the last time after which there may be free memory to return."""
 
 
@@ -55,9 +55,9 @@ def await_stop(stop: Stop) -> StopRequest:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
     pause, trimmed = _PAUSE_SECONDS, time.process_time()
     while (request := stop.wait(pause)) is None:
-        if (used := time.process_time()) - trimmed > _WORTH_SECONDS:
+        if (used := time.process_time()) - trimmed > _MIN_CPU_SECONDS:
             began = time.monotonic()
             trim(0)
-            pause = max(_PAUSE_SECONDS, (time.monotonic() - began) / _MOST_SHARE)
+            pause = max(_PAUSE_SECONDS, (time.monotonic() - began) / _MAX_TRIM_RATIO)
             trimmed = used
     return request

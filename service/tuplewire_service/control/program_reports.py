@@ -18,28 +18,28 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tuplewire.errors import MalformedError, ResourceLimitError, StaleAssignmentError
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.server_stream import check_id
 from tuplewire_service.metrics.families import exposed_names
 
 logger = event_logger(__name__)
 
-MOST_SERIES = 10_000
+MAX_SERIES = 10_000
 """Maximum number of series of all programs."""
-MOST_BYTES = 4 << 20
-MOST_COMPONENT_BYTES = 1 << 20
+MAX_BYTES = 4 << 20
+MAX_COMPONENT_BYTES = 1 << 20
 """Limit for all programs together: every status contains all components."""
-SILENT_SECONDS = 10.0
+REPORT_TIMEOUT_SECONDS = 10.0
 """Seconds without a report after which a program counts as disconnected."""
-ENDED_SECONDS = 300.0
+RETENTION_SECONDS = 300.0
 """Seconds that the metrics of a finished program remain visible."""
-LEAST_SECONDS = 0.5
+MIN_INTERVAL_SECONDS = 0.5
 OMITTED = "tuplewire_omitted_metrics"
 _OMITTED = "Metrics that spouts and bolts have registered, and that exceed a bound of series."
-_MOST_COUNT = 1 << 53
+_MAX_COUNT = 1 << 53
 """Larger numbers are not exact in a float, and no count is that large."""
-_MOST_LABELS = 10
+_MAX_LABELS = 10
 _OVERHEAD_BYTES = 1000
 """Memory for a report in addition to its content."""
 _NAME = re.compile(r"tuplewire_[a-zA-Z0-9_]{1,100}")
@@ -54,7 +54,7 @@ def check_report(report: pb.ReportProgramRequest, reserved: frozenset[str] = fro
     for component in report.components:
         counts = [each.executed for each in component.inputs]
         counts += [getattr(each, name) for each in component.executors for name in _EXECUTOR_COUNTS]
-        if not all(0 <= each <= _MOST_COUNT for each in counts):
+        if not all(0 <= each <= _MAX_COUNT for each in counts):
             raise MalformedError(f"a count of component {component.component[:100]!r} is beyond all bounds")
     for family in report.metrics:
         _check_family(family, reserved)
@@ -73,7 +73,7 @@ def _check_family(family: pb.MetricFamily, reserved: frozenset[str]) -> None:
         raise MalformedError(f"the worker has a metric {name!r} of its own: choose another name")
     if (
         len(set(labels)) != len(labels)
-        or len(labels) > _MOST_LABELS
+        or len(labels) > _MAX_LABELS
         or not all(map(_LABEL.fullmatch, labels))
         or {"le", "quantile"}.intersection(labels)
     ):
@@ -110,10 +110,10 @@ class _Program:
     """The last two reports of a program. Times are in seconds of the clock."""
 
     report: pb.ReportProgramRequest
-    since: float
-    until: float
+    reported_at: float
+    expires_at: float
     before: pb.ReportProgramRequest
-    before_since: float
+    previous_reported_at: float
     size: int
     component_bytes: int
     series: int = 0
@@ -122,8 +122,8 @@ class _Program:
         """Yield the components as of one period before; empty after the end."""
         if self.report.ended:
             return
-        took = self.since - self.before_since
-        share = min(1.0, (now - self.since) / took) if took > 0 else 1.0
+        took = self.reported_at - self.previous_reported_at
+        share = min(1.0, (now - self.reported_at) / took) if took > 0 else 1.0
         then = {(each.component, each.first_task): each for each in self.before.components}
         for each in self.report.components:
             yield _between(then.get((each.component, each.first_task)), each, share)
@@ -132,7 +132,7 @@ class _Program:
 class ProgramReports:
     """The last reports of each program, for one assignment. Not thread-safe.
 
-    Guarantee: at most MOST_SERIES series and MOST_BYTES for any reports. Earlier programs have priority.
+    Guarantee: at most MAX_SERIES series and MAX_BYTES for any reports. Earlier programs have priority.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -140,68 +140,68 @@ class ProgramReports:
         self._clock = clock
         self._version = 0
         self._programs: dict[tuple[str, str], _Program] = {}
-        self._log_rate = LogRate()
+        self._log_rate = LogRateLimiter()
 
-    def take(self, owner: str, report: pb.ReportProgramRequest, in_force: int) -> None:
+    def store(self, owner: str, report: pb.ReportProgramRequest, current_version: int) -> None:
         """Store a checked report in place of the program's last one, within the limits.
 
-        `owner` is the program's identity, and `in_force` the current assignment version. Raises
+        `owner` is the program's identity, and `current_version` that of the assignment. Raises
         StaleAssignmentError for another version, and ResourceLimitError if it is too early or too large.
         """
-        if report.assignment_version != in_force:
+        if (version := report.assignment_version) != current_version:
             raise StaleAssignmentError(
-                f"the report is by assignment {report.assignment_version}, and the current one is {in_force}"
+                f"the report is by assignment {version}, and the current one is {current_version}"
             )
         now = self._clock()
-        if in_force != self._version:
+        if current_version != self._version:
             self._programs.clear()
-            self._version = in_force
+            self._version = current_version
         self._forget(now)
         key = owner, report.program
         before = self._programs.get(key)
         last = report.ended and before is not None and not before.report.ended
         # The final report may follow the one before it immediately.
-        if before is not None and now - before.since < LEAST_SECONDS and not last:
+        if before is not None and now - before.reported_at < MIN_INTERVAL_SECONDS and not last:
             raise ResourceLimitError(
-                f"a program reports again after less than {LEAST_SECONDS:g} s: report once a second"
+                f"a program reports again after less than {MIN_INTERVAL_SECONDS:g} s: report once a second"
             )
         others = [each for name, each in self._programs.items() if name != key]
         size, component_bytes = self._check_room(report, others)
-        until = now + (ENDED_SECONDS if report.ended and report.metrics else SILENT_SECONDS)
-        then, then_since = (report, now) if before is None else (before.report, before.since)
-        program = _Program(report, now, until, then, then_since, size, component_bytes)
-        self._fit(program, MOST_SERIES - sum(each.series for each in others))
+        expires_at = now + (RETENTION_SECONDS if report.ended and report.metrics else REPORT_TIMEOUT_SECONDS)
+        then, then_at = (report, now) if before is None else (before.report, before.reported_at)
+        program = _Program(report, now, expires_at, then, then_at, size, component_bytes)
+        self._trim_samples(program, MAX_SERIES - sum(each.series for each in others))
         self._programs[key] = program
 
     def _check_room(self, report: pb.ReportProgramRequest, others: Collection[_Program]) -> tuple[int, int]:
         """Return the size of a report and of its components, in bytes. Raises ResourceLimitError."""
         size = report.ByteSize() + _OVERHEAD_BYTES
         used = sum(each.size for each in others)
-        if used + size > MOST_BYTES:
+        if used + size > MAX_BYTES:
             raise ResourceLimitError(
                 f"the report is {size} bytes, and those of other programs at this worker {used}, of "
-                f"{MOST_BYTES} in all: lower topology.user.metrics.series"
+                f"{MAX_BYTES} in all: lower topology.user.metrics.series"
             )
         components = sum(each.ByteSize() for each in report.components)
-        if components + sum(each.component_bytes for each in others) > MOST_COMPONENT_BYTES:
+        if components + sum(each.component_bytes for each in others) > MAX_COMPONENT_BYTES:
             raise ResourceLimitError(
-                f"the programs of this worker report more than {MOST_COMPONENT_BYTES} bytes of components: "
+                f"the programs of this worker report more than {MAX_COMPONENT_BYTES} bytes of components: "
                 "run fewer executors with one worker"
             )
         return size, components
 
-    def _fit(self, program: _Program, room: int) -> None:
+    def _trim_samples(self, program: _Program, max_series: int) -> None:
         """Remove the samples that exceed the limit; count them, and log this at a limited rate."""
         metrics = program.report.metrics
         program.series = sum(_series(sample) for family in metrics for sample in family.samples)
-        if program.series <= room:
+        if program.series <= max_series:
             return
         omitted = Counter[str]()
         program.series = 0
         for family in metrics:
             kept = []
             for sample in family.samples:
-                if program.series + _series(sample) <= room:
+                if program.series + _series(sample) <= max_series:
                     program.series += _series(sample)
                     kept.append(sample)
                 else:
@@ -214,7 +214,7 @@ class ProgramReports:
             counts.samples.add(labels=[component], value=count)
         if self._log_rate.due("omitted"):
             extra = {"program": program.report.program, "metrics": omitted.total()}
-            logger.warning("metrics.omitted", extra={**extra, "most_series": MOST_SERIES})
+            logger.warning("metrics.omitted", extra={**extra, "most_series": MAX_SERIES})
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the components to a status; counts of several programs are summed."""
@@ -236,7 +236,7 @@ class ProgramReports:
         return [family for program in self._programs.values() for family in program.report.metrics]
 
     def _forget(self, now: float) -> None:
-        self._programs = {key: each for key, each in self._programs.items() if now < each.until}
+        self._programs = {key: each for key, each in self._programs.items() if now < each.expires_at}
 
 
 def _series(sample: pb.MetricSample) -> int:

@@ -33,35 +33,35 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
 from tuplewire_service.config.stop import Stop, StopRequest
 from tuplewire_service.control.control_messages import (
-    MOST_CLIENTS,
+    MAX_CLIENTS,
     add_clients,
     assignment_from_wire,
     assignment_to_wire,
-    distinct,
+    unique,
 )
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.program_reports import ProgramReports, check_report
-from tuplewire_service.messaging.grpc.grpc_transport import Admit, Context, GrpcServerStream
+from tuplewire_service.messaging.grpc.grpc_transport import AdmitFunction, Context, GrpcServerStream
 from tuplewire_service.messaging.server_stream import (
     PendingHandshakes,
     ServerStream,
     check_receiver,
     log_refusal,
 )
-from tuplewire_service.worker.taps import MOST_BYTES, MOST_PER_SECOND
+from tuplewire_service.worker.taps import MAX_COPY_BYTES, MAX_PER_SECOND
 from tuplewire_service.worker.worker import Worker
 
 logger = event_logger(__name__)
 
-Check = Callable[[Context, str], None]
+CallCheck = Callable[[Context, str], None]
 """Raises RefusedError if the caller may not call /SERVICE/METHOD."""
-_TURN_TASKS = 500
+_TASKS_PER_TURN = 500
 """Number of tasks to look up before messages are processed again."""
-_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 """Limit of one piece: gRPC accepts responses of 4 MiB."""
-_TOGETHER_SECONDS = 0.05
+_TAP_BATCH_SECONDS = 0.05
 """Tapped messages within this time are sent in one response, which limits the wakeups of a reader."""
-_MOST_SHOWN = 20
+_MAX_LOGGED_TASKS = 20
 """Maximum number of tasks in a log entry."""
 
 
@@ -77,44 +77,44 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         debugging: Creates debug bundles, and changes the logging.
         reports: Stores the reports of programs.
         call_program: Calls the program in the process; it may block.
-        reserved: The names of the worker's own metrics, which programs must not use.
+        reserved_names: The names of the worker's own metrics, which programs must not use.
     """
 
     worker: Worker
     stop: Stop
-    admit: Admit
+    admit: AdmitFunction
     status: Callable[[pb.GetStatusRequest], Awaitable[pb.GetStatusResponse]]
     debugging: Debugging
     reports: ProgramReports
     call_program: Callable[[bytes], bytes]
-    reserved: frozenset[str] = frozenset()
+    reserved_names: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        self._ending: dict[asyncio.Event, RefusedError | None] = {}
+        self._tap_errors: dict[asyncio.Event, RefusedError | None] = {}
         """The events that wake the open taps, with the errors that end them."""
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
         access = self.admit(context)
         if request.membership_poll_seconds:
-            access.control("UpdateAssignment")
-            self.worker.polled_by_membership(request.membership_poll_seconds)
+            access.check_control("UpdateAssignment")
+            self.worker.on_membership_poll(request.membership_poll_seconds)
         status = await self.status(request)
-        most, sees = min(request.max_clients, MOST_CLIENTS), access.sees
-        listed = set(islice((who for who in status.identities if sees(who)), most))
+        max_clients, may_list = min(request.max_clients, MAX_CLIENTS), access.may_list
+        listed = set(islice((who for who in status.identities if may_list(who)), max_clients))
         for who in set(status.identities) - listed:
             del status.identities[who]
-        if most:
-            sessions, consumers = self.worker.servers.sessions(), self.worker.router.queues.consumers()
-            add_clients(status, sessions, consumers, most, sees)
+        if max_clients:
+            consumers = self.worker.router.queues.consumer_statuses()
+            add_clients(status, self.worker.servers.sessions(), consumers, max_clients, may_list)
         return status
 
     async def GetLoad(self, request: pb.GetLoadRequest, _context: Context) -> pb.GetLoadResponse:
         """Return the load of the named tasks."""
-        tasks = distinct(request.tasks, "tasks") or list(self.worker.router.table.owner_of)
+        tasks = unique(request.tasks, "tasks") or list(self.worker.router.table.owner_by_task)
         loads: dict[int, float] = {}
-        for start in range(0, len(tasks), _TURN_TASKS):
-            loads.update(self.worker.loads(tasks[start : start + _TURN_TASKS]))
+        for start in range(0, len(tasks), _TASKS_PER_TURN):
+            loads.update(self.worker.loads(tasks[start : start + _TASKS_PER_TURN]))
             await asyncio.sleep(0)
         return pb.GetLoadResponse(loads=loads)
 
@@ -147,39 +147,39 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         Raises PermissionDeniedError, also if the right is withdrawn later, ResourceLimitError if there are
         too many taps, DrainingError, and NotReadyError after a defect.
         """
-        wanted, access = _complete(request), self.admit(context)
-        access.tap(self.worker.settings.topology, wanted.tasks)
+        wanted, access = _with_defaults(request), self.admit(context)
+        access.check_tap(self.worker.settings.topology, wanted.tasks)
         woken = asyncio.Event()
         taps = self.worker.router.taps
-        tap = taps.begin(wanted, woken.set)
-        self._ending[woken] = None
-        who = {"client": context.peer(), "identity": access.owner, "tasks": _shown(wanted.tasks)}
+        tap = taps.open_tap(wanted, woken.set)
+        self._tap_errors[woken] = None
+        who = {"client": context.peer(), "identity": access.owner, "tasks": _format_tasks(wanted.tasks)}
         logger.info("tap.began", extra={**who, "sample": wanted.sample, "per_second": wanted.max_per_second})
         began = time.monotonic()
         try:
-            with access.standing(lambda error: self._end_tap(woken, error)):
+            with access.track_stream(lambda error: self._end_tap(woken, error)):
                 while True:
                     woken.clear()
-                    yield pb.TapResponse(messages=tap.take(), passed=tap.passed, omitted=tap.omitted)
+                    yield pb.TapResponse(messages=tap.take(), passed=tap.passed_messages, omitted=tap.omitted)
                     await woken.wait()
-                    if (error := self._ending[woken]) is not None:
+                    if (error := self._tap_errors[woken]) is not None:
                         raise error
                     if tap.failed:
                         raise NotReadyError("the tap has a defect, which is in the worker's log: report it")
-                    await asyncio.sleep(_TOGETHER_SECONDS)
+                    await asyncio.sleep(_TAP_BATCH_SECONDS)
         finally:
-            del self._ending[woken]
+            del self._tap_errors[woken]
             taps.end(tap)
-            counts = {"shown": tap.shown, "omitted": tap.omitted, "passed": tap.passed}
+            counts = {"shown": tap.copied_messages, "omitted": tap.omitted, "passed": tap.passed_messages}
             logger.info("tap.ended", extra={**who, **counts, "seconds": round(time.monotonic() - began, 1)})
 
     def end_taps(self) -> None:
         """End every tap, because the worker drains."""
-        for woken in self._ending:
+        for woken in self._tap_errors:
             self._end_tap(woken, DrainingError("the worker is draining, and has closed the tap"))
 
     def _end_tap(self, woken: asyncio.Event, error: RefusedError) -> None:
-        self._ending[woken] = error
+        self._tap_errors[woken] = error
         woken.set()
 
     async def GetDebug(
@@ -192,8 +192,8 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         async with contextlib.aclosing(self.debugging.files(self.worker)) as files:
             async for name, text in files:
                 content = text.encode(errors="backslashreplace")
-                for start in range(0, len(content) or 1, _PIECE_BYTES):
-                    yield pb.GetDebugResponse(name=name, content=content[start : start + _PIECE_BYTES])
+                for start in range(0, len(content) or 1, _CHUNK_BYTES):
+                    yield pb.GetDebugResponse(name=name, content=content[start : start + _CHUNK_BYTES])
 
     async def SetLogging(self, request: pb.SetLoggingRequest, context: Context) -> pb.SetLoggingResponse:
         """Change the log level for a limited time."""
@@ -208,10 +208,10 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         settings = self.worker.settings
         check_receiver(settings.worker_id, settings.topology, "program", request)
         # In a thread: 10,000 samples would block messages.
-        await asyncio.to_thread(check_report, request, self.reserved)
+        await asyncio.to_thread(check_report, request, self.reserved_names)
         assignment = self.worker.assignment
         version = 0 if assignment is None else assignment.version
-        self.reports.take(self.admit(context).owner, request, version)
+        self.reports.store(self.admit(context).owner, request, version)
         return pb.ReportProgramResponse()
 
     async def CallProgram(self, request: pb.CallProgramRequest, _context: Context) -> pb.CallProgramResponse:
@@ -224,34 +224,34 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         """Request a drain and the process exit; with `wait`, respond before the drain closes this server."""
         deadline = request.deadline_millis / 1000 if request.deadline_millis else None
         stop = StopRequest("drain-call", deadline_seconds=deadline)
-        response = pb.DrainResponse(started=not self.stop.requested)
+        response = pb.DrainResponse(started=not self.stop.is_requested)
         if request.wait:
             self.stop.request(stop)
-            await self.worker.delivered.wait()
+            await self.worker.delivery_finished.wait()
             response.dropped_messages = self.worker.router.ledger().dropped[DropReason.SHUTDOWN]
         else:  # after the response
             context.add_done_callback(lambda _: self.stop.request(stop))  # type: ignore[arg-type]  # stub
         return response
 
 
-def _complete(request: pb.TapRequest) -> pb.TapRequest:
+def _with_defaults(request: pb.TapRequest) -> pb.TapRequest:
     """Return a reader's request with defaults and limits. Raises MalformedError or InvalidTaskError."""
     if not 0 <= request.sample <= 1:  # also False for NaN
         raise MalformedError(f"a tap's sample is a share, 0 to 1, not {request.sample}")
     return pb.TapRequest(
-        tasks=map(check_task, distinct(request.tasks, "tasks")),
+        tasks=map(check_task, unique(request.tasks, "tasks")),
         sample=request.sample or 1.0,
-        max_per_second=min(request.max_per_second or 100, MOST_PER_SECOND),
-        max_bytes=min(request.max_bytes or 4096, MOST_BYTES),
+        max_per_second=min(request.max_per_second or 100, MAX_PER_SECOND),
+        max_bytes=min(request.max_bytes or 4096, MAX_COPY_BYTES),
     )
 
 
-def _shown(tasks: Collection[int]) -> str:
-    shown = ",".join(map(str, sorted(tasks)[:_MOST_SHOWN])) or "*"
-    return shown + ",..." if len(tasks) > _MOST_SHOWN else shown
+def _format_tasks(tasks: Collection[int]) -> str:
+    shown = ",".join(map(str, sorted(tasks)[:_MAX_LOGGED_TASKS])) or "*"
+    return shown + ",..." if len(tasks) > _MAX_LOGGED_TASKS else shown
 
 
-class Services(grpc.GenericRpcHandler):
+class ServiceHandlers(grpc.GenericRpcHandler):
     """The methods that the generated add_..._to_server functions add to a server.
 
     Each is served as a stream, with the same behavior for clients. For a method with one request, gRPC would
@@ -262,10 +262,10 @@ class Services(grpc.GenericRpcHandler):
     RefusedError or MessageError of a method is sent to its caller as well.
     """
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: CallCheck) -> None:
         self._added: list[grpc.GenericRpcHandler] = []
         self._check = check
-        self.silent = PendingHandshakes()
+        self.pending_handshakes = PendingHandshakes()
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
         """Add the handlers of a service."""
@@ -304,7 +304,7 @@ class Services(grpc.GenericRpcHandler):
     async def _read(self, path: str, method: Any, context: Context, wire: ServerStream) -> Any:
         try:
             self._check(context, path)
-            return _request(method, await self.silent.first(wire.read, "request"))
+            return _request(method, await self.pending_handshakes.read_first(wire.read, "request"))
         except (RefusedError, MalformedError) as error:
             log_refusal(wire.peer, error)
             await wire.refuse(error)

@@ -19,17 +19,17 @@ from tuplewire.wire import control_pb2_grpc
 from tuplewire.wire.codec import groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import contents_from_wire, contents_to_wire
-from tuplewire_service.control.control_messages import assigned_worker_to_wire, distinct
-from tuplewire_service.messaging.grpc.grpc_transport import Admit, Context
-from tuplewire_service.messaging.recv_service import frame_of
+from tuplewire_service.control.control_messages import assigned_worker_to_wire, unique
+from tuplewire_service.messaging.grpc.grpc_transport import AdmitFunction, Context
+from tuplewire_service.messaging.recv_service import encode_deliveries
 from tuplewire_service.messaging.server_stream import check_id, check_receiver
-from tuplewire_service.worker.departures import lost_with
+from tuplewire_service.worker.departures import max_lost_messages
 from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.worker import Worker
 
 _Request = pb.StageRequest | pb.DiscardRequest | pb.ProgressRequest
 _Choosing = pb.BeginRequest | pb.CheckRequest | pb.PublishRequest
-_MOST_WAIT_SECONDS = 10.0
+_MAX_WAIT_SECONDS = 10.0
 
 
 # ruff: noqa: N802 - methods have the wire's names
@@ -38,7 +38,7 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
     """Serves tuplewire.v1.Sinks; publish rights are checked earlier. Call only from the event loop."""
 
     worker: Worker
-    admit: Admit
+    admit: AdmitFunction
 
     def _sink(self, request: _Request | _Choosing, context: Context) -> Sink:
         """Return the sink of a request for this worker; each owner has its own sinks."""
@@ -52,8 +52,8 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         names = [
             AttemptName(each.partition, each.attempt, each.messages, each.pieces) for each in request.attempts
         ]
-        sink, names = self._sink(request, context), distinct(names, "attempts")
-        self.worker.check_sinks(goes_on=True)
+        sink, names = self._sink(request, context), unique(names, "attempts")
+        self.worker.check_sinks(is_continuation=True)
         return sink, names
 
     async def Stage(self, request: pb.StageRequest, context: Context) -> pb.StageResponse:
@@ -68,13 +68,13 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
             raise MalformedError("a piece of an attempt has at least one message")
         if any(group.forwarded or group.entry_sequence for group in groups):
             raise MalformedError("only a worker forwards messages")
-        for _, denied in self.admit(context).refused(groups):
+        for _, denied in self.admit(context).denied_groups(groups):
             raise denied
         check_sizes(groups, self.worker.settings.session.max_message_bytes)
         name = AttemptName(request.partition, request.attempt, 0, 0)
         # An epoch that has started here may continue while the worker drains.
         sinks = self.worker.sinks
-        self.worker.check_sinks(goes_on=sinks.staging.has(sink, request.epoch))
+        self.worker.check_sinks(is_continuation=sinks.staging.is_open(sink, request.epoch))
         waits_for = await sinks.stage(sink, request.epoch, name, request.piece, groups)
         return pb.StageResponse(accepted=not waits_for, waits_for=waits_for)
 
@@ -87,12 +87,12 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         """Register a run of a sink's query."""
         sink, names = self._named(request, context)
         check_id("run", request.run)
-        tasks, former = self.worker.sinks.begin(sink, request.epoch, request.run, names)
+        tasks, previous = self.worker.sinks.begin(sink, request.epoch, request.run, names)
         return pb.BeginResponse(
             published_tasks=tasks,
             published_contents=contents_to_wire(tasks),
-            previous_workers=map(assigned_worker_to_wire, former),
-            run_continues=self.worker.sinks.publications.continues(sink, request.epoch, request.run),
+            previous_workers=map(assigned_worker_to_wire, previous),
+            run_continues=self.worker.sinks.publications.published_earlier(sink, request.epoch, request.run),
         )
 
     async def Check(self, request: pb.CheckRequest, context: Context) -> pb.CheckResponse:
@@ -115,8 +115,8 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
     async def Progress(self, request: pb.ProgressRequest, context: Context) -> pb.ProgressResponse:
         """Return the number of waiting messages of an epoch."""
         sink = self._sink(request, context)
-        self.worker.check_sinks(goes_on=True)
-        waiting, tasks = await self.worker.sinks.progress(sink, request.epoch)
+        self.worker.check_sinks(is_continuation=True)
+        waiting, tasks = await self.worker.sinks.await_progress(sink, request.epoch)
         return pb.ProgressResponse(waiting=waiting, waiting_tasks=tasks)
 
 
@@ -125,7 +125,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
     """Serves tuplewire.v1.Source for one worker. Call only from the event loop."""
 
     worker: Worker
-    admit: Admit
+    admit: AdmitFunction
 
     def _check(
         self,
@@ -136,38 +136,38 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         """Raise RefusedError for a reader that expects another worker, or has no right to the tasks."""
         settings = self.worker.settings
         check_receiver(settings.worker_id, settings.topology, "reader", request)
-        self.admit(context).receive(request.topology, tasks)
+        self.admit(context).check_receive(request.topology, tasks)
 
     async def Poll(self, request: pb.PollRequest, context: Context) -> pb.PollResponse:
         """Return the state of tasks; wait for a change if requested."""
         worker, router = self.worker, self.worker.router
-        distinct([each.task for each in request.tasks], "tasks")
+        unique([each.task for each in request.tasks], "tasks")
         wanted = {each.task: each for each in request.tasks}
-        incarnations = distinct(request.incarnations, "workers")
+        incarnations = unique(request.incarnations, "workers")
         self._check(request, context, wanted)
         if request.wait_millis:
             seen = {task: each.seen_sequence for task, each in wanted.items()}
-            seconds = min(request.wait_millis / 1000, _MOST_WAIT_SECONDS)
+            seconds = min(request.wait_millis / 1000, _MAX_WAIT_SECONDS)
             await router.queues.wait_for_change(seen, seconds)
         # Read all at one moment; do the rest in a thread, as a queue may have a million groups.
-        held = [each for each in map(router.queues.held, wanted) if each is not None]
+        held = [each for each in map(router.queues.snapshot, wanted) if each is not None]
         response = pb.PollResponse(
             incarnation=worker.incarnation,
             assignment_version=0 if worker.assignment is None else worker.assignment.version,
             leaving=[task for task in wanted if router.queues.is_leaving(task)],
             departed=[
-                pb.DepartedWorker(incarnation=each.incarnation, dropped=lost_with(each, wanted))
-                for each in router.departures.of(incarnations)
+                pb.DepartedWorker(incarnation=each.incarnation, dropped=max_lost_messages(each, wanted))
+                for each in router.departures.find(incarnations)
             ],
         )
-        congested, number = worker.congested, router.number
+        congested, number = worker.congested, router.own_number
 
         def fill() -> pb.PollResponse:
             for each in held:
-                asked, state = wanted[each.state.task], each.state
+                polled_task, state = wanted[each.state.task], each.state
                 state.congested = state.task in congested
-                if asked.HasField("entries_to"):
-                    state.entries.CopyFrom(each.entries(asked.entries_to, number))
+                if polled_task.HasField("entries_to"):
+                    state.entries.CopyFrom(each.entries(polled_task.entries_to, number))
                 response.tasks.append(state)
             return response
 
@@ -187,11 +187,11 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
             if not found:
                 return
             position, number = found[-1].last, number + 1
-            yield frame_of(number, found, ack_requested=False)
+            yield encode_deliveries(number, found, ack_requested=False)
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.AcknowledgeResponse:
         """Release the messages that a reader has processed."""
-        tasks = distinct([each.task for each in request.tasks], "tasks")
+        tasks = unique([each.task for each in request.tasks], "tasks")
         self._check(request, context, tasks)
         if request.incarnation == self.worker.incarnation:
             for each in request.tasks:

@@ -31,9 +31,9 @@ class AcceptedPeers(enum.IntEnum):
     """The peers from which a server accepts messages, in ascending order; a level includes lower ones."""
 
     # A drain narrows the intake from the last level to the first; see docs/design/drain.md.
-    NOBODY = 0
+    OWN_PROGRAM = 0
     """Only the program in the worker's process, which is disconnected at the end of a drain."""
-    LEAVING_WORKERS = 1
+    DRAINING_WORKERS = 1
     """Workers that are shutting down. The messages they hold would be lost with them."""
     WORKERS = 2
     ALL = 3
@@ -138,7 +138,7 @@ class IConnectionCallback(ABC):
         """
 
     @property
-    def not_ready(self) -> RefusedError | None:
+    def not_ready_error(self) -> RefusedError | None:
         """The reason to refuse sessions of programs, which are then retried, or None to accept them."""
         return None
 
@@ -188,7 +188,7 @@ class IServerConnection(IConnection):
         """Every address that is bound, in the transport's own notation."""
 
     @abstractmethod
-    def restrict_intake(self, intake: AcceptedPeers = AcceptedPeers.NOBODY) -> None:
+    def restrict_intake(self, intake: AcceptedPeers = AcceptedPeers.OWN_PROGRAM) -> None:
         """Accept messages only from these peers, and acknowledge accepted ones; other senders keep the rest.
 
         No message from other peers arrives after it returns. A later call may accept more senders again.

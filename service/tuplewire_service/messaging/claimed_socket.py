@@ -20,15 +20,15 @@ _CONNECT_SECONDS = 2.0
 
 
 @contextmanager
-def claimed_socket(path: Path) -> Iterator[None]:
+def claim_socket(path: Path) -> Iterator[None]:
     """Reserve the path during the block. Raise BindError if another process uses it.
 
     A stale socket file is removed. The lock is the file PATH.lock. Both files are removed at the end.
     """
     lock = path.with_name(path.name + ".lock")
-    descriptor = _locked(path, lock)
+    descriptor = _lock_file(path, lock)
     try:
-        _remove_left_over(path)
+        _remove_stale(path)
         try:
             yield
         finally:
@@ -39,7 +39,7 @@ def claimed_socket(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _locked(path: Path, lock: Path) -> int:
+def _lock_file(path: Path, lock: Path) -> int:
     # The previous holder may remove the file between open() and flock(). Such a lock would exclude no worker.
     while True:
         try:
@@ -59,7 +59,7 @@ def _locked(path: Path, lock: Path) -> int:
         os.close(descriptor)
 
 
-def _remove_left_over(path: Path) -> None:
+def _remove_stale(path: Path) -> None:
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:

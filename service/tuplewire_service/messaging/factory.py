@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.settings.settings import KEY_PREFIX, unknown
+from tuplewire.settings.settings import KEY_PREFIX, unknown_error
 from tuplewire.settings.storm_keys import tuplewire_transport
 from tuplewire_service.messaging.base import IContext
 
@@ -29,7 +29,7 @@ class TransportFactory:
     """Creates contexts; a transport is imported only when it is requested."""
 
     @staticmethod
-    def known() -> list[str]:
+    def names() -> list[str]:
         """Return the names of the installed transports."""
         return sorted({point.name for point in _installed()})
 
@@ -44,17 +44,17 @@ class TransportFactory:
         """
         others = [key for key in conf if str(key).startswith(KEY_PREFIX) and not key.startswith(_PREFIXES)]
         if others:  # listing the installed transports is slow
-            prefixes = (*_PREFIXES, *(f"{KEY_PREFIX}{name}." for name in TransportFactory.known()))
+            prefixes = (*_PREFIXES, *(f"{KEY_PREFIX}{name}." for name in TransportFactory.names()))
             for key in others:
                 if not key.startswith(prefixes):
-                    raise unknown(f"setting {key!r}", key, [f"{prefix}*" for prefix in prefixes])
+                    raise unknown_error(f"setting {key!r}", key, [f"{prefix}*" for prefix in prefixes])
         name = conf.get(TRANSPORT_KEY)
         name = DEFAULT_TRANSPORT if name is None else name
         if not isinstance(name, str):
             raise ConfigError(f"{TRANSPORT_KEY} must be the name of a transport, not {name!r}")
-        kind = _find(name)
+        kind = _load_class(name)
         try:
-            context = _prepared(kind(), conf)
+            context = _prepare(kind(), conf)
         except TuplewireError:
             # It already names the setting. Any other exception is a defect of a plug-in.
             raise
@@ -71,12 +71,12 @@ class TransportFactory:
         return context
 
 
-def _prepared(made: Any, conf: Mapping[str, Any]) -> IContext | None:
+def _prepare(plugin: Any, conf: Mapping[str, Any]) -> IContext | None:
     """Return the context that a plug-in is or creates; None if it is not a plug-in."""
-    if isinstance(made, IContext):
-        made.prepare(conf)
-        return made
-    make_context = getattr(made, "make_context", None)
+    if isinstance(plugin, IContext):
+        plugin.prepare(conf)
+        return plugin
+    make_context = getattr(plugin, "make_context", None)
     context = make_context(conf) if callable(make_context) else None
     return context if isinstance(context, IContext) else None
 
@@ -87,7 +87,7 @@ def _installed() -> Iterable[EntryPoint]:
     return entry_points(group=ENTRY_POINT_GROUP)
 
 
-def _find(name: str) -> Any:
+def _load_class(name: str) -> Any:
     # Configurations of Storm name a Java class here, which Python cannot import.
     ours = tuplewire_transport(name)
     if ours is not None:
@@ -97,7 +97,7 @@ def _find(name: str) -> Any:
     if load is None and ":" not in name and "." not in name:
         raise ConfigError(
             f"unknown transport {name!r} in {TRANSPORT_KEY}; known are: "
-            f"{', '.join(TransportFactory.known())}; or name a class as package.module:Class"
+            f"{', '.join(TransportFactory.names())}; or name a class as package.module:Class"
         )
     try:
         return pkgutil.resolve_name(name) if load is None else load()

@@ -20,26 +20,26 @@ from typing import Any
 
 from tuplewire.connection.stream import BatchedEvent
 from tuplewire.errors import ResourceLimitError, TuplewireError
-from tuplewire.session.credit import CreditBook
+from tuplewire.session.credit import SessionCredit
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares, Share
 from tuplewire.values.group import flow_of
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.control_pb2 import GetStatusResponse, SessionStatus
 from tuplewire_service.messaging.base import AcceptedPeers, InboundSession
-from tuplewire_service.messaging.server_stream import IAccess, ServerStream
+from tuplewire_service.messaging.server_stream import AccessRights, ServerStream
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 CLIENT_SOURCE = "client"
-EXECUTORS_SOURCE = "executors"
+OWN_PROGRAM_SOURCE = "executors"
 """The source of the messages of a worker's own program."""
 SessionKey = tuple[str, str]
 """The owner, see IAccess, and the sender's id. Without authentication, the owner is empty."""
 MAX_SESSIONS = 10_000
 """Maximum number of senders that one server remembers."""
-_LEAST_WINDOW_MESSAGES = 64
+_MIN_WINDOW_MESSAGES = 64
 _OWNER = itemgetter(0)
-_MOST_INBOUNDS = 256
+_MAX_CACHED_INBOUNDS = 256
 """Maximum number of cached inbounds, because entry workers change over time."""
 
 
@@ -49,7 +49,7 @@ def worker_number(worker_id: str, incarnation: int) -> int:
     return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1
 
 
-class SendStream:
+class SenderStream:
     """One stream of a session."""
 
     def __init__(self, wire: ServerStream) -> None:
@@ -60,21 +60,21 @@ class SendStream:
         self.frames = BatchedEvent(self.wake, asyncio.get_running_loop())
         """Accepted frames without an acknowledgement, gathered unless the sender requests one."""
         self.task = asyncio.current_task()
-        self.waiting: asyncio.Task[Any] | None = None
+        self.cancellable_task: asyncio.Task[Any] | None = None
         """The task while it may be cancelled. A write must not be cancelled; see finish_writing()."""
-        self.ending: TuplewireError | None = None
-        self.intake = AcceptedPeers.ALL
+        self.end_error: TuplewireError | None = None
+        self.peer_level = AcceptedPeers.ALL
         """The lowest intake level that accepts this stream."""
-        self.dismissed = False
+        self.drain_notified = False
         """True if the sender was notified of a drain."""
         self.finished = asyncio.Event()
         """Set once nothing more is read."""
-        self.stopped = False
+        self.no_reads = False
         """True if reading ended before the sender closed its side."""
 
-    def notify(self, notice: pb.SendResponse, part: int = 0) -> None:
+    def notify(self, notice: pb.SendResponse, part_key: int = 0) -> None:
         """Write this notice soon, replacing an earlier one of its kind or part."""
-        key = notice.WhichOneof("kind") or "", part
+        key = notice.WhichOneof("kind") or "", part_key
         # A relieved task is reported once, so a later status must not replace the report.
         if key[0] == "backpressure" and key in self.notices:
             _merge(self.notices[key].backpressure, notice.backpressure)
@@ -84,29 +84,29 @@ class SendStream:
 
     def stop_reading(self) -> None:
         """Stop reading from a sender that does not close its side; it still receives pending messages."""
-        self.stopped = True
-        if self.waiting is not None:
-            self.waiting.cancel()
+        self.no_reads = True
+        if self.cancellable_task is not None:
+            self.cancellable_task.cancel()
 
-    async def until_stopped(self, reading: Coroutine[Any, Any, None]) -> None:
+    async def read_until_stopped(self, reading: Coroutine[Any, Any, None]) -> None:
         """Read to the end, or until stop_reading()."""
         # In a task of its own, a message does not continue the coroutines of the caller, too.
-        self.waiting = asyncio.create_task(reading, name="receive")
+        self.cancellable_task = asyncio.create_task(reading, name="receive")
         try:
-            await self.waiting
+            await self.cancellable_task
         except asyncio.CancelledError:
             # Cancelled by end(), or by a server that stops. stop_reading() only ends the read.
-            if not self.stopped or self.ending is not None or (self.task and self.task.cancelling()):
+            if not self.no_reads or self.end_error is not None or (self.task and self.task.cancelling()):
                 raise
-        self.waiting = self.task
+        self.cancellable_task = self.task
 
     def end(self, error: TuplewireError) -> None:
         """End the stream with an error, after a last acknowledgement; only the first error counts."""
-        if self.ending is None:
-            self.ending = error
+        if self.end_error is None:
+            self.end_error = error
             # Without a read, the task may be writing: do not cancel it; _serve_stream() raises the error.
-            if self.waiting is not None:
-                self.waiting.cancel()
+            if self.cancellable_task is not None:
+                self.cancellable_task.cancel()
 
 
 def _merge(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
@@ -120,10 +120,15 @@ class Session:
     """A sender's session; it outlives its streams. Call only from the event loop, except release()."""
 
     def __init__(
-        self, hello: pb.Hello, access: IAccess, epoch: int, sessions: SenderSessions, blocked: Counter[int]
+        self,
+        hello: pb.Hello,
+        access: AccessRights,
+        incarnation: int,
+        sessions: SenderSessions,
+        blocked: Counter[int],
     ) -> None:
-        """Start a session. For `blocked`, see CreditBook."""
-        self.epoch = epoch
+        """Start a session. For `blocked`, see SessionCredit."""
+        self.incarnation = incarnation
         """Differs for each session of a sender, on this or another worker."""
         self.key = access.owner, hello.sender_id
         self.sender_id = hello.sender_id
@@ -131,7 +136,7 @@ class Session:
         # The sender id of a worker: its id, then its start and the number of the connection.
         worker_id = hello.sender_id.rpartition("/")[0] or hello.sender_id
         # Counts name only workers individually, because programs come and go with new ids.
-        self.source = worker_id if worker else EXECUTORS_SOURCE if access.is_own_program else CLIENT_SOURCE
+        self.source = worker_id if worker else OWN_PROGRAM_SOURCE if access.is_own_program else CLIENT_SOURCE
         self.worker_number = worker_number(worker_id, hello.incarnation) if worker else 0
         # A hello without a mode means `queued`.
         processed = hello.ack_mode == pb.ACK_MODE_PROCESSED
@@ -139,24 +144,24 @@ class Session:
         # A worker forwards messages that are forwarded again only during a move, which waits for releases.
         self.needs_release_acks = processed or worker
         limit = sessions.settings.session.max_message_bytes
-        credit = CreditBook(
+        credit = SessionCredit(
             sessions.shares, max_message_bytes=limit, needs_release_acks=processed, blocked=blocked
         )
         self.state = ReceiveSession(hello.incarnation, credit)
-        self.inactive = False
+        self.has_no_share = False
         """True if the sender has no share of the queues, because it was disconnected for too long."""
         self.address = ""
         """The sender's address, as the transport reports it; empty: in this process."""
-        self.since = 0.0
+        self.changed_at = 0.0
         """Loop time of the last connect or disconnect."""
         self.lease_timer: asyncio.TimerHandle | None = None
         """Ends the share of a disconnected sender, and later its session."""
-        self.stream: SendStream | None = None
-        self.departed_before = 0
+        self.stream: SenderStream | None = None
+        self.departures_at_start = 0
         """Number of departed workers at the start of the session."""
         self.access = access
         """The rights of the client that carries the session now."""
-        self._inbounds: dict[int, _Inbound] = {}
+        self._inbounds: dict[int, _RouteInboundSession] = {}
         self._sessions = sessions
 
     def wake(self) -> None:
@@ -173,98 +178,99 @@ class Session:
             worker_id=self.source if self.worker_number else "",
             address=self.address,
             connected=self.stream is not None,
-            seconds=now - self.since,
+            seconds=now - self.changed_at,
             messages=credit.received_messages,
             bytes=credit.received_bytes,
-            window_messages=0 if self.inactive else window,
+            window_messages=0 if self.has_no_share else window,
             outstanding_messages=credit.received_messages - credit.released_messages,
             outstanding_bytes=credit.received_bytes - credit.released_bytes,
             exhausted_tasks=credit.exhausted_tasks,
         )
 
-    def inbound(self, forwarded: int) -> InboundSession:
+    def inbound_session(self, route: int) -> InboundSession:
         """Return the inbound session of messages on a route (see TaskGroup.forwarded); 0: sent directly."""
-        inbound = self._inbounds.get(forwarded)
+        inbound = self._inbounds.get(route)
         if inbound is None:
-            if len(self._inbounds) >= _MOST_INBOUNDS:
+            if len(self._inbounds) >= _MAX_CACHED_INBOUNDS:
                 # Queued messages have their own reference to an inbound, so only the cache is lost.
                 self._inbounds.clear()
-            inbound = self._inbounds[forwarded] = _Inbound(self, forwarded)
+            inbound = self._inbounds[route] = _RouteInboundSession(self, route)
         return inbound
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
         """Release messages. Thread-safe."""
         sessions = self._sessions
-        if sessions.thread != threading.get_ident() and sessions.outside(
+        if sessions.loop_thread_id != threading.get_ident() and sessions.schedule_on_loop(
             self.release, flow, messages, size_bytes
         ):
             return
-        if self.state.credit.released(flow, messages, size_bytes):
+        if self.state.credit.on_released(flow, messages, size_bytes):
             self.wake()
         # Forwarded messages (flow < 0) have no share of the queue: their credit is at the entry worker.
-        if self.inactive and flow >= 0:
+        if self.has_no_share and flow >= 0:
             self._sessions.release_orphaned(flow, messages, size_bytes)
 
     def end(self) -> None:
         """Mark the session as not resumable."""
         self.state.credit.disconnect()
         for inbound in self._inbounds.values():
-            inbound.end = self._sessions  # queued messages refer to it, and would keep this session in memory
+            # Queued messages refer to it, and would keep this session in memory.
+            inbound.session = self._sessions
             inbound.sender_id = ""
         self._inbounds.clear()  # a reference cycle would delay freeing the session
 
 
-class _Inbound:
+class _RouteInboundSession:
     """The source of a session's batches by one route. It is small: every queued message refers to one."""
 
-    __slots__ = ("_came_by", "end", "needs_release_acks", "sender_id", "worker_number")
+    __slots__ = ("_route", "needs_release_acks", "sender_id", "session", "worker_number")
 
-    def __init__(self, end: Session, came_by: int) -> None:
-        self.end: Session | SenderSessions = end
-        self.sender_id = end.sender_id
-        self.worker_number, self.needs_release_acks = end.worker_number, end.needs_release_acks
-        self._came_by = came_by
+    def __init__(self, session: Session, route: int) -> None:
+        self.session: Session | SenderSessions = session
+        self.sender_id = session.sender_id
+        self.worker_number, self.needs_release_acks = session.worker_number, session.needs_release_acks
+        self._route = route
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
-        flow = flow_of(task, self._came_by) if self._came_by else task
-        self.end.release(flow, messages, size_bytes)
+        flow = flow_of(task, self._route) if self._route else task
+        self.session.release(flow, messages, size_bytes)
 
 
-SHARE_SECONDS = 3.0
+SHARE_LEASE_SECONDS = 3.0
 """Seconds that a disconnected sender keeps its share. A reconnect takes at most two seconds."""
 
 
 class SenderSessions:
     """The sessions of one bound server. Call only from the event loop."""
 
-    def __init__(self, settings: TransportSettings, on_gone: Callable[[str], None]) -> None:
-        """Start without sessions. `on_gone` is called with a worker's id when its last session ends."""
-        smallest = Share(_LEAST_WINDOW_MESSAGES, settings.session.max_message_bytes)
+    def __init__(self, settings: TransportSettings, on_disconnect: Callable[[str], None]) -> None:
+        """Start without sessions. `on_disconnect` is called with a worker's id when its last session ends."""
+        smallest = Share(_MIN_WINDOW_MESSAGES, settings.session.max_message_bytes)
         self.shares = QueueShares(Share(settings.receive_messages, settings.receive_bytes), smallest)
         self.settings = settings
         self._sessions: dict[SessionKey, Session] = {}
-        self._sharing: dict[SessionKey, Session] = {}
-        self._on_gone = on_gone
+        self._with_share: dict[SessionKey, Session] = {}
+        self._on_disconnect = on_disconnect
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.thread = 0
+        self.loop_thread_id = 0
 
-    def outside(self, release: Callable[..., object], *about: int) -> bool:
+    def schedule_on_loop(self, release: Callable[..., object], *args: int) -> bool:
         """Schedule the release on the event loop if called from another thread; return True in that case."""
         # pull() releases messages in the thread of its caller, but credit is not thread-safe.
-        if self.loop is None or threading.get_ident() == self.thread:
+        if self.loop is None or threading.get_ident() == self.loop_thread_id:
             return False
-        self.loop.call_soon_threadsafe(release, *about)
+        self.loop.call_soon_threadsafe(release, *args)
         return True
 
     def add_to(self, status: GetStatusResponse) -> None:
         """Add the numbers of sessions with and without a share, in all and by identity."""
-        status.sharing_sessions += len(self._sharing)
-        status.resumable_sessions += len(self._sessions) - len(self._sharing)
+        status.sharing_sessions += len(self._with_share)
+        status.resumable_sessions += len(self._sessions) - len(self._with_share)
         window = self.shares.smallest.messages
         # Several servers of a worker add to the same status.
         if not status.HasField("smallest_window") or window < status.smallest_window:
             status.smallest_window = window
-        sharing = Counter(map(_OWNER, self._sharing))
+        sharing = Counter(map(_OWNER, self._with_share))
         for who, count in Counter(map(_OWNER, self._sessions)).items():
             # Without authentication, the owner is empty, and there are no identities to count.
             if who:
@@ -293,37 +299,37 @@ class SenderSessions:
             self.forget(idle)
         self._sessions[session.key] = session
         # Not in the constructor, which runs in the thread that binds the server.
-        self.loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
-        self._share(session)
+        self.loop, self.loop_thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._grant_share(session)
 
-    def connected(self, session: Session) -> None:
+    def on_connected(self, session: Session) -> None:
         """Give a connected sender its share, or return a lost one."""
-        session.since = asyncio.get_running_loop().time()
+        session.changed_at = asyncio.get_running_loop().time()
         if session.lease_timer is not None:
             session.lease_timer.cancel()
             session.lease_timer = None
-        if session.inactive:
+        if session.has_no_share:
             # Its queued messages count against its own share again.
-            for task, messages, size_bytes in session.state.credit.outstanding():
-                self.shares.released(task, messages, size_bytes)
-            session.inactive = False
-            self._share(session)
+            for task, messages, size_bytes in session.state.credit.unreleased():
+                self.shares.on_released(task, messages, size_bytes)
+            session.has_no_share = False
+            self._grant_share(session)
 
-    def disconnected(self, session: Session) -> bool:
+    def on_disconnected(self, session: Session) -> bool:
         """Start the lease of a disconnected sender; return False if the session was forgotten."""
         if self._sessions.get(session.key) is not session:
             return False
         session.state.credit.disconnect()
         # To the end, because add() forgets the first disconnected session.
         self._sessions[session.key] = self._sessions.pop(session.key)
-        end_share = partial(self._end_share, session)
+        end_share = partial(self._on_lease_expired, session)
         loop = asyncio.get_running_loop()
-        session.since = loop.time()
-        session.lease_timer = loop.call_later(SHARE_SECONDS, end_share)
+        session.changed_at = loop.time()
+        session.lease_timer = loop.call_later(SHARE_LEASE_SECONDS, end_share)
         return True
 
-    def _end_share(self, session: Session) -> None:
-        self._take_share(session)
+    def _on_lease_expired(self, session: Session) -> None:
+        self._revoke_share(session)
         # The session stays resumable without a share; see docs/design/credit.md (leases of senders).
         forget = partial(self.forget, session.key)
         session.lease_timer = asyncio.get_running_loop().call_later(self.settings.resume_seconds, forget)
@@ -336,39 +342,39 @@ class SenderSessions:
         if session.lease_timer is not None:
             session.lease_timer.cancel()
         session.end()
-        if not session.inactive:
-            self._take_share(session)
+        if not session.has_no_share:
+            self._revoke_share(session)
         if session.worker_number:  # a worker that starts over has another session immediately
-            asyncio.get_running_loop().call_soon(self._miss, session.source)
+            asyncio.get_running_loop().call_soon(self._report_if_disconnected, session.source)
 
-    def _miss(self, worker_id: str) -> None:
+    def _report_if_disconnected(self, worker_id: str) -> None:
         """Report that a worker is disconnected, unless it has another session."""
         if all(each.source != worker_id for each in self._sessions.values()):
-            self._on_gone(worker_id)
+            self._on_disconnect(worker_id)
 
-    def _share(self, session: Session) -> None:
-        self._sharing[session.key] = session
-        self.shares.shared_by(len(self._sharing))
+    def _grant_share(self, session: Session) -> None:
+        self._with_share[session.key] = session
+        self.shares.set_session_count(len(self._with_share))
 
-    def _take_share(self, session: Session) -> None:
-        session.inactive = True
-        del self._sharing[session.key]
-        for task, messages, size_bytes in session.state.credit.outstanding():
+    def _revoke_share(self, session: Session) -> None:
+        session.has_no_share = True
+        del self._with_share[session.key]
+        for task, messages, size_bytes in session.state.credit.unreleased():
             self.shares.add_orphaned(task, messages, size_bytes)
-        self.shares.shared_by(len(self._sharing))
+        self.shares.set_session_count(len(self._with_share))
         # A sender that has used up its credit may get no other release.
-        for other in self._sharing.values():
+        for other in self._with_share.values():
             if other.state.credit.on_share_increase():
                 other.wake()
 
     def release(self, flow: int, messages: int, size_bytes: int) -> None:
         """Release messages of an ended session. Thread-safe."""
-        if flow >= 0 and not self.outside(self.release, flow, messages, size_bytes):
+        if flow >= 0 and not self.schedule_on_loop(self.release, flow, messages, size_bytes):
             self.release_orphaned(flow, messages, size_bytes)
 
     def release_orphaned(self, task: int, messages: int, size_bytes: int) -> None:
         """Give the other senders credit for released messages of a sender that is away."""
-        if self.shares.released(task, messages, size_bytes):
-            for session in self._sharing.values():
+        if self.shares.on_released(task, messages, size_bytes):
+            for session in self._with_share.values():
                 if session.state.credit.on_space_freed(task):
                     session.wake()

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 
 from tuplewire.errors import ClosedError, RefusedError
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.values.group import COUNT, FORWARDED, SIZE_BYTES, TaskGroup, route_of
-from tuplewire.values.message import SHUTDOWN, TaskMessage, encoded_of
+from tuplewire.values.message import SHUTDOWN_MESSAGE, TaskMessage, encoded_of
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.messaging.base import BLOCK, IConnectionCallback, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.receiving_end import Session
@@ -46,8 +46,8 @@ class Reception(IConnectionCallback):
         self._lock = threading.Lock()
         self._messages: SimpleQueue[tuple[TaskMessage, InboundSession | None]] = SimpleQueue()
         self._on_open = on_open
-        self._pulled = False
-        self._log_rate = LogRate()
+        self._is_pull_mode = False
+        self._log_rate = LogRateLimiter()
 
     def add_to(self, status: GetStatusResponse) -> None:
         """Add the received amounts by source, and the refused messages, to a worker's status."""
@@ -74,38 +74,38 @@ class Reception(IConnectionCallback):
         counts[2] += sum(map(SIZE_BYTES, groups))
 
     def deliver(
-        self, end: Session, sequence: int, groups: Sequence[TaskGroup], assignment_version: int
+        self, session: Session, sequence: int, groups: Sequence[TaskGroup], assignment_version: int
     ) -> None:
         """Deliver the accepted groups of a frame; report refused and released groups to its session."""
         routes = {0: groups} if set(map(FORWARDED, groups)) == {0} else _by_forwarded(groups)
         for forwarded, some in routes.items():
-            batch = ReceivedBatch.arrived(some, end.inbound(forwarded), assignment_version)
+            batch = ReceivedBatch.arrived(some, session.inbound_session(forwarded), assignment_version)
             # The sender must get an answer even if the callback has a defect.
             try:
                 self.callback.recv(batch)
             except Exception as defect:
                 if failures := self._log_rate.due(type(defect).__qualname__):
-                    extra = {"peer": end.source, "failures": failures}
+                    extra = {"peer": session.source, "failures": failures}
                     logger.exception("callback.failed", extra=extra)
                 error = RefusedError("the receiver failed; see its log")
                 batch.refusals = [(group, error) for group in some]
             for group, error in batch.refusals:
                 self.refused_messages[error.code] += group.count
-                end.state.refuse(sequence, group, error)
+                session.state.refuse(sequence, group, error)
             if batch.held:
                 continue
             refused = {id(group) for group, _ in batch.refusals}
             for group in some:
                 # The result is not needed: the acknowledgement of this frame contains the grant.
                 if id(group) not in refused:
-                    end.state.credit.released(group.flow, group.count, group.size_bytes)
+                    session.state.credit.on_released(group.flow, group.count, group.size_bytes)
 
     def register(self, callback: IConnectionCallback) -> None:
         """Deliver to the callback from now on. Raises ClosedError if there is another receiver."""
         # Two receivers would each get a part of the messages.
         with self._lock:
-            if self.callback is not self or self._pulled:
-                other = "recv() takes" if self._pulled else "another callback gets"
+            if self.callback is not self or self._is_pull_mode:
+                other = "recv() takes" if self._is_pull_mode else "another callback gets"
                 raise ClosedError(f"{other} this connection's messages; bind another port for this callback")
             self.callback = callback
         self._on_open()
@@ -120,7 +120,7 @@ class Reception(IConnectionCallback):
         with self._lock:
             if self.callback is not self:
                 raise ClosedError("a callback is registered: messages go there, recv() gets none")
-            first, self._pulled = not self._pulled, True
+            first, self._is_pull_mode = not self._is_pull_mode, True
         if first:
             self._on_open()
         try:
@@ -135,7 +135,7 @@ class Reception(IConnectionCallback):
 
     def close(self) -> None:
         """Return the shutdown notice to callers of pull() once no message remains."""
-        self._messages.put((SHUTDOWN, None))
+        self._messages.put((SHUTDOWN_MESSAGE, None))
 
 
 def _by_forwarded(groups: Sequence[TaskGroup]) -> Mapping[int, Sequence[TaskGroup]]:

@@ -15,17 +15,17 @@ from operator import attrgetter
 from typing import Any
 
 from tuplewire.connection.pacer import Pacer
-from tuplewire.connection.stream import Silence, StreamBroken
+from tuplewire.connection.stream import ProbeTimer, StreamBroken
 from tuplewire.errors import DrainingError, MalformedError, PayloadTooLargeError, RefusedError, TuplewireError
 from tuplewire.session.ack_requests import AckRequestPolicy
 from tuplewire.session.consume import MAX_REASON, Delivery
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.settings.config import PROTOCOL_VERSION, SessionSettings
-from tuplewire.values.group import TaskGroup, check_task, same_time
+from tuplewire.values.group import TaskGroup, check_task, same_millisecond
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
 from tuplewire_service.messaging.server_stream import (
-    IAccess,
+    AccessRights,
     ServerStream,
     StreamService,
     check_id,
@@ -34,14 +34,14 @@ from tuplewire_service.messaging.server_stream import (
 )
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource
 
-_GRPC_DEFAULT_BYTES = 4 << 20
+_DEFAULT_RESPONSE_BYTES = 4 << 20
 """The response limit of a consumer that reports none."""
-_TURN_CURSORS = 100
+_CURSORS_PER_TURN = 100
 """Maximum number of cursors and rejections for one turn of the loop: other sessions are not delayed."""
 _RETAINED_UPSTREAM = attrgetter("group.retained_upstream")
-_FRAME_BYTES = 64
+_RESPONSE_OVERHEAD_BYTES = 64
 """The maximum overhead of a response in addition to its groups."""
-_Denied = asyncio.Future[RefusedError]
+_Denial = asyncio.Future[RefusedError]
 """Done once the consumer's admission is withdrawn."""
 
 
@@ -61,11 +61,11 @@ class RecvService(StreamService):
             # 2. No subscribe arrives in time, or newer silent streams displace it; see PendingHandshakes.
             # 3. The peer closes its side before the subscribe. This is not an error.
             # 4. The subscribe is refused; see _open().
-            # For a stream with a subscription, see RecvStream.carry().
+            # For a stream with a subscription, see RecvStream.run().
             access = wire.admit()
-            denied: _Denied = asyncio.get_running_loop().create_future()
-            with access.standing(denied.set_result):
-                data = await self.silent.first(wire.read, "subscribe")
+            denial: _Denial = asyncio.get_running_loop().create_future()
+            with access.track_stream(denial.set_result):
+                data = await self.pending_handshakes.read_first(wire.read, "subscribe")
                 if data is None:
                     return
                 request = _request(data)
@@ -74,10 +74,10 @@ class RecvService(StreamService):
                 wake = asyncio.Event()
                 subscription = await self._open(request.subscribe, access, wake, wire.peer)
                 # The answer promises that all rejections of the subscribe are applied.
-                await _tell(subscription, ())
-                await wire.write(self._subscribed(subscription).SerializeToString())
-                limit = request.subscribe.max_response_bytes or _GRPC_DEFAULT_BYTES
-                await RecvStream(self.settings.session, wire, subscription, wake, denied, limit).carry()
+                await _apply_cursors(subscription, ())
+                await wire.write(self._make_subscribed(subscription).SerializeToString())
+                limit = request.subscribe.max_response_bytes or _DEFAULT_RESPONSE_BYTES
+                await RecvStream(self.settings.session, wire, subscription, wake, denial, limit).run()
         except TuplewireError as error:
             await self._refuse(wire, error)
         finally:
@@ -85,19 +85,19 @@ class RecvService(StreamService):
                 subscription.close()
 
     async def _open(
-        self, subscribe: pb.Subscribe, access: IAccess, wake: asyncio.Event, peer: str
+        self, subscribe: pb.Subscribe, access: AccessRights, wake: asyncio.Event, peer: str
     ) -> ISubscription:
         self._check_peer("consumer", subscribe)
         check_id("consumer_id", subscribe.consumer_id)
         cursors = await _cursors_of(subscribe)
         if not cursors or len(cursors) < len(subscribe.tasks):
             raise MalformedError("a subscribe names at least one task, and each of them once")
-        access.receive(subscribe.topology, cursors)
+        access.check_receive(subscribe.topology, cursors)
         if self.draining:
             raise DrainingError("the worker is draining; connect again later, or to another one")
         return self.source.subscribe(subscribe, access, peer, wake.set)
 
-    def _subscribed(self, subscription: ISubscription) -> pb.RecvResponse:
+    def _make_subscribed(self, subscription: ISubscription) -> pb.RecvResponse:
         return pb.RecvResponse(
             subscribed=pb.Subscribed(
                 protocol_version=PROTOCOL_VERSION,
@@ -110,40 +110,40 @@ class RecvService(StreamService):
 
 @dataclass(eq=False)
 class RecvStream:
-    """The stream of one subscription. `limit` is the maximum number of bytes of a response."""
+    """The stream of one subscription. `max_bytes` is the maximum size of a response."""
 
     settings: SessionSettings
     wire: ServerStream
     subscription: ISubscription
     wake: asyncio.Event
-    denied: _Denied
-    limit: int
+    denial: _Denial
+    max_bytes: int
 
     def __post_init__(self) -> None:
         self._pacer = Pacer(self.settings.linger_seconds)
         self._closing = False
         self._clock = asyncio.get_running_loop().time
-        self._silence = Silence(asyncio.get_running_loop())
+        self._probe_timer = ProbeTimer(asyncio.get_running_loop())
         self._probe_due = False
 
-    async def carry(self) -> None:
+    async def run(self) -> None:
         """Read, write and probe until one side ends the stream. Raises the error for its end."""
         # The ways in which a stream ends:
         # 1. The consumer says goodbye, or closes its side: _read() returns.
         # 2. A request violates the protocol: _read() raises MalformedError.
         # 3. The subscription ends: _write() sends the reason, and raises it.
         # 4. A message exceeds the consumer's limit: _write() raises PayloadTooLargeError.
-        # 5. The admission is withdrawn: `denied` has the error, and the writer sends it as the last response.
+        # 5. The admission is withdrawn: `denial` has the error, and the writer sends it as the last response.
         # 6. The connection breaks: _read() ends, or raises StreamBroken. gRPC also cancels this task.
         # 7. The server stops: the transport cancels this task.
         writer = asyncio.create_task(self._write(), name="deliver")
         others = [
             asyncio.create_task(self._read(), name="progress"),
-            asyncio.create_task(self._silence.watch(self._probe), name="probe"),
+            asyncio.create_task(self._probe_timer.run(self._probe), name="probe"),
         ]
         try:
-            ends: list[asyncio.Future[Any]] = [writer, self.denied, *others]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            ending_futures: list[asyncio.Future[Any]] = [writer, self.denial, *others]
+            await asyncio.wait(ending_futures, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._closing = True
             self.wake.set()
@@ -156,16 +156,16 @@ class RecvStream:
                 for task in others:
                     with contextlib.suppress(asyncio.CancelledError, StreamBroken):
                         await task
-        if self.denied.done():
-            raise self.denied.result()
+        if self.denial.done():
+            raise self.denial.result()
 
     async def _read(self) -> None:
         while (data := await self.wire.read()) is not None:
             request = _request(data)
             kind = request.WhichOneof("kind")
             if kind == "progress":
-                self._silence.heard()
-                await _take_progress(self.subscription, request.progress)
+                self._probe_timer.reset()
+                await _apply_progress(self.subscription, request.progress)
                 # Progress ends the pause between small frames, so that a reply is not delayed.
                 if self._pacer.lingering:
                     self._pacer.release_next()
@@ -182,67 +182,67 @@ class RecvStream:
             if self._probe_due:
                 self._probe_due = False
                 await wire.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
-            while subscription.answers:  # before the messages after them
-                rejected = pb.Rejected(tasks=subscription.answers.values())
-                subscription.answers.clear()
+            while subscription.rejection_answers:  # before the messages after them
+                rejected = pb.Rejected(tasks=subscription.rejection_answers.values())
+                subscription.rejection_answers.clear()
                 await wire.write(pb.RecvResponse(rejected=rejected).SerializeToString())
-            if subscription.moved:
-                moved = pb.Moved(tasks=subscription.moved)
-                subscription.moved.clear()
+            if subscription.moved_tasks:
+                moved = pb.Moved(tasks=subscription.moved_tasks)
+                subscription.moved_tasks.clear()
                 await wire.write(pb.RecvResponse(moved=moved).SerializeToString())
             if deliveries := subscription.take(self.settings.max_frame_bytes):
                 # Senders that retain messages until they are processed wait for the acknowledgement.
                 urgent = subscription.nearly_full or any(map(_RETAINED_UPSTREAM, deliveries))
                 ack_requested = ack_requests.is_due(self._clock(), urgent=urgent)
-                unlimited = self.limit >> 31  # no message of protobuf is larger
-                parts = (deliveries,) if unlimited else _fitting(deliveries, self.limit)
+                unlimited = self.max_bytes >> 31  # no message of protobuf is larger
+                parts = (deliveries,) if unlimited else _split_to_fit(deliveries, self.max_bytes)
                 for part in parts:
                     sequence += 1
-                    data = frame_of(sequence, part, ack_requested=ack_requested)
+                    data = encode_deliveries(sequence, part, ack_requested=ack_requested)
                     await wire.write(data)
                 # Messages that arrive during the pause share a frame; see docs/design/credit.md (pacing).
-                if wait := self._pacer.wrote(time.monotonic(), len(data)):
+                if wait := self._pacer.record_write(time.monotonic(), len(data)):
                     await self._pacer.linger(wait)
-                elif not subscription.ready:  # wait without another pass
+                elif not subscription.ready_tasks:  # wait without another pass
                     await wake.wait()
                 continue
             # Only after the last delivery, so that the consumer gets everything that was taken.
-            if (error := subscription.ended) is not None:
+            if (error := subscription.end_error) is not None:
                 await wire.write(pb.RecvResponse(ended=ended_to_wire(error)).SerializeToString())
                 raise error
             await wake.wait()
-        if self.denied.done():
-            await wire.write(pb.RecvResponse(ended=ended_to_wire(self.denied.result())).SerializeToString())
+        if self.denial.done():
+            await wire.write(pb.RecvResponse(ended=ended_to_wire(self.denial.result())).SerializeToString())
 
     def _probe(self) -> None:
         """Request the consumer's state again if expected progress is overdue: it may have been lost."""
-        self._probe_due = self.subscription.waiting
+        self._probe_due = self.subscription.has_unacknowledged
         if self._probe_due:
             self.wake.set()
 
 
 async def _cursors_of(subscribe: pb.Subscribe) -> dict[int, pb.TaskCursor]:
     """Return a consumer's cursors by task, after a check of each."""
-    for _ in _slices(subscribe.tasks):
+    for _ in _cursor_batches(subscribe.tasks):
         await asyncio.sleep(0)
     return {each.task: each for each in subscribe.tasks}
 
 
-async def _take_progress(subscription: ISubscription, progress: pb.Progress) -> None:
-    for number, cursors in enumerate(_slices(progress.tasks)):
-        if number:  # most progress has one slice
+async def _apply_progress(subscription: ISubscription, progress: pb.Progress) -> None:
+    for number, cursors in enumerate(_cursor_batches(progress.tasks)):
+        if number:  # most progress has one batch
             await asyncio.sleep(0)
-        await _tell(subscription, cursors)
+        await _apply_cursors(subscription, cursors)
 
 
-def _slices(tasks: Iterable[pb.TaskCursor]) -> Iterator[list[pb.TaskCursor]]:
-    """Yield a consumer's cursors in slices for one turn of the loop: other sessions run in between."""
+def _cursor_batches(tasks: Iterable[pb.TaskCursor]) -> Iterator[list[pb.TaskCursor]]:
+    """Yield a consumer's cursors in batches for one turn of the loop: other sessions run in between."""
     cursors: list[pb.TaskCursor] = []
     taken = 0
     for each in tasks:
-        for cursor in cursor_slices(each, _TURN_CURSORS):
+        for cursor in cursor_slices(each, _CURSORS_PER_TURN):
             # Only the last slice of a task is short, so two slices of a task never share a turn.
-            if taken + len(cursor.rejections) >= _TURN_CURSORS:
+            if taken + len(cursor.rejections) >= _CURSORS_PER_TURN:
                 yield cursors
                 cursors, taken = [], 0
             cursors.append(cursor)
@@ -250,8 +250,8 @@ def _slices(tasks: Iterable[pb.TaskCursor]) -> Iterator[list[pb.TaskCursor]]:
     yield cursors
 
 
-async def _tell(subscription: ISubscription, cursors: Sequence[pb.TaskCursor]) -> None:
-    while subscription.progress(cursors):
+async def _apply_cursors(subscription: ISubscription, cursors: Sequence[pb.TaskCursor]) -> None:
+    while subscription.apply_progress(cursors):
         cursors = ()
         await asyncio.sleep(0)
 
@@ -263,10 +263,10 @@ def _request(data: bytes) -> pb.RecvRequest:
         raise MalformedError(f"{len(data)} bytes are not a RecvRequest: {error}") from error
 
 
-def _fitting(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]:
+def _split_to_fit(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]:
     """Split deliveries so that each part fits into a response of `limit` bytes."""
     # Only responses above the consumer's limit are cut, so halves are good enough.
-    if sum(wire_bytes(each.group) for each in deliveries) + _FRAME_BYTES <= limit:
+    if sum(wire_bytes(each.group) for each in deliveries) + _RESPONSE_OVERHEAD_BYTES <= limit:
         yield deliveries
         return
     group, first = deliveries[0].group, deliveries[0].first_sequence
@@ -283,48 +283,48 @@ def _fitting(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]
             f"responses of up to {limit} bytes: raise gRPC's limit and max_response_bytes there"
         )
     for part in parts:
-        yield from _fitting(part, limit)
+        yield from _split_to_fit(part, limit)
 
 
-def frame_of(sequence: int, deliveries: list[Delivery], *, ack_requested: bool) -> bytes:
+def encode_deliveries(sequence: int, deliveries: list[Delivery], *, ack_requested: bool) -> bytes:
     """Encode deliveries; adjacent ones with the same (task, source) and time become one group."""
     runs: list[list[TaskGroup]] = []
     firsts: list[int] = []
     accepted: list[int] = []
     last: TaskGroup | None = None
     for delivery in deliveries:
-        group = delivery.group
-        if last is not None and group.joins(last) and same_time(group.accepted_micros, accepted[-1]):
+        group, micros = delivery.group, delivery.group.accepted_micros
+        if last is not None and group.can_follow(last) and same_millisecond(micros, accepted[-1]):
             runs[-1].append(group)
         else:
             runs.append([group])
             firsts.append(delivery.first_sequence)
-            accepted.append(group.accepted_micros)
+            accepted.append(micros)
         last = group
     return encode_frame(sequence, runs, firsts, accepted_micros=accepted, ack_immediately=ack_requested)
 
 
-def cursor_slices(cursor: pb.TaskCursor, most: int) -> Iterator[pb.TaskCursor]:
-    """Yield a consumer's position in steps with at most `most` rejections each, and shorten long reasons.
+def cursor_slices(cursor: pb.TaskCursor, max_rejections: int) -> Iterator[pb.TaskCursor]:
+    """Yield a consumer's position in steps with at most `max_rejections` each, and shorten long reasons.
 
     A step does not acknowledge a message with a rejection in a later step. Raises InvalidTaskError for an
     invalid task id, MalformedError if the numbers of rejections do not increase.
     """
-    task, told = check_task(cursor.task), cursor.rejections
+    task, rejections = check_task(cursor.task), cursor.rejections
     number = 0
-    for start in range(0, len(told) or 1, most):
-        part = told[start : start + most]
+    for start in range(0, len(rejections) or 1, max_rejections):
+        part = rejections[start : start + max_rejections]
         for each in part:
             if each.number <= number:
                 raise MalformedError(f"rejection {each.number} of task {task} came after number {number}")
             number = each.number
             each.reason = each.reason[:MAX_REASON]
-        if len(part) == len(told):  # nearly always
+        if len(part) == len(rejections):  # nearly always
             yield cursor
             return
         acknowledged = cursor.acknowledged
-        if len(told) > start + most:
-            acknowledged = min(acknowledged, max(0, told[start + most].sequence - 1))
+        if len(rejections) > start + max_rejections:
+            acknowledged = min(acknowledged, max(0, rejections[start + max_rejections].sequence - 1))
         yield pb.TaskCursor(
             task=task,
             acknowledged=acknowledged,

@@ -27,23 +27,23 @@ from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.messaging.base import AcceptedPeers
-from tuplewire_service.messaging.receiving_end import SenderSessions, SendStream, Session
+from tuplewire_service.messaging.receiving_end import SenderSessions, SenderStream, Session
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.server_stream import (
-    IAccess,
+    AccessRights,
     ServerStream,
     StreamService,
     check_id,
+    decode_request,
     finish_writing,
-    request_of,
 )
 
 _FRAMES = (OpaqueFrame, OutFrame)
-_MOST_LOADS = 10_000
+_MAX_LOADS = 10_000
 """Maximum number of loads in one message: 100 to 200 KB."""
-_MOST_DEPARTURES = 100
+_MAX_DEPARTURES = 100
 """Maximum number of recent departures that are reported to a reconnecting worker."""
-_FAREWELL_SECONDS = 1.0
+_STREAM_CLOSE_SECONDS = 1.0
 """Seconds for a sender to end its stream after a drain notice; then reading stops."""
 
 
@@ -54,28 +54,28 @@ class SendService(StreamService):
     reception: Reception
 
     def __post_init__(self) -> None:
-        self.opened = asyncio.Event()
+        self.receiver_ready = asyncio.Event()
         """Set once a callback accepts messages; until then, senders keep them."""
         self.intake = AcceptedPeers.ALL
         self.tasks_without_credit: Counter[int] = Counter()
         """By task, the number of connected sessions without credit; the longest blocked first."""
         self._ending = False
         self.sender_sessions: SenderSessions = SenderSessions(self.settings, self.reception.forget)
-        self._epoch = 0
-        self._streams: set[SendStream] = set()
+        self._last_incarnation = 0
+        self._streams: set[SenderStream] = set()
         self._loads: pb.LoadReport = pb.LoadReport()
-        self._departed = 0
-        self._departures: deque[tuple[int, pb.Departure]] = deque(maxlen=_MOST_DEPARTURES)
+        self._departure_count = 0
+        self._departures: deque[tuple[int, pb.Departure]] = deque(maxlen=_MAX_DEPARTURES)
 
     def send_load(self, loads: Mapping[int, float]) -> None:
         """Report loads to all senders. A later sender gets only loads above 0, at most 10,000 of them."""
         items = list(loads.items())
-        for start in range(0, len(items), _MOST_LOADS):
+        for start in range(0, len(items), _MAX_LOADS):
             # The key of a part is its start, so that a later report replaces only the same part.
-            notice = pb.SendResponse(load=_load_report(items[start : start + _MOST_LOADS]))
+            notice = pb.SendResponse(load=_load_report(items[start : start + _MAX_LOADS]))
             for stream in self._streams:
                 stream.notify(notice, start)
-        self._loads = _load_report([each for each in items if each[1]][:_MOST_LOADS])
+        self._loads = _load_report([each for each in items if each[1]][:_MAX_LOADS])
 
     def send_backpressure(self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]) -> None:
         """Report congested and relieved tasks to every sender."""
@@ -86,15 +86,15 @@ class SendService(StreamService):
     def announce_departures(self, departures: Sequence[pb.Departure]) -> None:
         """Notify every worker before the next acknowledgement, or when it reconnects."""
         for each in departures:
-            self._departed += 1
-            self._departures.append((self._departed, each))
+            self._departure_count += 1
+            self._departures.append((self._departure_count, each))
             for stream in self._streams:
                 # Programs forward nothing, so need no notice; see docs/design/moves.md (workers that drain).
-                if stream.intake is not AcceptedPeers.ALL:
+                if stream.peer_level is not AcceptedPeers.ALL:
                     notice = pb.SendResponse(departures=pb.Departures(departures=[each]))
-                    stream.notify(notice, self._departed)
+                    stream.notify(notice, self._departure_count)
 
-    async def drain(self, intake: AcceptedPeers) -> None:
+    async def restrict_intake(self, intake: AcceptedPeers) -> None:
         """Accept new messages only from these peers, and acknowledge accepted messages.
 
         Senders end the streams: they stop writing, and read until the last acknowledgement. If this side
@@ -102,17 +102,17 @@ class SendService(StreamService):
         for processing continue to receive releases until end(), or until they may reconnect.
         """
         self.intake = intake
-        streams = [stream for stream in self._streams if stream.intake > intake]
+        streams = [stream for stream in self._streams if stream.peer_level > intake]
         for stream in self._streams:
             stream.wake.set()  # lingering senders may have to reconnect
         for stream in streams:
-            if not stream.dismissed:  # once: a notified sender ends its side
-                stream.dismissed = True
+            if not stream.drain_notified:  # once: a notified sender ends its side
+                stream.drain_notified = True
                 stream.notify(pb.SendResponse(drain=pb.Drain()))
         # A sender that hangs is no longer read, but still receives its acknowledgements: otherwise it would
         # send the messages again. See docs/design/drain.md (senders during a drain).
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FAREWELL_SECONDS):
+            async with asyncio.timeout(_STREAM_CLOSE_SECONDS):
                 for stream in streams:
                     await stream.finished.wait()
         for stream in streams:
@@ -127,72 +127,72 @@ class SendService(StreamService):
         tasks = [stream.task for stream in self._streams if stream.task is not None]
         # A peer that does not read blocks its writer, until the transport ends the stream.
         if tasks:
-            await asyncio.wait(tasks, timeout=_FAREWELL_SECONDS)
+            await asyncio.wait(tasks, timeout=_STREAM_CLOSE_SECONDS)
 
     async def serve(self, wire: ServerStream) -> None:
         """Serve one stream from hello to end."""
-        stream = SendStream(wire)
+        stream = SenderStream(wire)
         session: Session | None = None
         try:
             # Before there is a session, a stream ends in one of four ways:
             # 1. The caller is not admitted.
             # 2. No hello arrives in time, or too many newer streams are silent too; see PendingHandshakes.
             # 3. The peer closes its side before the hello. This is not an error.
-            # 4. The hello is refused; see _open().
+            # 4. The hello is refused; see _open_session().
             # For a stream that carries a session, see _serve_stream().
             access = wire.admit()
-            with access.standing(stream.end):
-                hello = await self._hello(wire)
+            with access.track_stream(stream.end):
+                hello = await self._read_hello(wire)
                 if hello is None:
                     return
-                intake = _peer_kind_of(hello, access)
-                session = self._open(hello, intake, access)
-                stream.intake = intake
+                peer_level = _peer_level(hello, access)
+                session = self._open_session(hello, peer_level, access)
+                stream.peer_level = peer_level
                 # The newest stream carries the session; an older one may be broken without notice.
                 if session.stream is not None:
                     session.stream.end(SequenceGapError("the sender opened another stream for this session"))
                 session.stream = stream
                 session.address = wire.peer
-                self.sender_sessions.connected(session)
+                self.sender_sessions.on_connected(session)
                 self._on_worker_connection(session, connected=True)
                 self._streams.add(stream)
-                await wire.write(self._welcome(session, hello).SerializeToString())
+                await wire.write(self._make_welcome(session, hello).SerializeToString())
                 await self._serve_stream(session, stream)
         except TuplewireError as error:
-            await self._refuse(wire, error, farewell=session is not None)
+            await self._refuse(wire, error, error_first=session is not None)
         finally:
             stream.finished.set()
             self._streams.discard(stream)
             # A newer stream may have taken the session over.
             if session is not None and session.stream is stream:
                 session.stream = None
-                if self.sender_sessions.disconnected(session):
+                if self.sender_sessions.on_disconnected(session):
                     self._on_worker_connection(session, connected=False)
 
     def _on_worker_connection(self, session: Session, *, connected: bool) -> None:
         if session.worker_number:
             self.reception.callback.on_worker_connection(session.worker_number, connected=connected)
 
-    async def _hello(self, wire: ServerStream) -> pb.Hello | None:
-        data = await self.silent.first(wire.read, "hello")
+    async def _read_hello(self, wire: ServerStream) -> pb.Hello | None:
+        data = await self.pending_handshakes.read_first(wire.read, "hello")
         if data is None:
             return None
-        request = request_of(data)
+        request = decode_request(data)
         if isinstance(request, _FRAMES) or not request.HasField("hello"):
             raise MalformedError("the first request of a Send stream must be a hello")
         return request.hello
 
-    def _open(self, hello: pb.Hello, intake: AcceptedPeers, access: IAccess) -> Session:
+    def _open_session(self, hello: pb.Hello, peer_level: AcceptedPeers, access: AccessRights) -> Session:
         self._check_peer("sender", hello)
-        access.open_session(hello.topology, worker=hello.kind == pb.PEER_KIND_WORKER)
+        access.check_send(hello.topology, worker=hello.kind == pb.PEER_KIND_WORKER)
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
         # Only programs have to wait: without an assignment, a worker queues the messages of other workers.
         # See docs/design/moves.md (order during a move).
-        if intake is AcceptedPeers.ALL and (error := self.reception.callback.not_ready) is not None:
+        if peer_level is AcceptedPeers.ALL and (error := self.reception.callback.not_ready_error) is not None:
             raise error
-        if intake > self.intake:
+        if peer_level > self.intake:
             raise DrainingError("the worker is draining; connect again later, or to another one")
         session = self.sender_sessions.get((access.owner, hello.sender_id))
         if session is not None and session.state.incarnation > hello.incarnation:
@@ -210,29 +210,29 @@ class SendService(StreamService):
             # The previous process of the sender is lost.
             self._on_worker_connection(session, connected=False)
             session = None
-        if session is None or session.epoch != hello.receiver_incarnation:
+        if session is None or session.incarnation != hello.receiver_incarnation:
             # A new session, or the sender remembers another one: it starts over.
             if session is not None and session.stream is not None:
                 session.stream.end(SequenceGapError("the sender has started this session over"))
             self.sender_sessions.forget((access.owner, hello.sender_id))
             # The clock makes it unique across restarts of this worker.
-            self._epoch = max(self._epoch + 1, time.time_ns())
-            session = Session(hello, access, self._epoch, self.sender_sessions, self.tasks_without_credit)
-            session.departed_before = self._departed
+            incarnation = self._last_incarnation = max(self._last_incarnation + 1, time.time_ns())
+            session = Session(hello, access, incarnation, self.sender_sessions, self.tasks_without_credit)
+            session.departures_at_start = self._departure_count
             self.sender_sessions.add(session)
         # Each stream has its own rights, because tokens and rules may have changed.
         session.access = access
         return session
 
-    def _welcome(self, session: Session, hello: pb.Hello) -> pb.SendResponse:
+    def _make_welcome(self, session: Session, hello: pb.Hello) -> pb.SendResponse:
         settings = self.settings
-        ack = session.state.resume(hello.acknowledged)
+        ack = session.state.full_state(hello.acknowledged)
         initial = session.state.credit.initial
         return pb.SendResponse(
             welcome=pb.Welcome(
                 protocol_version=PROTOCOL_VERSION,
                 receiver_id=settings.worker_id,
-                receiver_incarnation=session.epoch,
+                receiver_incarnation=session.incarnation,
                 last_sequence=ack.sequence,
                 ack_mode=session.ack_mode,
                 initial_credit=pb.TaskCredit(messages=initial.messages, bytes=initial.size_bytes),
@@ -246,12 +246,12 @@ class SendService(StreamService):
                 departures=[
                     each
                     for number, each in self._departures
-                    if session.worker_number and number > session.departed_before
+                    if session.worker_number and number > session.departures_at_start
                 ],
             )
         )
 
-    async def _serve_stream(self, session: Session, stream: SendStream) -> None:
+    async def _serve_stream(self, session: Session, stream: SenderStream) -> None:
         """Read to the end, and write until all messages are sent."""
         # The ways in which a stream ends:
         # 1. The sender says goodbye, or closes its side: the last acknowledgement is written.
@@ -262,40 +262,40 @@ class SendService(StreamService):
         # 6. The connection breaks: the read ends, or raises StreamBroken. gRPC also cancels this task.
         # 7. The server stops: the transport cancels this task.
         # The stream may have been ended while the welcome was written (case 4).
-        if stream.ending is not None:
-            raise stream.ending
+        if stream.end_error is not None:
+            raise stream.end_error
         writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
         try:
-            await stream.until_stopped(self._read(session, stream))
+            await stream.read_until_stopped(self._read(session, stream))
             stream.finished.set()
             stream.wake.set()
             # In cases 1 to 3, the writer ends after the last update.
             await asyncio.wait([writer])
-            if stream.stopped:
+            if stream.no_reads:
                 raise DrainingError("the worker is draining; connect again later, or to another one")
         except asyncio.CancelledError:
             # Without an error of end(), this is case 6 or 7.
-            if stream.ending is None:
+            if stream.end_error is None:
                 raise
-            raise stream.ending from None
+            raise stream.end_error from None
         except TuplewireError as error:
-            stream.ending = error
+            stream.end_error = error
             raise
         finally:
-            stream.waiting = None
+            stream.cancellable_task = None
             stream.finished.set()
             stream.wake.set()
             await finish_writing(writer)
 
-    async def _read(self, session: Session, stream: SendStream) -> None:
+    async def _read(self, session: Session, stream: SenderStream) -> None:
         while (data := await stream.wire.read()) is not None:
-            request = request_of(data)
+            request = decode_request(data)
             if isinstance(request, _FRAMES):
                 # A frame without a receiver is not acknowledged: it waits here, and its sender retains it.
-                await self.opened.wait()
-                self._frame(session, request)
+                await self.receiver_ready.wait()
+                self._accept_frame(session, request)
                 # Others share an acknowledgement; see docs/design/credit.md (acknowledgements on request).
-                stream.frames.add(at_once=request.ack_immediately or session.state.urgent)
+                stream.frames.add(immediately=request.ack_immediately or session.state.urgent)
                 continue
             kind = request.WhichOneof("kind")
             if kind == "goodbye":
@@ -312,15 +312,15 @@ class SendService(StreamService):
             if kind == "probe":
                 # A brief probe requests only changes, but immediately, because a caller waits for them.
                 if not request.probe.brief:
-                    session.state.probe(request.probe.acknowledged)
+                    session.state.request_full_state(request.probe.acknowledged)
                 stream.wake.set()
             if kind in {None, "hello"}:
                 raise MalformedError(f"a request of kind {kind} within a stream")
 
-    def _frame(self, session: Session, frame: OpaqueFrame | OutFrame) -> None:
+    def _accept_frame(self, session: Session, frame: OpaqueFrame | OutFrame) -> None:
         # The local transport passes groups in memory, without encoding.
         if isinstance(frame, OutFrame):
-            groups, closed = frame.groups(), frame.closed
+            groups, closed = frame.groups(), frame.closed_flows
         else:
             groups, closed = groups_of(frame), closed_flows_of(frame)
         limit = self.settings.session.max_message_bytes
@@ -333,7 +333,7 @@ class SendService(StreamService):
                 raise PayloadTooLargeError(
                     f"a message of {size} bytes to task {group.task} exceeds the limit of {limit}"
                 )
-        denied = session.access.refused(groups)
+        denied = session.access.denied_groups(groups)
         accepted = session.state.accept(frame.sequence, groups, denied, closed)
         # A repeated frame was accepted before.
         if accepted is None:
@@ -343,40 +343,40 @@ class SendService(StreamService):
             self.reception.refused_messages[error.code] += group.count
         self.reception.deliver(session, frame.sequence, accepted, frame.assignment_version)
 
-    async def _write(self, session: Session, stream: SendStream) -> None:
+    async def _write(self, session: Session, stream: SenderStream) -> None:
         finished = False
         while not finished:
             await stream.wake.wait()
             stream.wake.clear()
             stream.frames.mark_sent()
             # Checked before the update is taken, so that the last round includes everything that was read.
-            finished = stream.finished.is_set() and not self._lingers(session, stream)
+            finished = stream.finished.is_set() and not self._awaits_releases(session, stream)
             notices, stream.notices = stream.notices, {}
             # Notices precede the update: a departure must arrive before the releases of its messages.
             for notice in notices.values():
                 await stream.wire.write(notice.SerializeToString())
             # After a takeover, updates belong to the newer stream.
-            update = session.state.update() if session.stream is stream else None
+            update = session.state.next_ack() if session.stream is stream else None
             if update is not None:
                 await stream.wire.write(pb.SendResponse(ack=update).SerializeToString())
                 if session.state.has_more:
                     stream.wake.set()
                     finished = False
 
-    def _lingers(self, session: Session, stream: SendStream) -> bool:
+    def _awaits_releases(self, session: Session, stream: SenderStream) -> bool:
         """Return True if a sender that stopped writing because of a drain still waits for releases."""
-        if self._ending or stream.ending is not None or stream.intake <= self.intake:
+        if self._ending or stream.end_error is not None or stream.peer_level <= self.intake:
             return False
-        return session.needs_release_acks and not session.state.credit.idle
+        return session.needs_release_acks and not session.state.credit.all_released
 
 
-def _peer_kind_of(hello: pb.Hello, access: IAccess) -> AcceptedPeers:
+def _peer_level(hello: pb.Hello, access: AccessRights) -> AcceptedPeers:
     """Return the lowest level that accepts a sender."""
     if access.is_own_program:
-        return AcceptedPeers.NOBODY  # it is never dismissed: the drain waits for its messages
+        return AcceptedPeers.OWN_PROGRAM  # a drain never notifies it, but waits for its messages
     if hello.kind != pb.PEER_KIND_WORKER:
         return AcceptedPeers.ALL
-    return AcceptedPeers.LEAVING_WORKERS if hello.draining else AcceptedPeers.WORKERS
+    return AcceptedPeers.DRAINING_WORKERS if hello.draining else AcceptedPeers.WORKERS
 
 
 def _load_report(loads: Sequence[tuple[int, float]]) -> pb.LoadReport:

@@ -31,7 +31,7 @@ from tuplewire.errors import (
 )
 from tuplewire.session.flow import OutFrame
 from tuplewire.settings.config import PROTOCOL_VERSION
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode
@@ -40,24 +40,24 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 
 logger = event_logger(__name__)
 
-_Said = TypeVar("_Said")
+_FirstMessage = TypeVar("_FirstMessage")
 
-HELLO_SECONDS = 10.0
+HANDSHAKE_SECONDS = 10.0
 """Timeout of a stream's first message, and of a connection's handshake."""
 MAX_PENDING_HANDSHAKES = 1000
 """Maximum number of a server's streams without a first message."""
 MAX_ID_LENGTH = 256
 MAX_DETAIL_LENGTH = 500
 """Errors quote the peer; gRPC drops a status with more than 8 KiB of metadata, including the error code."""
-_LAST_WRITE_SECONDS = 1.0
-_log_rate = LogRate()
+_FINAL_WRITE_SECONDS = 1.0
+_log_rate = LogRateLimiter()
 """Shared by the whole process, so that peers cannot fill its log through several servers."""
 
 
-class IAccess:
+class AccessRights:
     """The rights of one caller: all, unless a subclass restricts them.
 
-    Checked once for each stream, and for messages once for each frame; `refused` must be very fast.
+    Checked once for each stream, and for messages once for each frame; denied_groups() must be very fast.
     """
 
     is_own_program = False
@@ -65,26 +65,26 @@ class IAccess:
     must finish, and only it may receive the messages of its tasks.
     """
 
-    def open_session(self, topology: str, *, worker: bool) -> None:
+    def check_send(self, topology: str, *, worker: bool) -> None:
         """Check the right to send for a topology, possibly as a worker. Raises RefusedError."""
 
-    def receive(self, topology: str, tasks: Iterable[int]) -> None:
+    def check_receive(self, topology: str, tasks: Iterable[int]) -> None:
         """Check the right to receive the messages of these tasks. Raises RefusedError."""
 
-    def tap(self, topology: str, tasks: Collection[int]) -> None:
+    def check_tap(self, topology: str, tasks: Collection[int]) -> None:
         """Check the right to copies of messages to these tasks (empty: all). Raises RefusedError."""
 
-    def control(self, method: str) -> None:
+    def check_control(self, method: str) -> None:
         """Check the right to call a method of Control. Raises PermissionDeniedError."""
 
-    def refused(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
+    def denied_groups(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
         """Return the groups that it may not send, with the errors."""
         del groups
         return ()
 
-    def sees(self, who: str) -> bool:
+    def may_list(self, identity: str) -> bool:
         """Return True if it may see an owner's sessions and consumers."""
-        del who
+        del identity
         return True
 
     @property
@@ -92,22 +92,14 @@ class IAccess:
         """The owner of its sessions, consumers and sinks. Equal names of different owners are independent."""
         return ""
 
-    def standing(self, end: Callable[[RefusedError], None]) -> AbstractContextManager[None]:
+    def track_stream(self, end: Callable[[RefusedError], None]) -> AbstractContextManager[None]:
         """Return a context for the duration of its stream; `end` is called if its admission is withdrawn."""
         del end
         return contextlib.nullcontext()
 
 
-EVERYTHING = IAccess()
+FULL_ACCESS = AccessRights()
 """The rights of a caller without authentication."""
-
-
-class _OwnProgramAccess(IAccess):
-    is_own_program = True
-
-
-OWN_PROGRAM = _OwnProgramAccess()
-"""The rights of the program in the worker's process."""
 
 
 class ServerStream(MessageStream):
@@ -116,16 +108,16 @@ class ServerStream(MessageStream):
     peer: str
     """The name of the other side in the log."""
 
-    def admit(self) -> IAccess:
+    def admit(self) -> AccessRights:
         """Return the rights of the other side. Raises RefusedError if it is not admitted."""
-        return EVERYTHING
+        return FULL_ACCESS
 
     @abstractmethod
     async def refuse(self, error: TuplewireError) -> NoReturn:
         """End the stream with an error; the other side receives its code and text."""
 
 
-def request_of(data: bytes | OutFrame) -> pb.SendRequest | OpaqueFrame | OutFrame:
+def decode_request(data: bytes | OutFrame) -> pb.SendRequest | OpaqueFrame | OutFrame:
     """Return a decoded request of a Send stream; in memory, frames are not encoded. Raises MalformedError."""
     return decode(pb.SendRequest, data) if isinstance(data, bytes) else data
 
@@ -133,8 +125,8 @@ def request_of(data: bytes | OutFrame) -> pb.SendRequest | OpaqueFrame | OutFram
 class PendingHandshakes:
     """Waits for the first message of streams, such as hello. Call only from the event loop.
 
-    Guarantee: at most MAX_PENDING_HANDSHAKES wait, for at most HELLO_SECONDS. With one more, the longest wait
-    ends with a refusal. Real clients send hello within milliseconds, so silent ones cannot block them.
+    Guarantee: at most MAX_PENDING_HANDSHAKES wait, for at most HANDSHAKE_SECONDS. With one more, the longest
+    wait ends with a refusal. Real clients send hello within milliseconds, so silent ones cannot block them.
     """
 
     def __init__(self) -> None:
@@ -143,15 +135,15 @@ class PendingHandshakes:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def first(self, read: Callable[[], Awaitable[_Said]], what: str) -> _Said:
+    async def read_first(self, read: Callable[[], Awaitable[_FirstMessage]], what: str) -> _FirstMessage:
         """Return the result of `read`. `what` names the message in errors.
 
         Raises MalformedError after the timeout, and ResourceLimitError if newer streams displaced this one.
         """
         key = object()
         try:
-            async with asyncio.timeout(HELLO_SECONDS) as patience:
-                self._waiting[key] = patience
+            async with asyncio.timeout(HANDSHAKE_SECONDS) as timeout:
+                self._waiting[key] = timeout
                 if len(self._waiting) > MAX_PENDING_HANDSHAKES:
                     # An expired timeout ends the oldest wait; its removed key distinguishes the two errors.
                     oldest = next(iter(self._waiting))
@@ -159,7 +151,7 @@ class PendingHandshakes:
                 return await read()
         except TimeoutError:
             if key in self._waiting:
-                raise MalformedError(f"no {what} within {HELLO_SECONDS:g} s") from None
+                raise MalformedError(f"no {what} within {HANDSHAKE_SECONDS:g} s") from None
             raise ResourceLimitError(
                 f"over {MAX_PENDING_HANDSHAKES} streams have sent nothing yet, and this one was the oldest: "
                 f"send the {what} immediately"
@@ -172,12 +164,12 @@ class PendingHandshakes:
 class StreamService:
     """The base of a bound server's stream services. Call only from the event loop.
 
-    All services of a server share `silent`, and count refused streams by error code in `refused_streams`.
+    All services of a server share `pending_handshakes`; `refused_streams` counts by error code.
     """
 
     topology: str
     settings: TransportSettings
-    silent: PendingHandshakes
+    pending_handshakes: PendingHandshakes
     refused_streams: Counter[str]
 
     def _check_peer(self, peer: str, hello: pb.Hello | pb.Subscribe) -> None:
@@ -188,14 +180,14 @@ class StreamService:
             )
         check_receiver(self.settings.worker_id, self.topology, peer, hello)
 
-    async def _refuse(self, wire: ServerStream, error: TuplewireError, *, farewell: bool = False) -> None:
-        """End a stream. `farewell` also writes the error, because some writing senders miss the status."""
+    async def _refuse(self, wire: ServerStream, error: TuplewireError, *, error_first: bool = False) -> None:
+        """End a stream. With `error_first`, also write the error: some writing senders miss the status."""
         self.refused_streams[code_of(error)] += 1
         log_refusal(wire.peer, error)
-        if farewell:
+        if error_first:
             with contextlib.suppress(TimeoutError, StreamBroken):
                 # A peer that does not read must not delay the status.
-                async with asyncio.timeout(_LAST_WRITE_SECONDS):
+                async with asyncio.timeout(_FINAL_WRITE_SECONDS):
                     await wire.write(pb.SendResponse(ended=ended_to_wire(error)).SerializeToString())
         await wire.refuse(error)
 
@@ -230,18 +222,18 @@ def check_id(name: str, value: str) -> None:
         raise MalformedError(f"a {name} has 1 to {MAX_ID_LENGTH} characters, not {len(value)}")
 
 
-def check_receiver(worker_id: str, topology: str, peer: str, said: Any) -> None:
+def check_receiver(worker_id: str, topology: str, peer: str, request: Any) -> None:
     """Raise RefusedError if the `receiver_id` or `topology` in a peer's message is not this worker's."""
     # The id comes first: after WRONG_WORKER, the peer tries again; WRONG_TOPOLOGY is final. See
     # docs/design/moves.md (hops and worker identity).
-    if said.receiver_id not in {"", worker_id}:
+    if request.receiver_id not in {"", worker_id}:
         raise WrongWorkerError(
-            f"this is worker {worker_id!r}, the {peer} means {said.receiver_id!r}: one of the two has a "
+            f"this is worker {worker_id!r}, the {peer} means {request.receiver_id!r}: one of the two has a "
             "wrong id, or the assignment a wrong address"
         )
-    if said.topology != topology:
+    if request.topology != topology:
         raise WrongTopologyError(
-            f"this worker serves topology {topology!r}, the {peer} belongs to {said.topology!r}"
+            f"this worker serves topology {topology!r}, the {peer} belongs to {request.topology!r}"
         )
 
 
@@ -253,7 +245,7 @@ async def finish_writing(writer: asyncio.Task[None]) -> None:
     """
     try:
         # After the timeout, wait() does not cancel the write.
-        await asyncio.wait([writer], timeout=_LAST_WRITE_SECONDS)
+        await asyncio.wait([writer], timeout=_FINAL_WRITE_SECONDS)
     finally:
         writer.cancel()
         with contextlib.suppress(asyncio.CancelledError, StreamBroken):

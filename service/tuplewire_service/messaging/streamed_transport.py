@@ -21,7 +21,7 @@ from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import StreamOpener
 from tuplewire.errors import ClosedError
 from tuplewire.session.send_events import SendEvents
-from tuplewire.settings.addresses import bracketed
+from tuplewire.settings.addresses import add_brackets
 from tuplewire.values.batch import as_groups
 from tuplewire.values.message import TaskMessage
 from tuplewire.wire.control_pb2 import GetStatusResponse
@@ -43,11 +43,11 @@ from tuplewire_service.messaging.server_stream import PendingHandshakes, ServerS
 from tuplewire_service.messaging.subscription import ISubscriptionSource
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
-_LAST_CALLS_SECONDS = 0.5
+_CLOSE_GRACE_SECONDS = 0.5
 """Timeout at a close for calls in progress: a status call or an idle Recv stream."""
 _Connection = TypeVar("_Connection", bound=IConnection)
 _Context = TypeVar("_Context", bound="StreamedContext")
-Serve = Callable[[ServerStream], Awaitable[None]]
+StreamHandler = Callable[[ServerStream], Awaitable[None]]
 """Serves one stream to its end."""
 
 
@@ -58,7 +58,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
     `_context` is the context that bound this server.
     """
 
-    pins_loop: ClassVar[bool] = True
+    blocks_fork: ClassVar[bool] = True
     """True if the process cannot shut gRPC down for a fork while this server is bound."""
     port = 0
     status = ConnectionStatus.CONNECTING
@@ -74,28 +74,28 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         self._topology = topology
         self.port = port
         # register_recv() and recv() run in any thread, but the event is not thread-safe.
-        self._reception = Reception(lambda: self._thread.call(self.senders.opened.set))
-        self._silent = silent = PendingHandshakes()
+        self._reception = Reception(lambda: self._thread.call(self.send_service.receiver_ready.set))
+        self._pending_handshakes = handshakes = PendingHandshakes()
         self._refused_streams = refused = Counter[str]()
         """Streams that were refused or failed, by error code."""
-        self.senders = SendService(topology, settings, silent, refused, self._reception)
+        self.send_service = SendService(topology, settings, handshakes, refused, self._reception)
         """Serves the senders. Call it only from the event loop."""
         if callback is not None:
             # Before the server listens, because a hello already reads the callback's state.
             self.register_recv(callback)
-        self._handlers: dict[str, Serve] = {"Send": self.senders.serve}
+        self._handlers: dict[str, StreamHandler] = {"Send": self.send_service.serve}
         self._recv: RecvService | None = None
         # Only a callback with queues can serve consumers.
         source: object = callback
         if isinstance(source, ISubscriptionSource):
-            self._recv = RecvService(topology, settings, silent, refused, source)
+            self._recv = RecvService(topology, settings, handshakes, refused, source)
             self._handlers["Recv"] = self._recv.serve
         self._thread.run(self._start())
 
     async def _start(self) -> None:
         self.port = await self._bind()
         # See docs/design/forks-and-interrupts.md (forks).
-        self._thread.pinned += self.pins_loop
+        self._thread.bound_servers += self.blocks_fork
         self.status = ConnectionStatus.READY
 
     @abstractmethod
@@ -119,13 +119,13 @@ class StreamedServer(IServerConnection, Generic[_Context]):
     def send_load_metrics(self, loads: Mapping[int, float]) -> None:
         self._check_open()
         loads = dict(loads)
-        self._thread.call(lambda: self.senders.send_load(loads))
+        self._thread.call(lambda: self.send_service.send_load(loads))
 
     def send_backpressure_status(
         self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
     ) -> None:
         self._check_open()
-        self._thread.call(lambda: self.senders.send_backpressure(worker_id, congested, relieved))
+        self._thread.call(lambda: self.send_service.send_backpressure(worker_id, congested, relieved))
 
     def statistics(self) -> GetStatusResponse:
         status = GetStatusResponse()
@@ -134,15 +134,15 @@ class StreamedServer(IServerConnection, Generic[_Context]):
 
     def add_to(self, status: GetStatusResponse) -> None:
         """Add the counts to a worker's status."""
-        self.senders.sender_sessions.add_to(status)
+        self.send_service.sender_sessions.add_to(status)
         self._reception.add_to(status)
-        status.pending_handshakes += len(self._silent)
+        status.pending_handshakes += len(self._pending_handshakes)
         for code, count in list(self._refused_streams.items()):
             status.refused_streams[code] += count
 
-    def restrict_intake(self, intake: AcceptedPeers = AcceptedPeers.NOBODY) -> None:
+    def restrict_intake(self, intake: AcceptedPeers = AcceptedPeers.OWN_PROGRAM) -> None:
         """See IServerConnection. Ends Send streams; consumers continue."""
-        self._thread.run(self.senders.drain(intake))
+        self._thread.run(self.send_service.restrict_intake(intake))
 
     def close(self, timeout: float = 10.0) -> None:
         if self.status is not ConnectionStatus.CLOSED:
@@ -159,9 +159,9 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         # Acknowledge first, then end the streams: a lost acknowledgement would cause a resend.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                await self.senders.drain(AcceptedPeers.NOBODY)
-                await self.senders.end()
-        await self._stop(_LAST_CALLS_SECONDS)
+                await self.send_service.restrict_intake(AcceptedPeers.OWN_PROGRAM)
+                await self.send_service.end()
+        await self._stop(_CLOSE_GRACE_SECONDS)
 
     def abort(self) -> None:
         if self.status is not ConnectionStatus.CLOSED:
@@ -171,7 +171,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
     async def _stop(self, grace: float | None) -> None:
         self._reception.close()
         await self._unbind(grace)
-        self._thread.pinned -= self.pins_loop
+        self._thread.bound_servers -= self.blocks_fork
 
 
 class StreamedClient(IClientConnection):
@@ -179,7 +179,7 @@ class StreamedClient(IClientConnection):
 
     def __init__(self, end: SendingEnd) -> None:
         self.end = end
-        end.thread.begin(end)
+        end.thread.start_connection(end)
 
     @property
     def port(self) -> int:
@@ -187,16 +187,16 @@ class StreamedClient(IClientConnection):
 
     @property
     def status(self) -> ConnectionStatus:
-        if self.end.buffer.ended or self.end.buffer.failed is not None:
+        if self.end.buffer.ended or self.end.buffer.failure is not None:
             return ConnectionStatus.CLOSED
         return ConnectionStatus.READY if self.end.connected else ConnectionStatus.CONNECTING
 
     @property
     def congested(self) -> frozenset[int]:
-        return self.end.congestion.tasks(time.monotonic())
+        return self.end.congested_tasks.tasks(time.monotonic())
 
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
-        return self.end.loads.of(tasks, time.monotonic())
+        return self.end.loads.get(tasks, time.monotonic())
 
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         buffer = self.end.buffer
@@ -228,25 +228,25 @@ class StreamedClient(IClientConnection):
 
 
 class StreamedContext(IContext):
-    """Binds and connects; a transport implements _stream_opener(), and sets `server`.
+    """Binds and connects; a transport implements _stream_opener(), and sets `server_class`.
 
     Do not use it on the messaging loop: bind(), close() and term() wait for that loop. Direct users may pass
     settings instead of calling prepare().
     """
 
-    kind: ClassVar[type[TransportSettings]] = TransportSettings
+    settings_class: ClassVar[type[TransportSettings]] = TransportSettings
     """Defines the keys of prepare()."""
-    server: ClassVar[type[StreamedServer[Any]]]
+    server_class: ClassVar[type[StreamedServer[Any]]]
     """Serves at a bound port."""
 
     def __init__(self, settings: TransportSettings | None = None) -> None:
-        self.settings = settings or self.kind.from_conf({})
-        self._made: list[IConnection] = []
-        self._connections = 0
-        self._start = uuid.uuid4().hex[:16]
+        self.settings = settings or self.settings_class.from_conf({})
+        self._connections: list[IConnection] = []
+        self._connection_count = 0
+        self._instance_id = uuid.uuid4().hex[:16]
 
     def prepare(self, conf: Mapping[str, Any]) -> None:
-        self.settings = self.kind.from_conf(conf)
+        self.settings = self.settings_class.from_conf(conf)
 
     @property
     def thread(self) -> EventLoopThread:
@@ -260,34 +260,34 @@ class StreamedContext(IContext):
     def bind(
         self, topology_id: str, port: int, callback: IConnectionCallback | None = None
     ) -> StreamedServer[Any]:
-        return self._keep(self.server(self, topology_id, port, callback))
+        return self._register(self.server_class(self, topology_id, port, callback))
 
     def connect(
         self, topology_id: str, host: str, port: int, receiver_id: str = "", events: SendEvents | None = None
     ) -> StreamedClient:
         """See IContext; each connection is a separate session. For the other arguments, see SendingEnd."""
         settings = self.settings
-        host = bracketed(host)
-        self._connections += 1
+        host = add_brackets(host)
+        self._connection_count += 1
         identity = Identity(
             topology_id,
             # After a restart, the clock may be behind; a new sender id keeps the incarnation valid.
-            f"{settings.worker_id or uuid.uuid4()}/{self._start}.{self._connections}",
+            f"{settings.worker_id or uuid.uuid4()}/{self._instance_id}.{self._connection_count}",
             settings.incarnation,
-            worker=bool(settings.worker_id),
+            is_worker=bool(settings.worker_id),
         )
         open_stream = self._stream_opener(topology_id, host, port)
         end = SendingEnd(
             f"{host}:{port}", identity, settings.session, self.thread, open_stream, receiver_id, events
         )
-        return self._keep(StreamedClient(end))
+        return self._register(StreamedClient(end))
 
-    def _keep(self, made: _Connection) -> _Connection:
-        self._made = [each for each in self._made if each.status is not ConnectionStatus.CLOSED]
-        self._made.append(made)
-        return made
+    def _register(self, connection: _Connection) -> _Connection:
+        self._connections = [each for each in self._connections if each.status is not ConnectionStatus.CLOSED]
+        self._connections.append(connection)
+        return connection
 
     def term(self) -> None:
-        made, self._made = self._made, []
-        for connection in reversed(made):
+        connections, self._connections = self._connections, []
+        for connection in reversed(connections):
             connection.close()

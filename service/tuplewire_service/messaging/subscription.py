@@ -12,21 +12,21 @@ from collections.abc import Callable, Sequence
 from tuplewire.errors import RefusedError
 from tuplewire.session.consume import Delivery
 from tuplewire.wire.messaging_pb2 import RejectedTask, Subscribe, TaskCursor
-from tuplewire_service.messaging.server_stream import IAccess
+from tuplewire_service.messaging.server_stream import AccessRights
 
 
 class ISubscription(ABC):
     """The subscription of one consumer to some tasks."""
 
-    ended: RefusedError | None = None
+    end_error: RefusedError | None = None
     """The reason for the end (superseded, the task moved, a drain); None while it is active."""
     nearly_full: bool = False
     """True if the last delivery came from a queue with little free space."""
-    ready: dict[int, None]
+    ready_tasks: dict[int, None]
     """The tasks for which take() may return messages."""
-    answers: dict[int, RejectedTask]
+    rejection_answers: dict[int, RejectedTask]
     """New answers to rejections by task; send them before the result of the next take()."""
-    moved: list[int]
+    moved_tasks: list[int]
     """Tasks that have moved to another worker, unless all have moved."""
 
     @property
@@ -36,7 +36,7 @@ class ISubscription(ABC):
 
     @property
     @abstractmethod
-    def waiting(self) -> bool:
+    def has_unacknowledged(self) -> bool:
         """True if there are unacknowledged messages, delivered or not."""
 
     @abstractmethod
@@ -44,7 +44,7 @@ class ISubscription(ABC):
         """Return messages for which the consumer has credit, up to about `max_bytes` payload bytes."""
 
     @abstractmethod
-    def progress(self, cursors: Sequence[TaskCursor]) -> bool:
+    def apply_progress(self, cursors: Sequence[TaskCursor]) -> bool:
         """Apply reported progress. Return True if it exceeds one turn of the loop: call again to continue."""
 
     @abstractmethod
@@ -57,7 +57,7 @@ class ISubscriptionSource(ABC):
 
     @abstractmethod
     def subscribe(
-        self, request: Subscribe, access: IAccess, address: str, wake: Callable[[], None]
+        self, request: Subscribe, access: AccessRights, address: str, wake: Callable[[], None]
     ) -> ISubscription:
         """Assign the tasks to a consumer, and end the subscriptions that hold them. Raises RefusedError.
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tuplewire.settings.config import MIB, SessionSettings
-from tuplewire.settings.settings import ANY_TEXT, SECONDS, SIZE, Settings, count, nested, setting, text
+from tuplewire.settings.settings import ANY_TEXT, SECONDS, SIZE, Settings, integer, nested, setting, string
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
 
-_MOST = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 """The largest number that gRPC accepts."""
 
 
@@ -23,17 +23,17 @@ class TransportSettings(Settings):
     PASSED = (TRANSPORT_KEY, "zmq.threads", "zmq.linger.millis", "zmq.hwm")
 
     worker_id: str = setting(ANY_TEXT, "", "id of this side, as reported to its peers; empty for a program")
-    incarnation: int = setting(count(0), 0, "number that differs at every start; 0: the start time")
-    host: str = setting(text("HOST"), "127.0.0.1", "address to bind")
+    incarnation: int = setting(integer(0), 0, "number that differs at every start; 0: the start time")
+    host: str = setting(string("HOST"), "127.0.0.1", "address to bind")
     receive_messages: int = setting(
-        count(), 131_072, "maximum number of outstanding messages of all senders to one task"
+        integer(), 131_072, "maximum number of outstanding messages of all senders to one task"
     )
     receive_bytes: int = setting(SIZE, 16 * MIB, "the same limit in payload bytes")
     resume_seconds: float = setting(
         SECONDS, 3600.0, "time for which a disconnected sender can resume its session"
     )
     max_connections: int = setting(
-        count(1, _MOST),
+        integer(1, _MAX_INT32),
         4000,
         "maximum number of open gRPC connections to one address; further ones are closed immediately",
     )

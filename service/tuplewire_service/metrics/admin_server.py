@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from tuplewire.text.events import event_logger
-from tuplewire_service.metrics.http_server import HttpAnswer, HttpServer
+from tuplewire_service.metrics.http_server import HttpResponse, HttpServer
 
 logger = event_logger(__name__)
 
@@ -22,7 +22,7 @@ _PATHS = """Tuplewire worker
 /readyz   200 when ready, else 503 and the reason
 """
 
-Probe = Callable[[], str]
+ProblemProbe = Callable[[], str]
 """Returns an empty string, or one line that describes the problem. Called from any thread."""
 
 
@@ -30,16 +30,22 @@ class AdminServer(HttpServer):
     """Serves the admin port; see HttpServer."""
 
     def __init__(
-        self, listen: str, registry: CollectorRegistry, live: Probe, ready: Probe, *, exemplars: bool = False
+        self,
+        listen: str,
+        registry: CollectorRegistry,
+        live_problem: ProblemProbe,
+        ready_problem: ProblemProbe,
+        *,
+        exemplars: bool = False,
     ) -> None:
         self._registry = registry
         self._exemplars = exemplars
         self._scraped = threading.Event()
         pages = {
-            "/": lambda _: HttpAnswer(_PATHS),
+            "/": lambda _: HttpResponse(_PATHS),
             "/metrics": self._metrics,
-            "/livez": lambda _: _probed("live", live),
-            "/readyz": lambda _: _probed("ready", ready),
+            "/livez": lambda _: _probe_response("live", live_problem),
+            "/readyz": lambda _: _probe_response("ready", ready_problem),
         }
         advice = "stop what uses it, or choose another address with --admin"
         super().__init__(listen, pages, "the admin port", advice)
@@ -49,7 +55,7 @@ class AdminServer(HttpServer):
         self._scraped = threading.Event()  # a scrape in progress sets the previous event
         self._scraped.wait(timeout)
 
-    def _metrics(self, headers: Message) -> HttpAnswer:
+    def _metrics(self, headers: Message) -> HttpResponse:
         # Only exemplars need OpenMetrics. It takes 1.4 times the time of the plain text.
         encode, content_type = choose_encoder(headers.get("Accept", "") if self._exemplars else "")
         scraped = self._scraped  # before the values are read; see await_scrape()
@@ -57,11 +63,11 @@ class AdminServer(HttpServer):
             body = encode(self._registry)
         except Exception:
             logger.exception("admin.scrape_failed")
-            return HttpAnswer("the scrape failed; see the log\n", HTTPStatus.INTERNAL_SERVER_ERROR)
-        return HttpAnswer(body, content_type=content_type, sent=scraped.set)
+            return HttpResponse("the scrape failed; see the log\n", HTTPStatus.INTERNAL_SERVER_ERROR)
+        return HttpResponse(body, content_type=content_type, on_sent=scraped.set)
 
 
-def _probed(word: str, probe: Probe) -> HttpAnswer:
-    if trouble := probe():
-        return HttpAnswer(f"not {word}: {trouble}\n", HTTPStatus.SERVICE_UNAVAILABLE)
-    return HttpAnswer(f"{word}\n")
+def _probe_response(probe_name: str, probe: ProblemProbe) -> HttpResponse:
+    if problem := probe():
+        return HttpResponse(f"not {probe_name}: {problem}\n", HTTPStatus.SERVICE_UNAVAILABLE)
+    return HttpResponse(f"{probe_name}\n")

@@ -47,7 +47,7 @@ def counters(name: str, help_text: str, label: str, values: Iterable[tuple[str, 
     return _labelled(CounterMetricFamily(_PREFIX + name, help_text, labels=[label]), values)
 
 
-def gauges(name: str, help_text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
+def gauge_by(name: str, help_text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
     """Return a gauge for each value of a label."""
     return _labelled(GaugeMetricFamily(_PREFIX + name, help_text, labels=[label]), values)
 
@@ -63,9 +63,9 @@ def histogram(name: str, help_text: str, latency: pb.Latency) -> Metric:
     buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = list(
         zip(_BUCKETS, accumulate(latency.messages), strict=True)
     )
-    for place, found in latency.exemplars.items():
+    for bucket, found in latency.exemplars.items():
         ids = {"trace_id": found.trace_id, "span_id": found.span_id}
-        buckets[place] = *buckets[place][:2], Exemplar(ids, found.seconds, found.at)
+        buckets[bucket] = *buckets[bucket][:2], Exemplar(ids, found.seconds, found.at)
     return HistogramMetricFamily(_PREFIX + name, help_text, buckets=buckets, sum_value=latency.seconds)
 
 
@@ -126,8 +126,8 @@ def _sum(one: pb.MetricSample, other: pb.MetricSample) -> pb.MetricSample:
 
 
 def _family(first: pb.MetricFamily, samples: Mapping[tuple[str, ...], pb.MetricSample]) -> Metric:
-    make, _ = _KINDS[first.kind]
-    family = make(first.name, first.help, labels=list(first.labels))
+    family_class, _ = _KINDS[first.kind]
+    family = family_class(first.name, first.help, labels=list(first.labels))
     for labels, sample in sorted(samples.items()):
         if isinstance(family, HistogramMetricFamily):
             bounds = [*map(floatToGoString, sample.bounds), "+Inf"]

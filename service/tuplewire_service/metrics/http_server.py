@@ -25,21 +25,21 @@ from tuplewire.text.events import event_logger
 logger = event_logger(__name__)
 
 _MAX_CONNECTIONS = 16
-_SILENCE_SECONDS = 5.0
+_IDLE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    """The answer to a request. `sent` is called when its body has been written."""
+class HttpResponse:
+    """The answer to a request. `on_sent` is called when its body has been written."""
 
     body: str | bytes
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = "text/plain; charset=utf-8"
     headers: Sequence[tuple[str, str]] = ()
-    sent: Callable[[], object] | None = None
+    on_sent: Callable[[], object] | None = None
 
 
-Page = Callable[[Message], HttpAnswer]
+PageHandler = Callable[[Message], HttpResponse]
 """Returns the answer to a request with these headers. Called from any thread."""
 
 
@@ -54,7 +54,7 @@ class HttpServer(socketserver.ThreadingMixIn, HTTPServer):
     request_queue_size = 64
     daemon_threads = False  # server_close() waits only for threads that are not daemons
 
-    def __init__(self, listen: str, pages: Mapping[str, Page], purpose: str, advice: str) -> None:
+    def __init__(self, listen: str, pages: Mapping[str, PageHandler], purpose: str, advice: str) -> None:
         """Serve pages by their path. `purpose` and `advice` complete the error if the address is in use."""
         self.pages = pages
         self._open: dict[socket.socket, None] = {}  # the oldest first
@@ -121,7 +121,7 @@ def _shut_down(connection: socket.socket) -> None:
 
 class _Handler(BaseHTTPRequestHandler):
     server: HttpServer
-    timeout = _SILENCE_SECONDS
+    timeout = _IDLE_SECONDS
     server_version = "tuplewire"
     sys_version = ""
 
@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if (page := self.server.pages.get(path)) is None:
             known = ", ".join(self.server.pages)
-            answer = HttpAnswer(f"there is no {path} here; there are: {known}\n", HTTPStatus.NOT_FOUND)
+            answer = HttpResponse(f"there is no {path} here; there are: {known}\n", HTTPStatus.NOT_FOUND)
         else:
             answer = page(self.headers)
         data = answer.body.encode() if isinstance(answer.body, str) else answer.body
@@ -145,8 +145,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
-        if answer.sent is not None:
-            answer.sent()
+        if answer.on_sent is not None:
+            answer.on_sent()
 
     do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
 

@@ -27,7 +27,7 @@ from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.messaging.server_stream import MAX_PENDING_HANDSHAKES
-from tuplewire_service.metrics.families import counter, counters, gauge, gauges, histogram, info
+from tuplewire_service.metrics.families import counter, counters, gauge, gauge_by, histogram, info
 from tuplewire_service.worker.times import TimeState
 
 _CODES = [
@@ -35,23 +35,23 @@ _CODES = [
     for name, number in messaging_pb2.ErrorCode.items()
     if number != messaging_pb2.ERROR_CODE_UNSPECIFIED
 ]
-_MEASURES = ("COUNT", "SIZE", "SECONDS")
-_CONFIG_SHOWN = [  # for comparisons between workers: sizes and times, but no names, paths or secrets
+_NUMERIC_METAVARS = ("COUNT", "SIZE", "SECONDS")
+_EXPORTED_SETTINGS = [  # for comparisons between workers: sizes and times, but no names, paths or secrets
     "transport",
-    *(name for name, each in settings_of(WorkerConfig).items() if each.kind.metavar in _MEASURES),
+    *(name for name, each in settings_of(WorkerConfig).items() if each.kind.metavar in _NUMERIC_METAVARS),
 ]
 
 
-class Names:
+class SeriesNames:
     """Assigns series names to keys. The first `limit` keys have their own name, the others are `other`.
 
     A key keeps its name while it exists. A new key, never one counted as `other`, replaces a removed one.
     """
 
-    def __init__(self, limit: int, always: Collection[str] = ()) -> None:
-        """Start without keys. The keys in `always` have their own name regardless of the limit."""
+    def __init__(self, limit: int, always_named: Collection[str] = ()) -> None:
+        """Start without keys. The keys in `always_named` have their own name regardless of the limit."""
         self._limit = limit
-        self._always = frozenset(always)
+        self._always = frozenset(always_named)
         self._own: set[str] = set()
         self._others: set[str] = set()
 
@@ -66,7 +66,7 @@ class Names:
         return {key: OTHER if key in self._others else key for key in keys}
 
 
-class Totals:
+class CounterTotals:
     """Adds up counts by name, with removed sources while the name has a source. `other` always remains."""
 
     def __init__(self) -> None:
@@ -100,20 +100,20 @@ class WorkerCollector(Collector):
     ) -> None:
         """Export the status that `read` returns on any thread; its exceptions fail the scrape."""
         self._read = read
-        self._config = {name: str(getattr(config, name)) for name in _CONFIG_SHOWN}
+        self._config = {name: str(getattr(config, name)) for name in _EXPORTED_SETTINGS}
         self._memory_limit = memory_limit_bytes
         self._capacity = config.receive_queue_messages
         self._lock = threading.Lock()  # scrapes can run in parallel
         most = config.metrics_series
-        self._tasks = Names(most)
-        self._peers = Names(most)
+        self._tasks = SeriesNames(most)
+        self._peers = SeriesNames(most)
         # Metrics are public. With permission rules, only operators and an identity itself may see its name.
-        self._identities = Names(0 if config.permissions_file else most)
-        self._losers = Names(most, always=(OTHER,))
-        self._sources = Names(most, always=(CLIENT_SOURCE, OTHER))
-        self._sent = Totals()
-        self._received = Totals()
-        self._task_counts = Totals()
+        self._identities = SeriesNames(0 if config.permissions_file else most)
+        self._lossy_peers = SeriesNames(most, always_named=(OTHER,))
+        self._sources = SeriesNames(most, always_named=(CLIENT_SOURCE, OTHER))
+        self._sent = CounterTotals()
+        self._received = CounterTotals()
+        self._task_counts = CounterTotals()
 
     def collect(self) -> Iterable[Metric]:
         """Return all families of one status. Thread-safe."""
@@ -147,9 +147,9 @@ class WorkerCollector(Collector):
             counts = {**dict.fromkeys(map(str, known), 0), **attrgetter(_FIELD_OF.get(name, name))(status)}
             yield counters(name, help_text, label, counts.items())
         sessions = {"connected": status.sharing_sessions, "resumable": status.resumable_sessions}
-        yield gauges("sessions", _SESSIONS, "state", sessions.items())
+        yield gauge_by("sessions", _SESSIONS, "state", sessions.items())
         staged = {"memory": status.sinks.memory_bytes, "disk": status.sinks.disk_bytes}
-        yield gauges("staged_bytes", _STAGED, "place", staged.items())
+        yield gauge_by("staged_bytes", _STAGED, "place", staged.items())
         yield from self._received_families(status.received)
         yield self._identity_family(status.identities)
         yield self._lost_family(status.possibly_lost)
@@ -176,7 +176,7 @@ class WorkerCollector(Collector):
         yield from _columns(_RECEIVED, "source", by_name)
 
     def _lost_family(self, possibly_lost: Mapping[str, int]) -> Metric:
-        names = self._losers.of(possibly_lost)
+        names = self._lossy_peers.of(possibly_lost)
         by_name = Counter[str]()
         for worker_id, lost in possibly_lost.items():
             by_name[names[worker_id]] += lost
@@ -195,8 +195,8 @@ class WorkerCollector(Collector):
             pending[name] += ledger.pending
             up[name] = min(up.get(name, 1), int(peer.connected))  # `other`: 1 only if all are connected
         yield from _columns(_SENT, "peer", self._sent.add_up(rows))
-        yield gauges("pending_messages", _PENDING, "peer", pending.items())
-        yield gauges("connection_up", _UP, "peer", up.items())
+        yield gauge_by("pending_messages", _PENDING, "peer", pending.items())
+        yield gauge_by("connection_up", _UP, "peer", up.items())
 
     def _task_families(self, tasks: Sequence[pb.TaskStatus]) -> Iterator[Metric]:
         names = self._tasks.of([str(task.task) for task in tasks])
@@ -215,7 +215,7 @@ class WorkerCollector(Collector):
         capacity = {name: count * self._capacity for name, count in Counter(names.values()).items()}
         columns: Sequence[Mapping[str, float]] = (messages, size, capacity, subscribed, oldest)
         for (family, help_text), values in zip(_QUEUE, columns, strict=True):
-            yield gauges(family, help_text, "task", values.items())
+            yield gauge_by(family, help_text, "task", values.items())
         yield from _columns(_TASK_COUNTS, "task", self._task_counts.add_up(counts))
         yield gauge("fullest_queue_ratio", _FULLEST, max((task.load for task in tasks), default=0.0))
 

@@ -22,7 +22,7 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.program import Host
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.worker import Worker
-from tuplewire_service.worker.worker_settings import of_transport
+from tuplewire_service.worker.worker_settings import transport_settings
 
 logger = event_logger(__name__)
 
@@ -34,18 +34,18 @@ class EmbeddedWorker:
 
     def __init__(self, worker_id: str, topology: str, conf: Mapping[str, Any]) -> None:
         """Start without an assignment. `conf`: see settings_in(). Raises ConfigError."""
-        given = settings_in(conf, of_processes=False)
+        given = settings_in(conf, separate_processes=False)
         config = WorkerConfig(**{**given, "worker_id": worker_id, "topology": topology})
         incarnation = time.time_ns()
-        of_worker = TransportSettings(**of_transport(config, incarnation))
+        of_worker = TransportSettings(**transport_settings(config, incarnation))
         self._loop = messaging_loop()
         self._own = OwnProgramContext(of_worker)
         self._context = TransportFactory.make_context({**transport_settings_in(conf), **of_worker.conf()})
         self._worker = self._loop.call(
-            lambda: Worker(config, self._context, incarnation, own_program=self._own)
+            lambda: Worker(config, self._context, incarnation, own_transport=self._own)
         )
         self._loop.run(self._worker.start(0))
-        self.host = Host(self._worker, lambda _: None)  # the process belongs to the embedding program
+        self.handle = Host(self._worker, lambda _: None)  # the process belongs to the embedding program
         # The address is host:port, or ipc://.../port.ipc in ZeroMQ's local mode.
         self.port = int(re.split("[:/]", self._worker.servers.addresses[0].removesuffix(".ipc"))[-1])
         self.peer = Peer(worker_id, f"{_HOST}:{self.port}")  # for other workers
@@ -53,7 +53,7 @@ class EmbeddedWorker:
     def assign(self, version: int, shares: Mapping[Peer, Sequence[int]], dead: Collection[Peer] = ()) -> None:
         """Apply an assignment: the tasks of each peer. `dead` are workers that were killed."""
         workers = (AssignedWorker(*peer, tuple(sorted(tasks))) for peer, tasks in shares.items())
-        assignment = Assignment(version, self.host.topology, tuple(workers))
+        assignment = Assignment(version, self.handle.topology, tuple(workers))
 
         def update() -> None:
             self._worker.router.mark_dead(dead)  # first: the assignment then reroutes their messages

@@ -26,22 +26,22 @@ from tuplewire.errors import TuplewireError
 from tuplewire.identity.files import write_atomically
 from tuplewire.processes.heaps import reuse_buffers, share_heap
 from tuplewire.session.ledger import DropReason
-from tuplewire.settings.addresses import bracketed, join_host_port, split_host_port
+from tuplewire.settings.addresses import add_brackets, join_host_port, split_host_port
 from tuplewire.text.events import event_logger
 from tuplewire_service.config.config_sources import read_conf
-from tuplewire_service.config.stop import EXIT_DEFECT, EXIT_FAILED, EXIT_OK, Stop, StopRequest, end_by_force
+from tuplewire_service.config.stop import EXIT_DEFECT, EXIT_FAILED, EXIT_OK, Stop, StopRequest, exit_after
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.control.memory import await_stop, memory_limit
-from tuplewire_service.messaging.claimed_socket import claimed_socket
+from tuplewire_service.messaging.claimed_socket import claim_socket
 from tuplewire_service.metrics.admin_server import AdminServer
 from tuplewire_service.metrics.families import ProgramCollector
 from tuplewire_service.metrics.worker_metrics import WorkerCollector
-from tuplewire_service.process.data_plane import DataPlane
+from tuplewire_service.process.data_plane import WorkerRuntime
 from tuplewire_service.process.program import Host, load_program
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.routing_table import WILDCARDS, with_port
+from tuplewire_service.worker.routing_table import WILDCARD_HOSTS, with_port
 from tuplewire_service.worker.servers import Servers
 
 logger = event_logger(__name__)
@@ -84,9 +84,9 @@ def run_worker(config: WorkerConfig, *, exit_on_stdin_eof: bool = False) -> int:
 
 
 def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
-    with ExitStack() as at_last, ExitStack() as cleanup:  # at_last runs after the cleanup
+    with ExitStack() as final_cleanup, ExitStack() as cleanup:  # final_cleanup runs last
         if config.listen_unix:
-            cleanup.enter_context(claimed_socket(Path(config.listen_unix)))
+            cleanup.enter_context(claim_socket(Path(config.listen_unix)))
         if config.tracing:
             tracing.enable(
                 sample=config.trace_sample,
@@ -98,62 +98,63 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         else:
             tracing.disable()
         registry = CollectorRegistry()
-        plane = DataPlane(config, stop, Debugging(config, log, registry))
-        cleanup.callback(plane.close)
+        runtime = WorkerRuntime(config, stop, Debugging(config, log, registry))
+        cleanup.callback(runtime.close)
         program = None
         if config.program:
             conf = read_conf(config.program_conf) if config.program_conf else {}
-            host = Host(
-                plane.worker, lambda limit: stop.request(StopRequest("program-failed", EXIT_FAILED, limit))
+            handle = Host(
+                runtime.worker, lambda limit: stop.request(StopRequest("program-failed", EXIT_FAILED, limit))
             )
-            program = load_program(host, config.program, conf, config.program_state_file)
-            plane.program = program
-        plane.bind()
-        servers = plane.worker.servers
+            program = load_program(handle, config.program, conf, config.program_state_file)
+            runtime.program = program
+        runtime.bind()
+        servers = runtime.worker.servers
         if config.tasks:  # the worker assigns them to itself
-            address, peer_address = _advertised(config, servers)
+            address, peer_address = _advertised_addresses(config, servers)
             only = AssignedWorker(config.worker_id, address, config.tasks, peer_address=peer_address)
-            plane.assign(Assignment(1, config.topology, (only,)))
-        registry.register(WorkerCollector(plane.status, config, memory_limit()))
-        registry.register(plane.security)
+            runtime.assign(Assignment(1, config.topology, (only,)))
+        registry.register(WorkerCollector(runtime.status, config, memory_limit()))
+        registry.register(runtime.security)
         registry.register(log)
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
         # The names of the worker's own metrics, before the collector of the programs' metrics is added.
-        plane.reserve(frozenset(family.name for family in registry.collect()))
-        own = list if program is None else program.metrics  # list() returns no metrics
-        registry.register(ProgramCollector(lambda: [*own(), *plane.reported()]))
-        admin = AdminServer(config.admin, registry, plane.live, plane.ready, exemplars=config.tracing)
+        runtime.reserve_metric_names(frozenset(family.name for family in registry.collect()))
+        own_metrics = list if program is None else program.metrics  # list() returns no metrics
+        registry.register(ProgramCollector(lambda: [*own_metrics(), *runtime.program_metrics()]))
+        probes = runtime.live_problem, runtime.ready_problem
+        admin = AdminServer(config.admin, registry, *probes, exemplars=config.tracing)
         cleanup.callback(admin.close)
         _log_addresses(config, servers, admin)
-        if not (config.tasks or config.assignment_file) and (reason := plane.ready()):
+        if not (config.tasks or config.assignment_file) and (reason := runtime.ready_problem()):
             logger.info("worker.waiting", extra={"reason": reason})
         if config.address_file:
             cleanup.enter_context(_address_file(Path(config.address_file), config, servers, admin))
         if program is not None:
-            program.start(_advertised(config, servers)[0])
+            program.start(_advertised_addresses(config, servers)[0])
 
         request = await_stop(stop)
 
         deadline = request.deadline_seconds or config.drain_seconds
         logger.info("worker.draining", extra={"reason": request.reason, "deadline_seconds": deadline})
         # If the shutdown hangs, end the process, and print the step that it waits for.
-        at_last.callback(end_by_force(deadline + _CLOSE_SECONDS, plane.why_not_ended).cancel)
+        final_cleanup.callback(exit_after(deadline + _CLOSE_SECONDS, runtime.shutdown_step).cancel)
         if program is not None:
             program.stop_input()  # the drain waits for the program's work in progress
-        ledger = plane.drain(deadline)
-        left = ledger.dropped[DropReason.SHUTDOWN]
+        ledger = runtime.drain(deadline)
+        dropped = ledger.dropped[DropReason.SHUTDOWN]
         logger.log(
-            logging.WARNING if left else logging.INFO,
+            logging.WARNING if dropped else logging.INFO,
             "worker.drained",
             extra={"ledger": str(ledger), "balanced": ledger.balanced},
         )
-        if left:
+        if dropped:
             admin.await_scrape(_LAST_SCRAPE_SECONDS)  # the counts are lost with the process
         if program is not None and not program.close(_PROGRAM_SECONDS):
             stop.request(StopRequest("executors-stuck", EXIT_FAILED))
-    defect = stop.failure()  # a failure during the shutdown
-    code = request.exit_code or (defect.exit_code if defect else EXIT_FAILED if left else EXIT_OK)
+    defect = stop.pop_failure()  # a failure during the shutdown
+    code = request.exit_code or (defect.exit_code if defect else EXIT_FAILED if dropped else EXIT_OK)
     logger.info("worker.stopped", extra={"exit_code": code})
     return code
 
@@ -168,14 +169,14 @@ def _log_addresses(config: WorkerConfig, servers: Servers, admin: AdminServer) -
         extra={
             "worker_id": config.worker_id,
             "topology": config.topology,
-            "advertise": _advertised(config, servers)[0],
+            "advertise": _advertised_addresses(config, servers)[0],
             "transport": config.transport,
             "version": tuplewire.__version__,
         },
     )
 
 
-def _advertised(config: WorkerConfig, servers: Servers) -> tuple[str, str]:
+def _advertised_addresses(config: WorkerConfig, servers: Servers) -> tuple[str, str]:
     """Return the addresses for programs and, if these use another transport, for other workers (else "").
 
     The host is `advertise` or the bound host. A port in `advertise` applies to programs only.
@@ -191,13 +192,13 @@ def _advertised(config: WorkerConfig, servers: Servers) -> tuple[str, str]:
 def _named(config: WorkerConfig, bound: str) -> str:
     """Return `advertise`, perhaps with a port, or the bound host; for a wildcard, this machine's name."""
     host, _ = split_host_port(bound)
-    return config.advertise or bracketed(socket.gethostname() if host in WILDCARDS else host)
+    return config.advertise or add_brackets(socket.gethostname() if host in WILDCARD_HOSTS else host)
 
 
 @contextmanager
 def _address_file(path: Path, config: WorkerConfig, servers: Servers, admin: AdminServer) -> Iterator[None]:
     """Write the bound addresses to a file for the process that started this one; remove it at the end."""
-    address, peer_address = _advertised(config, servers)
+    address, peer_address = _advertised_addresses(config, servers)
     content = {
         "worker_id": config.worker_id,
         "topology": config.topology,

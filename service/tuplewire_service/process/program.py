@@ -62,18 +62,18 @@ class Program(ABC):
         """End, after the drain; return False if it did not end within `timeout` seconds."""
 
 
-def load_program(host: Host, name: str, conf: Mapping[str, object], state_file: str | None) -> Program:
+def load_program(handle: Host, name: str, conf: Mapping[str, object], state_file: str | None) -> Program:
     """Create the installed program. Raises ConfigError if none is installed, or its settings are invalid.
 
     `name` is the setting `program`. `conf` has the program's settings. `state_file` gets its heartbeats.
     """
     for point in entry_points(group=ENTRY_POINT_GROUP):  # only the first one is used
-        program: Program = point.load()(host, name, conf, state_file)
+        program: Program = point.load()(handle, name, conf, state_file)
         return program
     raise ConfigError(f"no program is installed that could run {name!r}; install tuplewire again")
 
 
-def host_and_credentials(conf: Mapping[str, Any]) -> tuple[str, Credentials]:
+def read_host_and_credentials(conf: Mapping[str, Any]) -> tuple[str, Credentials]:
     """Return the host that worker processes listen on, and the credentials to control them.
 
     Raises ConfigError for an invalid setting of a topology, and for a transport within one process.
@@ -82,9 +82,9 @@ def host_and_credentials(conf: Mapping[str, Any]) -> tuple[str, Credentials]:
         raise ConfigError(
             f"{TRANSPORT_KEY} 'local' connects workers of one process only; use another one, such as 'grpc'"
         )
-    given = settings_in(conf)
-    host, _ = split_host_port(given.get("listen", "127.0.0.1:0"))
-    found = Credentials(**{name: given[name] for name in settings_of(Credentials) if name in given})
+    settings = settings_in(conf)
+    host, _ = split_host_port(settings.get("listen", "127.0.0.1:0"))
+    found = Credentials(**{name: settings[name] for name in settings_of(Credentials) if name in settings})
     if found.tls_ca is not None and not found.tls_worker_names:  # by default, their own names, as in workers
         found = replace(found, tls_worker_names=Certificates(found).get().names)
     return host, found
@@ -93,11 +93,11 @@ def host_and_credentials(conf: Mapping[str, Any]) -> tuple[str, Credentials]:
 class Host:
     """The worker, for the program in its process. Thread-safe."""
 
-    def __init__(self, worker: Worker, fail: Callable[[float], None]) -> None:
-        """Wrap a worker. `fail` ends the process with an error, after a drain of at most these seconds."""
+    def __init__(self, worker: Worker, stop_with_error: Callable[[float], None]) -> None:
+        """Wrap a worker. `stop_with_error` ends the process, after a drain of at most these seconds."""
         self.worker_id = worker.settings.worker_id
         self.topology = worker.settings.topology
-        self.fail = fail
+        self.stop_with_error = stop_with_error
         self._worker = worker
         self._loop = messaging_loop()
 
@@ -105,26 +105,26 @@ class Host:
         self,
         program: AttachedProgram,
         tasks: Collection[int],
-        outbound: Callable[[Collection[int]], AbstractSet[int]] | None = None,
+        get_outbound: Callable[[Collection[int]], AbstractSet[int]] | None = None,
     ) -> None:
         """Attach the program: readiness and drain depend on it. Only it receives messages to its `tasks`.
 
-        `outbound` returns the tasks to which it sends, from those that run here. The worker connects to their
-        owners immediately, and to others with the first message. None: all tasks.
+        `get_outbound` returns the tasks to which it sends, from those that run here. The worker connects to
+        their owners immediately, and to others with the first message. None: all tasks.
         """
 
         def attach() -> None:
             self._worker.program = program
             table = self._worker.router.table
-            table.program_tasks, table.outbound = frozenset(tasks), outbound
+            table.program_tasks, table.get_outbound = frozenset(tasks), get_outbound
 
         self._loop.call(attach)
 
-    def client(self, tasks: int, prefetch_messages: int) -> Client:
+    def create_client(self, n_tasks: int, prefetch_messages: int) -> Client:
         """Return a new client of the worker, through memory.
 
         It waits for free space of each task separately, so a stopped task does not block the others. Its
-        memory is bounded by the receive queues of `tasks` tasks.
+        memory is bounded by the receive queues of `n_tasks` tasks.
         """
         settings = self._worker.settings
         session = replace(
@@ -132,7 +132,7 @@ class Host:
             overflow=Overflow.BLOCK,
             max_pending_messages=sys.maxsize,
             max_pending_task_messages=settings.receive_queue_messages,
-            max_pending_bytes=max(1, tasks) * settings.receive_queue_bytes,
+            max_pending_bytes=max(1, n_tasks) * settings.receive_queue_bytes,
             prefetch_messages=prefetch_messages,
             prefetch_bytes=settings.receive_queue_bytes,
         )
@@ -149,13 +149,13 @@ class Host:
         """The current assignment; None before the first one."""
         return self._worker.assignment
 
-    def not_connected(self) -> str:
+    def missing_connections(self) -> str:
         """Return the missing required connections to other workers, as text; empty if all exist."""
 
         def missing() -> str:
             if self._worker.assignment is None:
                 return "no assignment yet"
-            names = self._worker.router.connections.not_ready
+            names = self._worker.router.connections.disconnected_workers
             return f"no connection to {', '.join(names)}" if names else ""
 
         return self._loop.call(missing)
@@ -172,14 +172,14 @@ class Host:
         """Return the ledger of the worker."""
         return self._loop.call(self._worker.router.ledger)
 
-    def dropped(self) -> int:
+    def dropped_messages(self) -> int:
         """Return the number of messages that the worker has dropped."""
         return sum(self.ledger().dropped.values())
 
-    def emit_dead_letter(self, letter: TaskGroup, tries: int, reason: str) -> bool:
+    def emit_dead_letter(self, letter: TaskGroup, attempts: int, reason: str) -> bool:
         """Send one message to the dead-letter task; return False if there is none, or no space."""
         rejections = self._worker.router.rejections
-        if not rejections.has_room:
+        if not rejections.accepts_dead_letters:
             return False
-        self._loop.loop.call_soon_threadsafe(rejections.emit_dead_letter, letter, tries, reason)
+        self._loop.loop.call_soon_threadsafe(rejections.emit_dead_letter, letter, attempts, reason)
         return True

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.identity.files import write_atomically
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.events import LogRateLimiter, event_logger
 
 logger = event_logger(__name__)
 
 _WRITE_SECONDS = 1.0
-_MOST_MESSAGES = 1 << 53  # the largest integer that a metric represents exactly
-_MOST_BYTES = 4096
+_MAX_MESSAGES = 1 << 53  # the largest integer that a metric represents exactly
+_MAX_BYTES = 4096
 _KEYS = {"worker_id": str, "incarnation": int, "ended": bool, "unretained_messages": int}
 
 
@@ -36,11 +36,11 @@ class StateFile:
         self._path = path
         self._worker_id = worker_id
         self._incarnation = incarnation
-        self._log_rate = LogRate()
-        self._writing = threading.Lock()
-        self._ended = False
-        self._written: int | None = None
-        self.predecessor_lost = self._read()
+        self._log_rate = LogRateLimiter()
+        self._write_lock = threading.Lock()
+        self._is_final = False
+        self._last_written: int | None = None
+        self.predecessor_possibly_lost = self._read()
         """Maximum number of messages lost with the predecessor; 0 if it drained."""
 
     def _read(self) -> int:
@@ -63,14 +63,14 @@ class StateFile:
             logger.warning("worker.died", extra=about)
         return lost
 
-    async def keep(self, unretained: Callable[[], int]) -> None:
+    async def update_periodically(self, unretained: Callable[[], int]) -> None:
         """Update the file until cancelled. `unretained` counts the messages that no other process has."""
         while True:
-            if (messages := unretained()) != self._written:
+            if (messages := unretained()) != self._last_written:
                 await asyncio.to_thread(self._write, messages)
             await asyncio.sleep(_WRITE_SECONDS)
 
-    def end(self) -> None:
+    def record_shutdown(self) -> None:
         """Record that the worker has drained: its ledger accounts for all messages."""
         self._write(0, ended=True)
 
@@ -81,10 +81,10 @@ class StateFile:
             "ended": ended,
             "unretained_messages": messages,
         }
-        with self._writing:
-            if self._ended:  # a late write by keep(), which must not replace the final state
+        with self._write_lock:
+            if self._is_final:  # a late periodic write must not replace the final state
                 return
-            self._ended = ended
+            self._is_final = ended
             try:
                 write_atomically(self._path, json.dumps(state))
             except OSError as error:
@@ -92,22 +92,22 @@ class StateFile:
                     extra = {"path": str(self._path), "reason": str(error)}
                     logger.warning("state_file.not_written", extra=extra)
                 return
-            self._written = messages
+            self._last_written = messages
 
 
 def _load(path: Path) -> dict[str, Any]:
     if not path.is_file():  # reading a pipe would block
         raise ValueError("it is not a file")
     with path.open("rb") as file:
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
     state = json.loads(data)
     if not isinstance(state, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - content of a file, not an argument
     for key, kind in _KEYS.items():
         if type(state.get(key)) is not kind:
             raise ValueError(f"{key} is {state.get(key)!r}")
-    if not 0 <= state["unretained_messages"] <= _MOST_MESSAGES:
+    if not 0 <= state["unretained_messages"] <= _MAX_MESSAGES:
         raise ValueError(f"unretained_messages is {state['unretained_messages']}")
     return state

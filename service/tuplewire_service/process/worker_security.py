@@ -17,13 +17,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tuplewire.connection.channels import ChannelFactory
-from tuplewire.identity.files import AUTHORIZATION, WatchedFiles, read_tokens
+from tuplewire.identity.files import AUTHORIZATION_KEY, WatchedFiles, read_tokens
 from tuplewire.text.events import event_logger
 from tuplewire_service.config.worker_config import WorkerConfig
-from tuplewire_service.messaging.grpc.grpc_transport import Context, GrpcWiring
+from tuplewire_service.messaging.grpc.grpc_transport import Context, GrpcOptions
 from tuplewire_service.metrics.families import counter, counters, gauge
 from tuplewire_service.security.certificates import Certificates
-from tuplewire_service.security.guard import REASONS, Access, Caller, Guard
+from tuplewire_service.security.guard import DENIAL_REASONS, Access, Caller, Guard
 from tuplewire_service.security.permissions import read_rules
 
 logger = event_logger(__name__)
@@ -45,7 +45,7 @@ class Security(Collector):
         names = config.tls_worker_names  # default: the names in this worker's certificate
         self.guard = Guard(
             topology=config.topology,
-            tls=certificates is not None,
+            uses_tls=certificates is not None,
             worker_names=lambda: names or (certificates.get().names if certificates else ()),
             client_names=config.tls_client_names,
             tokens=self._watch(config.token_file, read_tokens),
@@ -71,9 +71,9 @@ class Security(Collector):
         self._files.append(watched)
         return watched.get
 
-    def wiring(self, services: Sequence[grpc.GenericRpcHandler], socket_mode: int) -> GrpcWiring:
+    def grpc_options(self, services: Sequence[grpc.GenericRpcHandler], socket_mode: int) -> GrpcOptions:
         """Return the settings of the programs' transport, with the services that it adds to Messaging."""
-        return GrpcWiring(
+        return GrpcOptions(
             services=services,
             tls=self._certificates.server_credentials() if self._certificates else None,
             admit=self.admit,
@@ -86,16 +86,16 @@ class Security(Collector):
         auth, peer = context.auth_context(), context.peer()
         tls = b"ssl" in auth.get("transport_security_type", ())
         names = [name.decode(errors="replace") for name in auth.get("x509_subject_alternative_name", ())]
-        shown = [str(value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION]
+        found = [str(value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION_KEY]
         if tls and self._certificates is not None:
-            self._certificates.handshakes.called(peer)  # its handshake succeeded
-        caller = Caller(peer, tuple(names) if tls else (), tls, shown[0] if shown else None)
+            self._certificates.handshakes.record_call(peer)  # its handshake succeeded
+        caller = Caller(peer, tuple(names) if tls else (), tls, found[0] if found else None)
         return self.guard.admit(caller)
 
     def check_call(self, context: Context, method: str) -> None:
         """Raise RefusedError if the caller may not call /SERVICE/METHOD."""
         if not method.startswith(_HEALTH):
-            self.admit(context).control(method.rpartition("/")[2])
+            self.admit(context).check_control(method.rpartition("/")[2])
 
     async def watch(self) -> None:
         """Check the files every second until cancelled, to apply changes and log problems soon."""
@@ -113,7 +113,7 @@ class Security(Collector):
             "denied",
             "Streams, calls and groups of messages that were denied, by reason.",
             "reason",
-            ((reason, self.guard.denials[reason]) for reason in REASONS),
+            ((reason, self.guard.denials[reason]) for reason in DENIAL_REASONS),
         )
         yield counter(
             "certificate_reload_errors",
@@ -124,13 +124,13 @@ class Security(Collector):
             yield gauge(
                 "certificate_expiry_timestamp_seconds",
                 "Expiry of the worker's certificate, in seconds since 1970.",
-                self._certificates.get().expires,
+                self._certificates.get().expires_at,
             )
             handshakes = self._certificates.handshakes
             yield counter(
                 "tls_handshakes",
                 "TLS handshakes from peers, including failed ones; two for each connection are usual.",
-                handshakes.begun,
+                handshakes.started,
             )
             yield counter(
                 "tls_connections", "TLS connections with at least one call.", handshakes.connections

@@ -1,7 +1,7 @@
 """A worker's own certificate: verified before use and replaced while connections last; and TLS handshakes.
 
 Used by process/worker_security.py. Owns the current certificate and the handshake counts. Thread-safe.
-Exceptions: Handshakes.called() and report(). Design: docs/design/identity.md.
+Exceptions: Handshakes.record_call() and report(). Design: docs/design/identity.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from tuplewire.connection.channels import TlsMaterial, load_pair, names_in, read_tls
+from tuplewire.connection.channels import TlsMaterial, certificate_names, load_pair, read_tls
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.identity.files import WatchedFiles
@@ -24,19 +24,19 @@ from tuplewire.text.events import event_logger
 logger = event_logger(__name__)
 
 _TICKET_SECONDS = 60.0
-_MINUTE = 60.0
-_MOST_PEERS = 10_000
+_REPORT_SECONDS = 60.0
+_MAX_PEERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class CertifiedIdentity:
     """A certificate that matches its key, is signed by the CA, and is valid now.
 
-    `names` are the subject alternative names. `expires` is in seconds since 1970.
+    `names` are the subject alternative names. `expires_at` is in seconds since 1970.
     """
 
     names: tuple[str, ...]
-    expires: float
+    expires_at: float
     tls: TlsMaterial = field(repr=False)
 
 
@@ -48,7 +48,7 @@ class Handshakes:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.begun = 0
+        self.started = 0
         """Includes failed handshakes, and handshakes in progress."""
         self.connections = 0
         """Connections with at least one call. Too low by connections that reuse an earlier port."""
@@ -58,27 +58,27 @@ class Handshakes:
         self._since = clock()
         self._reported = (0, 0)
 
-    def begin(self) -> None:
+    def count_start(self) -> None:
         """Count a handshake. Thread-safe."""
         with self._lock:
-            self.begun += 1
+            self.started += 1
 
-    def called(self, peer: str) -> None:
+    def record_call(self, peer: str) -> None:
         """Record a call from ADDRESS:PORT over TLS."""
         if peer not in self._peers:
-            if len(self._peers) >= _MOST_PEERS:
+            if len(self._peers) >= _MAX_PEERS:
                 del self._peers[next(iter(self._peers))]
             self._peers[peer] = None
             self.connections += 1
 
     def report(self) -> None:
         """Log a warning once a minute if too many handshakes failed."""
-        if self._clock() - self._since < _MINUTE:
+        if self._clock() - self._since < _REPORT_SECONDS:
             return
-        begun, connections = self.begun - self._reported[0], self.connections - self._reported[1]
-        self._since, self._reported = self._clock(), (self.begun, self.connections)
-        if begun > 2 * connections:
-            logger.warning("tls.handshakes_unused", extra={"handshakes": begun, "connections": connections})
+        started, connections = self.started - self._reported[0], self.connections - self._reported[1]
+        self._since, self._reported = self._clock(), (self.started, self.connections)
+        if started > 2 * connections:
+            logger.warning("tls.handshakes_unused", extra={"handshakes": started, "connections": connections})
 
 
 class Certificates(WatchedFiles[CertifiedIdentity]):
@@ -99,17 +99,17 @@ class Certificates(WatchedFiles[CertifiedIdentity]):
         """
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._served),
-            self._changed,  # type: ignore[arg-type]  # the stub knows no None, which gRPC documents
+            self._new_configuration,  # type: ignore[arg-type]  # the stub knows no None, which gRPC documents
             require_client_authentication=True,
         )
 
-    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
+    def _new_configuration(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the new configuration, or None if it is unchanged. gRPC calls this at every handshake.
 
         An unchanged one is replaced after a minute, to discard its ticket keys. With a ticket, a client could
         resume its TLS session for hours without a check of its certificate.
         """
-        self.handshakes.begin()
+        self.handshakes.count_start()
         identity, now = self.get(), self._clock()
         if identity is self._served and now - self._served_since < _TICKET_SECONDS:
             return None
@@ -135,7 +135,7 @@ def read_identity(credentials: Credentials) -> CertifiedIdentity:
     server.load_verify_locations(cadata=tls.ca.decode("ascii"))
     load_pair(server, credentials)
     try:
-        certificate = _meet(tls.context, server)
+        certificate = _handshake_in_memory(tls.context, server)
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(
             f"{credentials.tls_certificate} cannot be used: {error.verify_message}; it must be valid now, "
@@ -143,7 +143,7 @@ def read_identity(credentials: Credentials) -> CertifiedIdentity:
         ) from error
     except ssl.SSLError as error:
         raise ConfigError(f"{credentials.tls_certificate} cannot be used: {error}") from error
-    names = tuple(names_in(certificate))
+    names = tuple(certificate_names(certificate))
     if not names:
         raise ConfigError(
             f"{credentials.tls_certificate} has no subject alternative name, by which others know a worker: "
@@ -152,7 +152,7 @@ def read_identity(credentials: Credentials) -> CertifiedIdentity:
     return CertifiedIdentity(names, ssl.cert_time_to_seconds(certificate["notAfter"]), tls)
 
 
-def _meet(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> dict[str, Any]:
+def _handshake_in_memory(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> dict[str, Any]:
     """Make a connection within this process, and return the certificate that the client received."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = client_context.wrap_bio(to_client, to_server, server_side=False)

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
-from tuplewire.identity.credentials import allowed
+from tuplewire.identity.credentials import any_name_matches
 from tuplewire.identity.files import Token
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.values.group import TaskGroup
-from tuplewire_service.messaging.server_stream import IAccess
+from tuplewire_service.messaging.server_stream import AccessRights
 from tuplewire_service.security.permissions import Permissions, Rules
 
 logger = event_logger(__name__)
 
-REASONS = ("no_token", "wrong_token", "name", "worker", "topology", "task", "control")
+DENIAL_REASONS = ("no_token", "wrong_token", "name", "worker", "topology", "task", "control")
 """The reasons for a denial; see docs/how-to/secure.md."""
 _METHODS = {
     "": ("GetStatus", "GetLoad", "GetAssignment", "Poll", "Read", "Acknowledge", "Stage", "Discard", "Tap"),
@@ -32,53 +32,53 @@ _METHODS = {
     "drain": ("Drain",),
     "debug": ("GetDebug", "SetLogging"),
 }
-CONTROL = {method: action for action, methods in _METHODS.items() for method in methods}
+ACTION_BY_METHOD = {method: action for action, methods in _METHODS.items() for method in methods}
 """The `control` action that each method requires; empty: none. Stage, Tap and Source check tasks."""
-OTHER_CONTROL = "assign"
+DEFAULT_ACTION = "assign"
 """The action that all other methods require, including future ones."""
-_RULE = "a rule for it in the worker's permissions file"
+_RULE_HINT = "a rule for it in the worker's permissions file"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     """A caller, as the connection identifies it: its address, and the names in its certificate.
 
-    `tls` is True if it presented a certificate. `authorization` is that metadata value, if any.
+    `has_certificate` is True if it presented one. `authorization` is that metadata value, if any.
     """
 
-    peer: str
+    address: str
     names: tuple[str, ...] = ()
-    tls: bool = False
+    has_certificate: bool = False
     authorization: str | None = field(default=None, repr=False)
 
     @property
     def identity(self) -> str:
         """A name for the log, without the port, which differs for each connection."""
-        return self.names[0] if self.names else self.peer.rpartition(":")[0]
+        return self.names[0] if self.names else self.address.rpartition(":")[0]
 
 
 @dataclass(eq=False, kw_only=True)
 class Guard:
     """Admits callers. Not thread-safe. The callables return the current content of the files.
 
-    `tls` is True if TCP connections use TLS. `worker_names` and `client_names` are the certificate names that
-    may act as a worker or a program; no client names: all. Without `tokens`, no token is required. Without
-    `read_rules`, there are no rules; `rules` are those of the last refresh(). `denials` counts denied callers
-    by reason. `standing` has functions that end the open streams, by their access.
+    `uses_tls` is True if TCP connections use TLS. `worker_names` and `client_names` are the certificate names
+    that may act as a worker or a program; no client names: all. Without `tokens`, no token is required.
+    Without `read_rules`, there are no rules; `rules` are those of the last refresh(). `denials` counts denied
+    callers by reason. `open_streams` has functions that end the open streams, by their access.
     """
 
     topology: str
-    tls: bool = False
+    uses_tls: bool = False
     worker_names: Callable[[], Sequence[str]] = tuple
     client_names: Sequence[str] = ()
     tokens: Callable[[], Sequence[Token]] | None = None
     read_rules: Callable[[], Rules] | None = None
     rules: Rules | None = field(default=None, init=False)
     denials: Counter[str] = field(default_factory=Counter, init=False)
-    standing: dict[Access, Callable[[RefusedError], None]] = field(default_factory=dict, init=False)
+    open_streams: dict[Access, Callable[[RefusedError], None]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self._log_rate = LogRate()
+        self._log_rate = LogRateLimiter()
         self._seen: tuple[object, ...] = ()
         self.refresh()
 
@@ -91,11 +91,11 @@ class Guard:
         # Streams are checked only after a change, because each admission calls this.
         if seen == self._seen:
             return
-        for access, end in list(self.standing.items()):
+        for access, end in list(self.open_streams.items()):
             try:
-                access.renew()
+                access.recheck()
             except RefusedError as error:
-                self.standing.pop(access, None)
+                self.open_streams.pop(access, None)
                 end(error)
 
     def admit(self, caller: Caller) -> Access:
@@ -107,12 +107,12 @@ class Guard:
         self.refresh()
         return Access(self, caller)
 
-    def identify(self, caller: Caller) -> tuple[str | None, bool]:
+    def check_identity(self, caller: Caller) -> tuple[str | None, bool]:
         """Return the name of its token, if any, and True if it may be a worker. Raises as admit() does."""
-        worker = caller.tls and allowed(caller.names, self.worker_names())
+        worker = caller.has_certificate and any_name_matches(caller.names, self.worker_names())
         # Workers do not need to be in the list of clients.
-        names = self.client_names if caller.tls and not worker else ()
-        if names and not allowed(caller.names, names):
+        names = self.client_names if caller.has_certificate and not worker else ()
+        if names and not any_name_matches(caller.names, names):
             raise self.denied(
                 caller.identity,
                 "name",
@@ -121,7 +121,7 @@ class Guard:
             )
         # A worker's certificate takes the place of a token.
         token = None if self.tokens is None or worker else self._token(caller, self.tokens())
-        if not self.tls:
+        if not self.uses_tls:
             # Without TLS, any caller could be a worker. With rules, no caller may then be one.
             worker = self.read_rules is None
         return None if token is None else token.name, worker
@@ -141,78 +141,78 @@ class Guard:
             )
         return token
 
-    def denied(self, who: str, reason: str, detail: str) -> PermissionDeniedError:
+    def denied(self, identity: str, reason: str, detail: str) -> PermissionDeniedError:
         """Count a denial, log it once a minute for each caller and reason, and return the error."""
         self.denials[reason] += 1
-        if self._log_rate.due((who, reason)):
-            logger.warning("access.denied", extra={"client": who, "reason": reason, "detail": detail})
+        if self._log_rate.due((identity, reason)):
+            logger.warning("access.denied", extra={"client": identity, "reason": reason, "detail": detail})
         return PermissionDeniedError(detail)
 
 
-class Access(IAccess):
+class Access(AccessRights):
     """The rights of an admitted caller, by the current rules."""
 
     def __init__(self, guard: Guard, caller: Caller) -> None:
         self._guard = guard
         self._caller = caller
         self._is_worker = False
-        self._check_again: Callable[[Access], object] | None = None
+        self._recheck: Callable[[Access], object] | None = None
         """Checks the right that its stream was admitted with."""
         self._identify()
 
     def _identify(self) -> None:
-        self._token, self._may_be_worker = self._guard.identify(self._caller)
+        self._token, self._may_be_worker = self._guard.check_identity(self._caller)
         self._who = f"token {self._token}" if self._token else self._caller.identity
         self._rules: Rules | None = None
         self._granted: Permissions | None = None
 
     @contextmanager
-    def standing(self, end: Callable[[RefusedError], None]) -> Iterator[None]:
-        self._guard.standing[self] = end
+    def track_stream(self, end: Callable[[RefusedError], None]) -> Iterator[None]:
+        self._guard.open_streams[self] = end
         try:
             yield
         finally:
-            self._guard.standing.pop(self, None)
+            self._guard.open_streams.pop(self, None)
 
-    def renew(self) -> None:
+    def recheck(self) -> None:
         """Check the rights of its stream again; sent frames are checked anyway. Raises RefusedError."""
         self._identify()
-        if self._check_again is not None:
-            self._check_again(self)
+        if self._recheck is not None:
+            self._recheck(self)
 
     def _check_worker(self) -> None:
         if not self._may_be_worker:
             takes = "a certificate with one of the workers' tls_worker_names"
             raise self._may_not("worker", "act as a worker", takes)
 
-    def open_session(self, topology: str, *, worker: bool) -> None:
+    def check_send(self, topology: str, *, worker: bool) -> None:
         if worker:
-            self._check_again = Access._check_worker
+            self._recheck = Access._check_worker
             self._check_worker()
         else:
             self._check_topology(topology)
         self._is_worker = worker
 
-    def receive(self, topology: str, tasks: Iterable[int]) -> None:
+    def check_receive(self, topology: str, tasks: Iterable[int]) -> None:
         tasks = list(tasks)
-        self._check_again = partial(Access.receive, topology=topology, tasks=tasks)
+        self._recheck = partial(Access.check_receive, topology=topology, tasks=tasks)
         self._check_topology(topology)
         granted = self._permissions()
-        if granted is not None and (foreign := [task for task in tasks if task not in granted.receive]):
-            raise self._no_task(f"receive from task {foreign[0]}", "receive")
+        if granted is not None and (denied_tasks := [task for task in tasks if task not in granted.receive]):
+            raise self._task_denial(f"receive from task {denied_tasks[0]}", "receive")
 
-    def tap(self, topology: str, tasks: Collection[int]) -> None:
-        self._check_again = partial(Access.tap, topology=topology, tasks=tasks)
+    def check_tap(self, topology: str, tasks: Collection[int]) -> None:
+        self._recheck = partial(Access.check_tap, topology=topology, tasks=tasks)
         self._check_topology(topology)
         granted = self._permissions()
         if granted is None:
             return
         if not tasks and not granted.tap.everything:
-            raise self._no_task("tap every task", "tap")
-        if foreign := [task for task in tasks if task not in granted.tap]:
-            raise self._no_task(f"tap task {foreign[0]}", "tap")
+            raise self._task_denial("tap every task", "tap")
+        if denied_tasks := [task for task in tasks if task not in granted.tap]:
+            raise self._task_denial(f"tap task {denied_tasks[0]}", "tap")
 
-    def refused(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
+    def denied_groups(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
         # The frequent case without rules must be fast: this runs for each frame.
         if self._guard.rules is None or self._is_worker:
             return ()
@@ -220,7 +220,7 @@ class Access(IAccess):
         if granted is None or granted.send.everything:
             return ()
         return [
-            (group, self._no_task(f"send to task {group.task}", "send"))
+            (group, self._task_denial(f"send to task {group.task}", "send"))
             for group in groups
             if group.task not in granted.send
         ]
@@ -237,16 +237,16 @@ class Access(IAccess):
             return f"token {self._token.partition('/')[0]}"
         return next(iter(self._caller.names), "")
 
-    def sees(self, who: str) -> bool:
+    def may_list(self, identity: str) -> bool:
         """Return True for its own sessions, or if it may assign or drain, or if there are no rules."""
         granted = self._permissions()
-        return granted is None or not granted.control.isdisjoint({"assign", "drain"}) or who == self.owner
+        return granted is None or identity == self.owner or bool(granted.control & {"assign", "drain"})
 
-    def control(self, method: str) -> None:
+    def check_control(self, method: str) -> None:
         granted = self._permissions()
-        action = CONTROL.get(method, OTHER_CONTROL)
+        action = ACTION_BY_METHOD.get(method, DEFAULT_ACTION)
         if granted is not None and action and action not in granted.control:
-            raise self._may_not("control", f"call {method}", f"{action!r} in `control` of {_RULE}")
+            raise self._may_not("control", f"call {method}", f"{action!r} in `control` of {_RULE_HINT}")
 
     def _permissions(self) -> Permissions | None:
         rules = self._guard.rules
@@ -255,12 +255,12 @@ class Access(IAccess):
         # The sum of the rules is computed once for each version of the file.
         if self._granted is None or rules is not self._rules:
             self._rules = rules
-            self._granted = rules.of(self._caller.names, self._token, self._guard.topology)
+            self._granted = rules.permissions_of(self._caller.names, self._token, self._guard.topology)
         return self._granted
 
     def _check_topology(self, topology: str) -> None:
         granted = self._permissions()
-        if granted is not None and not granted.any:
+        if granted is not None and not granted.has_rule:
             raise self._guard.denied(
                 self._who,
                 "topology",
@@ -268,21 +268,21 @@ class Access(IAccess):
                 "file is for it",
             )
 
-    def _no_task(self, action: str, key: str) -> PermissionDeniedError:
-        return self._may_not("task", action, f"the task in `{key}` of {_RULE}")
+    def _task_denial(self, action: str, key: str) -> PermissionDeniedError:
+        return self._may_not("task", action, f"the task in `{key}` of {_RULE_HINT}")
 
     def _may_not(self, reason: str, action: str, takes: str) -> PermissionDeniedError:
         return self._guard.denied(self._who, reason, f"{self._who} may not {action}: that takes {takes}")
 
 
-def find_token(shown: str, tokens: Iterable[Token]) -> Token | None:
+def find_token(authorization: str, tokens: Iterable[Token]) -> Token | None:
     """Return the token that matches the metadata value (`Bearer ...`), or None.
 
     The comparison takes the same time for a nearly correct token as for any other.
     """
     found = None
-    value = shown.encode()
+    value = authorization.encode()
     for token in tokens:
-        if hmac.compare_digest(value, token.shown.encode()):
+        if hmac.compare_digest(value, token.bearer_value.encode()):
             found = token
     return found

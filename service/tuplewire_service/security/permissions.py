@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import ConfigError
-from tuplewire.identity.credentials import allowed, parse_names
+from tuplewire.identity.credentials import any_name_matches, parse_names
 from tuplewire.identity.files import UNREADABLE
 from tuplewire.values.task_ids import TaskRanges
 
@@ -23,15 +23,15 @@ _TASKS = ("send", "receive", "tap")
 _CLIENTS = ("certificates", "tokens", "topologies")
 _KEYS = (*_CLIENTS, *_TASKS, "control")
 _NONE = TaskRanges((), ())
-_MOST_DOTS = 1000
+_MAX_DOTS = 1000
 """Maximum number in one line. Parsing a dotted key takes quadratic time, and blocks everything else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """The permissions of a client in a topology: the sum of its rules. `any` is True if a rule applies."""
+    """The permissions of a client in a topology: the sum of its rules. `has_rule`: True if one applies."""
 
-    any: bool = True
+    has_rule: bool = True
     send: TaskRanges = _NONE
     receive: TaskRanges = _NONE
     tap: TaskRanges = _NONE
@@ -49,13 +49,13 @@ class PermissionRule(Permissions):
     tokens: tuple[str, ...] = ()
     topologies: tuple[str, ...] = ()
 
-    def fits(self, names: Iterable[str], token: str | None, topology: str) -> bool:
+    def applies_to(self, names: Iterable[str], token: str | None, topology: str) -> bool:
         """Return True if the rule applies to a client with these names and this token, in a topology."""
         if self.topologies and topology not in self.topologies:
             return False
         if not self.certificates and not self.tokens:
             return True
-        return token in self.tokens or allowed(names, self.certificates)
+        return token in self.tokens or any_name_matches(names, self.certificates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,17 @@ class Rules:
 
     rules: tuple[PermissionRule, ...]
 
-    def of(self, names: Iterable[str], token: str | None, topology: str) -> Permissions:
+    def permissions_of(self, names: Iterable[str], token: str | None, topology: str) -> Permissions:
         """Return the permissions of a client."""
         names = tuple(names)
-        fitting = [rule for rule in self.rules if rule.fits(names, token, topology)]
-        tasks: dict[str, Any] = {key: _sum(getattr(rule, key) for rule in fitting) for key in _TASKS}
+        fitting = [rule for rule in self.rules if rule.applies_to(names, token, topology)]
+        tasks: dict[str, Any] = {key: _union(getattr(rule, key) for rule in fitting) for key in _TASKS}
         control = frozenset(action for rule in fitting for action in rule.control)
-        return Permissions(any=bool(fitting), control=control, **tasks)
+        return Permissions(has_rule=bool(fitting), control=control, **tasks)
 
 
-def _sum(several: Iterable[TaskRanges]) -> TaskRanges:
-    return TaskRanges.of(pair for each in several for pair in zip(each.starts, each.ends, strict=True))
+def _union(ranges: Iterable[TaskRanges]) -> TaskRanges:
+    return TaskRanges.of(pair for each in ranges for pair in zip(each.starts, each.ends, strict=True))
 
 
 def read_rules(path: Path) -> Rules:
@@ -107,25 +107,25 @@ def read_rules(path: Path) -> Rules:
 
 def _check_dots(text: str) -> None:
     for number, line in enumerate(text.splitlines(), 1):
-        if line.count(".") > _MOST_DOTS:
-            raise ValueError(f"line {number} has more than {_MOST_DOTS} dots; write a list on several lines")
+        if line.count(".") > _MAX_DOTS:
+            raise ValueError(f"line {number} has more than {_MAX_DOTS} dots; write a list on several lines")
 
 
 def _rule(table: Mapping[str, Any]) -> PermissionRule:
     for key in table:
         if key not in _KEYS:
             raise ConfigError(f"unknown key {key!r}; known are: {', '.join(_KEYS)}")
-    control = _texts(table, "control")
+    control = _string_list(table, "control")
     for action in control:
         if action not in ACTIONS:
             raise ConfigError(f"control has {', '.join(ACTIONS)}, not {action!r}")
-    fields: dict[str, Any] = {key: _texts(table, key) for key in _CLIENTS}
+    fields: dict[str, Any] = {key: _string_list(table, key) for key in _CLIENTS}
     fields["certificates"] = tuple(name for text in fields["certificates"] for name in parse_names(text))
     fields |= {key: _tasks(table, key) for key in _TASKS}
     return PermissionRule(control=frozenset(control), **fields)
 
 
-def _texts(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def _string_list(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
     value = table.get(key)
     if value is None:
         return ()

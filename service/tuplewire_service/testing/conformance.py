@@ -20,7 +20,7 @@ from unittest import TestCase
 from tuplewire.errors import BindError, BufferFullError, ClosedError, NotReadyError, RefusedError
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.batch import TaskMessageBatch
-from tuplewire.values.message import SHUTDOWN, TaskMessage
+from tuplewire.values.message import SHUTDOWN_MESSAGE, TaskMessage
 from tuplewire_service.messaging.base import (
     ConnectionStatus,
     IClientConnection,
@@ -36,7 +36,7 @@ from tuplewire_service.testing.harness import (
     assert_ledger,
     eventually,
     is_ready,
-    is_settled,
+    settled_condition,
     switching_often,
 )
 
@@ -59,7 +59,7 @@ class TransportConformance(TransportHarness):
                     )
                 )
             assert_ledger(client, 1000)
-            seen = recorder.seen()
+            seen = recorder.received()
             assert len(seen) == 1000
             for source in range(2):
                 for task in range(3):
@@ -77,7 +77,7 @@ class TransportConformance(TransportHarness):
                 client.send(number, b"x")
             for client in clients:
                 assert_ledger(client, 1)
-            assert len(recorder.seen()) == 2
+            assert len(recorder.received()) == 2
 
     def test_both_sides_tell_their_port_and_status(self) -> None:
         """A client reports its peer's port. It is CONNECTING, READY and finally CLOSED."""
@@ -106,14 +106,14 @@ class TransportConformance(TransportHarness):
 
             class Answering(IConnectionCallback):
                 def recv(self, batch: ReceivedBatch) -> None:
-                    first = not recorder.seen()
+                    first = not recorder.received()
                     recorder.recv(batch)
                     if first:
                         assert client.try_send(1, b"5")
 
             assert not is_ready(client)
             context.bind(TOPOLOGY, port, Answering())
-            eventually(lambda: len(recorder.seen()) == 6, timeout=10)
+            eventually(lambda: len(recorder.received()) == 6, timeout=10)
             assert is_ready(client)
             assert recorder.payloads(1) == [b"%d" % n for n in range(6)]
 
@@ -129,7 +129,7 @@ class TransportConformance(TransportHarness):
                 recorder.recv(batch)
 
             @property
-            def not_ready(self) -> RefusedError | None:
+            def not_ready_error(self) -> RefusedError | None:
                 return None if self.ready else NotReadyError("no assignment yet")
 
         callback = Starting()
@@ -153,7 +153,7 @@ class TransportConformance(TransportHarness):
         with self.recorded() as (recorder, client):
             client.send(TaskMessageBatch.from_columns(1, [b"x"] * 5000))
             client.close()
-            assert len(recorder.seen()) == 5000
+            assert len(recorder.received()) == 5000
             assert_ledger(client, 5000)
             assert client.status is ConnectionStatus.CLOSED
             TestCase().assertRaises(ClosedError, client.send, 1, b"x")
@@ -178,7 +178,7 @@ class TransportConformance(TransportHarness):
             client.send(1, b"taken")
             eventually(lambda: first.payloads(1) == [b"taken"])
             server.restrict_intake()
-            eventually(is_settled(client))
+            eventually(settled_condition(client))
             client.send(1, b"kept")
             server.close()
             assert client.statistics().ledger.pending == 1
@@ -196,7 +196,7 @@ class TransportConformance(TransportHarness):
             puller.start()
             server.close()
             puller.join(10)
-            assert got == [SHUTDOWN]
+            assert got == [SHUTDOWN_MESSAGE]
             assert server.status is ConnectionStatus.CLOSED
             TestCase().assertRaises(ClosedError, server.send_load_metrics, {1: 1.0})
             server.close()
@@ -271,7 +271,7 @@ class TransportConformance(TransportHarness):
                 client.send(2, b"%d" % number)
             eventually(lambda: len(recorder.payloads(2)) == 1000)
             recorder.release()
-            eventually(is_settled(client))
+            eventually(settled_condition(client))
 
     # --- reports -------------------------------------------------------------------------------------
 
@@ -288,4 +288,4 @@ class TransportConformance(TransportHarness):
             eventually(lambda: client.get_load([1, 2, 3]) == {1: 0.25, 2: 1.0})
             late = context.connect(TOPOLOGY, HOST, server.port)
             eventually(lambda: late.get_load([2]) == {2: 1.0})
-            assert recorder.seen() == []
+            assert recorder.received() == []

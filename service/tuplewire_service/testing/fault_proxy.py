@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 _CHUNK_BYTES = 64 * 1024
-_HELD_CHUNKS = 64
+_MAX_CHUNKS = 64
 """One direction of a connection stops reading when it buffers these, at most 4 MiB, like a full network."""
 _PIECE_SECONDS = 0.05
 """A throttled connection forwards the bytes for this time in one write, and then waits."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 _UNIX = "unix://"
-_Held = asyncio.Queue[tuple[float, bytes | None]]
+_ChunkQueue = asyncio.Queue[tuple[float, bytes | None]]
 """Chunks with their times of arrival. The last one is empty for a close, or None for a reset."""
 _Result = TypeVar("_Result")
 
@@ -72,12 +72,12 @@ class FaultyLink:
         self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Forward one direction, and then the close. Raises ConnectionResetError if the close is a reset."""
-        held: _Held = asyncio.Queue(_HELD_CHUNKS)
+        held: _ChunkQueue = asyncio.Queue(_MAX_CHUNKS)
         async with asyncio.TaskGroup() as both:
             both.create_task(_receive(reader, held))
             both.create_task(self._forward(direction, held, writer))
 
-    async def _forward(self, direction: Direction, held: _Held, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, direction: Direction, held: _ChunkQueue, writer: asyncio.StreamWriter) -> None:
         rest: bytes | None = b""
         while True:
             if not rest:
@@ -114,7 +114,7 @@ class FaultyLink:
                 await self._changed.wait()
 
 
-async def _receive(reader: asyncio.StreamReader, held: _Held) -> None:
+async def _receive(reader: asyncio.StreamReader, held: _ChunkQueue) -> None:
     data: bytes | None = b"-"
     while data:
         try:
@@ -150,7 +150,7 @@ class FaultProxy:
         self.address = listen
         """The address for clients. It has the actual port after the start."""
         self._loop = asyncio.new_event_loop()
-        self._line = FaultyLink()
+        self._link = FaultyLink()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -181,9 +181,9 @@ class FaultProxy:
         """Forward nothing: connections remain open, and new ones are accepted, but get no answer."""
         self._add(silent=frozenset(Direction))
 
-    def half_open(self, dead: Direction = Direction.TO_CLIENT) -> None:
+    def half_open(self, direction: Direction = Direction.TO_CLIENT) -> None:
         """Forward nothing in one direction, not even a close; by default, from the target to its clients."""
-        self._add(silent=self.conditions.silent | {dead})
+        self._add(silent=self.conditions.silent | {direction})
 
     def delay(self, seconds: float) -> None:
         """Delay each byte, in both directions. Raises ValueError if the delay is negative or infinite."""
@@ -195,12 +195,12 @@ class FaultProxy:
 
     def resume(self) -> None:
         """Remove all faults. Buffered bytes are forwarded first."""
-        self._run(self._line.change(Conditions()))
+        self._run(self._link.change(Conditions()))
 
     @property
     def conditions(self) -> Conditions:
         """The current conditions."""
-        return self._line.conditions
+        return self._link.conditions
 
     def close(self) -> None:
         """Reset every connection and stop listening; a second call has no effect."""
@@ -219,7 +219,7 @@ class FaultProxy:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _add(self, **conditions: Any) -> None:
-        self._run(self._line.change(replace(self.conditions, **conditions)))
+        self._run(self._link.change(replace(self.conditions, **conditions)))
 
     # --- on the loop -----------------------------------------------------------------------------
 
@@ -249,9 +249,9 @@ class FaultProxy:
             raise
         self._writers.add(far_writer)
         try:
-            async with asyncio.TaskGroup() as ways:
-                ways.create_task(self._line.forward(Direction.TO_TARGET, reader, far_writer))
-                ways.create_task(self._line.forward(Direction.TO_CLIENT, far_reader, writer))
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._link.forward(Direction.TO_TARGET, reader, far_writer))
+                both.create_task(self._link.forward(Direction.TO_CLIENT, far_reader, writer))
             for each in (writer, far_writer):
                 each.close()
                 await each.wait_closed()  # without a limit, until the peer has all bytes

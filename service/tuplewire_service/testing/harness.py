@@ -32,7 +32,7 @@ HOST = "127.0.0.1"
 UNKNOWN_TASK = 999
 RECEIVE_MESSAGES = 2000
 """The number of messages that a receiver may hold for a task, in addition to its sender."""
-_LEAST_POLL_SECONDS, _MOST_POLL_SECONDS = 0.005, 0.05
+_MIN_POLL_SECONDS, _MAX_POLL_SECONDS = 0.005, 0.05
 _Value = TypeVar("_Value")
 
 
@@ -43,7 +43,7 @@ class Recorder(IConnectionCallback):
         self._lock = threading.Lock()
         self._held_tasks = frozenset(held_tasks)
         self._held: list[tuple[ReceivedBatch, TaskGroup]] = []
-        self._taken: list[TaskGroup] = []
+        self._accepted: list[TaskGroup] = []
 
     def recv(self, batch: ReceivedBatch) -> None:
         with self._lock:
@@ -52,7 +52,7 @@ class Recorder(IConnectionCallback):
                 if group.task == UNKNOWN_TASK:
                     batch.refuse(group, UnknownTaskError(f"task {group.task} is unknown"))
                     continue
-                self._taken.append(group)
+                self._accepted.append(group)
                 if group.task in self._held_tasks:
                     self._held.append((batch, group))
                 else:
@@ -66,23 +66,23 @@ class Recorder(IConnectionCallback):
         for batch, group in held:
             batch.inbound.release(group.task, group.count, group.size_bytes)
 
-    def seen(self) -> list[tuple[int | None, int, bytes]]:
+    def received(self) -> list[tuple[int | None, int, bytes]]:
         """Return (source, task, payload) of all messages, in order of arrival."""
         with self._lock:
-            taken = list(self._taken)
+            taken = list(self._accepted)
         return [(group.source, group.task, payload) for group in taken for payload in group.payloads()]
 
     def messages(self, task: int) -> list[TaskMessage]:
         """Return the messages to one task, with keys and headers."""
         with self._lock:
-            return list(TaskMessageBatch.from_groups(group for group in self._taken if group.task == task))
+            return list(TaskMessageBatch.from_groups(group for group in self._accepted if group.task == task))
 
     def payloads(self, task: int) -> list[bytes]:
         """Return the payloads to one task."""
-        return [payload for _, to, payload in self.seen() if to == task]
+        return [payload for _, to, payload in self.received() if to == task]
 
 
-def is_settled(connection: IClientConnection) -> Callable[[], bool]:
+def settled_condition(connection: IClientConnection) -> Callable[[], bool]:
     """Return the condition that no message is pending."""
     return lambda: connection.statistics().ledger.pending == 0
 
@@ -94,7 +94,7 @@ def is_ready(connection: IClientConnection) -> bool:
 
 def assert_ledger(connection: IClientConnection, accepted: int, **dropped: int) -> None:
     """Wait until no message is pending; check that the ledger balances and has the expected counts."""
-    eventually(is_settled(connection))
+    eventually(settled_condition(connection))
     ledger = connection.statistics().ledger
     assert ledger.balanced, str(ledger)
     assert ledger.accepted == accepted, str(ledger)
@@ -121,7 +121,7 @@ def eventually(condition: Callable[[], _Value], timeout: float = 30.0, what: str
         if now > deadline:
             raise AssertionError(f"not within {timeout} s: {what or condition}; last seen: {value!r}")
         # A slow condition is called less often, because the tested code needs the processor, too.
-        time.sleep(min(max(now - began, _LEAST_POLL_SECONDS), _MOST_POLL_SECONDS))
+        time.sleep(min(max(now - began, _MIN_POLL_SECONDS), _MAX_POLL_SECONDS))
         began = time.monotonic()
     return value
 

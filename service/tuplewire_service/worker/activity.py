@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Callable
 
 
-class Activity(asyncio.Event):
-    """Set after a change that until() may wait for. Call only from the event loop."""
+class ConditionEvent(asyncio.Event):
+    """Set after a change that wait_until() may wait for. Call only from the event loop."""
 
-    async def until(self, condition: Callable[[], bool], deadline: float) -> None:
+    async def wait_until(self, condition: Callable[[], bool], deadline: float) -> None:
         """Wait until the condition holds, or the deadline (the loop's time) has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):

@@ -20,18 +20,18 @@ from tuplewire.errors import (
     TuplewireError,
     WrongTopologyError,
 )
-from tuplewire.settings.addresses import Peer, check_reachable
+from tuplewire.settings.addresses import Peer, check_address_syntax
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import check_task
 
 logger = event_logger(__name__)
 
 MAX_VERSION = 2**63 - 1
-MOST_AHEAD = 2**32
+MAX_STEP = 2**32
 """Maximum step of a version, and of a sink's epoch. A counter never advances this far; a mistake may."""
 _POLL_SECONDS = 1.0
-_MOST_CHARACTERS = 200
-_MOST_SHOWN = 80
+_MAX_NAME_LENGTH = 200
+_MAX_QUOTED_LENGTH = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class Assignment:
     topology: str
     workers: tuple[AssignedWorker, ...]
     active: bool = True
-    owner_of: Mapping[int, AssignedWorker] = field(init=False, compare=False, repr=False)
+    owner_by_task: Mapping[int, AssignedWorker] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.version < 1:
-            raise ConfigError(f"an assignment's version is 1 or more, not {_shown(self.version)}")
+            raise ConfigError(f"an assignment's version is 1 or more, not {_quote(self.version)}")
         if self.version > MAX_VERSION:
-            raise ConfigError(f"an assignment's version is at most {MAX_VERSION}, not {_shown(self.version)}")
+            raise ConfigError(f"an assignment's version is at most {MAX_VERSION}, not {_quote(self.version)}")
         if not self.topology:
             raise ConfigError("an assignment needs the name of its topology")
         _check_text("a topology", self.topology)
@@ -78,14 +78,14 @@ class Assignment:
         at: dict[str, str] = {}
         for worker in self.workers:
             if not worker.worker_id or worker.worker_id in seen:
-                raise ConfigError(f"worker id {_shown(worker.worker_id)} is empty or twice in the assignment")
+                raise ConfigError(f"worker id {_quote(worker.worker_id)} is empty or twice in the assignment")
             seen.add(worker.worker_id)
             _check_text("a worker id", worker.worker_id)
             _check_text("a node", worker.node)
             for address in (worker.address, worker.peer.address):
                 _check_text("an address", address)
                 try:
-                    check_reachable(address)
+                    check_address_syntax(address)
                 except ConfigError as error:
                     raise ConfigError(f"worker {worker.worker_id}: address {error}") from None
                 if (other := at.setdefault(address, worker.worker_id)) != worker.worker_id:
@@ -93,13 +93,13 @@ class Assignment:
                         f"address {address} is both {other}'s and {worker.worker_id}'s; a worker has its own"
                     )
             _add_tasks(owners, worker)
-        object.__setattr__(self, "owner_of", owners)
+        object.__setattr__(self, "owner_by_task", owners)
 
     def tasks_of(self, worker_id: str) -> tuple[int, ...]:
         """Return the tasks of a worker; empty if the assignment does not name it."""
         return next((w.tasks for w in self.workers if w.worker_id == worker_id), ())
 
-    def succeeds(self, known: Assignment | None, topology: str, *, force: bool = False) -> bool:
+    def replaces(self, known: Assignment | None, topology: str, *, force: bool = False) -> bool:
         """Return True if this assignment replaces `known`, or False if they are equal.
 
         `force` skips the check that later versions remain possible. Raises StaleAssignmentError for an older
@@ -111,7 +111,7 @@ class Assignment:
             )
         if known is None or self.version > known.version:
             if not force:
-                self._check_room(known)
+                self._check_version_step(known)
             return True
         # The same version with other content is an error: two drivers or files contradict each other.
         if self == known:
@@ -120,13 +120,13 @@ class Assignment:
             f"assignment version {self.version} is not newer than the current one, {known.version}; raise it"
         )
 
-    def _check_room(self, known: Assignment | None) -> None:
+    def _check_version_step(self, known: Assignment | None) -> None:
         """Raise ConfigError for a version that is probably a mistake, and would block all later versions."""
-        in_force = known.version if known is not None else 0
-        most = MAX_VERSION - MOST_AHEAD if known is None else in_force + MOST_AHEAD
+        current_version = known.version if known is not None else 0
+        most = MAX_VERSION - MAX_STEP if known is None else current_version + MAX_STEP
         if self.version > most:
             raise ConfigError(
-                f"assignment version {self.version} is too far ahead (current: {in_force or 'none'}; "
+                f"assignment version {self.version} is too far ahead (current: {current_version or 'none'}; "
                 f"at most {most}): all lower ones would be refused from then on; correct it, or force it "
                 "(tuplewire assign --force)"
             )
@@ -139,16 +139,16 @@ class Assignment:
         return cls(
             _typed(fields["version"], int, "version"),
             _typed(fields["topology"], str, "topology"),
-            tuple(map(_worker, workers)),
+            tuple(map(_parse_worker, workers)),
             _typed(fields.get("active", True), bool, "active"),
         )
 
 
-def _worker(value: Any) -> AssignedWorker:
+def _parse_worker(value: Any) -> AssignedWorker:
     fields = _object(value, "a worker", ("worker_id", "address", "tasks"), ("node", "peer_address"))
     tasks = tuple(_typed(task, int, "a task id") for task in _typed(fields["tasks"], list, "tasks"))
-    texts = {key: _typed(value, str, key) for key, value in fields.items() if key != "tasks"}
-    return AssignedWorker(tasks=tasks, **texts)
+    strings = {key: _typed(value, str, key) for key, value in fields.items() if key != "tasks"}
+    return AssignedWorker(tasks=tasks, **strings)
 
 
 def _object(value: Any, what: str, needed: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
@@ -159,31 +159,31 @@ def _object(value: Any, what: str, needed: Sequence[str], optional: Sequence[str
     for key in fields:
         if key not in needed and key not in optional:
             raise ConfigError(
-                f"{what} has the unknown key {_shown(key)}; known are: {', '.join((*needed, *optional))}"
+                f"{what} has the unknown key {_quote(key)}; known are: {', '.join((*needed, *optional))}"
             )
     return fields
 
 
 def _check_text(what: str, text: str) -> None:
     """Raise ConfigError for a name that cannot be sent, displayed or looked up."""
-    if len(text) > _MOST_CHARACTERS or not text.isprintable():
+    if len(text) > _MAX_NAME_LENGTH or not text.isprintable():
         raise ConfigError(
-            f"{what} has at most {_MOST_CHARACTERS} characters, all of them printable, not {_shown(text)}"
+            f"{what} has at most {_MAX_NAME_LENGTH} characters, all of them printable, not {_quote(text)}"
         )
 
 
-def _shown(value: Any) -> str:
+def _quote(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return text if len(text) <= _MAX_QUOTED_LENGTH else f"{text[:_MAX_QUOTED_LENGTH]}..."
 
 
 _NAMES = {list: "a list", dict: "an object", str: "a string", int: "a whole number", bool: "true or false"}
 
 
-def _typed(value: Any, kind: type[Any], what: str) -> Any:
+def _typed(value: Any, expected_type: type[Any], what: str) -> Any:
     # isinstance() would accept true as a version or a task.
-    if type(value) is not kind:
-        raise ConfigError(f"{what} must be {_NAMES[kind]}, not {_shown(value)}")
+    if type(value) is not expected_type:
+        raise ConfigError(f"{what} must be {_NAMES[expected_type]}, not {_quote(value)}")
     return value
 
 
@@ -235,7 +235,7 @@ class AssignmentFile:
         self.path = path
         self.problem = ""
         self._update = update
-        self._seen: bytes | str | None = None
+        self._last_content: bytes | str | None = None
 
     async def check(self) -> bool:
         """Check the file now. Return True if a new assignment was applied."""
@@ -262,9 +262,9 @@ class AssignmentFile:
         except OSError as error:
             content = f"cannot read the assignment {self.path}: {error.strerror}"
         # Read errors are compared as well, so that each is reported once.
-        if content == self._seen:
+        if content == self._last_content:
             return None
-        self._seen = content
+        self._last_content = content
         if isinstance(content, str):
             raise ConfigError(content)
         return parse_assignment(content, self.path)

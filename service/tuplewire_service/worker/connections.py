@@ -15,7 +15,7 @@ from dataclasses import asdict
 from itertools import chain, count
 from typing import Any
 
-from tuplewire.connection.loop import watched
+from tuplewire.connection.loop import report_errors
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.addresses import Peer, split_host_port
@@ -28,9 +28,9 @@ from tuplewire_service.worker.departures import TaskAndEntry
 
 logger = event_logger(__name__)
 
-GIVE_UP_SECONDS = 3.0
+REROUTE_SECONDS = 3.0
 """Seconds without a session or acknowledgements after which an unassigned worker's messages are rerouted."""
-_MOST_LOSERS = 1000
+_MAX_DEPARTED_PEERS = 1000
 """Maximum number of departed workers with a separate count of possibly lost messages."""
 
 
@@ -52,16 +52,16 @@ class Connections:
         self._connections: dict[Peer, SendingEnd] = {}
         self._needed: frozenset[Peer] = frozenset()
         self._closed = False
-        self._closing: set[asyncio.Task[None]] = set()
-        self._leaving: dict[SendingEnd, Peer] = {}
+        self._close_tasks: set[asyncio.Task[None]] = set()
+        self._closing: dict[SendingEnd, Peer] = {}
         self._new_numbers = count(1)
         self._numbers: dict[SendingEnd, int] = {}
         self._lost_before: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return (
-            f"<Connections open={len(self._connections)} not_ready={len(self.not_ready)} "
-            f"closing={len(self._leaving)} pending={self.pending_messages}>"
+            f"<Connections open={len(self._connections)} not_ready={len(self.disconnected_workers)} "
+            f"closing={len(self._closing)} pending={self.pending_messages}>"
         )
 
     def refresh(self, needed: Collection[Peer], kept: Container[Peer], lost: Container[Peer]) -> None:
@@ -73,16 +73,16 @@ class Connections:
         for peer in needed:
             self.get_or_open(peer)
         for peer in [peer for peer in self._connections if peer not in self._needed and peer not in kept]:
-            self._close_in_background(peer, 0.0 if peer in lost else GIVE_UP_SECONDS)
+            self._close_in_background(peer, 0.0 if peer in lost else REROUTE_SECONDS)
 
     def _close_in_background(self, peer: Peer, timeout: float) -> None:
         connection = self._connections.pop(peer)
         if not timeout:  # a peer that answers now must not receive messages that are rerouted
-            connection.writes = False
-        self._leaving[connection] = peer
+            connection.may_write = False
+        self._closing[connection] = peer
         task = asyncio.create_task(self._close(peer, connection, timeout), name=f"close {peer.address}")
-        self._closing.add(task)
-        watched(task).add_done_callback(self._closing.discard)
+        self._close_tasks.add(task)
+        report_errors(task).add_done_callback(self._close_tasks.discard)
 
     def replace(self, peer: Peer) -> None:
         """Replace the connection to a worker, and reclaim its messages in the background."""
@@ -100,9 +100,9 @@ class Connections:
         left = await connection.take_back(timeout)
         if lost := connection.buffer.window.possibly_lost:
             # New worker ids may appear indefinitely, so later ones share one count.
-            known = peer.worker_id in self._lost_before or len(self._lost_before) < _MOST_LOSERS
+            known = peer.worker_id in self._lost_before or len(self._lost_before) < _MAX_DEPARTED_PEERS
             self._lost_before[peer.worker_id if known else OTHER] += lost
-        del self._leaving[connection], self._numbers[connection]
+        del self._closing[connection], self._numbers[connection]
         where = {"worker": peer.worker_id, "peer": peer.address}
         logger.info("connection.closed", extra={**where, "handed_back": len(left)})
         self._on_returned(connection, left)
@@ -121,11 +121,11 @@ class Connections:
         return self._connections.get(peer)
 
     @property
-    def not_ready(self) -> list[str]:
+    def disconnected_workers(self) -> list[str]:
         """The ids of the needed workers without a session at the moment."""
-        return sorted(peer.worker_id for peer in self._needed if not self.ready(peer))
+        return sorted(peer.worker_id for peer in self._needed if not self.is_connected(peer))
 
-    def ready(self, peer: Peer) -> bool:
+    def is_connected(self, peer: Peer) -> bool:
         """Return True if there is a session with a worker at the moment."""
         connection = self._connections.get(peer)
         return connection is not None and connection.connected
@@ -133,17 +133,17 @@ class Connections:
     @property
     def unretained_messages(self) -> int:
         """Messages that neither the receiver nor their sender is known to have."""
-        return sum(each.window.count_unretained() for each in (*self._connections.values(), *self._leaving))
+        return sum(each.window.count_unretained() for each in (*self._connections.values(), *self._closing))
 
     @property
     def pending_messages(self) -> int:
         """Messages that were forwarded and are not settled."""
-        return sum(each.buffer.ledger().pending for each in (*self._connections.values(), *self._leaving))
+        return sum(each.buffer.ledger().pending for each in (*self._connections.values(), *self._closing))
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add every connection, with the known state of its peer, to a worker's status."""
         lost = self._lost_before.copy()
-        leaving = ((peer, connection) for connection, peer in self._leaving.items())
+        leaving = ((peer, connection) for connection, peer in self._closing.items())
         for peer, connection in chain(self._connections.items(), leaving):
             counts = connection.counts
             # A replacement has the same worker and address as the connection that is closing: see `number`.
@@ -153,7 +153,7 @@ class Connections:
                 connected=connection.connected,
                 ledger=pb.Ledger(**asdict(connection.buffer.ledger())),
                 reconnects=max(0, counts.connections - 1),
-                congested=sorted(connection.congestion.tasks(time.monotonic())),
+                congested=sorted(connection.congested_tasks.tasks(time.monotonic())),
                 sent_messages=counts.messages,
                 sent_batches=counts.frames,
                 sent_bytes=counts.bytes,
@@ -163,7 +163,7 @@ class Connections:
             status.newest_assignment_version = newest
         status.possibly_lost.update(lost)
 
-    def blocked(self) -> Iterator[tuple[int, str]]:
+    def blocked_tasks(self) -> Iterator[tuple[int, str]]:
         """Yield each task with messages that a worker does not accept now, with that worker's id."""
         for peer, connection in self._connections.items():
             for task in connection.blocked_tasks:
@@ -171,9 +171,9 @@ class Connections:
 
     def loads(self, peer: Peer, tasks: Collection[int]) -> dict[int, float]:
         """Return the last reported loads of a worker's tasks, 0 by default; empty without a session."""
-        if not self.ready(peer):
+        if not self.is_connected(peer):
             return {}
-        loads = self._connections[peer].loads.of(tasks, time.monotonic())
+        loads = self._connections[peer].loads.get(tasks, time.monotonic())
         return {**dict.fromkeys(tasks, 0.0), **loads}
 
     async def close(self, timeout: float) -> None:
@@ -182,18 +182,18 @@ class Connections:
         Connections that are already closing do the same instead of returning their messages.
         """
         self._closed = True
-        connections = [*self._connections.values(), *self._leaving]
+        connections = [*self._connections.values(), *self._closing]
         await asyncio.gather(*(each.close_async(timeout) for each in connections))
-        if self._closing:
-            await asyncio.gather(*self._closing)
+        if self._close_tasks:
+            await asyncio.gather(*self._close_tasks)
 
     def unreleased(self) -> Iterator[tuple[Peer, int, Mapping[TaskAndEntry, int]]]:
-        """Yield each worker, its incarnation, and its unreleased messages; see SendWindow.unreleased()."""
+        """Yield each worker, its incarnation, and SendWindow.last_unreleased() of its connection."""
         for peer, connection in self._connections.items():
             window = connection.window
-            yield peer, window.worker_incarnation, window.unreleased()
+            yield peer, window.worker_incarnation, window.last_unreleased()
 
-    def ended(self, incarnations: Container[int], former: Container[Peer]) -> dict[Peer, set[int]]:
+    def find_ended_peers(self, incarnations: Container[int], former: Container[Peer]) -> dict[Peer, set[int]]:
         """Return the unreachable peers that will not need their messages, with the tasks of the messages.
 
         `incarnations` are workers that shut down cleanly. `former` are previous owners of moved tasks; they
@@ -201,24 +201,24 @@ class Connections:
         """
         found: dict[Peer, set[int]] = {}
         for peer, connection in self._connections.items():
-            if not self.ready(peer):
+            if not self.is_connected(peer):
                 window = connection.window
-                keys, drained = window.unreleased(), window.worker_incarnation in incarnations
-                if keys and (drained or (peer in former and window.receiver_has_none)):
+                keys, drained = window.last_unreleased(), window.worker_incarnation in incarnations
+                if keys and (drained or (peer in former and window.all_written_released)):
                     found[peer] = {task for task, _ in keys}
         return found
 
-    def receivers_ended(self, incarnations: Container[int]) -> None:
+    def release_departed(self, incarnations: Container[int]) -> None:
         """Count all messages at departed workers as released: these workers had forwarded all of them."""
         for connection in self._connections.values():
             window = connection.window
             if window.worker_incarnation in incarnations:
-                window.receiver_ended()
+                window.on_receiver_shutdown()
                 # The departed worker accounts for its messages, so they do not count as possibly lost.
-                window.receiver_answers = True
+                window.receiver_shut_down = True
                 connection.buffer.run_callbacks()
 
     def abort(self) -> None:
         """Close everything immediately. Do not call this on the event loop."""
-        for connection in [*self._connections.values(), *self._leaving]:
+        for connection in [*self._connections.values(), *self._closing]:
             connection.abort()

@@ -18,10 +18,10 @@ from operator import attrgetter
 from typing import Any, Self
 
 from tuplewire.session.consume import Delivery
-from tuplewire.session.ledger import Settled
-from tuplewire.session.pieces import cut, most_messages, starting_within, wire_bytes
+from tuplewire.session.ledger import SettledMessages
+from tuplewire.session.pieces import count_within, max_piece_messages, split_head, wire_bytes
 from tuplewire.values.group import MAX_FRAME_GROUPS, SIZE_BYTES, TaskGroup
-from tuplewire_service.worker.entry_queue import EntryQueue, HeldEntry
+from tuplewire_service.worker.entry_queue import EntryQueue, QueueEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Acknowledged:
 _INBOUND, _MESSAGES = attrgetter("inbound"), attrgetter("messages")
 
 
-def release(task: int, done: Iterable[Acknowledged | Settled]) -> None:
+def release(task: int, done: Iterable[Acknowledged | SettledMessages]) -> None:
     """Release messages of a task to their senders: consecutive ones of one sender in one step."""
     for inbound, some in groupby(done, _INBOUND):
         run = list(some)
@@ -55,23 +55,23 @@ class DeliveryLog:
     """The sequence of the last message that was appended."""
     taken: int = 0
     """The sequence of the last message that take() returned."""
-    received: int = 0
+    last_received: int = 0
     """The sequence of the last message that the consumer has reported as received."""
     acknowledged: int = 0
     """The sequence of the last message that the consumer has acknowledged."""
     queued_bytes: int = 0
     """Payload bytes of all unacknowledged messages."""
-    unretained: int = 0
+    unretained_messages: int = 0
     """Unacknowledged messages that no upstream process retains (see TaskGroup.retained_upstream)."""
     _waiting: EntryQueue = field(default_factory=EntryQueue)
     _delivered: EntryQueue = field(default_factory=EntryQueue)
-    _marks: deque[tuple[int, int]] = field(default_factory=deque)
+    _unreported: deque[tuple[int, int]] = field(default_factory=deque)
     """The last sequence and the size of each delivery that the consumer has not reported as received."""
-    _taken_bytes: int = 0
+    _in_flight_bytes: int = 0
     """Payload bytes of these deliveries."""
 
     @classmethod
-    def after(cls, sequence: int) -> Self:
+    def starting_after(cls, sequence: int) -> Self:
         """Return an empty queue: its first message gets the sequence after this one."""
         return cls(sequence, sequence, sequence, sequence)
 
@@ -81,7 +81,7 @@ class DeliveryLog:
         return self.tail - self.acknowledged
 
     @property
-    def waiting(self) -> bool:
+    def has_undelivered(self) -> bool:
         """True if there are messages that take() has not returned."""
         return self.taken < self.tail
 
@@ -96,72 +96,72 @@ class DeliveryLog:
         return max(0.0, (now_micros - accepted) / 1e6) if accepted else 0.0
 
     def append(self, group: TaskGroup, inbound: Any = None) -> None:
-        """Add messages at the tail. progress() returns the inbound session when they are acknowledged."""
-        self._waiting.append(HeldEntry(self.tail + 1, group, inbound))
+        """Add messages at the tail. apply_progress() returns the inbound session after acknowledgement."""
+        self._waiting.append(QueueEntry(self.tail + 1, group, inbound))
         self.tail += group.count
         self.queued_bytes += group.size_bytes
         if not group.retained_upstream:
-            self.unretained += group.count
+            self.unretained_messages += group.count
 
     def take(
         self,
         credit: int,
         credit_bytes: int,
         max_bytes: int,
-        doubtful: Callable[[TaskGroup, Any], bool] | None = None,
+        may_repeat: Callable[[TaskGroup, Any], bool] | None = None,
         most: int = MAX_FRAME_GROUPS,
     ) -> list[Delivery]:
         """Return messages for the consumer and advance the delivery cursor.
 
         Args:
             credit: The last sequence that may be delivered.
-            credit_bytes: Messages are added while fewer bytes than this are in flight (after `received`).
+            credit_bytes: Messages are added while fewer bytes are in flight (after `last_received`).
             max_bytes: The same limit for this call, including the columns of lengths. The resulting frame
                 has less than twice this size, plus one message.
-            doubtful: Returns True if a group of its inbound session may have been delivered before over
+            may_repeat: Returns True if a group of its inbound session may have been delivered before over
                 another route. The group is then marked as redelivered.
             most: The maximum number of groups.
         """
         deliveries: list[Delivery] = []
-        room = credit_bytes - self._taken_bytes
+        free_bytes = credit_bytes - self._in_flight_bytes
         frame_room = max_bytes
         last = min(credit, self.tail)
-        while self.taken < last and room > 0 and frame_room > 0 and len(deliveries) < most:
+        while self.taken < last and free_bytes > 0 and frame_room > 0 and len(deliveries) < most:
             entry = self._waiting.popleft()
             group = entry.group
             on_wire = wire_bytes(group)
             # Deliver a part of a group rather than exceed the consumer's credit or the size of a frame.
-            if group.count > last - self.taken or on_wire > min(room, frame_room):
+            if group.count > last - self.taken or on_wire > min(free_bytes, frame_room):
                 count = min(
-                    starting_within(group, min(room, frame_room)),
+                    count_within(group, min(free_bytes, frame_room)),
                     last - self.taken,
-                    most_messages(group, frame_room),
+                    max_piece_messages(group, frame_room),
                 )
-                entry = _first_of(self._waiting, entry, count)
+                entry = _split_entry(self._waiting, entry, count)
                 on_wire = wire_bytes(entry.group)
-            if doubtful is not None and doubtful(entry.group, entry.inbound):
+            if may_repeat is not None and may_repeat(entry.group, entry.inbound):
                 entry.group = entry.group.as_redelivered()
             self._delivered.append(entry)
             self.taken += entry.group.count
             size = entry.group.size_bytes
-            room -= size
+            free_bytes -= size
             frame_room -= on_wire
-            self._taken_bytes += size
-            self._marks.append((self.taken, size))
-            deliveries.append(Delivery(entry.first, entry.group))
+            self._in_flight_bytes += size
+            self._unreported.append((self.taken, size))
+            deliveries.append(Delivery(entry.first_sequence, entry.group))
         return deliveries
 
     def read(self, after: int, last: int, max_bytes: int) -> list[Delivery]:
         """Return unacknowledged messages after `after`, up to `last`, without moving a cursor; see take()."""
         found: list[Delivery] = []
         for entry in chain(self._delivered.after(after), self._waiting.after(after)):
-            delivery = Delivery(entry.first, entry.group).within(after, last)
+            delivery = Delivery(entry.first_sequence, entry.group).clip(after, last)
             if delivery is None:
-                if entry.first > last:
+                if entry.first_sequence > last:
                     break
                 continue
             group = delivery.group
-            count = min(starting_within(group, max_bytes), most_messages(group, max_bytes))
+            count = min(count_within(group, max_bytes), max_piece_messages(group, max_bytes))
             if count < group.count:
                 found.append(Delivery(delivery.first_sequence, group.slice(0, count)))
                 break
@@ -171,15 +171,15 @@ class DeliveryLog:
                 break
         return found
 
-    def progress(self, acknowledged: int, received: int, most: int = sys.maxsize) -> list[Acknowledged]:
+    def apply_progress(self, acknowledged: int, received: int, most: int = sys.maxsize) -> list[Acknowledged]:
         """Advance the cursors to the consumer's sequences; return the newly acknowledged messages.
 
         Sequences beyond the delivered messages are reduced to the last delivered one. At most `most` groups
         are acknowledged; repeat the call for the rest. A repeated call is otherwise without effect.
         """
-        self.received = max(self.received, min(received, self.taken))
-        while self._marks and self._marks[0][0] <= self.received:
-            self._taken_bytes -= self._marks.popleft()[1]
+        self.last_received = max(self.last_received, min(received, self.taken))
+        while self._unreported and self._unreported[0][0] <= self.last_received:
+            self._in_flight_bytes -= self._unreported.popleft()[1]
         # A consumer cannot acknowledge messages that were not delivered to it.
         acknowledged = min(acknowledged, self.taken)
         done: list[Acknowledged] = []
@@ -190,13 +190,13 @@ class DeliveryLog:
                 break
             entry = self._delivered.popleft()
             if settled + entry.group.count > acknowledged:
-                entry = _first_of(self._delivered, entry, acknowledged - settled)
+                entry = _split_entry(self._delivered, entry, acknowledged - settled)
             settled += entry.group.count
             size = entry.group.size_bytes
             done.append(Acknowledged(entry.inbound, entry.group.count, size, entry.group.accepted_micros))
             self.queued_bytes -= size
             if not entry.group.retained_upstream:
-                self.unretained -= entry.group.count
+                self.unretained_messages -= entry.group.count
         self.acknowledged = max(self.acknowledged, acknowledged)
         return done
 
@@ -213,47 +213,47 @@ class DeliveryLog:
         )
         # 2. The previous consumer may have processed messages without acknowledging them.
         self._delivered.move_after(position, self._waiting, redelivered=received is None)
-        self.taken = self.received = position
+        self.taken = self.last_received = position
         # Deliveries to the previous stream no longer count as in flight.
-        self._marks.clear()
-        self._taken_bytes = 0
+        self._unreported.clear()
+        self._in_flight_bytes = 0
 
-    def oldest(self) -> tuple[TaskGroup, Any] | None:
+    def split_oldest(self) -> tuple[TaskGroup, Any] | None:
         """Return the first unacknowledged message and its inbound session, if it was delivered."""
         if not self._delivered:
             return None
         # Split off a single message, so that replace_oldest() affects no other message of its group.
-        entry = _first_of(self._delivered, self._delivered.popleft(), 1)
+        entry = _split_entry(self._delivered, self._delivered.popleft(), 1)
         self._delivered.appendleft(entry)
         return entry.group, entry.inbound
 
     def replace_oldest(self, group: TaskGroup, inbound: Any) -> None:
-        """Replace the message of oldest() and its inbound session; then call rewind()."""
+        """Replace the message of split_oldest() and its inbound session; then call rewind()."""
         entry = self._delivered.first
         self.queued_bytes += group.size_bytes - entry.group.size_bytes
         entry.group, entry.inbound = group, inbound
 
-    def held(self) -> Iterator[HeldEntry]:
+    def iter_entries(self) -> Iterator[QueueEntry]:
         """Return an iterator over the unacknowledged messages, in order. Any thread may use the iterator."""
         return chain(iter(self._delivered), iter(self._waiting))
 
-    def remove(self) -> list[tuple[TaskGroup, Any]]:
+    def remove_all(self) -> list[tuple[TaskGroup, Any]]:
         """Remove and return the unacknowledged messages, in order, each with its inbound session."""
         self.rewind()  # marks delivered messages as redelivered: the consumer may have processed them
-        left = [(entry.group, entry.inbound) for entry in self._waiting]
+        removed = [(entry.group, entry.inbound) for entry in self._waiting]
         self._waiting = EntryQueue()
-        self.acknowledged = self.received = self.taken = self.tail
-        self.queued_bytes = self.unretained = 0
-        return left
+        self.acknowledged = self.last_received = self.taken = self.tail
+        self.queued_bytes = self.unretained_messages = 0
+        return removed
 
 
-def _first_of(entries: EntryQueue, entry: HeldEntry, count: int) -> HeldEntry:
+def _split_entry(entries: EntryQueue, entry: QueueEntry, count: int) -> QueueEntry:
     """Return the first `count` messages of a removed entry, and return the others to the queue's front."""
     if count >= entry.group.count:
         return entry
-    stop = entry.first + entry.group.count
-    head, *rest = cut(entry.group, count)
+    stop = entry.first_sequence + entry.group.count
+    head, *rest = split_head(entry.group, count)
     for piece in reversed(rest):
         stop -= piece.count
-        entries.appendleft(HeldEntry(stop, piece, entry.inbound))
-    return HeldEntry(entry.first, head, entry.inbound)
+        entries.appendleft(QueueEntry(stop, piece, entry.inbound))
+    return QueueEntry(entry.first_sequence, head, entry.inbound)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tuplewire.wire import messaging_pb2 as pb
 
-_MOST_REMEMBERED = 1000
+_MAX_DEPARTURES = 1000
 """The number of departures that are stored. The oldest one is removed first."""
 TaskAndEntry = tuple[int, int]
 """A task and the number of an entry worker: the messages to this task that this worker accepted."""
@@ -46,7 +46,7 @@ def successors_of(departure: pb.Departure) -> dict[TaskAndEntry, Successor]:
     }
 
 
-def lost_with(departure: pb.Departure, tasks: Container[int]) -> int:
+def max_lost_messages(departure: pb.Departure, tasks: Container[int]) -> int:
     """Return an upper bound on the messages for `tasks` that were lost with a worker."""
     return departure.others + sum(count for task, count in departure.dropped.items() if task in tasks)
 
@@ -67,7 +67,7 @@ class Departures:
     def add(self, departure: pb.Departure) -> None:
         """Store a departure."""
         self._known[departure.incarnation] = departure
-        if len(self._known) > _MOST_REMEMBERED:  # the first key was added first
+        if len(self._known) > _MAX_DEPARTURES:  # the first key was added first
             del self._known[next(iter(self._known))]
 
     def merge(self, departures: Iterable[pb.Departure]) -> list[pb.Departure]:
@@ -82,15 +82,15 @@ class Departures:
                 added.append(new)
         return added
 
-    def known(self) -> list[pb.Departure]:
+    def all_departures(self) -> list[pb.Departure]:
         """Return all departures."""
         return list(self._known.values())
 
     @property
-    def for_receiver(self) -> frozenset[int]:
+    def cleanly_departed(self) -> frozenset[int]:
         """The incarnations of workers that had no messages in flight when they shut down."""
         return frozenset(each.incarnation for each in self._known.values() if not each.others)
 
-    def of(self, incarnations: Iterable[int]) -> list[pb.Departure]:
+    def find(self, incarnations: Iterable[int]) -> list[pb.Departure]:
         """Return the departures of the workers with these incarnations."""
         return [self._known[each] for each in incarnations if each in self._known]

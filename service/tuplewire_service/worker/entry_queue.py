@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from tuplewire.values.columns import cut_column
 from tuplewire.values.group import TaskGroup
 
-_RUN = 64
+_GROUPS_PER_RUN = 64
 """The number of groups in a run. An end with twice as many moves one run to the middle."""
 _PACKED_BYTES = 64 * 1024
 """Runs above this size are not packed, because copying them costs more than it saves."""
@@ -28,10 +28,10 @@ _REDELIVERED, _RETAINED_UPSTREAM, _HEADERS = 1, 2, 4
 
 
 @dataclass(slots=True, eq=False)
-class HeldEntry:
+class QueueEntry:
     """Messages in a queue, with the sequence of the first one."""
 
-    first: int
+    first_sequence: int
     group: TaskGroup
     inbound: Any
     """The InboundSession that the messages arrived on."""
@@ -39,18 +39,18 @@ class HeldEntry:
     @property
     def last(self) -> int:
         """The sequence of the last message."""
-        return self.first + self.group.count - 1
+        return self.first_sequence + self.group.count - 1
 
 
 @dataclass(slots=True, eq=False)
-class _Packed:
-    """A run of small groups to one task, without gaps from the sequence `first` on.
+class _PackedRun:
+    """A run of small groups to one task, without gaps from `first_sequence` on.
 
     The columns of the groups are joined (see TaskGroup), and `rows` contains a _ROW for each group.
     `redelivered` marks all messages of the run.
     """
 
-    first: int
+    first_sequence: int
     task: int
     rows: bytes
     sessions: list[Any]
@@ -61,7 +61,7 @@ class _Packed:
     redelivered: bool = False
 
 
-_Run: TypeAlias = "_Packed | list[HeldEntry]"
+_Run: TypeAlias = "_PackedRun | list[QueueEntry]"
 
 
 class EntryQueue:
@@ -70,40 +70,40 @@ class EntryQueue:
     __slots__ = ("_head", "_runs", "_tail")
 
     def __init__(self) -> None:
-        self._head: deque[HeldEntry] = deque()
+        self._head: deque[QueueEntry] = deque()
         self._runs: deque[_Run] = deque()
-        self._tail: deque[HeldEntry] = deque()
+        self._tail: deque[QueueEntry] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._tail or self._head or self._runs)
 
-    def __iter__(self) -> Iterator[HeldEntry]:
+    def __iter__(self) -> Iterator[QueueEntry]:
         """Iterate over a snapshot of the entries. Any thread may use the iterator."""
-        return _entries((list(self._head), *self._runs, list(self._tail)))
+        return _iter_entries((list(self._head), *self._runs, list(self._tail)))
 
-    def after(self, sequence: int) -> Iterator[HeldEntry]:
+    def after(self, sequence: int) -> Iterator[QueueEntry]:
         """Yield the current entries, but skip runs that end at or before the sequence."""
         runs = [*self._runs, list(self._tail)]
         skipped = 0
         # A run ends where the next one starts, so only first sequences are compared and nothing is unpacked.
         while skipped + 1 < len(runs) and runs[skipped + 1] and _first_of(runs[skipped + 1]) <= sequence + 1:
             skipped += 1
-        return _entries((list(self._head), *runs[skipped:]))
+        return _iter_entries((list(self._head), *runs[skipped:]))
 
-    def append(self, entry: HeldEntry) -> None:
+    def append(self, entry: QueueEntry) -> None:
         """Add an entry at the end."""
         self._tail.append(entry)
-        if len(self._tail) >= 2 * _RUN:
-            self._runs.append(_run([self._tail.popleft() for _ in range(_RUN)]))
+        if len(self._tail) >= 2 * _GROUPS_PER_RUN:
+            self._runs.append(_pack_run([self._tail.popleft() for _ in range(_GROUPS_PER_RUN)]))
 
-    def appendleft(self, entry: HeldEntry) -> None:
+    def appendleft(self, entry: QueueEntry) -> None:
         """Add an entry at the front."""
         self._head.appendleft(entry)
-        if len(self._head) >= 2 * _RUN:
-            self._runs.appendleft(_run([self._head.pop() for _ in range(_RUN)][::-1]))
+        if len(self._head) >= 2 * _GROUPS_PER_RUN:
+            self._runs.appendleft(_pack_run([self._head.pop() for _ in range(_GROUPS_PER_RUN)][::-1]))
 
     @property
-    def first(self) -> HeldEntry:
+    def first(self) -> QueueEntry:
         """The entry at the front. The queue must not be empty."""
         if not self._head:
             self._fill_head()
@@ -112,55 +112,55 @@ class EntryQueue:
     def _fill_head(self) -> None:
         # A run is unpacked only when its first entry is needed.
         if self._runs:
-            self._head.extend(_entries([self._runs.popleft()]))
+            self._head.extend(_iter_entries([self._runs.popleft()]))
         else:  # all entries are in the tail: exchange the ends instead of copying
             self._head, self._tail = self._tail, self._head
 
-    def popleft(self) -> HeldEntry:
+    def popleft(self) -> QueueEntry:
         """Remove and return the entry at the front. The queue must not be empty."""
         if not self._head:
             self._fill_head()
         return self._head.popleft()
 
-    def _pop(self) -> HeldEntry:
+    def _pop(self) -> QueueEntry:
         if not self._tail:
             if self._runs:
-                self._tail.extend(_entries([self._runs.pop()]))
+                self._tail.extend(_iter_entries([self._runs.pop()]))
             else:
                 self._head, self._tail = self._tail, self._head
         return self._tail.pop()
 
-    def move_after(self, sequence: int, to: EntryQueue, *, redelivered: bool) -> None:
-        """Move all messages after `sequence` to the front of the queue `to`, which continues after them.
+    def move_after(self, sequence: int, target: EntryQueue, *, redelivered: bool) -> None:
+        """Move all messages after `sequence` to the front of the queue `target`, which continues after them.
 
         With `redelivered`, mark the moved messages. Runs move without unpacking, fast even for long queues.
         """
-        self._runs.extend(_runs(self._tail))
-        to._runs.extendleft(_runs(to._head))
+        self._runs.extend(_drain_to_run(self._tail))
+        target._runs.extendleft(_drain_to_run(target._head))
         while self._runs and _first_of(self._runs[-1]) > sequence:
-            to._runs.appendleft(_marked(self._runs.pop()) if redelivered else self._runs.pop())
+            target._runs.appendleft(_mark_run(self._runs.pop()) if redelivered else self._runs.pop())
         # The last run may start at or before `sequence`: move its later entries individually.
         while self:
             entry = self._pop()
             if entry.last <= sequence:
                 self.append(entry)
                 break
-            if (count := sequence - entry.first + 1) > 0:
+            if (count := sequence - entry.first_sequence + 1) > 0:
                 group = entry.group
-                self.append(HeldEntry(entry.first, group.slice(0, count), entry.inbound))
-                entry = HeldEntry(sequence + 1, group.slice(count, group.count), entry.inbound)
-            to.appendleft(_redelivered(entry) if redelivered else entry)
+                self.append(QueueEntry(entry.first_sequence, group.slice(0, count), entry.inbound))
+                entry = QueueEntry(sequence + 1, group.slice(count, group.count), entry.inbound)
+            target.appendleft(_mark_entry(entry) if redelivered else entry)
 
 
-def _run(entries: list[HeldEntry]) -> _Run:
+def _pack_run(entries: list[QueueEntry]) -> _Run:
     """Return entries as a run, packed if they are small."""
     groups = [entry.group for entry in entries]
     if sum(group.size_bytes + len(group.lengths) for group in groups) > _PACKED_BYTES:
         return entries
-    return _Packed(
-        entries[0].first,
+    return _PackedRun(
+        entries[0].first_sequence,
         groups[0].task,
-        b"".join(map(_row, groups)),
+        b"".join(map(_pack_row, groups)),
         [entry.inbound for entry in entries],
         b"".join([group.lengths for group in groups]),
         b"".join([group.data for group in groups]),
@@ -169,14 +169,14 @@ def _run(entries: list[HeldEntry]) -> _Run:
     )
 
 
-def _runs(entries: deque[HeldEntry]) -> list[_Run]:
+def _drain_to_run(entries: deque[QueueEntry]) -> list[_Run]:
     """Remove all entries of one end of a queue; return them as a list of one run, or an empty list."""
-    runs = [_run(list(entries))] if entries else []
+    runs = [_pack_run(list(entries))] if entries else []
     entries.clear()
     return runs
 
 
-def _row(group: TaskGroup) -> bytes:
+def _pack_row(group: TaskGroup) -> bytes:
     return _ROW.pack(
         -1 if group.source is None else group.source,
         group.forwarded,
@@ -190,27 +190,27 @@ def _row(group: TaskGroup) -> bytes:
 
 
 def _first_of(run: _Run) -> int:
-    return run[0].first if isinstance(run, list) else run.first
+    return run[0].first_sequence if isinstance(run, list) else run.first_sequence
 
 
-def _redelivered(entry: HeldEntry) -> HeldEntry:
+def _mark_entry(entry: QueueEntry) -> QueueEntry:
     entry.group = entry.group.as_redelivered()
     return entry
 
 
-def _marked(run: _Run) -> _Run:
+def _mark_run(run: _Run) -> _Run:
     if isinstance(run, list):
-        return list(map(_redelivered, run))
+        return list(map(_mark_entry, run))
     run.redelivered = True
     return run
 
 
-def _entries(runs: Iterable[_Run]) -> Iterator[HeldEntry]:
+def _iter_entries(runs: Iterable[_Run]) -> Iterator[QueueEntry]:
     for run in runs:
-        yield from run if isinstance(run, list) else _unpacked(run)
+        yield from run if isinstance(run, list) else _unpack(run)
 
 
-def _unpacked(run: _Packed) -> Iterator[HeldEntry]:
+def _unpack(run: _PackedRun) -> Iterator[QueueEntry]:
     rows = list(_ROW.iter_unpack(run.rows))
     ends = [*accumulate((row[4] for row in rows), initial=0)]
     columns = cut_column(run.lengths, run.data, ends)
@@ -231,4 +231,4 @@ def _unpacked(run: _Packed) -> Iterator[HeldEntry]:
             header_lengths=header[0],
             header_data=header[1],
         )
-        yield HeldEntry(run.first + start, group, inbound)
+        yield QueueEntry(run.first_sequence + start, group, inbound)

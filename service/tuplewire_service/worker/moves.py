@@ -21,7 +21,7 @@ from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.successors import Successors
 
 HeldGroup = tuple[TaskGroup, InboundSession]
-_MOST_LOST = 10_000
+_MAX_LOST_WORKERS = 10_000
 """Maximum number of worker numbers that are remembered. Each start of a worker has its own number."""
 
 
@@ -51,20 +51,20 @@ class RouteHistory:
 
     def __init__(self, connection: SendingEnd | None) -> None:
         self._ends: list[float] = [math.inf]
-        self._went_to: list[SendingEnd | None] = [connection]
+        self._destinations: list[SendingEnd | None] = [connection]
 
     def add(self, first: int, last: int, connection: SendingEnd | None) -> None:
         """Record the destination of the entry sequences from `first` to `last`."""
         start, stop = bisect_left(self._ends, first), bisect_right(self._ends, last)
         # Adjacent ranges with the same destination are merged.
-        if start and self._went_to[start - 1] is connection:
+        if start and self._destinations[start - 1] is connection:
             start -= 1
         self._ends[start:stop] = [last]
-        self._went_to[start:stop] = [connection]
+        self._destinations[start:stop] = [connection]
 
     def before(self, entry_sequence: int) -> SendingEnd | None:
         """Return the destination of the message before this entry sequence; None: the local queue."""
-        return self._went_to[bisect_left(self._ends, entry_sequence - 1)]
+        return self._destinations[bisect_left(self._ends, entry_sequence - 1)]
 
 
 @dataclass(slots=True, eq=False)
@@ -74,14 +74,14 @@ class Move:
     own: int
     since: float
     routes: list[_OldRoute] = field(default_factory=list)
-    waiting: dict[int, list[HeldGroup]] = field(default_factory=dict)
+    held_by_worker: dict[int, list[HeldGroup]] = field(default_factory=dict)
     original: SendingEnd | None = None
     histories: dict[int, RouteHistory] = field(default_factory=dict)
     """The known destinations of messages, by entry worker."""
-    own_follow: bool = False
+    own_messages_follow: bool = False
     """True if messages of this worker's programs that do not wait must follow earlier messages too."""
 
-    def must_wait(self, group: TaskGroup, inbound: InboundSession) -> bool:
+    def is_behind_old_route(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Return True if earlier messages of the same entry worker are still on an old route.
 
         1. An old route is lost: all messages wait until its messages are returned. 2. Messages from another
@@ -98,23 +98,23 @@ class Move:
         return any(_is_behind(group, route.connection, self.own, self.own) for route in self.routes)
 
     def must_hold(self, group: TaskGroup, inbound: InboundSession) -> bool:
-        """Return True if messages must wait, see must_wait(), or if earlier ones are waiting."""
-        waiting = self.waiting.get(entry_worker_of(group, inbound, self.own))
+        """Return True if messages must wait, see is_behind_old_route(), or if earlier ones are waiting."""
+        waiting = self.held_by_worker.get(entry_worker_of(group, inbound, self.own))
         if waiting and waiting[0][0].entry_sequence < group.entry_sequence:
             return True
-        return self.must_wait(group, inbound)
+        return self.is_behind_old_route(group, inbound)
 
     def route_of_predecessors(self, group: TaskGroup, inbound: InboundSession) -> SendingEnd | None:
         """Return the connection on which messages from another worker must follow earlier ones, or None.
 
         Messages from the same queue therefore stay together, and no message waits for another.
 
-        1. Messages of this worker's programs wait, see must_wait(), unless `own_follow` is set.
+        1. Messages of this worker's programs wait, see is_behind_old_route(), unless `own_messages_follow`.
         2. The message before was sent on an old route, and it or an earlier one is unreleased: follow it.
         3. Otherwise no order is required.
         """
         # 1. A message that does not wait has no earlier message on an old route.
-        if not (inbound.worker_number or self.own_follow):
+        if not (inbound.worker_number or self.own_messages_follow):
             return None
         worker = entry_worker_of(group, inbound, self.own)
         # 2. A message that follows others never returns to an earlier route, so it arrives.
@@ -128,25 +128,25 @@ class Move:
         """Record the destination of messages; None is the local queue."""
         worker = entry_worker_of(group, inbound, self.own)
         history = self.histories.setdefault(worker, RouteHistory(self.original))
-        history.add(group.entry_sequence, group.end - 1, connection)
+        history.add(group.entry_sequence, group.next_sequence - 1, connection)
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Hold messages until take_ready() returns them."""
-        waiting = self.waiting.setdefault(entry_worker_of(group, inbound, self.own), [])
+        waiting = self.held_by_worker.setdefault(entry_worker_of(group, inbound, self.own), [])
         # Returned messages may be older than held ones.
         insort(waiting, (group, inbound), key=lambda held: held[0].entry_sequence)
 
     def take_ready(self) -> Iterator[HeldGroup]:
         """Remove and yield messages that no longer need to wait, in order for each entry worker."""
-        for worker, waiting in list(self.waiting.items()):
+        for worker, waiting in list(self.held_by_worker.items()):
             free = 0
             # Stop at the first group that must wait, to keep the order of entry sequences.
-            while free < len(waiting) and not self.must_wait(*waiting[free]):
+            while free < len(waiting) and not self.is_behind_old_route(*waiting[free]):
                 free += 1
             yield from waiting[:free]
             del waiting[:free]
             if not waiting:
-                del self.waiting[worker]
+                del self.held_by_worker[worker]
 
 
 class Moves:
@@ -174,32 +174,32 @@ class Moves:
         self._is_drained = is_drained
         self._clock = clock
         self.successors = Successors(own, incarnation)
-        self.moving: dict[int, Move] = {}
+        self.by_task: dict[int, Move] = {}
 
     def __len__(self) -> int:
-        return len(self.moving)
+        return len(self.by_task)
 
-    def begin(self, task: int) -> Move:
+    def get_or_start(self, task: int) -> Move:
         """Return the move of a task; start one if there is none."""
-        return self.moving.setdefault(task, Move(self._own, self._clock()))
+        return self.by_task.setdefault(task, Move(self._own, self._clock()))
 
     def add_old_route(self, task: int, peer: Peer, connection: SendingEnd) -> None:
         """Record the previous connection of a task whose messages now take another route."""
-        move = self.begin(task)
+        move = self.get_or_start(task)
         # Before the first move, all messages used this connection.
         if not (move.routes or move.histories):
             move.original = connection
         move.routes.append(_OldRoute(peer, connection))
 
-    def among(self, tasks: Iterable[int] | None = None) -> list[int]:
+    def filter_moving(self, tasks: Iterable[int] | None = None) -> list[int]:
         """Return the moving tasks among `tasks`; None: all moving tasks."""
-        return list(self.moving) if tasks is None else [task for task in tasks if task in self.moving]
+        return list(self.by_task) if tasks is None else [task for task in tasks if task in self.by_task]
 
-    def forget_routes_to_owners(self, tasks: Iterable[int], owner_of: Mapping[int, AssignedWorker]) -> None:
+    def forget_routes_to_owners(self, tasks: Iterable[int], owners: Mapping[int, AssignedWorker]) -> None:
         """Forget old routes to current owners: messages to these workers follow the earlier ones anyway."""
-        for task in self.among(tasks):
-            move = self.moving[task]
-            owner = owner_of.get(task)
+        for task in self.filter_moving(tasks):
+            move = self.by_task[task]
+            owner = owners.get(task)
             if owner is not None and self._is_drained(task):
                 move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
 
@@ -216,7 +216,7 @@ class Moves:
         3. The task does not move: no order is required.
         """
         entered = entry_worker_of(group, inbound, self._own)
-        after = self.successors.take(group.task, entered) if self.successors.known else None
+        after = self.successors.take(group.task, entered) if self.successors.by_task else None
         # 1. Only one message: later ones follow it, or wait for it.
         if after is not None and (peer := Peer(after.worker_id, after.address)) != owner:
             connection = self._connection(peer)
@@ -225,66 +225,67 @@ class Moves:
             if connection is not None and (way is None or not _is_behind(group, way, entered, self._own)):
                 self.add_old_route(group.task, peer, connection)
                 connection.ack_handler.watch_releases([group.task])
-                self.moving[group.task].own_follow = True
-                return self.moving[group.task], connection
+                self.by_task[group.task].own_messages_follow = True
+                return self.by_task[group.task], connection
         # 2. and 3. Without a move, all messages of the task take one route, in order.
-        move = self.moving.get(group.task)
+        move = self.by_task.get(group.task)
         return move, move.route_of_predecessors(group, inbound) if move is not None else None
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Hold messages that must wait for earlier ones on an old route; return False if none must wait."""
-        move = self.moving.get(group.task)
+        move = self.by_task.get(group.task)
         if move is None or not move.must_hold(group, inbound):
             return False
         move.hold(group, inbound)
         return True
 
-    def out_of_queues(self, left: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
+    def as_forwarded(self, groups: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
         """Yield messages that leave local queues, in the form that other workers receive."""
-        for group, inbound in left:
-            yield group.out_of_queue(0 if inbound.worker_number else self._own), inbound
+        for group, inbound in groups:
+            yield group.on_dequeue(0 if inbound.worker_number else self._own), inbound
 
     def mark_lost(self, peers: Container[Peer]) -> None:
         """Treat these workers' routes as occupied until remove_routes(): their messages will be returned."""
-        for move in self.moving.values():
+        for move in self.by_task.values():
             for route in move.routes:
                 route.lost |= route.peer in peers
 
-    def remove_routes(self, connection: SendingEnd, left: Iterable[HeldGroup]) -> list[HeldGroup]:
+    def remove_routes(self, connection: SendingEnd, groups: Iterable[HeldGroup]) -> list[HeldGroup]:
         """Remove the routes of a closed connection; return its messages that wait for no other old route."""
-        for move in self.moving.values():
+        for move in self.by_task.values():
             move.routes = [route for route in move.routes if route.connection is not connection]
-        return [(group, inbound) for group, inbound in left if not self.hold(group, inbound)]
+        return [(group, inbound) for group, inbound in groups if not self.hold(group, inbound)]
 
-    def end_finished(self, tasks: Iterable[int]) -> list[HeldGroup]:
+    def take_released(self, tasks: Iterable[int]) -> list[HeldGroup]:
         """Return, in order, the messages of these tasks that no longer wait; forget completed moves."""
         held_groups: list[HeldGroup] = []
-        for task in self.among(tasks):
-            move = self.moving[task]
+        for task in self.filter_moving(tasks):
+            move = self.by_task[task]
             held_groups += move.take_ready()
             # The connection of a lost route looks empty before its messages return.
             move.routes = [
                 each for each in move.routes if each.lost or not each.connection.window.all_released(task)
             ]
             # Until the local queue is empty, later messages must still follow through it.
-            if not (move.routes or move.waiting) and self._is_drained(task):
-                del self.moving[task]
+            if not (move.routes or move.held_by_worker) and self._is_drained(task):
+                del self.by_task[task]
         return held_groups
 
     def close(self) -> list[TaskGroup]:
         """End every move; return the held messages."""
         groups = list(self.held_groups())
-        self.moving.clear()
+        self.by_task.clear()
         return groups
 
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return the held messages."""
-        return (group for move in self.moving.values() for held in move.waiting.values() for group, _ in held)
+        held = (groups for move in self.by_task.values() for groups in move.held_by_worker.values())
+        return (group for groups in held for group, _ in groups)
 
-    def peers(self, seconds: float = 0.0) -> set[Peer]:
-        """Return the workers with an old route whose move started at least `seconds` ago."""
-        since = self._clock() - seconds
-        return {route.peer for move in self.moving.values() for route in move.routes if move.since <= since}
+    def old_owners(self, min_age_seconds: float = 0.0) -> set[Peer]:
+        """Return the workers with an old route whose move started at least `min_age_seconds` ago."""
+        since = self._clock() - min_age_seconds
+        return {route.peer for move in self.by_task.values() for route in move.routes if move.since <= since}
 
 
 class EntrySequences:
@@ -297,7 +298,7 @@ class EntrySequences:
         self._next: dict[int, int] = {}
         self._first = 1
 
-    def number(self, group: TaskGroup, now_micros: int, *, retained_upstream: bool) -> TaskGroup:
+    def assign_sequence(self, group: TaskGroup, now_micros: int, *, retained_upstream: bool) -> TaskGroup:
         """Return messages with their entry sequence, which only grows. For arguments, see TaskGroup.at()."""
         entry_sequence = self._next.get(group.task, self._first)
         self._next[group.task] = entry_sequence + group.count
@@ -321,7 +322,7 @@ class LostWorkers:
         self.numbers.pop(number, None)
         if not connected:
             self.numbers[number] = None
-            if len(self.numbers) > _MOST_LOST:
+            if len(self.numbers) > _MAX_LOST_WORKERS:
                 del self.numbers[next(iter(self.numbers))]
 
     def had(self, group: TaskGroup, inbound: InboundSession) -> bool:

@@ -15,12 +15,12 @@ from tuplewire.errors import StaleEpochError
 from tuplewire.session.pieces import LENGTH_BYTES
 from tuplewire.wire.messaging_pb2 import SinkEpoch
 from tuplewire.wire.translate import TaskContent, contents_from_wire, contents_to_wire
-from tuplewire_service.worker.assignment import MOST_AHEAD
-from tuplewire_service.worker.staging import Sink, Stage, StagedGroup
+from tuplewire_service.worker.assignment import MAX_STEP
+from tuplewire_service.worker.staging import Sink, Staged, StagedGroup
 
-MAX_REMEMBERED = 100_000
+MAX_OWNER_ENTRIES = 100_000
 """Maximum number of sinks, tasks and attempts that are remembered for an owner; the oldest are forgotten."""
-_SHOWN_TASKS = 10
+_MAX_REPORTED_TASKS = 10
 
 
 @dataclass(slots=True, eq=False)
@@ -28,31 +28,31 @@ class LastEpoch:
     """The last epoch of a sink.
 
     Attributes:
-        number: The epoch; -1 if none is known.
+        epoch: The number of the epoch; -1 if none is known.
         run: The query run that published it.
-        begun: A later run that has begun, and may publish; empty if there is none.
-        tasks: The content of each task that has the epoch, on any worker.
+        started_run: A later run that has begun, and may publish; empty if there is none.
+        contents: The content of each task that has the epoch, on any worker.
         attempts: The attempts that were chosen here.
-        waiting: Number of its messages that are not in queues yet.
+        waiting_messages: Number of its messages that are not in queues yet.
     """
 
-    number: int
+    epoch: int
     run: str = ""
-    begun: str = ""
-    tasks: dict[int, TaskContent] = field(default_factory=dict)
+    started_run: str = ""
+    contents: dict[int, TaskContent] = field(default_factory=dict)
     attempts: set[str] = field(default_factory=set)
-    waiting: int = 0
+    waiting_messages: int = 0
 
 
-Chosen = tuple[StagedGroup, LastEpoch]
+ChosenGroup = tuple[StagedGroup, LastEpoch]
 """Messages of a task, and their epoch."""
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _Backlog:
     """The messages that wait for a task's queue, and the amount in the queue."""
 
-    waiting: deque[Chosen] = field(default_factory=deque)
+    waiting: deque[ChosenGroup] = field(default_factory=deque)
     unreleased_messages: int = 0
     unreleased_bytes: int = 0
 
@@ -62,8 +62,8 @@ class Publications:
 
     Args:
         queue_messages, queue_bytes: Limits of a task's unconsumed messages, which one group may exceed.
-        has_holder: Returns True if a worker owns a task.
-        on_room: Called when take() may return messages again.
+        has_owner: Returns True if a worker owns a task.
+        on_space_freed: Called when pop_ready() may return messages again.
 
     The object is the inbound session of all published messages; see InboundSession.
     """
@@ -76,30 +76,30 @@ class Publications:
         self,
         queue_messages: int,
         queue_bytes: int,
-        has_holder: Callable[[int], bool],
-        on_room: Callable[[], None],
+        has_owner: Callable[[int], bool],
+        on_space_freed: Callable[[], None],
     ) -> None:
-        self.on_room = on_room
-        self._most_messages = queue_messages
-        self._most_bytes = queue_bytes
-        self._has_holder = has_holder
+        self.on_space_freed = on_space_freed
+        self._max_messages = queue_messages
+        self._max_bytes = queue_bytes
+        self._has_owner = has_owner
         self._last: dict[Sink, LastEpoch] = {}
-        self._lines: dict[int, _Line] = {}
-        self._ready: dict[int, None] = {}
+        self._backlogs: dict[int, _Backlog] = {}
+        self._ready_tasks: dict[int, None] = {}
         self.waiting_messages = 0
         """Chosen messages of all sinks that are not in their queues yet."""
 
     def check(self, sink: Sink, epoch: int) -> None:
         """Raise StaleEpochError for a number below the sink's last epoch, or too far above it."""
         last = self._last.get(sink)
-        number = 0 if last is None else max(0, last.number)
+        number = 0 if last is None else max(0, last.epoch)
         if epoch < number:
             raise StaleEpochError(
                 f"sink {sink[1]!r} has published epoch {number} already, which is after epoch {epoch}: its "
                 "rows would be taken for seen; give the sink another name (a query: another "
                 "checkpointLocation)"
             )
-        if epoch > number + MOST_AHEAD:
+        if epoch > number + MAX_STEP:
             raise StaleEpochError(
                 f"sink {sink[1]!r}: epoch {epoch} is too far ahead of {number}, the last one: all lower ones "
                 "would be lost from then on"
@@ -107,29 +107,29 @@ class Publications:
 
     def has_chosen(self, sink: Sink, epoch: int, attempt: str) -> bool:
         """Return True if an attempt was chosen before."""
-        last = self._of(sink, epoch)
+        last = self._find_epoch(sink, epoch)
         return last is not None and attempt in last.attempts
 
-    def _of(self, sink: Sink, epoch: int) -> LastEpoch | None:
+    def _find_epoch(self, sink: Sink, epoch: int) -> LastEpoch | None:
         last = self._last.get(sink)
-        return last if last is not None and last.number == epoch else None
+        return last if last is not None and last.epoch == epoch else None
 
-    def knows(self, sink: Sink, run: str) -> bool:
+    def is_current_run(self, sink: Sink, run: str) -> bool:
         """Return True if a run has begun here, and no other one since."""
         last = self._last.get(sink)
-        return last is not None and (last.begun or last.run) == run
+        return last is not None and (last.started_run or last.run) == run
 
-    def continues(self, sink: Sink, epoch: int, run: str) -> bool:
+    def published_earlier(self, sink: Sink, epoch: int, run: str) -> bool:
         """Return True if a run has published an earlier epoch: then no earlier run has this epoch."""
         last = self._last.get(sink)
-        return last is not None and last.run == run and last.number < epoch
+        return last is not None and last.run == run and last.epoch < epoch
 
-    def compare(
-        self, sink: Sink, epoch: int, stages: Iterable[Stage], published: Mapping[int, TaskContent]
+    def check_contents(
+        self, sink: Sink, epoch: int, stages: Iterable[Staged], published: Mapping[int, TaskContent]
     ) -> dict[int, TaskContent]:
         """Return tasks' staged content. Raises StaleEpochError if one has the epoch with other messages."""
-        last = self._of(sink, epoch)
-        before = {**published, **(last.tasks if last is not None else {})}
+        last = self._find_epoch(sink, epoch)
+        before = {**published, **(last.contents if last is not None else {})}
         staged = _contents(stages)
         for task, now in staged.items():
             got = before.get(task, now)
@@ -147,16 +147,16 @@ class Publications:
     def begin(self, sink: Sink, epoch: int, run: str) -> dict[int, TaskContent]:
         """Register a run; return the content of tasks that already have the epoch from an earlier run."""
         last = self._last.get(sink) or LastEpoch(-1)
-        last.begun = run
+        last.started_run = run
         self._remember(sink, last)
-        return dict(last.tasks if last.number == epoch else {})
+        return dict(last.contents if last.epoch == epoch else {})
 
     def choose(
         self,
         sink: Sink,
         epoch: int,
         attempts: Iterable[str],
-        stages: Iterable[Stage],
+        stages: Iterable[Staged],
         run: str = "",
         published: Mapping[int, TaskContent] | None = None,
     ) -> tuple[int, list[StagedGroup]]:
@@ -169,144 +169,141 @@ class Publications:
         Returns:
             The number of chosen messages, and the groups that were skipped.
         """
-        last = self._of(sink, epoch) or LastEpoch(epoch)
+        last = self._find_epoch(sink, epoch) or LastEpoch(epoch)
         last.run = run
-        last.tasks.update(published or {})
+        last.contents.update(published or {})
         self._remember(sink, last)
         last.attempts.update(attempts)
-        before = last.tasks.copy()
+        before = last.contents.copy()
         stages = list(stages)
         # A task that has the epoch gets none of these messages, so its content stays.
-        last.tasks = _contents(stages) | before
+        last.contents = _contents(stages) | before
         chosen = 0
-        omitted: list[StagedGroup] = []
+        already_published: list[StagedGroup] = []
         for stage in stages:
             for staged in stage.groups:
                 # A task gets an epoch once, possibly from an earlier run.
                 if staged.task in before:
-                    omitted.append(staged)
+                    already_published.append(staged)
                     continue
-                self._lines.setdefault(staged.task, _Line()).waiting.append((staged, last))
-                self._ready[staged.task] = None
+                self._backlogs.setdefault(staged.task, _Backlog()).waiting.append((staged, last))
+                self._ready_tasks[staged.task] = None
                 chosen += staged.messages
             stage.groups = []
-        last.waiting += chosen
+        last.waiting_messages += chosen
         self.waiting_messages += chosen
-        return chosen, omitted
+        return chosen, already_published
 
     def _remember(self, sink: Sink, last: LastEpoch) -> None:
         # Moved to the end, because the sink that was used least recently is forgotten first.
         self._last.pop(sink, None)
         self._last[sink] = last
         sinks = {each: last for each, last in self._last.items() if each[0] == sink[0]}
-        remembered = sum(1 + len(each.tasks) + len(each.attempts) for each in sinks.values())
+        remembered = sum(1 + len(each.contents) + len(each.attempts) for each in sinks.values())
         for each, gone in list(sinks.items())[:-1]:
-            if remembered <= MAX_REMEMBERED:
+            if remembered <= MAX_OWNER_ENTRIES:
                 break
             # An epoch with waiting messages is never forgotten: it still counts them.
-            if not gone.waiting:
+            if not gone.waiting_messages:
                 del self._last[each]
-                remembered -= 1 + len(gone.tasks) + len(gone.attempts)
+                remembered -= 1 + len(gone.contents) + len(gone.attempts)
 
-    def known(self) -> list[SinkEpoch]:
+    def reportable_epochs(self) -> list[SinkEpoch]:
         """Return the epochs that another run may request; at the limit, the latest sinks."""
         found: list[SinkEpoch] = []
-        room = MAX_REMEMBERED
+        room = MAX_OWNER_ENTRIES
         for (owner, name), last in reversed(self._last.items()):
             # Without a run, no other run ever publishes the epoch.
-            if last.number < 0 or not (last.run or last.begun):
+            if last.epoch < 0 or not (last.run or last.started_run):
                 continue
-            room -= len(last.tasks)
+            room -= len(last.contents)
             if room >= 0:
-                epoch = SinkEpoch(owner=owner, sink=name, epoch=last.number, tasks=last.tasks, run=last.run)
-                epoch.contents.extend(contents_to_wire(last.tasks))
+                epoch = SinkEpoch(owner=owner, sink=name, epoch=last.epoch, tasks=last.contents, run=last.run)
+                epoch.contents.extend(contents_to_wire(last.contents))
                 found.append(epoch)
         return found
 
-    def learn(self, sinks: Iterable[SinkEpoch]) -> None:
+    def merge(self, sinks: Iterable[SinkEpoch]) -> None:
         """Adopt the epochs that a departed worker reported."""
         for each in sinks:
             sink, tasks = (each.owner, each.sink), contents_from_wire(each.tasks, each.contents)
             last = self._last.get(sink)
-            if last is None or last.number < each.epoch:
-                begun = "" if last is None else last.begun
+            if last is None or last.epoch < each.epoch:
+                begun = "" if last is None else last.started_run
                 self._remember(sink, LastEpoch(each.epoch, each.run, begun, tasks))
-            elif last.number == each.epoch:
+            elif last.epoch == each.epoch:
                 # The content that was published here has priority.
-                last.tasks = {**tasks, **last.tasks}
+                last.contents = {**tasks, **last.contents}
 
     def unpublished(self) -> dict[int, int]:
         """Return the number of chosen messages by task that are not in its queue."""
-        lines = self._lines.items()
-        return {task: sum(each.messages for each, _ in line.waiting) for task, line in lines if line.waiting}
+        waiting = {task: each.waiting for task, each in self._backlogs.items() if each.waiting}
+        return {task: sum(staged.messages for staged, _ in groups) for task, groups in waiting.items()}
 
-    def waiting(self, sink: Sink, epoch: int) -> tuple[int, list[int]] | None:
+    def progress_of(self, sink: Sink, epoch: int) -> tuple[int, list[int]] | None:
         """Return the number of an epoch's waiting messages, and some tasks; None: none was chosen here."""
-        last = self._of(sink, epoch)
+        last = self._find_epoch(sink, epoch)
         if last is None or not last.attempts:
             return None
-        tasks = [
-            task
-            for task, line in self._lines.items()
-            if last.waiting and line.waiting and any(epoch is last for _, epoch in line.waiting)
-        ]
-        return last.waiting, sorted(tasks)[:_SHOWN_TASKS]
+        backlogs = self._backlogs.items() if last.waiting_messages else ()
+        tasks = [task for task, each in backlogs if any(chosen is last for _, chosen in each.waiting)]
+        return last.waiting_messages, sorted(tasks)[:_MAX_REPORTED_TASKS]
 
-    def take(self, read_bytes: int) -> list[Chosen]:
+    def pop_ready(self, read_bytes: int) -> list[ChosenGroup]:
         """Remove and return messages with space in their queue, in order; about `read_bytes` from files."""
-        taken: list[Chosen] = []
-        for task in list(self._ready):
-            line = self._lines[task]
-            while line.waiting and self._has_room(line) and self._has_holder(task):
-                staged, last = chosen = line.waiting[0]
+        taken: list[ChosenGroup] = []
+        for task in list(self._ready_tasks):
+            backlog = self._backlogs[task]
+            while backlog.waiting and self._has_room(backlog) and self._has_owner(task):
+                staged, last = chosen = backlog.waiting[0]
                 if staged.group is None:
                     # The task stays ready: the next call continues to read its files.
                     if read_bytes <= 0:
                         break
                     read_bytes -= staged.length
-                line.waiting.popleft()
-                self._count(line, last, staged, 1)
+                backlog.waiting.popleft()
+                self._account(backlog, last, staged, 1)
                 taken.append(chosen)
             else:
                 # choose(), release() and retry_full_tasks() make the task ready again.
-                del self._ready[task]
+                del self._ready_tasks[task]
         return taken
 
-    def _has_room(self, line: _Line) -> bool:
-        return line.unreleased_messages < self._most_messages and line.unreleased_bytes < self._most_bytes
+    def _has_room(self, backlog: _Backlog) -> bool:
+        return backlog.unreleased_messages < self._max_messages and backlog.unreleased_bytes < self._max_bytes
 
-    def _count(self, line: _Line, last: LastEpoch, staged: StagedGroup, sign: int) -> None:
-        line.unreleased_messages += sign * staged.messages
-        line.unreleased_bytes += sign * (staged.group_bytes + LENGTH_BYTES * staged.messages)
-        last.waiting -= sign * staged.messages
+    def _account(self, backlog: _Backlog, last: LastEpoch, staged: StagedGroup, sign: int) -> None:
+        backlog.unreleased_messages += sign * staged.messages
+        backlog.unreleased_bytes += sign * (staged.group_bytes + LENGTH_BYTES * staged.messages)
+        last.waiting_messages -= sign * staged.messages
         self.waiting_messages -= sign * staged.messages
 
-    def put_back(self, refused: Sequence[Chosen]) -> None:
+    def put_back(self, refused: Sequence[ChosenGroup]) -> None:
         """Make messages wait again, as the first of their tasks, because no worker owns the tasks."""
         # In reverse, which restores the order.
         for staged, last in reversed(refused):
-            line = self._lines[staged.task]
-            line.waiting.appendleft((staged, last))
-            self._count(line, last, staged, -1)
+            backlog = self._backlogs[staged.task]
+            backlog.waiting.appendleft((staged, last))
+            self._account(backlog, last, staged, -1)
 
     def retry_full_tasks(self) -> bool:
         """Check every task again, because its owner may have changed. Return True if messages wait."""
-        self._ready = {task: None for task, line in self._lines.items() if line.waiting}
-        return bool(self._ready)
+        self._ready_tasks = {task: None for task, backlog in self._backlogs.items() if backlog.waiting}
+        return bool(self._ready_tasks)
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """See InboundSession.release."""
-        line = self._lines[task]
-        line.unreleased_messages -= messages
-        line.unreleased_bytes -= size_bytes + LENGTH_BYTES * messages
-        if line.waiting:
-            self._ready[task] = None
-            self.on_room()
-        elif not line.unreleased_messages:
-            del self._lines[task]
+        backlog = self._backlogs[task]
+        backlog.unreleased_messages -= messages
+        backlog.unreleased_bytes -= size_bytes + LENGTH_BYTES * messages
+        if backlog.waiting:
+            self._ready_tasks[task] = None
+            self.on_space_freed()
+        elif not backlog.unreleased_messages:
+            del self._backlogs[task]
 
 
-def _contents(stages: Iterable[Stage]) -> dict[int, TaskContent]:
+def _contents(stages: Iterable[Staged]) -> dict[int, TaskContent]:
     found: dict[int, TaskContent] = {}
     for stage in stages:
         for each in stage.groups:

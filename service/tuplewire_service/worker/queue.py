@@ -1,7 +1,7 @@
 """The receive queue of one task, and its state for readers.
 
 Used by receive_queues.py, queue_subscription.py and rejections.py. Owns the log, the consumer and the readers
-of a task. Call only from the event loop, except HeldOfTask.entries().
+of a task. Call only from the event loop, except TaskSnapshot.entries().
 Design: docs/design/credit.md (queues) and docs/design/readers.md.
 """
 
@@ -17,20 +17,20 @@ from tuplewire.errors import RefusedError
 from tuplewire.session.durations import Durations
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.delivery import DeliveryLog
-from tuplewire_service.worker.entry_queue import HeldEntry
+from tuplewire_service.worker.entry_queue import QueueEntry
 from tuplewire_service.worker.moves import entry_worker_of
 
-_ONE_TIME_SECONDS = 0.001
+_TIMESTAMP_SECONDS = 0.001
 """Messages that arrive within this time share one time stamp, which saves memory for single messages."""
 
 
 class Consumer(Protocol):
     """The subscription of a consumer, as its queues use it."""
 
-    def mark(self, queue: Queue) -> None:
+    def mark_ready(self, queue: Queue) -> None:
         """Note that a queue has new messages."""
 
-    def drop(self, queue: Queue) -> None:
+    def remove_queue(self, queue: Queue) -> None:
         """Remove the queue of a task that has moved."""
 
     def end(self, error: RefusedError) -> None:
@@ -43,32 +43,32 @@ class Consumer(Protocol):
 class QueueTimes:
     """The waiting times of a queue's messages, which are numbered without gaps and leave in order."""
 
-    __slots__ = ("_arrivals", "_removed")
+    __slots__ = ("_arrivals", "_last_removed")
 
     def __init__(self, start: int = 0) -> None:
         """Start empty, after the message number `start`."""
         self._arrivals: deque[tuple[int, float]] = deque()
-        self._removed = start
+        self._last_removed = start
 
-    def arrived(self, last: int, now: float) -> None:
+    def record_arrival(self, last: int, now: float) -> None:
         """Record the arrival of the messages up to the number `last`."""
         came = self._arrivals
-        if came and now - came[-1][1] < _ONE_TIME_SECONDS:
+        if came and now - came[-1][1] < _TIMESTAMP_SECONDS:
             came[-1] = (last, came[-1][1])
         else:
             came.append((last, now))
 
-    def left(self, last: int, now: float, into: Durations) -> None:
+    def record_removal(self, last: int, now: float, histogram: Durations) -> None:
         """Record that the messages up to the number `last` have left. Each message counts once."""
         came = self._arrivals
-        while self._removed < last and came:
+        while self._last_removed < last and came:
             until, since = came[0]
             if until <= last:
                 came.popleft()
             else:  # a part of the messages with this time has left
                 until = last
-            into.add(now - since, until - self._removed)
-            self._removed = until
+            histogram.add(now - since, until - self._last_removed)
+            self._last_removed = until
 
 
 @dataclass(slots=True, eq=False)
@@ -78,8 +78,8 @@ class Queue:
     task: int
     log: DeliveryLog
     times: QueueTimes
-    begin: int
-    leaving: bool = False
+    begin_sequence: int
+    is_leaving: bool = False
     consumer: Consumer | None = None
     consumer_key: tuple[str, str] = ("", "")
     incarnation: int = 0
@@ -89,7 +89,7 @@ class Queue:
     credit_bytes: int = 0
     rejected: int = 0
     """The number of its consumer's last rejection."""
-    held_until: float = 0.0
+    blocked_until: float = 0.0
     """Monotonic time before which nothing is delivered; 0 if no rejected message blocks the queue."""
     readers: set[asyncio.Event] = field(default_factory=set)
     """Events that are set when a waiting reader should check the queue; see ReceiveQueues."""
@@ -100,11 +100,11 @@ class Queue:
             each.set()
 
 
-class HeldOfTask(NamedTuple):
+class TaskSnapshot(NamedTuple):
     """The state of a task for readers, and its unacknowledged messages."""
 
     state: pb.HeldTask
-    messages: Iterable[HeldEntry]
+    messages: Iterable[QueueEntry]
 
     def entries(self, last: int, own: int) -> pb.TaskEntries:
         """Return the entry sequences of the messages up to `last`; 0: of all messages.
@@ -117,7 +117,7 @@ class HeldOfTask(NamedTuple):
         sequences: list[int] = []
         worker = following = 0
         for each in self.messages:
-            sequence, group = each.first, each.group
+            sequence, group = each.first_sequence, each.group
             count = group.count
             # Only a part of a group may be up to `last`.
             if last and sequence + count - 1 > last:

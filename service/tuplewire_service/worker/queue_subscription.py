@@ -17,7 +17,7 @@ from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import MAX_FRAME_GROUPS
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.messaging_pb2 import RejectedTask, Subscribe, TaskCursor
-from tuplewire_service.messaging.server_stream import IAccess
+from tuplewire_service.messaging.server_stream import AccessRights
 from tuplewire_service.messaging.subscription import ISubscription
 from tuplewire_service.worker.delivery import Acknowledged
 from tuplewire_service.worker.moves import LostWorkers
@@ -25,7 +25,7 @@ from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.receive_queues import TURN_GROUPS, ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
 
-_NEARLY_FULL = 0.25
+_ACK_REQUEST_LOAD = 0.25
 """Queue load from which consumers are urged to acknowledge, because a sender will soon wait for credit."""
 
 
@@ -42,124 +42,124 @@ class QueueSubscription(ISubscription):
         self.key = key
         self._address = address
         self._since = time.monotonic()
-        self._held: dict[int, Queue] = {}
-        self.ready: dict[int, None] = {}
-        self.answers: dict[int, RejectedTask] = {}
+        self._queues_by_task: dict[int, Queue] = {}
+        self.ready_tasks: dict[int, None] = {}
+        self.rejection_answers: dict[int, RejectedTask] = {}
         self._unsettled: list[TaskCursor] = []
         """Consumer reports that were too large for one turn of the loop."""
-        self.moved: list[int] = []
+        self.moved_tasks: list[int] = []
 
     def add(self, queue: Queue, unsettled: TaskCursor | None) -> None:
-        """Add a queue. `unsettled` is a report of its consumer that progress() must finish."""
-        self._held[queue.task] = queue
+        """Add a queue. `unsettled` is a report of its consumer that apply_progress() must finish."""
+        self._queues_by_task[queue.task] = queue
         if unsettled is not None:
             self._unsettled.append(unsettled)
-        self.ready[queue.task] = None
+        self.ready_tasks[queue.task] = None
 
-    def mark(self, queue: Queue) -> None:
+    def mark_ready(self, queue: Queue) -> None:
         """Note that a queue has new messages."""
-        self.ready[queue.task] = None
+        self.ready_tasks[queue.task] = None
         self._wake()
 
     def end(self, error: RefusedError) -> None:
         """End the subscription for its consumer; its queues wait for the next consumer."""
         self.close()
-        self.ended = error
+        self.end_error = error
         self._wake()
 
     def status(self, now: float) -> pb.ConsumerStatus:
         """Return the consumer and its tasks. `now` is a time of the monotonic clock."""
-        held = self._held
+        queues = self._queues_by_task
         return pb.ConsumerStatus(
             consumer_id=self.key[1],
             identity=self.key[0],
             address=self._address,
             seconds=now - self._since,
-            tasks=sorted(held),
-            held_tasks=len(held),
-            outstanding_messages=sum(each.log.taken - each.log.acknowledged for each in held.values()),
+            tasks=sorted(queues),
+            held_tasks=len(queues),
+            outstanding_messages=sum(each.log.taken - each.log.acknowledged for each in queues.values()),
         )
 
     @property
     def starts(self) -> Sequence[tuple[int, int]]:
-        return [(task, queue.log.taken) for task, queue in self._held.items()]
+        return [(task, queue.log.taken) for task, queue in self._queues_by_task.items()]
 
     @property
-    def waiting(self) -> bool:
-        return any(queue.log.queued_messages for queue in self._held.values())
+    def has_unacknowledged(self) -> bool:
+        return any(queue.log.queued_messages for queue in self._queues_by_task.values())
 
     def take(self, max_bytes: int) -> list[Delivery]:
         """See ISubscription. Serves the tasks in turn.
 
-        1. The task moves, or a rejected message blocks it: it is skipped until mark() is called.
-        2. There is no credit, or no message: it is skipped until progress() or mark() is called.
+        1. The task moves, or a rejected message blocks it: it is skipped until mark_ready() is called.
+        2. There is no credit, or no message: it is skipped until apply_progress() or mark_ready() is called.
         3. Messages remain after a delivery: the other tasks are served first.
         """
         deliveries: list[Delivery] = []
         self.nearly_full = False
         lost = self._consumers.lost_workers
         # A resent copy of a lost worker's message may have arrived earlier.
-        doubtful = lost.had if lost.numbers else None
-        while self.ready and max_bytes > 0 and len(deliveries) < MAX_FRAME_GROUPS:
-            task = next(iter(self.ready))
-            del self.ready[task]
-            queue = self._held[task]
+        may_repeat = lost.had if lost.numbers else None
+        while self.ready_tasks and max_bytes > 0 and len(deliveries) < MAX_FRAME_GROUPS:
+            task = next(iter(self.ready_tasks))
+            del self.ready_tasks[task]
+            queue = self._queues_by_task[task]
             # 1. The new owner delivers the messages of a task that moves; see docs/design/moves.md.
-            if queue.leaving or (queue.held_until and self._consumers.rejections.holds(queue)):
+            if queue.is_leaving or (queue.blocked_until and self._consumers.rejections.is_blocked(queue)):
                 continue
             most = MAX_FRAME_GROUPS - len(deliveries)
-            taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, doubtful, most)
+            taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, may_repeat, most)
             # 2. A task without credit must not keep the loop busy.
             if not taken:
                 continue
-            self._queues.taken(queue, taken)
+            self._queues.record_delivery(queue, taken)
             deliveries += taken
-            self.nearly_full |= self._queues.load(task) >= _NEARLY_FULL
+            self.nearly_full |= self._queues.load(task) >= _ACK_REQUEST_LOAD
             # 3. One task must not fill all frames.
             if queue.log.taken < queue.log.tail:
-                self.ready[task] = None
-            if self.ready:
+                self.ready_tasks[task] = None
+            if self.ready_tasks:
                 max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
         return deliveries
 
-    def progress(self, cursors: Sequence[TaskCursor]) -> bool:
+    def apply_progress(self, cursors: Sequence[TaskCursor]) -> bool:
         unsettled, self._unsettled = self._unsettled, []
         for cursor in (*unsettled, *cursors):
-            queue = self._held.get(cursor.task)
+            queue = self._queues_by_task.get(cursor.task)
             if queue is not None:
-                if self._consumers.progress(queue, cursor):
+                if self._consumers.apply_progress(queue, cursor):
                     self._unsettled.append(cursor)
                 elif cursor.rejections:
-                    self.answers[cursor.task] = RejectedTask(
+                    self.rejection_answers[cursor.task] = RejectedTask(
                         task=cursor.task, number=queue.rejected, received=queue.log.taken
                     )
                     self._wake()
-                if queue.log.waiting:
-                    self.ready[cursor.task] = None
+                if queue.log.has_undelivered:
+                    self.ready_tasks[cursor.task] = None
         # Rejections and credit may have made messages deliverable.
-        if self.ready:
+        if self.ready_tasks:
             self._wake()
         return bool(self._unsettled)
 
-    def drop(self, queue: Queue) -> None:
+    def remove_queue(self, queue: Queue) -> None:
         """Remove the queue of a task that has moved; the last one ends the subscription."""
         queue.consumer = None
-        del self._held[queue.task]
-        self.ready.pop(queue.task, None)
-        if not self._held:
-            self.end(self._queues.not_here(queue.task))
+        del self._queues_by_task[queue.task]
+        self.ready_tasks.pop(queue.task, None)
+        if not self._queues_by_task:
+            self.end(self._queues.not_local_error(queue.task))
             return
-        self.moved.append(queue.task)
+        self.moved_tasks.append(queue.task)
         self._wake()
 
     def close(self) -> None:
-        held, self._held = self._held, {}
-        self.ready.clear()
-        for queue in held.values():
+        queues, self._queues_by_task = self._queues_by_task, {}
+        self.ready_tasks.clear()
+        for queue in queues.values():
             if queue.consumer is self:
                 queue.consumer = None
                 # The router may be waiting for this consumer to empty the queue.
-                if queue.leaving:
+                if queue.is_leaving:
                     self._queues.on_acknowledged(queue.task, ())
 
 
@@ -173,11 +173,11 @@ class QueueConsumers:
         self.lost_workers = LostWorkers()
 
     def subscribe(
-        self, request: Subscribe, access: IAccess, address: str, wake: Callable[[], None]
+        self, request: Subscribe, access: AccessRights, address: str, wake: Callable[[], None]
     ) -> QueueSubscription:
         """See ISubscriptionSource.
 
-        1. A task is not local: the error of RoutingTable.not_here().
+        1. A task is not local: the error of RoutingTable.not_local_error().
         2. A newer incarnation of this consumer was the last one with the task: StaleIncarnationError.
         3. The consumer reconnects or follows the task, and another consumer has it: SupersededError.
         4. Otherwise it takes over all tasks, also from other consumers.
@@ -188,7 +188,7 @@ class QueueConsumers:
             # 1. A task that moves accepts no consumer here, so its queue can be forwarded.
             queue = self.queues.get(cursor.task)
             if queue is None:
-                raise self.queues.not_here(cursor.task)
+                raise self.queues.not_local_error(cursor.task)
             wanted.append((queue, cursor))
             # 2. An old process of the consumer may still try to reconnect.
             if queue.consumer_key == key and queue.incarnation > request.incarnation:
@@ -196,17 +196,17 @@ class QueueConsumers:
                     f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
                 )
             # 3. Such a consumer may not know yet that another one has taken over.
-            returns = request.follows or request.worker_incarnation == self.incarnation
-            another = (queue.consumer_key, queue.subscription_number) != (key, request.subscription)
-            if returns and queue.consumer is not None and another:
-                raise _superseded(queue.consumer_key[1], queue.task)
+            is_reconnect = request.follows or request.worker_incarnation == self.incarnation
+            has_other = (queue.consumer_key, queue.subscription_number) != (key, request.subscription)
+            if is_reconnect and queue.consumer is not None and has_other:
+                raise _superseded_error(queue.consumer_key[1], queue.task)
         subscription = QueueSubscription(self, wake, key, address)
         # 4. Only after all checks: a refused request must not end another subscription.
         for queue, cursor in wanted:
-            self._hand_over(queue, subscription, cursor, request)
+            self._attach_queue(queue, subscription, cursor, request)
         return subscription
 
-    def _hand_over(
+    def _attach_queue(
         self, queue: Queue, subscription: QueueSubscription, cursor: TaskCursor, request: Subscribe
     ) -> None:
         """Give a queue to a subscription.
@@ -222,7 +222,7 @@ class QueueConsumers:
             queue.consumer.end(
                 SequenceGapError(f"consumer {request.consumer_id!r} has opened another stream")
                 if same
-                else _superseded(request.consumer_id, queue.task)
+                else _superseded_error(request.consumer_id, queue.task)
             )
         unsettled: TaskCursor | None = None
         queue.consumer = subscription
@@ -230,7 +230,7 @@ class QueueConsumers:
         # 1. The report in the request counts first: it may acknowledge or reject messages.
         if resumes:
             self.queues.on_acknowledged(queue.task, self._settle(queue, cursor))
-            unsettled = cursor if _unsettled(queue, cursor) else None
+            unsettled = cursor if _is_unsettled(queue, cursor) else None
             # A message must stay delivered until its rejection is settled.
             rejected = cursor.rejections[-1].sequence if unsettled and cursor.rejections else 0
             queue.log.rewind(max(cursor.received, rejected))
@@ -243,7 +243,7 @@ class QueueConsumers:
         queue.credit_bytes = cursor.credit_bytes
         subscription.add(queue, unsettled)
 
-    def progress(self, queue: Queue, cursor: TaskCursor) -> bool:
+    def apply_progress(self, queue: Queue, cursor: TaskCursor) -> bool:
         """Apply the progress that a consumer reports; return True if a part of it remains."""
         done = self._settle(queue, cursor)
         # The rest of a deferred report may be older than the last report.
@@ -252,7 +252,7 @@ class QueueConsumers:
         # A rejection alone can end the wait for a queue that moves: no delivery is unacknowledged then.
         if done or cursor.rejections:
             self.queues.on_acknowledged(queue.task, done)
-        return _unsettled(queue, cursor)
+        return _is_unsettled(queue, cursor)
 
     def _settle(self, queue: Queue, cursor: TaskCursor) -> list[Acknowledged]:
         """Advance a log's cursors and apply each rejection once, at most `TURN_GROUPS` groups at a time."""
@@ -260,23 +260,23 @@ class QueueConsumers:
         first = bisect_right(cursor.rejections, queue.rejected, key=attrgetter("number"))
         for each in cursor.rejections[first : first + TURN_GROUPS]:
             # Messages before a rejected one are acknowledged: only the oldest message can be rejected.
-            done += queue.log.progress(each.sequence - 1, cursor.received, TURN_GROUPS - len(done))
+            done += queue.log.apply_progress(each.sequence - 1, cursor.received, TURN_GROUPS - len(done))
             if len(done) >= TURN_GROUPS:
                 return done
             # Processed once: the consumer repeats a rejection until the worker answers it.
             queue.rejected = each.number
-            if (gone := self.rejections.reject(queue, each)) is not None:
-                done.append(gone)
+            if (removed := self.rejections.reject(queue, each)) is not None:
+                done.append(removed)
         if first + TURN_GROUPS < len(cursor.rejections):
             return done
-        return done + queue.log.progress(cursor.acknowledged, cursor.received, TURN_GROUPS - len(done))
+        return done + queue.log.apply_progress(cursor.acknowledged, cursor.received, TURN_GROUPS - len(done))
 
 
-def _unsettled(queue: Queue, cursor: TaskCursor) -> bool:
+def _is_unsettled(queue: Queue, cursor: TaskCursor) -> bool:
     """Return True if a part of a consumer's report is not processed yet."""
     rejected = cursor.rejections[-1].number if cursor.rejections else 0
     return rejected > queue.rejected or min(cursor.acknowledged, queue.log.taken) > queue.log.acknowledged
 
 
-def _superseded(consumer_id: str, task: int) -> SupersededError:
+def _superseded_error(consumer_id: str, task: int) -> SupersededError:
     return SupersededError(f"consumer {consumer_id!r} has taken task {task} over")

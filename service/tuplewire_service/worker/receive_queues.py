@@ -22,17 +22,17 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.delivery import Acknowledged, DeliveryLog
-from tuplewire_service.worker.queue import HeldOfTask, Queue, QueueTimes
+from tuplewire_service.worker.queue import Queue, QueueTimes, TaskSnapshot
 from tuplewire_service.worker.worker_observer import WorkerObserver
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
-_RANKED_AT_ONCE = 1000
+_RANKED_PER_TURN = 1000
 """Tasks to rank in one turn of the loop: a fraction of a millisecond."""
 TURN_GROUPS = 100
 """Groups to acknowledge or reject in one turn of the loop, at most: other sessions are not delayed."""
-_MOST_WATCHED = 100_000
+_MAX_WATCHED = 100_000
 """Maximum number of tasks that all readers together may wait for."""
-_MOST_TAILS = 10_000
+_MAX_LAST_SEQUENCES = 10_000
 """Maximum number of removed tasks with a stored last sequence. Others start after the highest evicted one."""
 
 
@@ -43,22 +43,22 @@ class ReceiveQueues:
         self,
         settings: WorkerSettings,
         on_acknowledged: Callable[[int, Sequence[Acknowledged]], None],
-        not_here: Callable[[int], RefusedError],
+        not_local_error: Callable[[int], RefusedError],
         observer: WorkerObserver | None = None,
     ) -> None:
         """Pass a task's acknowledged messages to `on_acknowledged`; none if a consumer left a moving task."""
         self._settings = settings
         self.on_acknowledged = on_acknowledged
         self.observer = observer
-        self.not_here = not_here
+        self.not_local_error = not_local_error
         self._queues: dict[int, Queue] = {}
         self._leaving: dict[int, Queue] = {}
         self._touched: set[int] = set()
         self._tails: dict[int, int] = {}
         self._start = 0
-        self._early: set[int] = set()
-        self._watched = 0
-        self.wait = Durations()
+        self._unassigned_tasks: set[int] = set()
+        self._watched_count = 0
+        self.queue_wait = Durations()
         """Seconds that messages waited for their first delivery to a consumer."""
         self.redelivered_messages = 0
         """Number of messages delivered with the `redelivered` mark."""
@@ -73,35 +73,35 @@ class ReceiveQueues:
         """Return the queue of a local task, or None."""
         return self._queues.get(task)
 
-    def assign(self, tasks: Iterable[int]) -> list[int]:
+    def set_local_tasks(self, tasks: Iterable[int]) -> list[int]:
         """Own exactly these tasks. Return the removed tasks; take_leaving() returns their remaining messages.
 
         A task that returns continues its sequences, possibly after a gap.
         """
         wanted = set(tasks)
         # The assignment replaces the earlier guess from a peer's version.
-        self._early.clear()
+        self._unassigned_tasks.clear()
         for task in wanted - self._queues.keys():
-            self._hold(task)
-        gone = list(self._queues.keys() - wanted)
-        for task in gone:
+            self._open_queue(task)
+        removed = list(self._queues.keys() - wanted)
+        for task in removed:
             queue = self._leaving[task] = self._queues.pop(task)
             # Deliveries stop now; the consumer may still acknowledge delivered messages.
-            queue.leaving = True
+            queue.is_leaving = True
             queue.wake_readers()
-        return gone
+        return removed
 
-    def _hold(self, task: int) -> None:
+    def _open_queue(self, task: int) -> None:
         # A task may return before its queue was forwarded.
         queue = self._leaving.pop(task, None)
         if queue is None:
             start = self._tails.pop(task, self._start)
-            queue = Queue(task, DeliveryLog.after(start), QueueTimes(start), start)
+            queue = Queue(task, DeliveryLog.starting_after(start), QueueTimes(start), start)
         self._queues[task] = queue
         self._touched.add(task)
-        queue.leaving = False
+        queue.is_leaving = False
         if queue.consumer is not None:
-            queue.consumer.mark(queue)
+            queue.consumer.mark_ready(queue)
 
     def take_leaving(self, tasks: Iterable[int]) -> list[tuple[TaskGroup, InboundSession]]:
         """Remove and return, in order, the messages of removed tasks that have no unacknowledged deliveries.
@@ -114,7 +114,7 @@ class ReceiveQueues:
         """
         left: list[tuple[TaskGroup, InboundSession]] = []
         for task in tasks:
-            # 1. A task may return before its queue could leave; see _hold().
+            # 1. A task may return before its queue could leave; see _open_queue().
             queue = self._leaving.get(task)
             if queue is None:
                 continue
@@ -122,37 +122,37 @@ class ReceiveQueues:
                 # 2. Forwarded now, these messages would be delivered to the next consumer again.
                 if queue.log.taken > queue.log.acknowledged:
                     continue
-                queue.consumer.drop(queue)
-            # 3. A consumer that has left may have processed messages: remove() marks these as redelivered.
-            left += queue.log.remove()
+                queue.consumer.remove_queue(queue)
+            # 3. The last consumer may have processed messages: remove_all() marks these as redelivered.
+            left += queue.log.remove_all()
             del self._leaving[task]
             if self.observer is not None:
-                self.observer.left(task)
+                self.observer.on_moved(task)
             # The offset of a reader may contain a sequence of this worker, so no sequence is used twice. The
             # common start covers the tasks with lower sequences.
             if queue.log.tail > self._start:
                 self._tails[task] = queue.log.tail
-                if len(self._tails) > _MOST_TAILS:
+                if len(self._tails) > _MAX_LAST_SEQUENCES:
                     self._start = max(self._start, self._tails.pop(next(iter(self._tails))))
         return left
 
     def is_drained(self, task: int) -> bool:
         """Return True if the queue of a removed task is empty."""
-        return task not in self._early and task not in self._leaving
+        return task not in self._unassigned_tasks and task not in self._leaving
 
     def is_leaving(self, task: int) -> bool:
         """Return True if a task was removed and its messages are still queued here."""
         return task in self._leaving
 
-    def open(self, task: int) -> bool:
+    def open_early(self, task: int) -> bool:
         """Own a task before its assignment arrives; return False if it is already local."""
         if task in self._queues:
             return False
-        self._early.add(task)
-        self._hold(task)
+        self._unassigned_tasks.add(task)
+        self._open_queue(task)
         return True
 
-    def held(self, task: int) -> HeldOfTask | None:
+    def snapshot(self, task: int) -> TaskSnapshot | None:
         """Return the current state and messages of a local task, or None."""
         queue = self._queues.get(task)
         if queue is None:
@@ -163,16 +163,16 @@ class ReceiveQueues:
             acknowledged_sequence=log.acknowledged,
             last_sequence=log.tail,
             bytes=log.queued_bytes,
-            begin_sequence=queue.begin,
+            begin_sequence=queue.begin_sequence,
             consumer=consumer,
         )
-        return HeldOfTask(state, log.held())
+        return TaskSnapshot(state, log.iter_entries())
 
-    def waiting(self) -> dict[int, int]:
+    def queued_by_task(self) -> dict[int, int]:
         """Return the number of queued messages by task, without empty queues; includes removed tasks."""
-        return {queue.task: count for queue in self._all() if (count := queue.log.queued_messages)}
+        return {queue.task: count for queue in self._all_queues() if (count := queue.log.queued_messages)}
 
-    def _all(self) -> Iterable[Queue]:
+    def _all_queues(self) -> Iterable[Queue]:
         return chain(self._queues.values(), self._leaving.values())
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> bool:
@@ -183,13 +183,13 @@ class ReceiveQueues:
             return False
         queue.log.append(group, inbound)
         if self.observer is not None:
-            self.observer.queued(group, queue.log)
+            self.observer.on_queued(group, queue.log)
         self._touched.add(group.task)
-        queue.times.arrived(queue.log.tail, time.monotonic())
+        queue.times.record_arrival(queue.log.tail, time.monotonic())
         if queue.readers:
             queue.wake_readers()
         if queue.consumer is not None:
-            queue.consumer.mark(queue)
+            queue.consumer.mark_ready(queue)
         return True
 
     def load(self, task: int) -> float:
@@ -212,15 +212,15 @@ class ReceiveQueues:
     @property
     def unretained_messages(self) -> int:
         """Number of pending messages that no other process stores."""
-        return sum(queue.log.unretained for queue in self._with_messages())
+        return sum(queue.log.unretained_messages for queue in self._with_messages())
 
     def _with_messages(self) -> Iterator[Queue]:
         """Yield all queues with messages, and perhaps others; cheap if most of 10,000 tasks are idle."""
         yield from (self._queues[task] for task in self._touched if task in self._queues)
         yield from self._leaving.values()
 
-    async def shown(self, urgent: Collection[int], most: int) -> Sequence[int]:
-        """Return the `most` most relevant tasks, sorted by number.
+    async def most_relevant(self, urgent: Collection[int], max_tasks: int) -> Sequence[int]:
+        """Return the `max_tasks` most relevant tasks, sorted by number.
 
         Urgent tasks rank first, then tasks with most unacknowledged, then with most received messages.
         """
@@ -230,16 +230,16 @@ class ReceiveQueues:
             return task in urgent, log.tail - log.acknowledged, log.tail, -task
 
         tasks, best, get = list(self._queues), list[int](), self._queues.get
-        for start in range(0, len(tasks), _RANKED_AT_ONCE):
+        for start in range(0, len(tasks), _RANKED_PER_TURN):
             await asyncio.sleep(0)  # queues may be removed in the meantime
-            found = chain(best, tasks[start : start + _RANKED_AT_ONCE])
+            found = chain(best, tasks[start : start + _RANKED_PER_TURN])
             # Most of 10,000 tasks have never received a message. A list of all ranks would cause collections
             # of garbage, which visit the objects of all tasks.
             used = (each for each in found if (queue := get(each)) and (queue.log.tail or each in urgent))
-            best = heapq.nlargest(most, used, key=rank)
+            best = heapq.nlargest(max_tasks, used, key=rank)
         ranked = set(best)
         unused = (task for task in self._queues if task not in ranked)
-        return sorted(chain(best, islice(unused, most - len(best))))
+        return sorted(chain(best, islice(unused, max_tasks - len(best))))
 
     def add_to(
         self, status: pb.GetStatusResponse, tasks: Iterable[int] | None, congested: Container[int]
@@ -248,21 +248,21 @@ class ReceiveQueues:
         wanted = sorted(self._queues) if tasks is None else (each for each in tasks if each in self._queues)
         now_micros = time.time_ns() // 1000
         for task in wanted:
-            queue, told = self._queues[task], status.tasks.add()
-            log, begin = queue.log, queue.begin
-            told.task = task
-            told.subscribed = queue.consumer is not None
-            told.acknowledged_messages = log.acknowledged - begin
-            told.received_messages = log.tail - begin
-            told.begin_sequence = begin
-            told.congested = task in congested
+            queue, row = self._queues[task], status.tasks.add()
+            log, begin = queue.log, queue.begin_sequence
+            row.task = task
+            row.subscribed = queue.consumer is not None
+            row.acknowledged_messages = log.acknowledged - begin
+            row.received_messages = log.tail - begin
+            row.begin_sequence = begin
+            row.congested = task in congested
             if log.queued_messages:  # most of 10,000 tasks are idle
-                told.queued_messages = log.queued_messages
-                told.queued_bytes = log.queued_bytes
-                told.oldest_seconds = log.age(now_micros)
-                told.load = self.load(task)
+                row.queued_messages = log.queued_messages
+                row.queued_bytes = log.queued_bytes
+                row.oldest_seconds = log.age(now_micros)
+                row.load = self.load(task)
 
-    def consumers(self) -> list[pb.ConsumerStatus]:
+    def consumer_statuses(self) -> list[pb.ConsumerStatus]:
         """Return every consumer that holds a task, by descending number of unacknowledged messages."""
         now = time.monotonic()
         held = {id(queue.consumer): queue.consumer for queue in self._queues.values()}
@@ -272,28 +272,28 @@ class ReceiveQueues:
     def end_consumers(self, error: RefusedError) -> None:
         """End every subscription."""
         # A copy, because the end of a consumer can remove the queue of a task that moves.
-        for queue in list(self._all()):
+        for queue in list(self._all_queues()):
             if queue.consumer is not None:
                 queue.consumer.end(error)
 
     def clear(self) -> int:
         """Drop every message without releasing it to its sender; return the number of messages."""
-        return sum(group.count for queue in self._all() for group, _ in queue.log.remove())
+        return sum(group.count for queue in self._all_queues() for group, _ in queue.log.remove_all())
 
-    def reached(self, queue: Queue, last: int) -> None:
+    def record_first_delivery(self, queue: Queue, last: int) -> None:
         """Account for the first delivery of messages up to a sequence, to a consumer or a reader."""
-        queue.times.left(last, time.monotonic(), self.wait)
+        queue.times.record_removal(last, time.monotonic(), self.queue_wait)
         if self.observer is not None:
-            self.observer.delivered(queue.task, last, self.wait)
+            self.observer.on_delivered(queue.task, last, self.queue_wait)
 
-    def taken(self, queue: Queue, deliveries: Sequence[Delivery]) -> None:
+    def record_delivery(self, queue: Queue, deliveries: Sequence[Delivery]) -> None:
         """Account for messages that were delivered to a queue's consumer."""
-        self.reached(queue, queue.log.taken)
+        self.record_first_delivery(queue, queue.log.taken)
         for delivery in deliveries:
             if delivery.group.redelivered:
                 self.redelivered_messages += delivery.group.count
 
-    async def wait_for_change(self, seen: Mapping[int, int], seconds: float) -> None:
+    async def wait_for_change(self, last_read: Mapping[int, int], seconds: float) -> None:
         """Wait until a task has messages after its last seen sequence, or is not local.
 
         Readers track their own position, and do not count as consumers.
@@ -303,29 +303,29 @@ class ReceiveQueues:
         3. Otherwise wait until a queue wakes its readers, at most `seconds`.
         """
         change = asyncio.Event()
-        queues = [(queue, last) for task, last in seen.items() if (queue := self._queues.get(task))]
+        queues = [(queue, last) for task, last in last_read.items() if (queue := self._queues.get(task))]
         # 1. The reader must find the new owner of a task that has moved.
-        if len(queues) < len(seen) or any(queue.log.tail > last for queue, last in queues):
+        if len(queues) < len(last_read) or any(queue.log.tail > last for queue, last in queues):
             return
         # 2. A reader that polls again uses no memory in between.
-        if self._watched + len(queues) > _MOST_WATCHED:
+        if self._watched_count + len(queues) > _MAX_WATCHED:
             return
         # 3. A cancelled call must leave no event in a queue.
-        self._watched += len(queues)
+        self._watched_count += len(queues)
         for queue, _ in queues:
             queue.readers.add(change)
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(change.wait(), seconds)
         finally:
-            self._watched -= len(queues)
+            self._watched_count -= len(queues)
             for queue, _ in queues:
                 queue.readers.discard(change)
 
-    def _unconsumed(self, task: int) -> Queue:
+    def _get_unconsumed(self, task: int) -> Queue:
         queue = self._queues.get(task)
         if queue is None:
-            raise self.not_here(task)
+            raise self.not_local_error(task)
         if queue.consumer is not None:
             raise SupersededError(
                 f"task {task} has the consumer {queue.consumer_key[1]!r}; stop it before you read the task"
@@ -334,10 +334,10 @@ class ReceiveQueues:
 
     def read(self, task: int, after: int, last: int, max_bytes: int) -> list[Delivery]:
         """Return messages after a sequence, up to `last`. Raises SupersededError if there is a consumer."""
-        queue = self._unconsumed(task)
+        queue = self._get_unconsumed(task)
         found = queue.log.read(after, last, max_bytes)
         if found:
-            self.reached(queue, found[-1].last)
+            self.record_first_delivery(queue, found[-1].last)
         return found
 
     def acknowledge(self, task: int, sequence: int) -> bool:
@@ -345,10 +345,10 @@ class ReceiveQueues:
         # The messages of a task that moves are forwarded, so there is nothing to release here.
         if task not in self._queues:
             return False
-        queue = self._unconsumed(task)
+        queue = self._get_unconsumed(task)
         # Delivered first, because only delivered messages can be acknowledged.
-        self.taken(queue, queue.log.take(sequence, sys.maxsize, sys.maxsize, most=TURN_GROUPS))
-        done = queue.log.progress(sequence, sequence, TURN_GROUPS)
+        self.record_delivery(queue, queue.log.take(sequence, sys.maxsize, sys.maxsize, most=TURN_GROUPS))
+        done = queue.log.apply_progress(sequence, sequence, TURN_GROUPS)
         if done:
             self.on_acknowledged(task, done)
         return bool(done)

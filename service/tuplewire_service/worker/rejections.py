@@ -16,8 +16,8 @@ from itertools import count, groupby
 from operator import attrgetter
 
 from tuplewire.session.ledger import DropReason, Ledger
-from tuplewire.text.events import LogRate, event_logger
-from tuplewire.values.dead_letters import again, dead_letter, headers_of, rejections_of
+from tuplewire.text.events import LogRateLimiter, event_logger
+from tuplewire.values.dead_letters import dead_letter, read_key_and_headers, rejections_of, with_rejections
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import InboundSession, ReceivedBatch
@@ -27,13 +27,13 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = event_logger(__name__)
 
-_ACCEPT_AGAIN_SHARE = 0.5
+_LOW_WATERMARK = 0.5
 """Share of their limit to which the copies of a task must fall before new ones are accepted again."""
-_TURN_COPIES = 100
+_COPIES_PER_TURN = 100
 """Maximum number of copies sent in one turn of the event loop, so that other sessions are not delayed."""
 _RECHECK_SECONDS = 1.0
 """Seconds that a copy waits if no worker owns its task."""
-_COPY_BYTES = 512
+_COPY_OVERHEAD_BYTES = 512
 """Memory for a copy in addition to its payload and headers."""
 
 
@@ -58,40 +58,40 @@ class GrownInboundSession:
 
 
 @dataclass(slots=True, eq=False)
-class CopyRoom:
+class CopySpace:
     """The usage of a task's copies: waiting copies, and sent copies that are not released.
 
-    It replaces the inbound session of a message whose copy exceeded the limit. `kept` holds the original
-    sessions, and the arguments of their release() calls, until there is space again. If such a message was
-    itself a copy and is now a dead letter, its space as a copy stays occupied.
+    It replaces the inbound session of a message whose copy exceeded the limit. `deferred_releases` holds
+    the original sessions, and the arguments of their release() calls, until there is space again. If such a
+    message was itself a copy and is now a dead letter, its space as a copy stays occupied.
     """
 
     messages: int = 0
     size_bytes: int = 0
-    full: bool = False
-    kept: list[tuple[InboundSession, int, int, int]] = field(default_factory=list)
+    is_full: bool = False
+    deferred_releases: list[tuple[InboundSession, int, int, int]] = field(default_factory=list)
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """Do nothing; see give_back()."""
+        """Do nothing; see release_originals()."""
 
-    def give_back(self, task: int | None = None) -> None:
+    def release_originals(self, task: int | None = None) -> None:
         """Release the waiting originals to their senders; with `task`, only messages to this task."""
-        kept, self.kept = self.kept, []
+        kept, self.deferred_releases = self.deferred_releases, []
         for each in kept:
             if task is None or each[1] == task:
                 each[0].release(*each[1:])
             else:
-                self.kept.append(each)
+                self.deferred_releases.append(each)
 
 
 @dataclass(order=True, slots=True)
-class Copy:
-    """A copy of a rejected message, to send when `due`. `settles` is the original's drop reason, if any."""
+class RejectedCopy:
+    """A copy of a rejected message, to send when `due`. `drop_reason` is that of the original, if any."""
 
     due: float
     number: int
     group: TaskGroup = field(compare=False)
-    settles: DropReason | None = field(compare=False)
+    drop_reason: DropReason | None = field(compare=False)
 
 
 class Rejections:
@@ -111,25 +111,25 @@ class Rejections:
         settings: WorkerSettings,
         ledger: Ledger,
         recv: Callable[[ReceivedBatch], None],
-        holder_known: Callable[[int], bool],
+        has_owner: Callable[[int], bool],
     ) -> None:
-        """Send copies through `recv`. `holder_known` returns True if a worker owns a task."""
-        self.rejections = 0
+        """Send copies through `recv`. `has_owner` returns True if a worker owns a task."""
+        self.rejection_count = 0
         """Total number of rejections."""
-        self.hurried = False
+        self.ignore_delays = False
         """True once the worker drains: delays no longer apply."""
         self._settings = settings
         self._ledger = ledger
         self._recv = recv
-        self._holder_known = holder_known
-        self._waiting: list[Copy] = []
-        self._held: dict[int, Queue] = {}
+        self._has_owner = has_owner
+        self._waiting: list[RejectedCopy] = []
+        self._blocked_queues: dict[int, Queue] = {}
         self._numbers = count()
-        self._rooms: dict[int, CopyRoom] = {}
+        self._space_by_task: dict[int, CopySpace] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._log_rate = LogRate()
+        self._log_rate = LogRateLimiter()
 
-    def reject(self, queue: Queue, each: Rejection) -> Acknowledged | None:
+    def reject(self, queue: Queue, rejection: Rejection) -> Acknowledged | None:
         """Remove the oldest unacknowledged message from a queue, or block the queue until its redelivery.
 
         Returns the message if it has left its queue; None if it stays there, or if another message was
@@ -144,130 +144,130 @@ class Rejections:
         """
         log, task = queue.log, queue.task
         # 1. Only the oldest unacknowledged message can be rejected, so repeated reports have no effect.
-        found = log.oldest() if log.acknowledged == each.sequence - 1 else None
+        found = log.split_oldest() if log.acknowledged == rejection.sequence - 1 else None
         if found is None:
             return None
         group, inbound = found
-        self.rejections += 1
-        copy, settles = self._copy_of(group, each)
-        event = "message.rejected" if settles is None else "message.given_up"
+        self.rejection_count += 1
+        copy, drop_reason = self._copy_of(group, rejection)
+        event = "message.rejected" if drop_reason is None else "message.given_up"
         if messages := self._log_rate.due((event, task)):
-            extra = {"task": task, "messages": messages, "reason": each.reason or "none was given"}
+            extra = {"task": task, "messages": messages, "reason": rejection.reason or "none was given"}
             logger.warning(event, extra=extra)
         # 2. Counted here, because no copy is sent that would count it later.
         if copy is None:
             self._ledger.dropped[DropReason.REJECTED] += 1
-            return _settle(log, each)
+            return _settle(log, rejection)
         now = time.monotonic()
-        due = now if self.hurried or settles is not None else now + each.after_millis / 1000
-        self.wake(due)
+        due = now if self.ignore_delays or drop_reason is not None else now + rejection.after_millis / 1000
+        self.schedule(due)
         # 3. Later messages follow it, so the consumer receives its messages in order.
-        if each.wait and settles is None:
+        if rejection.wait and drop_reason is None:
             grown = copy.size_bytes - group.size_bytes
             log.replace_oldest(copy, GrownInboundSession(inbound, grown) if grown else inbound)
             log.rewind(log.acknowledged)
-            queue.held_until = max(queue.held_until, due)
+            queue.blocked_until = max(queue.blocked_until, due)
             return None
         # 4. Later messages are delivered in the meantime.
-        room = self._keep(copy, settles, due)
-        done = _settle(log, each)
+        space = self._store_copy(copy, drop_reason, due)
+        done = _settle(log, rejection)
         own = done.inbound is self or getattr(done.inbound, "origin", None) is self
-        stays = own and copy.task == group.task  # it already occupies space
+        already_counted = own and copy.task == group.task  # it already occupies space
         # 5. Not during a move: it waits until all of the task's messages are released.
-        if room.full and not (stays or queue.leaving or self.hurried):
-            room.kept.append((done.inbound, task, done.messages, done.size_bytes))
-            done = replace(done, inbound=room)
+        if space.is_full and not (already_counted or queue.is_leaving or self.ignore_delays):
+            space.deferred_releases.append((done.inbound, task, done.messages, done.size_bytes))
+            done = replace(done, inbound=space)
         return done
 
-    def _copy_of(self, group: TaskGroup, each: Rejection) -> tuple[TaskGroup | None, DropReason | None]:
+    def _copy_of(self, group: TaskGroup, rejection: Rejection) -> tuple[TaskGroup | None, DropReason | None]:
         """Return the copy of a rejected message, and the reason that the original is dropped, if any."""
-        rejections = rejections_of(headers_of(group)[1]) + 1
+        rejections = rejections_of(read_key_and_headers(group)[1]) + 1
         dead_letter_task = self._settings.dead_letter_task
         # A dead letter is never dropped or moved again: it is redelivered without a limit.
         if group.task == dead_letter_task:
             return group, None
         # The number is a header, so it stays with the message through moves.
         if rejections < self._settings.reject_limit:
-            return again(group, rejections), None
+            return with_rejections(group, rejections), None
         # The ledger distinguishes both outcomes.
         if dead_letter_task is None:
             return None, DropReason.REJECTED
         now_micros = time.time_ns() // 1000
-        letter = dead_letter(group, dead_letter_task, rejections, each.reason, now_micros)
+        letter = dead_letter(group, dead_letter_task, rejections, rejection.reason, now_micros)
         return letter, DropReason.DEAD_LETTERED
 
     @property
-    def has_room(self) -> bool:
+    def accepts_dead_letters(self) -> bool:
         """True if there is a dead-letter task with space. May be read from any thread."""
         task = self._settings.dead_letter_task
         return task is not None and not self.is_full(task)
 
-    def emit_dead_letter(self, group: TaskGroup, count: int, reason: str) -> None:
-        """Send a message to the dead-letter task after `count` attempts, or count it as dropped{rejected}."""
+    def emit_dead_letter(self, group: TaskGroup, attempts: int, reason: str) -> None:
+        """Send a message to the dead-letter task after these attempts, or count it as dropped{rejected}."""
         self._ledger.accepted += 1
         task, now = self._settings.dead_letter_task, time.monotonic()
         if task is None or self.is_full(task):
             self._ledger.dropped[DropReason.REJECTED] += 1
         else:
-            letter = dead_letter(group, task, count, reason, time.time_ns() // 1000)
-            self._keep(letter, DropReason.DEAD_LETTERED, now)
-            self.wake(now)
+            letter = dead_letter(group, task, attempts, reason, time.time_ns() // 1000)
+            self._store_copy(letter, DropReason.DEAD_LETTERED, now)
+            self.schedule(now)
 
-    def _keep(self, copy: TaskGroup, settles: DropReason | None, due: float) -> CopyRoom:
+    def _store_copy(self, copy: TaskGroup, drop_reason: DropReason | None, due: float) -> CopySpace:
         """Store a copy as this worker's own message; return the space accounting of its task."""
-        own = copy.as_new()
-        heapq.heappush(self._waiting, Copy(due, next(self._numbers), own, settles))
-        room = self._rooms.setdefault(own.task, CopyRoom())
-        room.messages += 1
-        room.size_bytes += own.size_bytes
-        room.full |= self._used(room) >= 1
-        return room
+        own = copy.without_routing()
+        heapq.heappush(self._waiting, RejectedCopy(due, next(self._numbers), own, drop_reason))
+        space = self._space_by_task.setdefault(own.task, CopySpace())
+        space.messages += 1
+        space.size_bytes += own.size_bytes
+        space.is_full |= self._usage_ratio(space) >= 1
+        return space
 
-    def _used(self, room: CopyRoom) -> float:
+    def _usage_ratio(self, space: CopySpace) -> float:
         """Return the used share of the space for the copies of a task; 1 or more is full."""
-        settings, size_bytes = self._settings, room.size_bytes + _COPY_BYTES * room.messages
-        return max(room.messages / settings.receive_queue_messages, size_bytes / settings.receive_queue_bytes)
+        limits, size_bytes = self._settings, space.size_bytes + _COPY_OVERHEAD_BYTES * space.messages
+        return max(space.messages / limits.receive_queue_messages, size_bytes / limits.receive_queue_bytes)
 
     def is_full(self, task: int) -> bool:
         """Return True if there is no space for copies of a task. May be called from any thread."""
-        room = self._rooms.get(task)
-        return room is not None and room.full
+        space = self._space_by_task.get(task)
+        return space is not None and space.is_full
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """See InboundSession."""
-        room = self._rooms[task]
-        room.messages -= messages
-        room.size_bytes -= size_bytes
-        if room.full and self._used(room) <= _ACCEPT_AGAIN_SHARE:
-            room.full = False
-            room.give_back()
-        if not room.messages:
-            del self._rooms[task]
+        space = self._space_by_task[task]
+        space.messages -= messages
+        space.size_bytes -= size_bytes
+        if space.is_full and self._usage_ratio(space) <= _LOW_WATERMARK:
+            space.is_full = False
+            space.release_originals()
+        if not space.messages:
+            del self._space_by_task[task]
 
-    def give_back(self, task: int | None = None) -> None:
+    def release_originals(self, task: int | None = None) -> None:
         """Release the rejected messages of a task that moves away to their senders; None: of all tasks."""
-        # All rooms, because copies for the dead-letter task come from several tasks.
-        for room in list(self._rooms.values()):
-            room.give_back(task)
+        # Of all tasks, because copies for the dead-letter task come from several tasks.
+        for space in list(self._space_by_task.values()):
+            space.release_originals(task)
 
     def send_immediately(self) -> None:
         """Stop waiting for delays and space, because the worker drains."""
-        self.hurried = True
+        self.ignore_delays = True
         for copy in self._waiting:
             copy.due = -math.inf
         # With equal times, copies are sent in the order of their numbers.
         heapq.heapify(self._waiting)
-        self.give_back()
-        self.wake(-math.inf)
+        self.release_originals()
+        self.schedule(-math.inf)
 
-    def take_due(self, now: float, most: int) -> list[Copy]:
+    def take_due(self, now: float, most: int) -> list[RejectedCopy]:
         """Remove and return the copies that are due, at most `most`, in order."""
-        due: list[Copy] = []
+        due: list[RejectedCopy] = []
         while self._waiting and self._waiting[0].due <= now and len(due) < most:
             due.append(heapq.heappop(self._waiting))
         return due
 
-    def wake(self, at: float) -> None:
+    def schedule(self, at: float) -> None:
         """Send due copies at this time, or at an earlier time that is already scheduled."""
         loop = asyncio.get_running_loop()
         # Never immediately: the caller still has to settle the originals.
@@ -276,49 +276,49 @@ class Rejections:
             if self._timer.when() <= at:  # also if it is overdue: repeated rejections would postpone it
                 return
             self._timer.cancel()
-        self._timer = loop.call_at(at, self._look)
+        self._timer = loop.call_at(at, self._send_due)
 
-    def _look(self) -> None:
+    def _send_due(self) -> None:
         self._timer = None
         now = time.monotonic()
-        for settles, run in groupby(self.take_due(now, _TURN_COPIES), attrgetter("settles")):
-            self._send(list(run), settles, now)
-        self.retry_held()
+        for drop_reason, run in groupby(self.take_due(now, _COPIES_PER_TURN), attrgetter("drop_reason")):
+            self._send(list(run), drop_reason, now)
+        self.retry_blocked()
         if self._waiting:
-            self.wake(self._waiting[0].due)
+            self.schedule(self._waiting[0].due)
 
-    def holds(self, queue: Queue) -> bool:
+    def is_blocked(self, queue: Queue) -> bool:
         """Return True if a rejected message blocks the queue until its delay has passed."""
-        if not queue.held_until:
+        if not queue.blocked_until:
             return False
-        if queue.held_until > time.monotonic() and not self.hurried:
-            self.wake(queue.held_until)
-            self._held[queue.task] = queue
+        if queue.blocked_until > time.monotonic() and not self.ignore_delays:
+            self.schedule(queue.blocked_until)
+            self._blocked_queues[queue.task] = queue
             return True
-        queue.held_until = 0.0
+        queue.blocked_until = 0.0
         return False
 
-    def retry_held(self) -> None:
+    def retry_blocked(self) -> None:
         """Have consumers check queues that were blocked."""
-        held, self._held = self._held, {}
-        for queue in held.values():
+        queues, self._blocked_queues = self._blocked_queues, {}
+        for queue in queues.values():
             if queue.consumer is not None:
-                queue.consumer.mark(queue)
+                queue.consumer.mark_ready(queue)
 
-    def _send(self, copies: Sequence[Copy], settles: DropReason | None, now: float) -> None:
+    def _send(self, copies: Sequence[RejectedCopy], drop_reason: DropReason | None, now: float) -> None:
         """Send copies as messages of this worker; copies for tasks without an owner wait again."""
         known = []
         for copy in copies:
-            if self._holder_known(copy.group.task):
+            if self._has_owner(copy.group.task):
                 known.append(copy.group)
             else:
                 copy.due = now + _RECHECK_SECONDS
                 heapq.heappush(self._waiting, copy)
         # The original is settled before its copy is accepted, so the ledger counts both.
-        if settles is None:
+        if drop_reason is None:
             self._ledger.acknowledged += len(known)
         else:
-            self._ledger.dropped[settles] += len(known)
+            self._ledger.dropped[drop_reason] += len(known)
         if known:
             self._recv(ReceivedBatch.arrived(known, self))
 
@@ -340,8 +340,8 @@ class Rejections:
         return groups
 
 
-def _settle(log: DeliveryLog, each: Rejection) -> Acknowledged:
-    [done] = log.progress(each.sequence, each.sequence)
-    if each.wait:
+def _settle(log: DeliveryLog, rejection: Rejection) -> Acknowledged:
+    [done] = log.apply_progress(rejection.sequence, rejection.sequence)
+    if rejection.wait:
         log.rewind(log.acknowledged)  # its consumer has discarded the later messages
     return replace(done, rejected=True)

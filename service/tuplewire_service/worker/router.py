@@ -18,7 +18,7 @@ from operator import attrgetter
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
 from tuplewire.session.durations import Durations
-from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
+from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, SettledMessages
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire.session.send_events import SendEvents
 from tuplewire.settings.addresses import Peer
@@ -27,12 +27,12 @@ from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.wire.messaging_pb2 import Departure, SinkEpoch, Subscribe
 from tuplewire_service.messaging.base import IConnectionCallback, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.receiving_end import worker_number
-from tuplewire_service.messaging.server_stream import IAccess
+from tuplewire_service.messaging.server_stream import AccessRights
 from tuplewire_service.messaging.streamed_transport import StreamedContext
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource
-from tuplewire_service.worker.activity import Activity
+from tuplewire_service.worker.activity import ConditionEvent
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.connections import GIVE_UP_SECONDS, Connections
+from tuplewire_service.worker.connections import REROUTE_SECONDS, Connections
 from tuplewire_service.worker.delivery import Acknowledged, release
 from tuplewire_service.worker.departures import Departures, Successor, TaskAndEntry, successors_to_wire
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
@@ -56,42 +56,42 @@ class Router(IConnectionCallback, ISubscriptionSource):
         settings: WorkerSettings,
         incarnation: int,
         context: StreamedContext,
-        draining: Callable[[], bool],
+        is_draining: Callable[[], bool],
         on_departures: Callable[[Sequence[Departure], Sequence[Departure]], None],
         observer: WorkerObserver | None = None,
     ) -> None:
         """On a departure report, call `on_departures(reported, new)`; `new` omits known ones and sinks."""
-        self.table, self.version_received = RoutingTable(settings.worker_id), 0
+        self.table, self.newest_peer_version = RoutingTable(settings.worker_id), 0
         """The newest assignment version that other workers have reported in a frame."""
         self._settings = settings
         self.observer = observer
-        self._ledger, self.activity = Ledger(), Activity()
+        self._ledger, self.activity = Ledger(), ConditionEvent()
         self._drops = Drops(self._ledger)
         self._dead: set[Peer] = set()
         self.end_to_end = Durations()  # from acceptance by the sender to acknowledgement by the consumer
-        self.rejections = Rejections(settings, self._ledger, self.recv, self.holder_known)
-        self.queues = ReceiveQueues(settings, self._on_acknowledged, self.table.not_here, observer)
+        self.rejections = Rejections(settings, self._ledger, self.recv, self.has_owner)
+        self.queues = ReceiveQueues(settings, self._on_acknowledged, self.table.not_local_error, observer)
         self.consumers = QueueConsumers(incarnation, self.queues, self.rejections)
         self._entry_sequences = EntrySequences()
-        self.number = worker_number(settings.worker_id, incarnation)  # as an entry worker
+        self.own_number = worker_number(settings.worker_id, incarnation)  # as an entry worker
         self.departures, self.taps = Departures(), Taps()
         self._on_departures = on_departures
-        self._draining, self._closing = draining, False
+        self._is_draining, self._closing = is_draining, False
         self.pressure = OutboundPressure()  # on all connections to other workers
-        self.pressure.example = None if observer is None else observer.example
+        self.pressure.find_example = None if observer is None else observer.find_example
         clock = asyncio.get_running_loop().time
         events = SendEvents(
-            settled=self._on_settled,
-            released=self._on_released,
-            lost=partial(asyncio.get_running_loop().call_soon, self.refresh),
-            departed=self.on_workers_departed,
-            departures=self.departures.known,
-            assignment_version=partial(getattr, self.table, "version"),
-            draining=draining,
+            on_settled=self._on_settled,
+            on_released=self._on_released,
+            on_lost=partial(asyncio.get_running_loop().call_soon, self.refresh),
+            on_departed=self.on_workers_departed,
+            get_departures=self.departures.all_departures,
+            get_assignment_version=partial(getattr, self.table, "version"),
+            is_draining=is_draining,
             pressure=self.pressure,
         )
-        self.connections = Connections(context, settings.topology, events, self._returned)
-        self._moves = Moves(self.number, incarnation, self.connections.get, self.queues.is_drained, clock)
+        self.connections = Connections(context, settings.topology, events, self._on_returned)
+        self._moves = Moves(self.own_number, incarnation, self.connections.get, self.queues.is_drained, clock)
         self._transfer = TransferQueue(self.table, self.connections, self.consumers.lost_workers, self._drops)
 
     def __repr__(self) -> str:
@@ -104,38 +104,38 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return self.table.version
 
     def update(self, assignment: Assignment, *, force: bool = False) -> bool:
-        """Apply a newer assignment; return False for the current one. See Assignment.succeeds().
+        """Apply a newer assignment; return False for the current one. See Assignment.replaces().
 
         1. A task is removed here: its queue is delivered no further, and sent to the new owner.
         2. Another worker loses a task: new messages wait until it has released the earlier ones.
         """
-        if not assignment.succeeds(self.table.assignment, self._settings.topology, force=force):
+        if not assignment.replaces(self.table.assignment, self._settings.topology, force=force):
             return False
         self._transfer.send_all()  # send by the old routes
-        before = self.table.others
+        before = self.table.other_owners
         self.table.replace(assignment)
         self._dead.difference_update(worker.peer for worker in assignment.workers)
-        self._begin_moves(before, self.queues.assign(self.table.local))
+        self._begin_moves(before, self.queues.set_local_tasks(self.table.local_tasks))
         self.refresh()
         self._end_moves()
         self.activity.set()
-        counts = {"local_tasks": len(self.table.local), "peers": len(self.table.others)}
+        counts = {"local_tasks": len(self.table.local_tasks), "peers": len(self.table.other_owners)}
         logger.info("assignment.changed", extra={"version": assignment.version, **counts})
         return True
 
-    def _begin_moves(self, before: Iterable[AssignedWorker], gone: Iterable[int]) -> None:
+    def _begin_moves(self, before: Iterable[AssignedWorker], removed: Iterable[int]) -> None:
         """Hold new messages for each task that has moved, until its old route is empty."""
-        for task in gone:
-            self.rejections.give_back(task)  # 1. The move waits until all messages are released.
-            self._moves.begin(task)
-        after = {worker.peer: worker.tasks for worker in self.table.others}
+        for task in removed:
+            self.rejections.release_originals(task)  # 1. The move waits until all messages are released.
+            self._moves.get_or_start(task)
+        after = {worker.peer: worker.tasks for worker in self.table.other_owners}
         for worker in before:
             tasks = after.get(worker.peer, ())
             if tasks == worker.tasks:
                 continue
             # 2. A worker that restarts at another address is another peer: the old one loses all tasks.
             lost = sorted(set(worker.tasks).difference(tasks))
-            self._wait_for(worker.peer, lost)
+            self._hold_behind_old_route(worker.peer, lost)
             self._forget(lost)
 
     def refresh(self) -> None:
@@ -149,21 +149,22 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._moves.successors.refresh(self.departures, self.connections.unreleased())
         assigned = {worker.peer for worker in self.table.workers}
         successors = self._moves.successors.peers
-        needed = self.table.to_connect(successors, everyone=self._draining() and self.leaves_messages)
-        former = self._moves.peers()
-        overdue = self._moves.peers(GIVE_UP_SECONDS) - assigned
-        lost = {peer for peer in overdue if not self.connections.ready(peer)} | (former & self._dead)
+        needed = self.table.required_peers(successors, include_all=self._is_draining() and self.must_announce)
+        former = self._moves.old_owners()
+        overdue = self._moves.old_owners(REROUTE_SECONDS) - assigned
+        lost = {peer for peer in overdue if not self.connections.is_connected(peer)} | (former & self._dead)
         self._moves.mark_lost(lost)
-        kept = (former | successors).union(each.peer for each in self.table.others) - lost
+        kept = (former | successors).union(each.peer for each in self.table.other_owners) - lost
         self.connections.refresh(needed, kept, lost)
-        self.connections.receivers_ended(self.departures.for_receiver)
-        self._replace_ended()
+        self.connections.release_departed(self.departures.cleanly_departed)
+        self._reclaim_from_departed()
 
-    def _replace_ended(self) -> None:
+    def _reclaim_from_departed(self) -> None:
         """Reclaim messages that departed workers had not accepted; messages they had forwarded go first."""
         self._transfer.send_all()  # send by the old routes
-        for peer, tasks in self.connections.ended(self.departures, self._moves.peers()).items():
-            self._wait_for(peer, tuple(tasks))
+        ended = self.connections.find_ended_peers(self.departures, self._moves.old_owners())
+        for peer, tasks in ended.items():
+            self._hold_behind_old_route(peer, tuple(tasks))
             self._moves.mark_lost({peer})
             self.connections.replace(peer)
 
@@ -173,24 +174,24 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _end_moves(self, tasks: Iterable[int] | None = None) -> None:
         """Route messages that leave local queues, and held ones with empty old routes; None: of all tasks."""
-        if not self._moves.moving:
+        if not self._moves.by_task:
             return
-        moving = self._moves.among(tasks)
+        moving = self._moves.filter_moving(tasks)
         # Queues are emptied first: their messages are older than the held ones.
-        self._reroute(self._moves.out_of_queues(self.queues.take_leaving(moving)))
-        self._moves.forget_routes_to_owners(moving, self.table.owner_of)
-        self._reroute(self._moves.end_finished(moving))
+        self._reroute(self._moves.as_forwarded(self.queues.take_leaving(moving)))
+        self._moves.forget_routes_to_owners(moving, self.table.owner_by_task)
+        self._reroute(self._moves.take_released(moving))
         self._forget(moving)
 
     def _forget(self, tasks: Iterable[int]) -> None:
         """Forget the entry sequences of tasks without an owner and without messages in transit."""
         for task in tasks:
-            if not (task in self._moves.moving or self.holder_known(task)):
+            if not (task in self._moves.by_task or self.has_owner(task)):
                 self._entry_sequences.forget(task)
 
-    def holder_known(self, task: int) -> bool:
+    def has_owner(self, task: int) -> bool:
         """Return True if messages for a task can be queued here or forwarded."""
-        return task in self.queues or task in self.table.owner_of or self.queues.is_leaving(task)
+        return task in self.queues or task in self.table.owner_by_task or self.queues.is_leaving(task)
 
     def _reroute(self, held_groups: Iterable[HeldGroup]) -> None:
         waiting = deque(held_groups)
@@ -204,7 +205,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self._drops.count_lost(group for group, _ in waiting)
             asyncio.get_running_loop().call_soon(self._transfer.send_all)
 
-    def _returned(self, connection: SendingEnd, left: Sequence[HeldGroup]) -> None:
+    def _on_returned(self, connection: SendingEnd, left: Sequence[HeldGroup]) -> None:
         """Reroute the unacknowledged messages of a lost worker, then the messages that waited for them."""
         self._reroute(self._moves.remove_routes(connection, left))
         self._end_moves()
@@ -220,52 +221,52 @@ class Router(IConnectionCallback, ISubscriptionSource):
         6. No worker owns the task: refused, or dropped if the messages were forwarded before.
         """
         batch.held = True
-        inbound, version, moving = batch.inbound, batch.assignment_version, self._moves.moving
-        ahead = version > self.table.version and inbound.worker_number
-        if ahead:
-            self.version_received = max(self.version_received, version)
-        now_micros, number = time.time_ns() // 1000, self._entry_sequences.number
+        inbound, version, moving = batch.inbound, batch.assignment_version, self._moves.by_task
+        sender_is_ahead = version > self.table.version and inbound.worker_number
+        if sender_is_ahead:
+            self.newest_peer_version = max(self.newest_peer_version, version)
+        now_micros, number = time.time_ns() // 1000, self._entry_sequences.assign_sequence
         # 1. Only programs are refused for an old version: no worker has accepted their messages yet.
         stale = 0 < version < self.table.version and not inbound.worker_number
         for group in batch.groups:
             task = group.task
-            if stale and self.place_of(task) != LOCAL:
-                batch.refuse(group, self.table.stale(task, version))
+            if stale and self.location_of(task) != LOCAL:
+                batch.refuse(group, self.table.stale_error(task, version))
                 continue
             # 2. Contradictory assignments could forward a message in a cycle.
             if group.forwarded and group.unqueued_hops > MAX_UNQUEUED_HOPS and task not in self.queues:
                 batch.refuse(group, self.table.loop_error(task))
                 continue
             if not inbound.worker_number:
-                if not (task in self.table.owner_of or task in moving or self.holder_known(task)):  # 3.
-                    batch.refuse(group, self.table.not_here(task))
+                if not (task in self.table.owner_by_task or task in moving or self.has_owner(task)):  # 3.
+                    batch.refuse(group, self.table.not_local_error(task))
                     continue
                 retained = inbound.needs_release_acks
                 group = number(group, now_micros, retained_upstream=retained)  # noqa: PLW2901
-            if ahead:  # 4. By this newer assignment, the task belongs here.
-                self._open_early(task)
+            if sender_is_ahead:  # 4. By this newer assignment, the task belongs here.
+                self._accept_early(task)
             # 5. and 6.
             if not (task in moving and self._moves.hold(group, inbound)) and not self._route(group, inbound):
                 if not group.forwarded:
-                    batch.refuse(group, self.table.not_here(task))  # 6.
+                    batch.refuse(group, self.table.not_local_error(task))  # 6.
                     continue
                 self._drops.unroutable(group, inbound)  # 6. Its program was already notified of acceptance.
             self._ledger.accepted += group.count
         self._transfer.send_all()
-        if self.taps.open:
-            self.taps.offer(batch, self.place_of)
+        if self.taps.open_taps:
+            self.taps.offer(batch, self.location_of)
 
-    def _open_early(self, task: int) -> None:
+    def _accept_early(self, task: int) -> None:
         """Accept a task of this worker before the assignment that names it arrives."""
-        if not self.queues.open(task):
+        if not self.queues.open_early(task):
             return
         self._transfer.send_all()  # send by the old routes
-        self._moves.begin(task)
-        if (owner := self.table.owner_of.get(task)) is not None:
-            self._wait_for(owner.peer, [task])
+        self._moves.get_or_start(task)
+        if (owner := self.table.owner_by_task.get(task)) is not None:
+            self._hold_behind_old_route(owner.peer, [task])
         self.activity.set()
 
-    def _wait_for(self, peer: Peer, tasks: Sequence[int]) -> None:
+    def _hold_behind_old_route(self, peer: Peer, tasks: Sequence[int]) -> None:
         """Hold new messages for these tasks until their previous owner has released all earlier ones."""
         if (connection := self.connections.get(peer)) is not None:
             for task in tasks:
@@ -275,12 +276,12 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def _route(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Queue messages locally or for transfer; return False if no worker owns their task."""
         if self.observer is not None:
-            inbound = self.observer.forwarded(group, inbound, self.place_of)
-        owner, moves, moving, way = self.table.owner_of.get(group.task), self._moves, None, None
-        if moves.moving or moves.successors.known:  # otherwise all messages of a task take one route
+            inbound = self.observer.wrap_forwarded(group, inbound, self.location_of)
+        owner, moves, moving, way = self.table.owner_by_task.get(group.task), self._moves, None, None
+        if moves.by_task or moves.successors.by_task:  # otherwise all messages of a task take one route
             moving, way = moves.destination_of(group, inbound, None if owner is None else owner.peer)
         if way is not None:
-            self._transfer.follow(way, group, inbound)
+            self._transfer.send_behind(way, group, inbound)
         elif not self.queues.put(group, inbound):
             if owner is None:
                 return False
@@ -290,29 +291,29 @@ class Router(IConnectionCallback, ISubscriptionSource):
             moving.record_route(group, inbound, way)
         return True
 
-    def place_of(self, task: int) -> str:
+    def location_of(self, task: int) -> str:
         """Return the location of a task in the current assignment: LOCAL or a worker id."""
-        owner = None if task in self.queues else self.table.owner_of.get(task)
+        owner = None if task in self.queues else self.table.owner_by_task.get(task)
         return LOCAL if owner is None else owner.worker_id
 
-    def _on_settled(self, settled: Sequence[Settled]) -> None:
+    def _on_settled(self, settled: Sequence[SettledMessages]) -> None:
         """Account for messages that other workers have acknowledged, or that were dropped."""
         for each in settled:
-            if each.dropped is None:
+            if each.drop_reason is None:
                 self._ledger.acknowledged += each.messages
             else:  # CLOSED occurs only at shutdown: otherwise take_back() returns them
-                reason = DropReason.SHUTDOWN if each.dropped is DropReason.CLOSED else each.dropped
+                reason = DropReason.SHUTDOWN if each.drop_reason is DropReason.CLOSED else each.drop_reason
                 self._ledger.dropped[reason] += each.messages
         self.activity.set()
         if self.observer is not None:
-            self.observer.settled(settled)
+            self.observer.on_settled(settled)
 
-    def _on_released(self, released: Sequence[Settled]) -> None:
+    def _on_released(self, released: Sequence[SettledMessages]) -> None:
         """Release messages to their senders once other workers have released them."""
         if not self._closing:  # nothing is consumed after the close
             for task, some in groupby(released, attrgetter("task")):
                 release(task, some)
-        self._end_moves({each.task for each in released} if self._moves.moving else ())
+        self._end_moves({each.task for each in released} if self._moves.by_task else ())
         self.activity.set()
 
     def _on_acknowledged(self, task: int, done: Sequence[Acknowledged]) -> None:
@@ -326,14 +327,14 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._end_moves((task,))
         self.activity.set()
         if self.observer is not None:
-            self.observer.processed(task, self.end_to_end)
+            self.observer.on_processed(task, self.end_to_end)
 
     @property
-    def not_ready(self) -> RefusedError | None:
-        return self.table.not_ready
+    def not_ready_error(self) -> RefusedError | None:
+        return self.table.not_ready_error
 
     def subscribe(
-        self, request: Subscribe, access: IAccess, address: str, wake: Callable[[], None]
+        self, request: Subscribe, access: AccessRights, address: str, wake: Callable[[], None]
     ) -> ISubscription:
         for cursor in request.tasks:
             if cursor.task in self.table.program_tasks and not access.is_own_program:
@@ -360,16 +361,16 @@ class Router(IConnectionCallback, ISubscriptionSource):
     @property
     def held_messages(self) -> int:
         """Number of accepted messages that are not settled."""
-        waiting = sum(map(len, self._waiting())) + self.connections.pending_messages
+        waiting = sum(map(len, self._waiting_groups())) + self.connections.pending_messages
         return self.queues.pending_messages + waiting
 
-    def _waiting(self) -> Iterable[TaskGroup]:
+    def _waiting_groups(self) -> Iterable[TaskGroup]:
         return chain(self._transfer.held_groups(), self._moves.held_groups(), self.rejections.held_groups())
 
     @property
     def unretained_messages(self) -> int:
         """Number of held messages that are not known to be stored by another process."""
-        waiting = sum(group.count for group in self._waiting() if not group.retained_upstream)
+        waiting = sum(group.count for group in self._waiting_groups() if not group.retained_upstream)
         return self.queues.unretained_messages + waiting + self.connections.unretained_messages
 
     @property
@@ -381,7 +382,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return self._moves.successors.snapshot_at_shutdown(self.connections.unreleased())
 
     @property
-    def leaves_messages(self) -> bool:
+    def must_announce(self) -> bool:
         """True if the departure matters to peers: messages were forwarded, or queued ones remain."""
         return bool(self.queues.pending_messages or self._successors())
 
@@ -389,8 +390,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """End consumers and connections. Queued and unpublished messages count as dropped{shutdown}."""
         self._closing = True
         self.queues.end_consumers(DrainingError("the worker is draining; connect again later"))
-        others = sum(map(len, self._waiting())) + self.connections.unretained_messages
-        dropped = Counter(self.queues.waiting()) + Counter(unpublished)
+        others = sum(map(len, self._waiting_groups())) + self.connections.unretained_messages
+        dropped = Counter(self.queues.queued_by_task()) + Counter(unpublished)
         departure = Departure(dropped=dropped, others=others, sinks=sinks)
         departure.incarnation = self.consumers.incarnation
         departure.successors.extend(successors_to_wire(self._successors()))

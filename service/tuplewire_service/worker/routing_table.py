@@ -23,11 +23,11 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 LOCAL = "local"
 """The place of a task with a queue on this worker."""
-WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - only compared
+WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - only compared
 """The hosts that stand for all local addresses."""
-_MOST_NAMED = 5
+_MAX_LISTED = 5
 
-Place = tuple[str, int]
+HostPort = tuple[str, int]
 """A host and a port."""
 
 
@@ -42,15 +42,15 @@ class RoutingTable:
         """The reason that the assignment does not apply to this worker, or an empty string."""
         self.workers: Sequence[AssignedWorker] = ()
         """All workers of the assignment, including this one."""
-        self.local: Sequence[int] = ()
+        self.local_tasks: Sequence[int] = ()
         """The tasks that this worker owns."""
-        self.others: Sequence[AssignedWorker] = ()
+        self.other_owners: Sequence[AssignedWorker] = ()
         """The other workers that own tasks."""
-        self.owner_of: Mapping[int, AssignedWorker] = {}
+        self.owner_by_task: Mapping[int, AssignedWorker] = {}
         """The owner of each task, including this worker; replaced with the assignment."""
         self.program_tasks: Container[int] = ()
         """Tasks of the program in this process; subscriptions of other consumers are refused."""
-        self.outbound: Callable[[Collection[int]], AbstractSet[int]] | None = None
+        self.get_outbound: Callable[[Collection[int]], AbstractSet[int]] | None = None
         """Returns the tasks that the program sends to; None: all. Source: Storm's `workerOutboundTasks`."""
         self._worker_id = worker_id
 
@@ -58,28 +58,28 @@ class RoutingTable:
         """Apply an assignment."""
         self.assignment, self.workers = assignment, assignment.workers
         self.version = assignment.version
-        self.local = assignment.tasks_of(self._worker_id)
-        self.others = [
+        self.local_tasks = assignment.tasks_of(self._worker_id)
+        self.other_owners = [
             each for each in assignment.workers if each.worker_id != self._worker_id and each.tasks
         ]
-        self.owner_of = assignment.owner_of
+        self.owner_by_task = assignment.owner_by_task
 
-    def to_connect(self, named: Container[Peer], *, everyone: bool) -> list[Peer]:
-        """Return the other workers that own outbound tasks or are in `named`; with `everyone`, all others."""
-        outbound = None if self.outbound is None else self.outbound(self.local)
+    def required_peers(self, extra_peers: Container[Peer], *, include_all: bool) -> list[Peer]:
+        """Return the other workers that own outbound tasks or are in `extra_peers`; `include_all`: all."""
+        outbound = None if self.get_outbound is None else self.get_outbound(self.local_tasks)
         return [
             each.peer
             for each in self.workers
             if each.worker_id != self._worker_id
             and (
-                everyone
-                or each.peer in named
+                include_all
+                or each.peer in extra_peers
                 or (each.tasks if outbound is None else not outbound.isdisjoint(each.tasks))
             )
         ]
 
     @property
-    def not_ready(self) -> RefusedError | None:
+    def not_ready_error(self) -> RefusedError | None:
         """The reason that the tasks are unknown: no assignment, or one that does not name this worker."""
         if self.assignment is None:
             return NotReadyError(
@@ -88,20 +88,20 @@ class RoutingTable:
             )
         return NotReadyError(self.id_mismatch) if self.id_mismatch else None
 
-    def not_here(self, task: int) -> RefusedError:
+    def not_local_error(self, task: int) -> RefusedError:
         """Return the error for a caller that expects a task on this worker."""
-        if (error := self.not_ready) is not None:
+        if (error := self.not_ready_error) is not None:
             return error
-        owner = self.owner_of.get(task)
+        owner = self.owner_by_task.get(task)
         if owner is None:
             return UnknownTaskError(f"task {task} is not in assignment version {self.version}")
         where = f"on {owner.worker_id} at {owner.address}"
         detail = f"task {task} is not on worker {self._worker_id} but {where}"
         return TaskNotLocalError(detail, owner.address, owner.worker_id)
 
-    def stale(self, task: int, version: int) -> RefusedError:
+    def stale_error(self, task: int, version: int) -> RefusedError:
         """Return the error for a program that routes a task by an old assignment."""
-        owner = self.owner_of[task]
+        owner = self.owner_by_task[task]
         return StaleAssignmentError(
             f"task {task} has moved to worker {owner.worker_id} at {owner.address} since assignment version "
             f"{version}: send it there, by version {self.version}",
@@ -110,7 +110,7 @@ class RoutingTable:
 
     def loop_error(self, task: int) -> RefusedError:
         """Return the error for messages that workers forward in a cycle."""
-        owner = self.owner_of.get(task)
+        owner = self.owner_by_task.get(task)
         where = f"{owner.worker_id} at {owner.address}" if owner is not None else "nobody"
         return TooManyHopsError(
             f"messages to task {task} were forwarded {MAX_UNQUEUED_HOPS} times, and no worker holds it; by "
@@ -118,7 +118,7 @@ class RoutingTable:
         )
 
 
-def places(bound: Iterable[str], advertise: str = "") -> list[Place]:
+def own_endpoints(bound: Iterable[str], advertise: str = "") -> list[HostPort]:
     """Return a worker's addresses: its TCP addresses and the advertised one.
 
     `advertise` is a host with or without a port; the default is the port of the first bound address.
@@ -135,44 +135,44 @@ def with_port(address: str, port: int) -> str:
     return address if ":" in address and not address.endswith("]") else f"{address}:{port}"
 
 
-def id_mismatch(assignment: Assignment, worker_id: str, own: Sequence[Place]) -> str:
+def find_id_mismatch(assignment: Assignment, worker_id: str, own: Sequence[HostPort]) -> str:
     """Return the reason that an assignment does not apply to this worker, with the fix; empty if it applies.
 
     A foreign address alone proves nothing: it may be a proxy or another name of this host. An own address
     under another worker's id proves that peers mistake this worker for the other.
     """
     ids = [worker.worker_id for worker in assignment.workers]
-    mistaken = [
+    conflicting = [
         (worker.worker_id, address)
         for worker in assignment.workers
         if worker.worker_id != worker_id
         for address in (worker.address, worker.peer.address)
-        if any(_is(split_host_port(address), place) for place in own)
+        if any(_same_endpoint(split_host_port(address), each) for each in own)
     ]
-    if mistaken:
-        other, address = mistaken[0]
-        lacks = f"the assignment has no worker {worker_id}; its {address} is called {other}"
+    if conflicting:
+        other, address = conflicting[0]
+        problem = f"the assignment has no worker {worker_id}; its {address} is called {other}"
         if worker_id in ids:
-            lacks = (
+            problem = (
                 f"the assignment has worker {worker_id} elsewhere; {address}, which is here, it calls {other}"
             )
-        return f"{lacks}: start with --worker-id {other}, or correct the assignment"
+        return f"{problem}: start with --worker-id {other}, or correct the assignment"
     if worker_id in ids:
         return ""
-    shown = ", ".join(ids[:_MOST_NAMED]) + (", ..." if len(ids) > _MOST_NAMED else "")
-    here = ", ".join(join_host_port(*place) for place in own)
+    shown = ", ".join(ids[:_MAX_LISTED]) + (", ..." if len(ids) > _MAX_LISTED else "")
+    here = ", ".join(join_host_port(*each) for each in own)
     return (
         f"the assignment has no worker {worker_id} (here, at {here}), only {shown or 'none'}: start with "
         "the --worker-id that it has for this worker, or add this one to it"
     )
 
 
-def _is(address: Place, own: Place) -> bool:
+def _same_endpoint(address: HostPort, own: HostPort) -> bool:
     (host, port), (own_host, own_port) = address, own
     if port != own_port:
         return False
     # Only a loopback address is certain to be on this machine.
-    if own_host in WILDCARDS:
+    if own_host in WILDCARD_HOSTS:
         return is_loopback(host)
     localhost = "localhost" in {host.lower(), own_host.lower()}
     return host.lower() == own_host.lower() or (localhost and is_loopback(host) and is_loopback(own_host))

@@ -21,7 +21,7 @@ from tuplewire_service.messaging.streamed_transport import StreamedContext, Stre
 _CLOSE_SECONDS = 10.0
 
 
-def streamed(context: IContext) -> StreamedContext:
+def require_streamed(context: IContext) -> StreamedContext:
     """Return a context. Raises ConfigError if its connections lack the sending end that moves need."""
     if isinstance(context, StreamedContext):
         return context
@@ -45,9 +45,9 @@ class Servers:
         self._peers = peers
         self._own_program = own_program
         self._topology = topology
-        self.bound: list[StreamedServer[Any]] = []
+        self.all_servers: list[StreamedServer[Any]] = []
         """All servers."""
-        self.without_credit: list[Counter[int]] = []
+        self.exhausted_by_server: list[Counter[int]] = []
         self.addresses: list[str] = []
         """Every address at which programs are served."""
         self.peer_addresses: list[str] = []
@@ -66,46 +66,47 @@ class Servers:
     async def _bind(self, context: StreamedContext, port: int, callback: IConnectionCallback) -> list[str]:
         # bind() waits for the messaging loop, so it must not run on it.
         server = await asyncio.to_thread(context.bind, self._topology, port, callback)
-        self.bound.append(server)
-        self.without_credit.append(server.senders.tasks_without_credit)
+        self.all_servers.append(server)
+        self.exhausted_by_server.append(server.send_service.tasks_without_credit)
         return list(server.addresses)
 
     async def restrict_intake(self, intake: AcceptedPeers) -> None:
         """See IServerConnection, for all servers."""
-        for server in self.bound:
-            await server.senders.drain(intake)
+        for server in self.all_servers:
+            await server.send_service.restrict_intake(intake)
 
     def announce_departures(self, departures: Sequence[Departure]) -> None:
         """Notify all connected workers about workers that shut down cleanly, before the next release."""
-        for server in self.bound:
-            server.senders.announce_departures(departures)
+        for server in self.all_servers:
+            server.send_service.announce_departures(departures)
 
     def tasks_without_credit(self) -> set[int]:
         """Return the tasks for which a sender has used up its window."""
-        return set().union(*self.without_credit)
+        return set().union(*self.exhausted_by_server)
 
-    def longest_without_credit(self) -> list[int]:
+    def longest_exhausted(self) -> list[int]:
         """Return, for each server, the task that has been exhausted longest."""
-        return [next(iter(each)) for each in self.without_credit if each]
+        return [next(iter(each)) for each in self.exhausted_by_server if each]
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the addresses, and the summed counts, to a worker's status."""
         status.addresses.extend(self.addresses)
         status.peer_addresses.extend(self.peer_addresses)
-        for server in self.bound:
+        for server in self.all_servers:
             server.add_to(status)
 
     def sessions(self) -> list[pb.SessionStatus]:
         """Return the sessions of all servers, by descending number of outstanding messages."""
-        found = [each for server in self.bound for each in server.senders.sender_sessions.sessions()]
+        services = [each.send_service for each in self.all_servers]
+        found = [session for each in services for session in each.sender_sessions.sessions()]
         return sorted(found, key=attrgetter("outstanding_messages", "messages"), reverse=True)
 
     async def close(self) -> None:
         """Close all servers."""
-        for server in self.bound:
+        for server in self.all_servers:
             await server.close_async(_CLOSE_SECONDS)
 
     def abort(self) -> None:
         """Stop all servers immediately. Do not call this on the event loop."""
-        for server in self.bound:
+        for server in self.all_servers:
             server.abort()

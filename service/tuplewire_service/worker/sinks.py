@@ -11,25 +11,25 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 
-from tuplewire.connection.loop import watched
+from tuplewire.connection.loop import report_errors
 from tuplewire.errors import ResourceLimitError, StagedDataLostError, UnknownRunError
 from tuplewire.settings.addresses import Peer
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.translate import TaskContent
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.publications import Chosen, Publications
+from tuplewire_service.worker.publications import ChosenGroup, Publications
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.stage_file import StageFiles
-from tuplewire_service.worker.staging import AttemptName, Placement, Sink, Stage, StagedGroup, Staging
+from tuplewire_service.worker.staging import AttemptName, Placement, Sink, Staged, StagedGroup, Staging
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = event_logger(__name__)
 
-_READ_BYTES = 4 << 20
-_ANSWER_SECONDS = 0.5
+_MAX_READ_BYTES = 4 << 20
+_PROGRESS_WAIT_SECONDS = 0.5
 """Seconds that a response about an epoch waits for progress."""
 _ASKS_AGAIN_SECONDS = 3.0
 """A live caller repeats its request within this time while messages wait."""
@@ -47,20 +47,17 @@ class Sinks:
             settings.staging_memory_bytes, settings.staging_disk_bytes, settings.staging_seconds
         )
         self.publications = Publications(
-            settings.receive_queue_messages,
-            settings.receive_queue_bytes,
-            router.holder_known,
-            self._start_pump,
+            settings.receive_queue_messages, settings.receive_queue_bytes, router.has_owner, self._start_pump
         )
-        self._log_rate = LogRate()
+        self._log_rate = LogRateLimiter()
         self._asked: dict[tuple[Sink, int], float] = {}
         self._previous_owners: dict[Peer, tuple[AssignedWorker, float]] = {}
-        self._pumping: asyncio.Task[None] | None = None
+        self._publish_task: asyncio.Task[None] | None = None
 
     @property
-    def publishing(self) -> bool:
+    def is_publishing(self) -> bool:
         """True if chosen messages wait for space, or a caller has not received the final result yet."""
-        if self.publications.waiting_messages or self._pumping:
+        if self.publications.waiting_messages or self._publish_task:
             return True
         # A drain waits for this, so that a driver receives its result; see docs/design/sinks.md.
         return any(asked > time.monotonic() - _ASKS_AGAIN_SECONDS for asked in self._asked.values())
@@ -77,9 +74,9 @@ class Sinks:
         """
         self.publications.check(sink, epoch)
         for group in groups:
-            if not self._router.holder_known(group.task):
-                raise self._router.table.not_here(group.task)
-        placement, stage = self.staging.admit(sink, epoch, name, piece, groups, time.monotonic())
+            if not self._router.has_owner(group.task):
+                raise self._router.table.not_local_error(group.task)
+        placement, stage = self.staging.reserve(sink, epoch, name, piece, groups, time.monotonic())
         if placement is Placement.NO_SPACE:
             held = f"{self.staging.memory_bytes} bytes in memory and {self.staging.disk_bytes} in files"
             if self._log_rate.due(sink):
@@ -92,18 +89,18 @@ class Sinks:
             await asyncio.shield(write)
         return ""
 
-    async def _write(self, sink: Sink, stage: Stage, groups: Sequence[TaskGroup]) -> None:
+    async def _write(self, sink: Sink, stage: Staged, groups: Sequence[TaskGroup]) -> None:
         try:
             if stage.file is None:
-                stage.file = await asyncio.to_thread(self._files.attempt)
+                stage.file = await asyncio.to_thread(self._files.create_part)
             places = await asyncio.to_thread(stage.file.write, groups)
         except ResourceLimitError as error:
-            self.staging.not_written(sink, stage)
+            self.staging.on_write_failed(sink, stage)
             if self._log_rate.due("file"):
                 logger.error("staging.unusable", extra={"reason": str(error)})  # noqa: TRY400 - it says all
             raise
         entries = [StagedGroup.of(stage, group, place) for group, place in zip(groups, places, strict=True)]
-        if not self.staging.written(stage, entries):
+        if not self.staging.on_written(stage, entries):
             raise StagedDataLostError("the attempt was dropped while a piece of it was written: run it again")
 
     def check(
@@ -111,12 +108,12 @@ class Sinks:
     ) -> list[int]:
         """Return the tasks of attempts. `published` is the content of the epoch on other workers.
 
-        Raises StagedDataLostError if an attempt is not complete, and StaleEpochError as compare() does.
+        Raises StagedDataLostError if an attempt is not complete, and StaleEpochError like check_contents().
         """
-        stages = self.staging.find(sink, epoch, self._new(sink, epoch, names))
-        return sorted(self.publications.compare(sink, epoch, stages, published))
+        stages = self.staging.find(sink, epoch, self._unpublished(sink, epoch, names))
+        return sorted(self.publications.check_contents(sink, epoch, stages, published))
 
-    def _new(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[AttemptName]:
+    def _unpublished(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[AttemptName]:
         """Return the attempts that were not chosen before. Raises StaleEpochError; see Publications."""
         self.publications.check(sink, epoch)
         return [each for each in names if not self.publications.has_chosen(sink, epoch, each.attempt)]
@@ -137,7 +134,7 @@ class Sinks:
         workers = [worker for worker, _ in self._previous_owners.values()]
         return self.publications.begin(sink, epoch, run), workers
 
-    def assigned(self, before: Assignment | None, now: Assignment) -> None:
+    def on_assignment(self, before: Assignment | None, now: Assignment) -> None:
         """Record that an assignment has replaced another one."""
         # Previous workers may still drain, and know published epochs; begin() returns them.
         for each in before.workers if before is not None else ():
@@ -159,11 +156,11 @@ class Sinks:
         `run` is the publishing run of the query; empty: no other run ever publishes the epoch. Raises
         UnknownRunError before begin(), and the errors of check().
         """
-        new = self._new(sink, epoch, names)
+        new = self._unpublished(sink, epoch, names)
         chosen = 0
         # A repeated request finds all attempts chosen, and only returns the progress.
         if new:
-            if run and not self.publications.knows(sink, run):
+            if run and not self.publications.is_current_run(sink, run):
                 raise UnknownRunError(
                     f"sink {sink[1]!r}: run {run!r} has not begun at this worker: call Begin first, which "
                     f"returns the messages of epoch {epoch} that an earlier run has published"
@@ -173,29 +170,29 @@ class Sinks:
             attempts = [each.attempt for each in new]
             chosen, omitted = self.publications.choose(sink, epoch, attempts, stages, run, published)
             for staged in omitted:
-                self.staging.free(staged)
+                self.staging.free_group(staged)
             self._start_pump()
         # The publishing task gets one turn, so that a small epoch is complete in the response.
-        return chosen, (await self._answer(sink, epoch, 0.0))[0]
+        return chosen, (await self._wait_for_progress(sink, epoch, 0.0))[0]
 
-    async def progress(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
+    async def await_progress(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
         """Return, after a moment, the number of an epoch's messages that wait, and some of their tasks.
 
         Raises StagedDataLostError if the epoch was not chosen here.
         """
-        if self.publications.waiting(sink, epoch) is None:
+        if self.publications.progress_of(sink, epoch) is None:
             raise StagedDataLostError(
                 f"sink {sink[1]!r}: epoch {epoch} is not known here: this worker has started since it was "
                 "chosen; the epoch has to be computed again: start the query or the write again"
             )
-        return await self._answer(sink, epoch, _ANSWER_SECONDS)
+        return await self._wait_for_progress(sink, epoch, _PROGRESS_WAIT_SECONDS)
 
-    async def _answer(self, sink: Sink, epoch: int, seconds: float) -> tuple[int, list[int]]:
+    async def _wait_for_progress(self, sink: Sink, epoch: int, seconds: float) -> tuple[int, list[int]]:
         """Return the waiting messages for a caller that repeats its request while there are any."""
         self._asked[sink, epoch] = time.monotonic()
         deadline = asyncio.get_running_loop().time() + seconds
-        waiting = self.publications.waiting
-        await self._router.activity.until(lambda: not (waiting(sink, epoch) or (0,))[0], deadline)
+        waiting = self.publications.progress_of
+        await self._router.activity.wait_until(lambda: not (waiting(sink, epoch) or (0,))[0], deadline)
         found = waiting(sink, epoch) or (0, [])
         if not found[0]:
             self._asked.pop((sink, epoch), None)
@@ -217,36 +214,36 @@ class Sinks:
             memory_bytes=staging.memory_bytes,
             disk_bytes=staging.disk_bytes,
             waiting_messages=self.publications.waiting_messages,
-            waits=staging.waits,
+            waits=staging.no_space_count,
         )
 
     def _start_pump(self) -> None:
-        if self._pumping is None:
-            self._pumping = watched(asyncio.create_task(self._pump(), name="publish"))
+        if self._publish_task is None:
+            self._publish_task = report_errors(asyncio.create_task(self._publish_waiting(), name="publish"))
 
-    async def _pump(self) -> None:
+    async def _publish_waiting(self) -> None:
         try:
-            while taken := self.publications.take(_READ_BYTES):
+            while taken := self.publications.pop_ready(_MAX_READ_BYTES):
                 groups = [staged.group for staged, _ in taken if staged.group is not None]
                 if len(groups) < len(taken):
                     groups = await asyncio.to_thread(_read, taken)
                 self._deliver(taken, groups)
         finally:
-            self._pumping = None
-            # A drain and _answer() wait for this.
+            self._publish_task = None
+            # A drain and _wait_for_progress() wait for this.
             self._router.activity.set()
 
-    def _deliver(self, taken: Sequence[Chosen], groups: Sequence[TaskGroup]) -> None:
+    def _deliver(self, taken: Sequence[ChosenGroup], groups: Sequence[TaskGroup]) -> None:
         """Route groups; groups of tasks without an owner wait again."""
-        known = [self._router.holder_known(staged.task) for staged, _ in taken]
+        known = [self._router.has_owner(staged.task) for staged, _ in taken]
         self.publications.put_back([each for each, holds in zip(taken, known, strict=True) if not holds])
         held = list(compress(groups, known))
         self._router.recv(ReceivedBatch.arrived(held, self.publications))
         for staged, _ in compress(taken, known):
-            self.staging.free(staged)
+            self.staging.free_group(staged)
 
 
-def _read(taken: Sequence[Chosen]) -> list[TaskGroup]:
+def _read(taken: Sequence[ChosenGroup]) -> list[TaskGroup]:
     """Return the groups, reading files where needed. Runs in a thread."""
     groups = []
     for staged, _ in taken:

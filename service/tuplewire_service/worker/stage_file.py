@@ -2,8 +2,8 @@
 
 All attempts share one file, because a file for each could exhaust the worker's descriptors. Closing an
 attempt punches a hole into the file (fallocate, Linux). On other systems, the space is freed with the file's
-last attempt. Used by staging.py and sinks.py. Owns the file. Thread-safe, except that each StageFile must be
-used by one thread at a time. Design: docs/design/sinks.md.
+last attempt. Used by staging.py and sinks.py. Owns the file. Thread-safe, except that each AttemptFile must
+be used by one thread at a time. Design: docs/design/sinks.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 _BLOCK_BYTES = 4096
 """Each part starts in a new block, because a hole frees whole blocks only."""
-_MOST_BYTES = 1 << 40
+_MAX_FILE_BYTES = 1 << 40
 """The offset at which a new file starts. Holes count, and ext4 is limited to 16 TiB."""
 _PUNCH_HOLE = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE with FALLOC_FL_KEEP_SIZE."""
@@ -32,11 +32,11 @@ class _SharedFile:
     def __init__(self, directory: str | None) -> None:
         self.directory = directory
         try:
-            self.file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - see StageFile.close()
+            self.file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - see AttemptFile.close()
         except OSError as error:
             raise _staging_error(directory, error) from error
         self.end = 0
-        self.users = 0
+        self.open_parts = 0
 
 
 class StageFiles:
@@ -48,16 +48,16 @@ class StageFiles:
         self._lock = threading.Lock()
         self._shared: _SharedFile | None = None
 
-    def attempt(self) -> StageFile:
+    def create_part(self) -> AttemptFile:
         """Return the part of a new attempt, which must be closed. Raises ResourceLimitError."""
         with self._lock:
-            if self._shared is None or not self._shared.users or self._shared.end >= _MOST_BYTES:
+            if self._shared is None or not self._shared.open_parts or self._shared.end >= _MAX_FILE_BYTES:
                 self._shared = _SharedFile(self._directory)
-            self._shared.users += 1
-            return StageFile(self._shared, self._lock)
+            self._shared.open_parts += 1
+            return AttemptFile(self._shared, self._lock)
 
 
-class StageFile:
+class AttemptFile:
     """One attempt's part of the file. Use it from one thread at a time."""
 
     def __init__(self, shared: _SharedFile, lock: threading.Lock) -> None:
@@ -76,10 +76,10 @@ class StageFile:
             self._shared.end += blocks
         self._parts.append((start, blocks))
         written = []
-        place = start
+        offset = start
         for frame in frames:
-            written.append((place, len(frame)))
-            place += len(frame)
+            written.append((offset, len(frame)))
+            offset += len(frame)
         try:
             while rest:
                 count = os.pwrite(self._shared.file.fileno(), rest, start)
@@ -95,8 +95,8 @@ class StageFile:
     def close(self) -> None:
         """Free the space."""
         with self._lock:
-            self._shared.users -= 1
-            if not self._shared.users:
+            self._shared.open_parts -= 1
+            if not self._shared.open_parts:
                 self._shared.file.close()
                 return
             descriptor = self._shared.file.fileno()

@@ -24,17 +24,17 @@ from tuplewire.errors import (
 )
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import TaskGroup
-from tuplewire_service.worker.stage_file import StageFile
+from tuplewire_service.worker.stage_file import AttemptFile
 
 Sink = tuple[str, str]
 """The owner and the name. Sinks of different owners are separate, even with the same name; see IAccess."""
 IDLE_SECONDS = 60.0
 """Seconds without a new piece after which an attempt may be dropped in favor of another of its partition."""
-_SUM = 0xFFFF
+_CHECKSUM_MASK = 0xFFFF
 """The half of Adler-32 that sums the bytes, regardless of their order."""
 _ENTRY_BYTES = 200
 """Memory for the entry of a group that is in a file."""
-_INDEX_SHARE = 4
+_INDEX_DIVISOR = 4
 """One part in this many of the memory is reserved for entries of groups in files."""
 
 
@@ -62,7 +62,7 @@ class Placement(enum.Enum):
 class StagedGroup:
     """A group of an attempt: in memory, or at a place in its file."""
 
-    stage: Stage
+    stage: Staged
     task: int
     messages: int
     group_bytes: int
@@ -72,33 +72,33 @@ class StagedGroup:
     length: int = 0
 
     @classmethod
-    def of(cls, stage: Stage, group: TaskGroup, place: tuple[int, int] | None = None) -> StagedGroup:
+    def of(cls, stage: Staged, group: TaskGroup, place: tuple[int, int] | None = None) -> StagedGroup:
         """Describe a group in memory, or at `place`: the offset and the length in the file."""
-        checksum = adler32(group.header_data, adler32(group.data, 0) & _SUM) & _SUM
-        kept = group if place is None else None
-        return cls(stage, group.task, group.count, group.size_bytes, kept, checksum, *(place or ()))
+        checksum = adler32(group.header_data, adler32(group.data, 0) & _CHECKSUM_MASK) & _CHECKSUM_MASK
+        in_memory = group if place is None else None
+        return cls(stage, group.task, group.count, group.size_bytes, in_memory, checksum, *(place or ()))
 
 
 @dataclass(slots=True, eq=False)
-class Stage:
-    """The staged messages of one attempt. `writing` is True while a piece is written to the file."""
+class Staged:
+    """The staged messages of one attempt. `is_writing` is True while a piece is written to the file."""
 
     partition: int
-    touched: float
+    last_used: float
     groups: list[StagedGroup] = field(default_factory=list)
     pieces: int = 0
     messages: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
-    file: StageFile | None = None
-    writing: bool = False
-    dropped: bool = False
-    left: int = 0
+    file: AttemptFile | None = None
+    is_writing: bool = False
+    is_dropped: bool = False
+    remaining_groups: int = 0
     """Number of its groups that are still needed."""
 
     def close(self) -> None:
         """Release the file, unless a thread is writing to it."""
-        if self.file is not None and not self.writing:
+        if self.file is not None and not self.is_writing:
             self.file.close()
             self.file = None
 
@@ -107,8 +107,8 @@ class Stage:
 class _OpenEpoch:
     number: int
     opened: float
-    touched: float
-    stages: dict[str, Stage] = field(default_factory=dict)
+    last_used: float
+    stages: dict[str, Staged] = field(default_factory=dict)
     waits_since: float | None = None
 
 
@@ -123,25 +123,25 @@ class Staging:
         """Bytes in memory, including published groups that wait for space."""
         self.disk_bytes = 0
         """The same in files."""
-        self.waits = 0
+        self.no_space_count = 0
         """Number of times that a piece found no space."""
-        self._most_memory = memory_bytes
-        self._most_disk = disk_bytes
-        self._keep_seconds = keep_seconds
+        self._max_memory = memory_bytes
+        self._max_disk = disk_bytes
+        self._expiry_seconds = keep_seconds
         self._epochs: dict[Sink, _OpenEpoch] = {}
 
     def __len__(self) -> int:
         return len(self._epochs)
 
-    def has(self, sink: Sink, epoch: int) -> bool:
+    def is_open(self, sink: Sink, epoch: int) -> bool:
         """Return True if unchosen messages of an epoch are staged here."""
         found = self._epochs.get(sink)
         return found is not None and found.number == epoch
 
-    def admit(
+    def reserve(
         self, sink: Sink, epoch: int, name: AttemptName, piece: int, groups: Sequence[TaskGroup], now: float
-    ) -> tuple[Placement, Stage]:
-        """Reserve space for a piece, at `now` seconds of any clock. After Placement.DISK, call written().
+    ) -> tuple[Placement, Staged]:
+        """Reserve space for a piece, at `now` seconds of any clock. After Placement.DISK, call on_written().
 
         Raises SequenceGapError if earlier pieces are missing, StaleEpochError if the sink has a later epoch,
         EpochTooLargeError if the piece can never fit, and ResourceLimitError if others wait for space.
@@ -163,7 +163,7 @@ class Staging:
         piece: int,
         groups: Sequence[TaskGroup],
         now: float,
-    ) -> tuple[Placement, Stage]:
+    ) -> tuple[Placement, Staged]:
         """Find a place for a piece.
 
         1. The attempt starts, or starts again: it gets a new stage.
@@ -175,13 +175,13 @@ class Staging:
         """
         stage = state.stages.get(name.attempt)
         # 1. Piece 0 restarts an attempt.
-        if stage is None or (not piece and not stage.writing):
+        if stage is None or (not piece and not stage.is_writing):
             if stage is not None:
                 self._drop(state.stages.pop(name.attempt))
-            stage = state.stages[name.attempt] = Stage(name.partition, now)
-        state.touched = stage.touched = now
+            stage = state.stages[name.attempt] = Staged(name.partition, now)
+        state.last_used = stage.last_used = now
         # 2. The caller retries, so the pieces of an attempt stay in order.
-        if stage.writing:
+        if stage.is_writing:
             return Placement.NO_SPACE, stage
         # 3. Its response was lost.
         if piece == stage.pieces - 1:
@@ -196,45 +196,45 @@ class Staging:
         size = sum(map(wire_bytes, groups))
         placement = self._placement(size, len(groups), self.memory_bytes, self.disk_bytes)
         if placement is Placement.NO_SPACE:
-            self._make_room(now)
+            self._drop_idle(now)
             placement = self._placement(size, len(groups), self.memory_bytes, self.disk_bytes)
         # 5. An error here would stop a Spark task that only has to wait; see docs/design/sinks.md.
         if placement is Placement.NO_SPACE:
-            self.waits += 1
+            self.no_space_count += 1
             state.waits_since = now if state.waits_since is None else state.waits_since
             self._check_feasible(sink, state, stage, (size, len(groups)))
             return placement, stage
         state.waits_since = None
-        # 6. A piece in the file counts as staged once a thread has written it; see written().
+        # 6. A piece in the file counts as staged once a thread has written it; see on_written().
         if placement is Placement.DISK:
-            stage.writing = True
-            self._grow(stage, _ENTRY_BYTES * len(groups), size)
+            stage.is_writing = True
+            self._add_usage(stage, _ENTRY_BYTES * len(groups), size)
         else:
-            self._grow(stage, size, 0)
-            self._keep(stage, [StagedGroup.of(stage, group) for group in groups])
+            self._add_usage(stage, size, 0)
+            self._add_groups(stage, [StagedGroup.of(stage, group) for group in groups])
         return placement, stage
 
-    def written(self, stage: Stage, groups: Sequence[StagedGroup]) -> bool:
+    def on_written(self, stage: Staged, groups: Sequence[StagedGroup]) -> bool:
         """Record the places of a piece's groups in the file; return False if the stage was dropped."""
-        stage.writing = False
+        stage.is_writing = False
         # The stage was dropped while a thread wrote its file.
-        if stage.dropped:
+        if stage.is_dropped:
             stage.close()
             return False
-        self._keep(stage, groups)
+        self._add_groups(stage, groups)
         return True
 
-    def not_written(self, sink: Sink, stage: Stage) -> None:
+    def on_write_failed(self, sink: Sink, stage: Staged) -> None:
         """Drop a stage after a failed write."""
-        stage.writing = False
+        stage.is_writing = False
         if (state := self._epochs.get(sink)) is not None:
             self._forget(sink, state, [name for name, each in state.stages.items() if each is stage])
         stage.close()
 
-    def find(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Stage]:
+    def find(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Staged]:
         """Return attempts by partition. Raises StagedDataLostError unless all of them are complete."""
         state = self._epochs.get(sink)
-        found: list[Stage] = []
+        found: list[Staged] = []
         for name in sorted(names):
             stage = None if state is None or state.number != epoch else state.stages.get(name.attempt)
             if stage is None or (stage.messages, stage.pieces) != (name.messages, name.pieces):
@@ -247,7 +247,7 @@ class Staging:
             found.append(stage)
         return found
 
-    def choose(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Stage]:
+    def choose(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Staged]:
         """Remove and return attempts as find() does; drop the sink's others. An error changes nothing."""
         chosen = self.find(sink, epoch, names)
         if chosen:
@@ -257,13 +257,13 @@ class Staging:
                     self._drop(stage)
         return chosen
 
-    def free(self, staged: StagedGroup) -> None:
+    def free_group(self, staged: StagedGroup) -> None:
         """Free the space of a group that is no longer needed."""
         stage = staged.stage
-        stage.left -= 1
+        stage.remaining_groups -= 1
         self.memory_bytes -= _ENTRY_BYTES if staged.group is None else wire_bytes(staged.group)
         # The space of a file is freed with the last group of the attempt.
-        if not stage.left:
+        if not stage.remaining_groups:
             self.disk_bytes -= stage.disk_bytes
             stage.close()
 
@@ -282,7 +282,7 @@ class Staging:
 
     def expire(self, now: float) -> list[tuple[Sink, int]]:
         """Drop and return the epochs that were unused for too long."""
-        old = [sink for sink, each in self._epochs.items() if each.touched < now - self._keep_seconds]
+        old = [sink for sink, each in self._epochs.items() if each.last_used < now - self._expiry_seconds]
         return [(sink, self._close(sink)) for sink in old]
 
     def _open(self, sink: Sink, epoch: int, now: float) -> _OpenEpoch:
@@ -311,20 +311,20 @@ class Staging:
         if not state.stages:
             del self._epochs[sink]
 
-    def _grow(self, stage: Stage, memory: int, disk: int) -> None:
+    def _add_usage(self, stage: Staged, memory: int, disk: int) -> None:
         stage.memory_bytes += memory
         stage.disk_bytes += disk
         self.memory_bytes += memory
         self.disk_bytes += disk
 
-    def _keep(self, stage: Stage, groups: Sequence[StagedGroup]) -> None:
+    def _add_groups(self, stage: Staged, groups: Sequence[StagedGroup]) -> None:
         stage.groups += groups
-        stage.left += len(groups)
+        stage.remaining_groups += len(groups)
         stage.messages += sum(each.messages for each in groups)
         stage.pieces += 1
 
-    def _drop(self, stage: Stage) -> None:
-        stage.dropped = True
+    def _drop(self, stage: Staged) -> None:
+        stage.is_dropped = True
         stage.groups.clear()
         self.memory_bytes -= stage.memory_bytes
         self.disk_bytes -= stage.disk_bytes
@@ -333,22 +333,22 @@ class Staging:
     def _placement(self, size: int, groups: int, memory: int, disk: int) -> Placement:
         """Return the place for a piece, for the given usage of memory and files."""
         # Messages cannot fill all the memory: the index of the file must be in memory, too.
-        if memory + size <= self._most_memory - self._most_memory // _INDEX_SHARE:
+        if memory + size <= self._max_memory - self._max_memory // _INDEX_DIVISOR:
             return Placement.MEMORY
-        fits = disk + size <= self._most_disk and memory + _ENTRY_BYTES * groups <= self._most_memory
+        fits = disk + size <= self._max_disk and memory + _ENTRY_BYTES * groups <= self._max_memory
         return Placement.DISK if fits else Placement.NO_SPACE
 
-    def _make_room(self, now: float) -> None:
+    def _drop_idle(self, now: float) -> None:
         """Drop idle attempts of partitions that have a newer attempt."""
         for state in self._epochs.values():
             # Retried Spark tasks leave several attempts of a partition.
-            in_order = sorted(state.stages.values(), key=attrgetter("touched"))
+            in_order = sorted(state.stages.values(), key=attrgetter("last_used"))
             latest = {stage.partition: stage for stage in in_order}
             for attempt, stage in list(state.stages.items()):
-                if stage is not latest[stage.partition] and stage.touched < now - IDLE_SECONDS:
+                if stage is not latest[stage.partition] and stage.last_used < now - IDLE_SECONDS:
                     self._drop(state.stages.pop(attempt))
 
-    def _check_feasible(self, sink: Sink, state: _OpenEpoch, stage: Stage, piece: tuple[int, int]) -> None:
+    def _check_feasible(self, sink: Sink, state: _OpenEpoch, stage: Staged, piece: tuple[int, int]) -> None:
         """Raise an error if no action of others can make space for a piece (size and groups)."""
         # Assume that only one attempt for each partition remains.
         own = {each.partition: each for each in state.stages.values()}
@@ -359,25 +359,25 @@ class Staging:
         problem = f"an epoch of more than {memory + disk} bytes does not fit"
         # It fits alone, so waiting helps, unless epochs that also wait hold all space.
         if self._placement(*piece, memory, disk) is not Placement.NO_SPACE:
-            if not self._is_stuck(state):
+            if not self._is_deadlocked(state):
                 return
             # The others can continue without this attempt.
             error, problem = ResourceLimitError, "the waiting epochs of this and other sinks do not all fit"
         raise error(
             f"sink {sink[1]!r}: {problem} into this worker's staging space, "
-            f"{self._most_memory} bytes in memory and {self._most_disk} in files; raise its "
+            f"{self._max_memory} bytes in memory and {self._max_disk} in files; raise its "
             "staging-disk-bytes and staging-memory-bytes, or write less in a micro-batch. "
             "Options such as maxFilesPerTrigger limit a micro-batch"
         )
 
-    def _is_stuck(self, state: _OpenEpoch) -> bool:
+    def _is_deadlocked(self, state: _OpenEpoch) -> bool:
         """Return True if epochs that have long waited for space hold all of it, and this is the youngest."""
         stages = [(each, stage) for each in self._epochs.values() for stage in each.stages.values()]
         held = sum(stage.memory_bytes + stage.disk_bytes for _, stage in stages)
         if held < self.memory_bytes + self.disk_bytes:
             return False  # the rest is being published
         holders = [each for each, stage in stages if stage.groups]
-        oldest_news = state.touched - IDLE_SECONDS
+        oldest_news = state.last_used - IDLE_SECONDS
         return all(
             each.waits_since is not None and each.waits_since <= oldest_news and each.opened <= state.opened
             for each in (*holders, state)

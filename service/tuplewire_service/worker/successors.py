@@ -23,7 +23,7 @@ class Successors:
     def __init__(self, own: int, incarnation: int) -> None:
         self._own = own
         self._incarnation = incarnation
-        self.known: dict[TaskAndEntry, Successor] = {}
+        self.by_task: dict[TaskAndEntry, Successor] = {}
 
     def add_departures(
         self, heard: Iterable[Departure], unreleased: Iterable[tuple[Peer, int, Mapping[TaskAndEntry, int]]]
@@ -32,48 +32,48 @@ class Successors:
 
         These other workers now release messages that are not processed. See Connections.unreleased().
         """
-        ours = {(task, number or self._own) for _, _, keys in unreleased for task, number in keys}
+        unreleased_keys = {(task, number or self._own) for _, _, keys in unreleased for task, number in keys}
         for departure in heard:
             successors = successors_of(departure)
-            for key in ours.intersection(successors):
-                self.known[key] = successors[key]
+            for key in unreleased_keys.intersection(successors):
+                self.by_task[key] = successors[key]
 
     def refresh(
         self, departures: Departures, unreleased: Iterable[tuple[Peer, int, Mapping[TaskAndEntry, int]]]
     ) -> None:
         """Add departed workers, before their messages count as released; see Connections.unreleased()."""
         for each in unreleased:
-            self.add_departures(departures.of([each[1]]), [each])
+            self.add_departures(departures.find([each[1]]), [each])
 
         @cache  # many tasks have the same successor
         def successors_after(incarnation: int) -> Mapping[TaskAndEntry, Successor] | None:
-            return next(map(successors_of, departures.of([incarnation])), None)
+            return next(map(successors_of, departures.find([incarnation])), None)
 
-        for key in list(self.known):
+        for key in list(self.by_task):
             # A successor may have departed, too: its messages are processed, or at its own successor.
-            while (later := successors_after(self.known[key].incarnation)) is not None:
-                if key not in later:
-                    del self.known[key]
+            while (next_successors := successors_after(self.by_task[key].incarnation)) is not None:
+                if key not in next_successors:
+                    del self.by_task[key]
                     break
-                self.known[key] = later[key]
+                self.by_task[key] = next_successors[key]
         # Messages that were forwarded to this worker are here, or were forwarded from here.
-        self.known = {key: each for key, each in self.known.items() if each.incarnation != self._incarnation}
+        self.by_task = {key: new for key, new in self.by_task.items() if new.incarnation != self._incarnation}
 
     @property
     def peers(self) -> set[Peer]:
         """The known successors."""
-        return {Peer(each.worker_id, each.address) for each in self.known.values()}
+        return {Peer(each.worker_id, each.address) for each in self.by_task.values()}
 
     def take(self, task: int, entry_worker: int) -> Successor | None:
         """Remove and return the destination of the next message; None: the owner of the task."""
-        return self.known.pop((task, entry_worker), None)
+        return self.by_task.pop((task, entry_worker), None)
 
     def snapshot_at_shutdown(
         self, unreleased: Iterable[tuple[Peer, int, Mapping[TaskAndEntry, int]]]
     ) -> dict[TaskAndEntry, Successor]:
         """Return the workers that hold unreleased messages of this worker, for its departure notice."""
         last: dict[TaskAndEntry, int] = {}
-        found = dict(self.known)
+        found = dict(self.by_task)
         for peer, incarnation, keys in unreleased:
             for (task, entry_worker), entry_sequence in keys.items():
                 key = task, entry_worker or self._own

@@ -20,62 +20,62 @@ from tuplewire_service.messaging.base import ReceivedBatch
 
 logger = event_logger(__name__)
 
-MOST_TAPS = 8
+MAX_TAPS = 8
 """Maximum number of taps at a worker: each costs the time for its copies."""
-MOST_PER_SECOND = 1000
-MOST_BYTES = 1 << 16
-_MOST_WAITING = 1000
-_MOST_WAITING_BYTES = 4 << 20
-_MOST_TAKEN_BYTES = 1 << 20
+MAX_PER_SECOND = 1000
+MAX_COPY_BYTES = 1 << 16
+_MAX_WAITING = 1000
+_MAX_WAITING_BYTES = 4 << 20
+_MAX_TAKEN_BYTES = 1 << 20
 """Limit of one response: gRPC accepts responses of 4 MiB."""
 
 
 class Tap:
     """One open tap. Call only from the event loop.
 
-    Guarantee: it never waits, and holds a bounded number of messages and bytes. `passed` counts the messages
-    of its tasks; `omitted` counts sampled messages beyond its rate or limits.
+    Guarantee: it never waits, and holds a bounded number of messages and bytes. `passed_messages` counts the
+    messages of its tasks; `omitted` counts sampled messages beyond its rate or limits.
     """
 
-    def __init__(self, wanted: pb.TapRequest, wake: Callable[[], None]) -> None:
+    def __init__(self, request: pb.TapRequest, wake: Callable[[], None]) -> None:
         """Open a tap. `wake` is called when take() has messages, or after a defect."""
-        self.tasks = frozenset(wanted.tasks)
-        self._wanted = wanted
-        self.passed = self.omitted = self.shown = 0
+        self.tasks = frozenset(request.tasks)
+        self._request = request
+        self.passed_messages = self.omitted = self.copied_messages = 0
         self.failed = False
         self.wake = wake
         self._random = random.Random()  # noqa: S311 - a sample is not a secret
-        self._share = 0.0
-        self._room = float(wanted.max_per_second)
-        self._filled = time.monotonic()
+        self._sample_carry = 0.0
+        self._tokens = float(request.max_per_second)
+        self._refilled_at = time.monotonic()
         self._waiting: deque[pb.TappedMessage] = deque()
         self._waiting_bytes = 0
 
     def offer(self, group: TaskGroup, batch: ReceivedBatch, place: str) -> None:
         """Copy the sampled messages of a group."""
         count = group.count
-        self.passed += count
+        self.passed_messages += count
         # Carries the fraction over, so small groups are sampled correctly.
-        self._share += count * self._wanted.sample
-        chosen = min(count, int(self._share))
-        self._share -= chosen
+        self._sample_carry += count * self._request.sample
+        chosen = min(count, int(self._sample_carry))
+        self._sample_carry -= chosen
         if not chosen:
             return
         now = time.monotonic()
         # After a pause, the messages of at most one second are copied together.
-        per_second = self._wanted.max_per_second
-        self._room = min(float(per_second), self._room + (now - self._filled) * per_second)
-        self._filled = now
-        taken = min(chosen, int(self._room), _MOST_WAITING - len(self._waiting))
-        self._room -= taken
+        per_second = self._request.max_per_second
+        self._tokens = min(float(per_second), self._tokens + (now - self._refilled_at) * per_second)
+        self._refilled_at = now
+        taken = min(chosen, int(self._tokens), _MAX_WAITING - len(self._waiting))
+        self._tokens -= taken
         if taken > 0:
             indexes = range(count) if taken == count else sorted(self._random.sample(range(count), taken))
-            for message in _copies(group, indexes, batch, place, self._wanted.max_bytes):
-                if self._waiting_bytes >= _MOST_WAITING_BYTES:
+            for message in _copy_messages(group, indexes, batch, place, self._request.max_bytes):
+                if self._waiting_bytes >= _MAX_WAITING_BYTES:
                     break
                 self._waiting.append(message)
                 self._waiting_bytes += message.ByteSize()
-                self.shown += 1
+                self.copied_messages += 1
                 chosen -= 1
         self.omitted += chosen
         self.wake()
@@ -84,7 +84,7 @@ class Tap:
         """Return new messages up to the limit of a response, and wake the reader for the rest."""
         messages: list[pb.TappedMessage] = []
         size = 0
-        while self._waiting and size < _MOST_TAKEN_BYTES:
+        while self._waiting and size < _MAX_TAKEN_BYTES:
             messages.append(self._waiting.popleft())
             size += messages[-1].ByteSize()
         self._waiting_bytes -= size
@@ -93,11 +93,11 @@ class Tap:
         return messages
 
 
-def _copies(
+def _copy_messages(
     group: TaskGroup, indexes: Iterable[int], batch: ReceivedBatch, place: str, max_bytes: int
 ) -> Iterator[pb.TappedMessage]:
     """Copy messages of a group. The time grows with the group, once, and with the copied messages."""
-    sizes, header_sizes = group.sizes(), group.header_sizes()
+    sizes, header_sizes = group.payload_sizes(), group.header_sizes()
     begins = [0, *accumulate(sizes)]
     header_begins = [0, *accumulate(header_sizes)] if header_sizes else []
     inbound, now_micros = batch.inbound, time.time_ns() // 1000
@@ -126,44 +126,44 @@ class Taps:
     """The taps of one worker."""
 
     def __init__(self) -> None:
-        self.open: list[Tap] = []
-        self._ended = pb.TapStatus()
+        self.open_taps: list[Tap] = []
+        self._closed_counts = pb.TapStatus()
 
-    def begin(self, wanted: pb.TapRequest, wake: Callable[[], None]) -> Tap:
-        """Open a tap with the tasks (empty: all) and limits of `wanted`. Raises ResourceLimitError."""
-        if len(self.open) >= MOST_TAPS:
-            raise ResourceLimitError(f"{MOST_TAPS} taps are open at this worker already: end one of them")
-        tap = Tap(wanted, wake)
-        self.open.append(tap)
+    def open_tap(self, request: pb.TapRequest, wake: Callable[[], None]) -> Tap:
+        """Open a tap with the tasks (empty: all) and limits of `request`. Raises ResourceLimitError."""
+        if len(self.open_taps) >= MAX_TAPS:
+            raise ResourceLimitError(f"{MAX_TAPS} taps are open at this worker already: end one of them")
+        tap = Tap(request, wake)
+        self.open_taps.append(tap)
         return tap
 
     def end(self, tap: Tap) -> None:
         """End a tap."""
-        if tap in self.open:
-            self.open.remove(tap)
-        self._ended.shown += tap.shown
-        self._ended.omitted += tap.omitted
+        if tap in self.open_taps:
+            self.open_taps.remove(tap)
+        self._closed_counts.shown += tap.copied_messages
+        self._closed_counts.omitted += tap.omitted
 
-    def offer(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
+    def offer(self, batch: ReceivedBatch, location_of: Callable[[int], str]) -> None:
         """Copy a routed batch, without refused messages, to the taps. Raises nothing, even if a tap fails."""
         refused = {id(group) for group, _ in batch.refusals}
         groups: Sequence[TaskGroup] = [group for group in batch.groups if id(group) not in refused]
-        for tap in tuple(self.open):
+        for tap in tuple(self.open_taps):
             try:
                 for group in groups:
                     if not tap.tasks or group.task in tap.tasks:
-                        tap.offer(group, batch, place_of(group.task))
+                        tap.offer(group, batch, location_of(group.task))
             except Exception:
                 logger.exception("tap.failed")
-                self.open.remove(tap)
+                self.open_taps.remove(tap)
                 tap.failed = True
                 tap.wake()
 
     def status(self) -> pb.TapStatus:
         """Return the counts, including closed taps."""
-        taps, ended = self.open, self._ended
+        taps, ended = self.open_taps, self._closed_counts
         return pb.TapStatus(
             open=len(taps),
-            shown=ended.shown + sum(tap.shown for tap in taps),
+            shown=ended.shown + sum(tap.copied_messages for tap in taps),
             omitted=ended.omitted + sum(tap.omitted for tap in taps),
         )

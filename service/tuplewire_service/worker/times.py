@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 from tuplewire.session.durations import BOUNDS, Durations
-from tuplewire.session.pressure import HELD_SECONDS
+from tuplewire.session.pressure import BLOCKED_SECONDS
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.worker.assignment import Assignment
@@ -24,7 +24,7 @@ from tuplewire_service.worker.routing_table import LOCAL
 from tuplewire_service.worker.servers import Servers
 
 INTERVAL_SECONDS = 0.25
-_MOST_PROBES = 1000
+_MAX_PROBES = 1000
 _SPAN_SECONDS = 5.0
 _Key = TypeVar("_Key")
 _Number = TypeVar("_Number", int, float)
@@ -47,36 +47,36 @@ class TimeState(enum.StrEnum):
     """Nothing is blocked."""
 
 
-class TimeShares:
+class StateSeconds:
     """Sums the waits of an event loop by cause; other time is busy. Call only from the event loop."""
 
-    __slots__ = ("_began", "_waited", "idle")
+    __slots__ = ("_started_at", "_waited", "idle")
 
     def __init__(self, now: float) -> None:
         self.idle = 0.0
         """The seconds of other waits, during which nothing was blocked."""
-        self._began = now
+        self._started_at = now
         self._waited = dict.fromkeys(TimeState, 0.0)
 
-    def waited(
-        self, began: float, ended: float, *, full_here: bool, full_there: bool, held_since: float | None
+    def record_wait(
+        self, began: float, ended: float, *, local_full: bool, remote_full: bool, held_since: float | None
     ) -> None:
         """Account for one wait of the loop, during which nothing changed.
 
         Args:
             began, ended: The start and the end of the wait.
-            full_here: A window for a local task is used up.
-            full_there: A window for a task of another worker is used up.
+            local_full: A window for a local task is used up.
+            remote_full: A window for a task of another worker is used up.
             held_since: Time since which a connection cannot send; None if all can.
         """
         waited = self._waited
         # The causes have a fixed order, so the states add up to the age; see docs/design/status.md.
-        if full_here:
+        if local_full:
             waited[TimeState.BACKPRESSURED_QUEUE] += ended - began
             return
-        state = TimeState.BACKPRESSURED_CREDIT if full_there else TimeState.IDLE
-        # A connection counts as blocked only after HELD_SECONDS.
-        usual_until = ended if held_since is None else min(ended, max(began, held_since + HELD_SECONDS))
+        state = TimeState.BACKPRESSURED_CREDIT if remote_full else TimeState.IDLE
+        # A connection counts as blocked only after BLOCKED_SECONDS.
+        usual_until = ended if held_since is None else min(ended, max(began, held_since + BLOCKED_SECONDS))
         waited[state] += usual_until - began
         waited[TimeState.BACKPRESSURED_SOCKET] += ended - usual_until
 
@@ -84,40 +84,40 @@ class TimeShares:
         """Return the seconds in each state since the start; their sum is the elapsed time."""
         shares = {state.value: waited for state, waited in self._waited.items()}
         shares[TimeState.IDLE] += self.idle
-        shares[TimeState.BUSY] = now - self._began - sum(shares.values())
+        shares[TimeState.BUSY] = now - self._started_at - sum(shares.values())
         return shares
 
 
-class Blocking:
+class BlockingTimes:
     """Seconds that each task has blocked others, by task and place, sampled by add().
 
-    At most `limit` pairs have a separate number. They keep it until keep() forgets them, so a pair never
-    changes between its own number and the common one.
+    At most `limit` pairs have a separate number. They keep it until retain_only() forgets them, so a pair
+    never changes between its own number and the common one.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._seconds: dict[tuple[str, str], float] = {}
-        self._gone: Callable[[int, str], bool] = lambda _task, _where: False
+        self._is_removed: Callable[[int, str], bool] = lambda _task, _where: False
 
     def add(self, blocked: Iterable[tuple[int, str]], elapsed: float) -> None:
         """Add the seconds since the last sample to each task and place that blocks now."""
         seconds = self._seconds
         for task, where in blocked:
             # No later call would forget a removed task or place.
-            if self._gone(task, where):
+            if self._is_removed(task, where):
                 continue
             pair = (str(task), where)
             if pair not in seconds and len(seconds) >= self._limit:
                 pair = (OTHER, OTHER)
             seconds[pair] = seconds.get(pair, 0.0) + elapsed
 
-    def keep(self, tasks: Container[int], places: Container[str]) -> None:
+    def retain_only(self, tasks: Container[int], places: Container[str]) -> None:
         """Forget all pairs except of these tasks and places; the common number stays."""
-        self._gone = lambda task, where: task not in tasks or where not in places
+        self._is_removed = lambda task, where: task not in tasks or where not in places
         for pair in [each for each in self._seconds if each != (OTHER, OTHER)]:
             task, where = pair
-            if self._gone(int(task), where):
+            if self._is_removed(int(task), where):
                 del self._seconds[pair]
 
     def seconds(self) -> dict[tuple[str, str], float]:
@@ -136,19 +136,19 @@ class WorkerTotals:
     state_seconds: Mapping[str, float] = field(default_factory=dict)
     """The seconds in each TimeState."""
     blocking_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """See Blocking."""
+    """See BlockingTimes."""
 
-    def since(self, before: WorkerTotals) -> WorkerTotals:
+    def increase_since(self, before: WorkerTotals) -> WorkerTotals:
         """Return the increase since earlier totals."""
         return WorkerTotals(
             self.seconds - before.seconds,
-            _grown(before.counts, self.counts),
-            _grown(before.state_seconds, self.state_seconds),
-            _grown(before.blocking_seconds, self.blocking_seconds),
+            _increase(before.counts, self.counts),
+            _increase(before.state_seconds, self.state_seconds),
+            _increase(before.blocking_seconds, self.blocking_seconds),
         )
 
 
-def _grown(before: Mapping[_Key, _Number], now: Mapping[_Key, _Number]) -> dict[_Key, _Number]:
+def _increase(before: Mapping[_Key, _Number], now: Mapping[_Key, _Number]) -> dict[_Key, _Number]:
     """Return the increase of each number; a number that was forgotten has restarted at 0."""
     grown = {key: value - min(value, before.get(key, 0)) for key, value in now.items()}
     return {key: value for key, value in grown.items() if value > 0}
@@ -171,7 +171,7 @@ class LoopLag:
         late = now - self._due
         probes = int(max(0.0, late) / INTERVAL_SECONDS) + 1
         # One probe runs for all overdue ones, but each counts.
-        for missed in range(min(probes, _MOST_PROBES)):
+        for missed in range(min(probes, _MAX_PROBES)):
             self.lag.add(late - missed * INTERVAL_SECONDS)
         self._due += probes * INTERVAL_SECONDS
         return self._due - now
@@ -185,36 +185,40 @@ class Timekeeper:
         self._servers = servers
         self._clock = asyncio.get_running_loop().time
         now = self._clock()
-        self._shares = TimeShares(now)
-        self._blocking = Blocking(blocking_limit)
+        self._shares = StateSeconds(now)
+        self._blocking = BlockingTimes(blocking_limit)
         self._lag = LoopLag(now)
-        self._looked = now
+        self._sampled_at = now
         self._marks = deque([self._totals(now)], maxlen=2)
         """Recent totals. The older mark is one to two spans old, after the first two spans."""
 
-    def waited(self, began: float, ended: float) -> None:
-        """Account for a wait of the loop; see EventLoopThread.on_wait."""
+    def record_wait(self, began: float, ended: float) -> None:
+        """Account for a wait of the loop; see EventLoopThread.set_wait_listener()."""
         pressure, servers = self._router.pressure, self._servers
-        if not (pressure.without_credit or pressure.held or any(servers.without_credit)):  # nearly always
+        blocked = pressure.without_credit or pressure.blocked_connections or any(servers.exhausted_by_server)
+        if not blocked:  # nearly always
             self._shares.idle += ended - began
             return
-        here = {self._router.place_of(task) == LOCAL for task in servers.longest_without_credit()}
+        here = {self._router.location_of(task) == LOCAL for task in servers.longest_exhausted()}
         # Programs also send messages for tasks of other workers through this one.
         there = False in here or pressure.without_credit > 0
-        since = pressure.held_since
-        self._shares.waited(began, ended, full_here=True in here, full_there=there, held_since=since)
+        since = pressure.blocked_since
+        self._shares.record_wait(began, ended, local_full=True in here, remote_full=there, held_since=since)
 
-    def assigned(self, assignment: Assignment) -> None:
+    def on_assignment(self, assignment: Assignment) -> None:
         """Forget the blocking times of tasks and workers outside the assignment."""
-        self._blocking.keep(assignment.owner_of, {LOCAL, *(each.worker_id for each in assignment.workers)})
+        places = {LOCAL, *(each.worker_id for each in assignment.workers)}
+        self._blocking.retain_only(assignment.owner_by_task, places)
 
     async def sample(self) -> None:
         """Sample the delay of the loop and the blocking tasks four times a second."""
         while True:
             now = self._clock()
-            blocked = {(task, self._router.place_of(task)) for task in self._servers.tasks_without_credit()}
-            self._blocking.add(blocked.union(self._router.connections.blocked()), now - self._looked)
-            self._looked = now
+            tasks = self._servers.tasks_without_credit()
+            blocked = {(task, self._router.location_of(task)) for task in tasks}
+            blocked.update(self._router.connections.blocked_tasks())
+            self._blocking.add(blocked, now - self._sampled_at)
+            self._sampled_at = now
             if now - self._marks[-1].seconds >= _SPAN_SECONDS:
                 self._marks.append(self._totals(now))
             await asyncio.sleep(self._lag.probe(now))
@@ -226,14 +230,14 @@ class Timekeeper:
         return WorkerTotals(now, counts, self._shares.seconds(now), self._blocking.seconds())
 
     @property
-    def holding(self) -> Mapping[tuple[str, str], float]:
+    def recent_blocking(self) -> Mapping[tuple[str, str], float]:
         """Recent seconds that tasks have blocked others, by (task, place)."""
-        return self._totals(self._clock()).since(self._marks[0]).blocking_seconds
+        return self._totals(self._clock()).increase_since(self._marks[0]).blocking_seconds
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add all times to a worker's status, with the tasks that block most first."""
         totals = self._totals(self._clock())
-        recent = totals.since(self._marks[0])
+        recent = totals.increase_since(self._marks[0])
         status.state_seconds.update(totals.state_seconds)
         status.recent.CopyFrom(
             pb.Recent(seconds=recent.seconds, state_seconds=recent.state_seconds, **recent.counts)
@@ -242,14 +246,14 @@ class Timekeeper:
         blocking = ((lately.get(at, 0.0), took, *at) for at, took in totals.blocking_seconds.items())
         for recently, took, task, where in sorted(blocking, reverse=True):
             status.blocking.add(task=task, where=where, seconds=took, recent_seconds=recently)
-        status.queue_wait.CopyFrom(_latency(self._router.queues.wait))
+        status.queue_wait.CopyFrom(_latency(self._router.queues.queue_wait))
         status.send_to_ack.CopyFrom(_latency(self._router.pressure.send_to_ack))
         status.end_to_end.CopyFrom(_latency(self._router.end_to_end))
         status.loop_lag.CopyFrom(_latency(self._lag.lag))
 
 
 def _latency(durations: Durations) -> pb.Latency:
-    exemplars = {place: pb.Exemplar(**asdict(each)) for place, each in durations.exemplars.items()}
+    exemplars = {bucket: pb.Exemplar(**asdict(each)) for bucket, each in durations.exemplars.items()}
     return pb.Latency(
         bounds=BOUNDS, messages=durations.counts, seconds=durations.seconds, exemplars=exemplars
     )

@@ -16,8 +16,8 @@ from operator import attrgetter
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.errors import ClosedError, MessageTooLargeError, TuplewireError
 from tuplewire.session.ledger import DropReason, Ledger
-from tuplewire.session.pieces import by_size
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.session.pieces import split_by_limit
+from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.values.group import TaskGroup, entry_worker
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.assignment import AssignedWorker
@@ -33,12 +33,12 @@ class Drops:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._log_rate = LogRate()
+        self._log_rate = LogRateLimiter()
 
-    def drop(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, why: str) -> None:
+    def drop(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, detail: str) -> None:
         """Count messages as dropped, log it at a limited rate, and release them to their sender."""
         if messages := self._log_rate.due(reason, group.count):
-            extra = {"task": group.task, "messages": messages, "reason": reason.value, "why": why}
+            extra = {"task": group.task, "messages": messages, "reason": reason.value, "why": detail}
             logger.warning("messages.dropped", extra=extra)
         self._ledger.dropped[reason] += group.count
         inbound.release(group.task, group.count, group.size_bytes)
@@ -82,18 +82,18 @@ class TransferQueue:
         if not self._queue:
             return
         queue, self._queue = self._queue, []
-        bundles: dict[str, list[tuple[AssignedWorker, InboundSession, list[TaskGroup]]]] = {}
+        runs_by_worker: dict[str, list[tuple[AssignedWorker, InboundSession, list[TaskGroup]]]] = {}
         for group, inbound in queue:
-            owner = self._table.owner_of.get(group.task)
+            owner = self._table.owner_by_task.get(group.task)
             if owner is None:
                 self._drops.unroutable(group, inbound)
                 continue
-            runs = bundles.setdefault(owner.worker_id, [])
+            runs = runs_by_worker.setdefault(owner.worker_id, [])
             if runs and runs[-1][1] is inbound:
                 runs[-1][2].append(group)
             else:
                 runs.append((owner, inbound, [group]))
-        waiting = deque(chain.from_iterable(bundles.values()))
+        waiting = deque(chain.from_iterable(runs_by_worker.values()))
         try:
             while waiting:
                 owner, inbound, groups = waiting[0]
@@ -103,22 +103,22 @@ class TransferQueue:
             self._drops.count_lost(group for _, _, groups in waiting for group in groups)
             self._loop.call_exception_handler({"message": "defect in the transfer queue", "exception": error})
 
-    def follow(self, connection: SendingEnd, group: TaskGroup, inbound: InboundSession) -> None:
+    def send_behind(self, connection: SendingEnd, group: TaskGroup, inbound: InboundSession) -> None:
         """Send messages of another worker immediately, behind earlier ones on the same connection."""
         self.send_all()
         # The earlier messages are not in a cycle, so the hop count restarts.
-        self._send(connection, inbound, [group.out_of_queue(0)])
+        self._send(connection, inbound, [group.on_dequeue(0)])
 
     def _send(self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]) -> None:
         # A copy from a program may have been faster: the lost worker's messages are marked.
         if inbound.worker_number and connection is not None:
             if (lost := self._lost_workers).numbers:
                 groups = [each.as_redelivered() if lost.had(each, inbound) else each for each in groups]
-            groups = list(_passed_on(groups, inbound.worker_number, connection))
-        for group in self._left_by(connection, inbound, groups):
+            groups = list(_as_forwarded(groups, inbound.worker_number, connection))
+        for group in self._submit(connection, inbound, groups):
             self._drops.unroutable(group, inbound)
 
-    def _left_by(
+    def _submit(
         self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]
     ) -> list[TaskGroup]:
         """Submit groups to a connection; return the groups that it did not accept because it is closed."""
@@ -138,11 +138,11 @@ class TransferQueue:
             return groups
         except MessageTooLargeError as error:
             # Separate the messages that fit, so that only the others are dropped.
-            pieces = [piece for group in groups for piece in by_size(group, error.limit_bytes)]
+            pieces = [piece for group in groups for piece in split_by_limit(group, error.limit_bytes)]
             for fits, group in pieces:
                 if not fits:
                     self._drops.drop(group, inbound, DropReason.TOO_LARGE, str(error))
-            return self._left_by(connection, inbound, [group for fits, group in pieces if fits])
+            return self._submit(connection, inbound, [group for fits, group in pieces if fits])
         except TuplewireError as error:
             # These messages were accepted, so they are counted as dropped, and released.
             for group in groups:
@@ -150,7 +150,7 @@ class TransferQueue:
         return []
 
 
-def _passed_on(groups: Iterable[TaskGroup], worker: int, connection: SendingEnd) -> Iterator[TaskGroup]:
+def _as_forwarded(groups: Iterable[TaskGroup], worker: int, connection: SendingEnd) -> Iterator[TaskGroup]:
     """Yield messages of another worker in forwarded form, on the route of earlier ones."""
     routes: dict[int, int | None] = {}
     for group in groups:

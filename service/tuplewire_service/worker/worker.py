@@ -16,19 +16,19 @@ from dataclasses import asdict
 from typing import Protocol
 
 import tuplewire
-from tuplewire.connection.loop import in_own_thread, watched
+from tuplewire.connection.loop import report_errors, run_in_thread
 from tuplewire.errors import DrainingError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
-from tuplewire.tracing import active
+from tuplewire.tracing import get_tracing
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.messaging_pb2 import Departure
 from tuplewire_service.messaging.base import AcceptedPeers, IContext
 from tuplewire_service.messaging.streamed_transport import StreamedContext
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.routing_table import LOCAL, id_mismatch, places
-from tuplewire_service.worker.servers import Servers, streamed
+from tuplewire_service.worker.routing_table import LOCAL, find_id_mismatch, own_endpoints
+from tuplewire_service.worker.servers import Servers, require_streamed
 from tuplewire_service.worker.sinks import Sinks
 from tuplewire_service.worker.times import Timekeeper
 from tuplewire_service.worker.worker_observer import WorkerObserver
@@ -37,7 +37,7 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 logger = event_logger(__name__)
 
 _TICK_SECONDS = 1.0
-_GOODBYE_SECONDS = 1.0
+_DEPARTURE_NOTICE_SECONDS = 1.0
 """Seconds that a drain waits for connections that it needs only to announce its departure."""
 _POLL_SECONDS = 0.01
 HIGH_LOAD = 0.9
@@ -46,7 +46,7 @@ LOW_LOAD = 0.4
 """... and remains so until its load falls to this value. The gap prevents flapping."""
 
 
-def congested(loads: Mapping[int, float], before: Collection[int]) -> frozenset[int]:
+def find_congested(loads: Mapping[int, float], before: Collection[int]) -> frozenset[int]:
     """Return the congested tasks, from the current loads (0 if missing) and the previously congested tasks.
 
     The worker only reports them, because credit limits the senders. Source: Storm's `BackPressureTracker`,
@@ -70,11 +70,11 @@ class AttachedProgram(Protocol):
     """The program in the worker's process, such as executors. Its properties are read on the event loop."""
 
     @property
-    def not_ready(self) -> str:
+    def not_ready_reason(self) -> str:
         """The reason that it is not ready, as text; empty if it is ready."""
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """True if it holds messages, or may still send some."""
 
     def disconnect(self) -> None:
@@ -91,7 +91,7 @@ class Worker:
         incarnation: int | None = None,
         peers: IContext | None = None,
         advertise: str = "",
-        own_program: StreamedContext | None = None,
+        own_transport: StreamedContext | None = None,
     ) -> None:
         """Create a worker.
 
@@ -101,28 +101,28 @@ class Worker:
             incarnation: The start of the process, in nanoseconds since 1970; None: now.
             peers: The transport between workers; None: the same.
             advertise: The address that other processes use, with or without a port; empty: the bound address.
-            own_program: The transport for a program in this process; None: there is none.
+            own_transport: The transport for a program in this process; None: there is none.
 
         Raises:
             ConfigError: A transport is not a StreamedContext.
         """
-        programs, peers = streamed(programs), None if peers is None else streamed(peers)
+        programs, peers = require_streamed(programs), None if peers is None else require_streamed(peers)
         self.settings = settings
         self.incarnation = incarnation or time.time_ns()
         self.state = WorkerState.STARTING
-        self.waits_for = "the drain to begin"
+        self.drain_step = "the drain to begin"
         """The current wait of drain()."""
-        self.delivered = asyncio.Event()
+        self.delivery_finished = asyncio.Event()
         """Set when drain() has delivered or dropped all messages, before it closes the servers."""
-        self.predecessor_lost = 0
+        self.predecessor_possibly_lost = 0
         """Maximum number of messages lost with the previous process of this worker."""
-        self.assignment_problem: Callable[[], str] = lambda: ""
+        self.get_assignment_problem: Callable[[], str] = lambda: ""
         """Returns the reason that the assignment file is not in use, or an empty string."""
         self.on_change: Callable[[], object] = lambda: None
         """Called when the state changes."""
         self._clock = asyncio.get_running_loop().time
         self._membership_until = 0.0  # the time until which a membership moves tasks of this worker
-        self.servers = Servers(programs, peers, own_program, settings.topology)
+        self.servers = Servers(programs, peers, own_transport, settings.topology)
         self.program: AttachedProgram | None = None
         """The program in this process: readiness includes it, and a drain waits for its work."""
         self.program_loads: Mapping[int, float] = {}
@@ -131,33 +131,33 @@ class Worker:
         """Congested tasks; see congested()."""
         self._advertise = advertise
         self._intake = AcceptedPeers.ALL
-        self._changing_intake = asyncio.Lock()
-        self._tickers: list[asyncio.Task[None]] = []
-        tracing = active()
+        self._accepted_peers_lock = asyncio.Lock()
+        self._periodic_tasks: list[asyncio.Task[None]] = []
+        tracing = get_tracing()
         self.router = Router(
             settings,
             self.incarnation,
             peers or programs,
             lambda: self.state is WorkerState.DRAINING,
-            self._departed,
+            self._on_departures,
             None if tracing is None else WorkerObserver(tracing, settings.worker_id),
         )
         self.sinks = Sinks(settings, self.router)
-        self.times = Timekeeper(self.router, self.servers, settings.metrics_series)
+        self.timekeeper = Timekeeper(self.router, self.servers, settings.metrics_series)
 
     async def start(self, port: int, peers_port: int = 0) -> None:
         """Bind the port, and the port of a separate transport for peers. Raises BindError."""
         await self.servers.start(port, peers_port, self.router)
         self._check_worker_id()
-        self._tickers = [
-            watched(asyncio.create_task(self._tick(), name="tick")),
-            watched(asyncio.create_task(self.times.sample(), name="sample times")),
+        self._periodic_tasks = [
+            report_errors(asyncio.create_task(self._tick(), name="tick")),
+            report_errors(asyncio.create_task(self.timekeeper.sample(), name="sample times")),
         ]
 
     async def _tick(self) -> None:
         while True:
             self._check_ready()
-            await self._update_intake()
+            await self._update_accepted_peers()
             self._report_load()
             self.router.refresh()
             self.sinks.resume()
@@ -176,24 +176,24 @@ class Worker:
         if self.assignment is None:
             return
         servers = self.servers
-        own = [*places(servers.addresses, self._advertise), *places(servers.peer_addresses)]
-        reason = id_mismatch(self.assignment, self.settings.worker_id, own)
+        own = [*own_endpoints(servers.addresses, self._advertise), *own_endpoints(servers.peer_addresses)]
+        reason = find_id_mismatch(self.assignment, self.settings.worker_id, own)
         if reason and reason != self.router.table.id_mismatch:
             logger.error("worker.id_mismatch", extra={"reason": reason})
         self.router.table.id_mismatch = reason
 
-    async def _update_intake(self) -> None:
+    async def _update_accepted_peers(self) -> None:
         """Accept messages of programs only while the assignment names this worker; senders retain them."""
-        async with self._changing_intake:
+        async with self._accepted_peers_lock:
             # A drain sets the intake without this method.
             intake = AcceptedPeers.WORKERS if self.router.table.id_mismatch else AcceptedPeers.ALL
             if intake is not self._intake and self.state in {WorkerState.STARTING, WorkerState.READY}:
                 self._intake = intake
                 await self.servers.restrict_intake(intake)
 
-    def _departed(self, departures: Sequence[Departure], new: Sequence[Departure]) -> None:
+    def _on_departures(self, departures: Sequence[Departure], new: Sequence[Departure]) -> None:
         for each in departures:
-            self.sinks.publications.learn(each.sinks)
+            self.sinks.publications.merge(each.sinks)
         self.servers.announce_departures(new)
 
     def _enter(self, state: WorkerState) -> None:
@@ -206,13 +206,13 @@ class Worker:
         """The reason that the worker is not ready; empty if it is ready."""
         if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
             return f"the worker is {self.state.value}"
-        if (error := self.router.not_ready) is not None:
+        if (error := self.router.not_ready_error) is not None:
             return str(error)
-        if self.state is WorkerState.STARTING and (missing := self.router.connections.not_ready):
+        if self.state is WorkerState.STARTING and (missing := self.router.connections.disconnected_workers):
             return f"not connected yet to {', '.join(missing)}"
-        if self.state is WorkerState.READY and (problem := self.assignment_problem()):
+        if self.state is WorkerState.READY and (problem := self.get_assignment_problem()):
             return problem  # it still serves the previous assignment, but a rollout must stop here
-        return "" if self.program is None else self.program.not_ready
+        return "" if self.program is None else self.program.not_ready_reason
 
     async def drain(self, deadline_seconds: float) -> LedgerSnapshot:
         """Refuse new messages step by step, deliver or forward held ones, close, and return the ledger.
@@ -236,72 +236,72 @@ class Worker:
         self._enter(WorkerState.DRAINING)
         router.refresh()  # connections to all workers, for the departure notice, open during the drain
         # 0. Senders do not notice the restart of a worker without tasks.
-        self.waits_for = "a membership to move the tasks to other workers"
-        at_last = min(moves_deadline, self._membership_until)  # in this order, NaN has no effect
-        await router.activity.until(lambda: not (router.table.local or router.moving_tasks), at_last)
+        self.drain_step = "a membership to move the tasks to other workers"
+        limit = min(moves_deadline, self._membership_until)  # in this order, NaN has no effect
+        await router.activity.wait_until(lambda: not (router.table.local_tasks or router.moving_tasks), limit)
 
-        def passing() -> bool:
+        def has_in_flight() -> bool:
             return bool(router.moving_tasks or router.connections.pending_messages or len(self.sinks.staging))
 
-        def stays_open() -> bool:
-            return passing() and self._clock() < moves_deadline
+        def must_repeat() -> bool:
+            return has_in_flight() and self._clock() < moves_deadline
 
         def finished() -> bool:
-            busy = self.program is not None and self.program.busy
-            held = router.held_messages or self.sinks.publishing
-            return stays_open() or not (router.moving_tasks or held or busy)
+            busy = self.program is not None and self.program.is_busy
+            held = router.held_messages or self.sinks.is_publishing
+            return must_repeat() or not (router.moving_tasks or held or busy)
 
         while True:
-            self.waits_for = "programs to end their streams"
+            self.drain_step = "programs to end their streams"
             # 1. Held messages may depend on messages that other workers still have to forward.
-            async with self._changing_intake:
+            async with self._accepted_peers_lock:
                 await self.servers.restrict_intake(AcceptedPeers.WORKERS)
-            self.waits_for = "messages in flight to other workers"
-            await router.activity.until(lambda: not passing(), moves_deadline)
+            self.drain_step = "messages in flight to other workers"
+            await router.activity.wait_until(lambda: not has_in_flight(), moves_deadline)
             # 2. The messages of another draining worker would be lost with it.
-            self.waits_for = "messages that are held, and other workers to end their streams"
-            await self.servers.restrict_intake(AcceptedPeers.LEAVING_WORKERS)
-            await router.activity.until(finished, deadline)
-            if not stays_open():
+            self.drain_step = "messages that are held, and other workers to end their streams"
+            await self.servers.restrict_intake(AcceptedPeers.DRAINING_WORKERS)
+            await router.activity.wait_until(finished, deadline)
+            if not must_repeat():
                 # 3. Messages that arrive after the last wait would be acknowledged, then dropped.
-                await self.servers.restrict_intake(AcceptedPeers.NOBODY)
+                await self.servers.restrict_intake(AcceptedPeers.OWN_PROGRAM)
                 # Wait for messages that were received before the intake stopped.
-                await router.activity.until(finished, deadline)
+                await router.activity.wait_until(finished, deadline)
             # 4. A restarted worker does not know the move, so it must end here.
-            if not stays_open():
+            if not must_repeat():
                 break
         # 5. The program may send messages of its own until now.
         if self.program is not None:
-            await in_own_thread(self.program.disconnect)
-        for ticker in self._tickers:
-            ticker.cancel()
-        self.waits_for = "connections to all other workers, to say goodbye"
+            await run_in_thread(self.program.disconnect)
+        for task in self._periodic_tasks:
+            task.cancel()
+        self.drain_step = "connections to all other workers, to say goodbye"
         router.refresh()
         # Also past the deadline: without a notice, senders wait for this worker while it is assigned.
-        patience = self._clock() + _GOODBYE_SECONDS if router.leaves_messages else 0.0
+        goodbye_deadline = self._clock() + _DEPARTURE_NOTICE_SECONDS if router.must_announce else 0.0
         # No event reports that a connection has opened.
-        while router.connections.not_ready and self._clock() < patience:  # noqa: ASYNC110
+        while router.connections.disconnected_workers and self._clock() < goodbye_deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
-        self.waits_for = "connections to other workers to close"
+        self.drain_step = "connections to other workers to close"
         publications = self.sinks.publications
         timeout = max(0.1, deadline - self._clock())
-        await router.close(timeout, publications.known(), publications.unpublished())
-        self.delivered.set()
-        self.waits_for = "servers to close"
+        await router.close(timeout, publications.reportable_epochs(), publications.unpublished())
+        self.delivery_finished.set()
+        self.drain_step = "servers to close"
         await self.servers.close()
-        self.waits_for = "transports to end"
+        self.drain_step = "transports to end"
         self._enter(WorkerState.STOPPED)
         return router.ledger()
 
-    def polled_by_membership(self, interval: float) -> None:
+    def on_membership_poll(self, interval: float) -> None:
         """Let a drain wait for a program that calls this every `interval` seconds and moves tasks."""
         if self.state is not WorkerState.DRAINING:  # there may be no other worker for the tasks
             self._membership_until = self._clock() + 2 * interval
 
     async def abort(self) -> None:
         """Stop immediately, like a killed process: nothing is forwarded, and no peer is notified."""
-        for ticker in self._tickers:
-            ticker.cancel()
+        for task in self._periodic_tasks:
+            task.cancel()
         self.state = WorkerState.STOPPED
         await asyncio.to_thread(self.servers.abort)
         await asyncio.to_thread(self.router.connections.abort)
@@ -312,36 +312,36 @@ class Worker:
         return self.router.table.assignment
 
     def update_assignment(self, assignment: Assignment, *, force: bool = False) -> bool:
-        """Apply a newer assignment; return False for the current one. See Assignment.succeeds()."""
+        """Apply a newer assignment; return False for the current one. See Assignment.replaces()."""
         before = self.assignment
         changed = self.router.update(assignment, force=force)
         if changed:
-            self.times.assigned(assignment)
-            self.sinks.assigned(before, assignment)
+            self.timekeeper.on_assignment(assignment)
+            self.sinks.on_assignment(before, assignment)
             self._check_worker_id()
             self._check_ready()
         return changed
 
-    def check_sinks(self, *, goes_on: bool) -> None:
-        """Check that sinks may start an epoch here, or continue one (`goes_on`).
+    def check_sinks(self, *, is_continuation: bool) -> None:
+        """Check that sinks may start an epoch here, or continue one (`is_continuation`).
 
         A worker that has left the assignment continues, and forwards the messages. Raises DrainingError while
         the worker drains or after it stopped, and NotReadyError while no assignment names it.
         """
-        ended = {WorkerState.STOPPED} if goes_on else {WorkerState.DRAINING, WorkerState.STOPPED}
+        ended = {WorkerState.STOPPED} if is_continuation else {WorkerState.DRAINING, WorkerState.STOPPED}
         if self.state in ended:
             raise DrainingError("the worker is draining; write again later, or at another one")
-        if not (goes_on and self.assignment) and (error := self.router.not_ready) is not None:
+        if not (is_continuation and self.assignment) and (error := self.router.not_ready_error) is not None:
             raise error
 
     def loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
         """Return the known loads, 0 to 1, of these tasks; of all tasks by default."""
         table, queues = self.router.table, self.router.queues
-        wanted = set(tasks) or table.owner_of.keys()
+        wanted = set(tasks) or table.owner_by_task.keys()
         loads = {task: queues.load(task) for task in wanted if task in queues}
-        elsewhere = wanted - loads.keys()
-        for other in table.others:
-            loads.update(self.router.connections.loads(other.peer, elsewhere.intersection(other.tasks)))
+        remote_tasks = wanted - loads.keys()
+        for other in table.other_owners:
+            loads.update(self.router.connections.loads(other.peer, remote_tasks.intersection(other.tasks)))
         return loads
 
     def _report_load(self) -> None:
@@ -351,23 +351,23 @@ class Worker:
         for task, load in self.program_loads.items():
             if task in queues:
                 loads[task] = max(load, loads.get(task, 0.0))
-        before, self.congested = self.congested, congested(loads, self.congested)
+        before, self.congested = self.congested, find_congested(loads, self.congested)
         relieved = before - self.congested
         if self.state is not WorkerState.READY:
             return
         status = self.settings.worker_id, sorted(self.congested), sorted(relieved)
-        for server in self.servers.bound:
+        for server in self.servers.all_servers:
             if loads:
                 server.send_load_metrics(loads)
             if relieved or self.congested:
                 server.send_backpressure_status(*status)
 
-    async def shown_tasks(self, most: int) -> Sequence[int]:
-        """Return the `most` most relevant tasks; see ReceiveQueues.shown()."""
-        urgent = self.congested.union(
-            int(task) for task, where in self.times.holding if where == LOCAL and task.isdecimal()
-        )
-        return await self.router.queues.shown(urgent, most)
+    async def most_relevant_tasks(self, max_tasks: int) -> Sequence[int]:
+        """Return the `max_tasks` most relevant tasks; see ReceiveQueues.most_relevant()."""
+        blocking = self.timekeeper.recent_blocking
+        local = [int(task) for task, where in blocking if where == LOCAL and task.isdecimal()]
+        urgent = self.congested.union(local)
+        return await self.router.queues.most_relevant(urgent, max_tasks)
 
     def status(self, tasks: Iterable[int] | None = None) -> pb.GetStatusResponse:
         """Return a consistent status, without clients, of these tasks; None: of all tasks."""
@@ -379,22 +379,22 @@ class Worker:
             version=tuplewire.__version__,
             state=f"WORKER_STATE_{self.state.name}",
             assignment_version=router.assignment_version,
-            newest_assignment_version=max(router.assignment_version, router.version_received),
+            newest_assignment_version=max(router.assignment_version, router.newest_peer_version),
             ledger=pb.Ledger(**asdict(router.ledger())),
-            predecessor_possibly_lost=self.predecessor_lost,
+            predecessor_possibly_lost=self.predecessor_possibly_lost,
             sinks=self.sinks.status(),
             taps=router.taps.status(),
-            rejections=rejected.rejections,
+            rejections=rejected.rejection_count,
             rejected_waiting=rejected.waiting,
             dead_letter_task=self.settings.dead_letter_task,
             redelivered_messages=router.queues.redelivered_messages,
             local_tasks=len(router.queues),
             moving_tasks=router.moving_tasks,
             not_ready_reason=self.not_ready_reason,
-            assignment_refused=bool(self.assignment_problem()),
+            assignment_refused=bool(self.get_assignment_problem()),
         )
         self.servers.add_to(status)
-        self.times.add_to(status)
+        self.timekeeper.add_to(status)
         router.connections.add_to(status)
         router.queues.add_to(status, tasks, self.congested)
         return status

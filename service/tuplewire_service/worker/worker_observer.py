@@ -15,8 +15,8 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from tuplewire.session.durations import Durations
-from tuplewire.session.ledger import Settled
-from tuplewire.tracing.context import TraceParent, ids_of, sampled
+from tuplewire.session.ledger import SettledMessages
+from tuplewire.tracing.context import TraceParent, parse_ids, sampled_contexts
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.delivery import DeliveryLog
@@ -30,18 +30,18 @@ _Contexts = Mapping[TraceParent, int]
 
 
 @dataclass(slots=True, eq=False)
-class _Queued:
+class _QueuedGroup:
     """Messages with contexts in a task's queue, up to the sequence `last`. `span` is their time there."""
 
     log: DeliveryLog
     last: int
-    came_ns: int
+    arrived_ns: int
     accepted_micros: int
     contexts: _Contexts
     span: TraceParent | None = None
 
 
-class _Forwarded:
+class _TracedSession:
     """Replaces the inbound session of messages with contexts until another worker has accepted them."""
 
     def __init__(self, inbound: InboundSession, group: TaskGroup, to: str, contexts: _Contexts) -> None:
@@ -52,7 +52,7 @@ class _Forwarded:
         self.to = to
         self.contexts = contexts
         self.began_ns = time.time_ns()
-        self.left = group.count
+        self.remaining = group.count
         """Number of messages that are not settled."""
 
 
@@ -62,70 +62,70 @@ class WorkerObserver:
     def __init__(self, tracing: Tracing, worker_id: str) -> None:
         self._tracing = tracing
         self._worker_id = worker_id
-        self._queued: dict[int, deque[_Queued]] = {}
-        self._handed_out: dict[int, deque[_Queued]] = {}
+        self._queued: dict[int, deque[_QueuedGroup]] = {}
+        self._delivered: dict[int, deque[_QueuedGroup]] = {}
 
-    def queued(self, group: TaskGroup, log: DeliveryLog) -> None:
+    def on_queued(self, group: TaskGroup, log: DeliveryLog) -> None:
         """Record that messages were added to the log of their task."""
-        if contexts := sampled(group.header_data):
-            queued = _Queued(log, log.tail, time.time_ns(), group.accepted_micros, contexts)
+        if contexts := sampled_contexts(group.header_data):
+            queued = _QueuedGroup(log, log.tail, time.time_ns(), group.accepted_micros, contexts)
             self._queued.setdefault(group.task, deque()).append(queued)
 
-    def delivered(self, task: int, last: int, into: Durations) -> None:
-        """Record that a consumer got the messages up to the sequence `last`. `into` counts waiting times."""
+    def on_delivered(self, task: int, last: int, histogram: Durations) -> None:
+        """Record that a consumer got messages up to the sequence `last`. `histogram`: of waiting times."""
         now_ns = time.time_ns()
-        for each in _until(self._queued, task, last):
-            each.span = self._passed("queue", task, each.contexts, each.came_ns, {})
+        for each in _pop_through(self._queued, task, last):
+            each.span = self._record_spans("queue", task, each.contexts, each.arrived_ns, {})
             if each.span is not None:
-                into.mark((now_ns - each.came_ns) / 1e9, ids_of(each.span))
-            self._handed_out.setdefault(task, deque()).append(each)
+                histogram.mark((now_ns - each.arrived_ns) / 1e9, parse_ids(each.span))
+            self._delivered.setdefault(task, deque()).append(each)
 
-    def processed(self, task: int, into: Durations) -> None:
-        """Record that a consumer acknowledged messages. `into` counts end-to-end times."""
-        if (queued := self._handed_out.get(task)) is None:
+    def on_processed(self, task: int, histogram: Durations) -> None:
+        """Record that a consumer acknowledged messages. `histogram`: of end-to-end times."""
+        if (queued := self._delivered.get(task)) is None:
             return
         now = time.time()
-        for each in _until(self._handed_out, task, queued[0].log.acknowledged):
+        for each in _pop_through(self._delivered, task, queued[0].log.acknowledged):
             if each.span is not None and each.accepted_micros:
-                into.mark(now - each.accepted_micros / 1e6, ids_of(each.span))
+                histogram.mark(now - each.accepted_micros / 1e6, parse_ids(each.span))
 
-    def left(self, task: int) -> None:
+    def on_moved(self, task: int) -> None:
         """Record that the messages of a task have moved from its queue to another worker."""
         self._queued.pop(task, None)
-        self._handed_out.pop(task, None)
+        self._delivered.pop(task, None)
 
-    def forwarded(
-        self, group: TaskGroup, inbound: InboundSession, place_of: Callable[[int], str]
+    def wrap_forwarded(
+        self, group: TaskGroup, inbound: InboundSession, location_of: Callable[[int], str]
     ) -> InboundSession:
-        """Record routed messages; return the session for settled(). place_of: returns the owner of a task."""
+        """Record routed messages; return the session for on_settled(). location_of: returns the owner."""
         # A rerouted message already has a pending span.
-        if not isinstance(inbound, _Forwarded) and (contexts := sampled(group.header_data)):
-            to = place_of(group.task)
+        if not isinstance(inbound, _TracedSession) and (contexts := sampled_contexts(group.header_data)):
+            to = location_of(group.task)
             if to != LOCAL:
-                return _Forwarded(inbound, group, to, contexts)
+                return _TracedSession(inbound, group, to, contexts)
         return inbound
 
-    def settled(self, settled: Sequence[Settled]) -> None:
+    def on_settled(self, settled: Sequence[SettledMessages]) -> None:
         """Record that another worker accepted messages, or that they were dropped."""
         for each in settled:
             inbound = each.inbound
-            if isinstance(inbound, _Forwarded):
+            if isinstance(inbound, _TracedSession):
                 # All messages of a group share one span, which ends with the last of them.
-                inbound.left -= each.messages
-                if inbound.left <= 0:
-                    about = {"tuplewire.to": inbound.to}
-                    if each.dropped is not None:
-                        about["tuplewire.dropped"] = each.dropped.value
-                    self._passed("forward", each.task, inbound.contexts, inbound.began_ns, about)
+                inbound.remaining -= each.messages
+                if inbound.remaining <= 0:
+                    attributes = {"tuplewire.to": inbound.to}
+                    if each.drop_reason is not None:
+                        attributes["tuplewire.dropped"] = each.drop_reason.value
+                    self._record_spans("forward", each.task, inbound.contexts, inbound.began_ns, attributes)
 
-    def example(self, runs: Sequence[Sequence[TaskGroup]]) -> tuple[str, str] | None:
+    def find_example(self, runs: Sequence[Sequence[TaskGroup]]) -> tuple[str, str] | None:
         """Return the ids of the trace and span of a message in a frame; None if no message is traced."""
         for group in chain.from_iterable(runs):
-            if contexts := sampled(group.header_data):
-                return ids_of(next(iter(contexts)))
+            if contexts := sampled_contexts(group.header_data):
+                return parse_ids(next(iter(contexts)))
         return None
 
-    def _passed(
+    def _record_spans(
         self, operation: str, task: int, contexts: _Contexts, began_ns: int, attributes: Attributes
     ) -> TraceParent | None:
         """Record a span for each context, from `began_ns` until now; return the context of the last span."""
@@ -140,7 +140,7 @@ class WorkerObserver:
         return own
 
 
-def _until(by_task: dict[int, deque[_Queued]], task: int, last: int) -> Iterator[_Queued]:
+def _pop_through(by_task: dict[int, deque[_QueuedGroup]], task: int, last: int) -> Iterator[_QueuedGroup]:
     """Remove and yield the entries that end at or before a sequence."""
     queued = by_task.get(task)
     while queued and queued[0].last <= last:

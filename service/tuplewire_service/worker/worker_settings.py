@@ -18,11 +18,11 @@ from tuplewire.settings.settings import (
     SECONDS,
     SIZE,
     Settings,
-    copied_from,
-    count,
+    integer,
     nested,
     setting,
-    text,
+    setting_like,
+    string,
 )
 from tuplewire.values.task_ids import TASK
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -32,17 +32,17 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 class WorkerSettings(Settings):
     """The settings of a worker's event loop. `session` applies to its connections to other workers."""
 
-    worker_id: str = setting(text("ID"), REQUIRED, "name of this worker, unique in the topology")
-    topology: str = setting(text(), "default", "topology to serve", storm="topology.name")
+    worker_id: str = setting(string("ID"), REQUIRED, "name of this worker, unique in the topology")
+    topology: str = setting(string(), "default", "topology to serve", storm="topology.name")
     receive_queue_messages: int = setting(
-        count(),
+        integer(),
         131_072,
         "maximum number of messages in one task's receive queue, and held for one remote task",
         storm="topology.executor.receive.buffer.size",
     )
     receive_queue_bytes: int = setting(SIZE, 16 * MIB, "the same limit in bytes")
     reject_limit: int = setting(
-        count(), 5, "number of rejections after which a message is moved to dead_letter_task"
+        integer(), 5, "number of rejections after which a message is moved to dead_letter_task"
     )
     dead_letter_task: int | None = setting(
         TASK, None, "task for messages that were rejected too often (default: they are dropped)"
@@ -59,11 +59,11 @@ class WorkerSettings(Settings):
     staging_seconds: float = setting(
         SECONDS, 3600.0, "idle time after which a sink's unpublished messages expire"
     )
-    resume_seconds: float = copied_from(TransportSettings, "resume_seconds")
-    max_connections: int = copied_from(TransportSettings, "max_connections")
-    max_connection_seconds: float = copied_from(TransportSettings, "max_connection_seconds")
+    resume_seconds: float = setting_like(TransportSettings, "resume_seconds")
+    max_connections: int = setting_like(TransportSettings, "max_connections")
+    max_connection_seconds: float = setting_like(TransportSettings, "max_connection_seconds")
     metrics_series: int = setting(
-        count(),
+        integer(),
         1000,
         "maximum number of tasks, of workers and of identities with separate series in the metrics; the "
         "others are summed as `other`",
@@ -78,7 +78,7 @@ class WorkerSettings(Settings):
             )
 
 
-def of_transport(settings: WorkerSettings, incarnation: int) -> dict[str, Any]:
+def transport_settings(settings: WorkerSettings, incarnation: int) -> dict[str, Any]:
     """Return the settings that all transports of a worker share, as fields of TransportSettings."""
     return {
         "worker_id": settings.worker_id,

@@ -25,7 +25,7 @@ from tuplewire.packing.packing import pack_values
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.values.headers import decode_headers
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.worker.taps import MOST_TAPS
+from tuplewire_service.worker.taps import MAX_TAPS
 
 _SECONDS = 60.0
 TOPOLOGY = "test"
@@ -143,7 +143,7 @@ def test_whoever_does_not_read_holds_nobody_up(pair: Pair) -> None:
 def test_too_many_taps_are_refused(pair: Pair) -> None:
     """Taps are limited because each one copies messages; another is accepted after one has closed."""
     with ControlClient(pair.far.address) as control, ExitStack() as open_taps:
-        for _ in range(MOST_TAPS):
+        for _ in range(MAX_TAPS):
             opened(open_taps.enter_context(closing(control.tap())))
         with pytest.raises(ResourceLimitError, match="taps are open at this worker"):
             next(control.tap())

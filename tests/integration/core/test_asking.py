@@ -18,7 +18,7 @@ from helpers.traffic import client_of, deliver
 
 from tuplewire import Client, TaskMessage, asking
 from tuplewire.asking import Asker
-from tuplewire.connection.grpc_channel import OtherWorkers
+from tuplewire.connection.grpc_channel import WorkerConnections
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.task_states import TaskStates
 from tuplewire.errors import (
@@ -74,7 +74,7 @@ def ends(pair: Pair) -> Iterator[Ends]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll early, and miss a consumer early."""
-    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(asking, "_FIRST_POLL_SECONDS", 0.1)
     monkeypatch.setattr(asking, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(asking, "GONE_SECONDS", 0.5)
 
@@ -92,7 +92,7 @@ def test_a_thousand_answers_out_of_order(ends: Ends, monkeypatch: pytest.MonkeyP
     """The answers are returned in the order of the requests, and nothing is polled if they are fast."""
     polled: list[object] = []
     monkeypatch.setattr(Asker, "_poll", lambda _, call: polled.append(call))
-    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", _SECONDS)
+    monkeypatch.setattr(asking, "_FIRST_POLL_SECONDS", _SECONDS)
 
     def answer() -> None:
         requests = list(ends.requests(1000))
@@ -169,7 +169,9 @@ def test_a_late_answer(ends: Ends) -> None:
 
 def test_an_answer_at_the_timeout(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that arrives between the end of the wait and the error is returned."""
-    monkeypatch.setattr(Asker, "_wait", lambda _asker, call, _until: eventually(lambda: not call.unanswered))
+    monkeypatch.setattr(
+        Asker, "_wait_for_answers", lambda _asker, call, _until: eventually(lambda: not call.unanswered)
+    )
     with in_thread(ends.echo, 1):
         assert ends.asker.ask(ends.task, b"x").payload == b"x"
 
@@ -249,16 +251,16 @@ def test_the_client_of_a_spark_function(ends: Ends, pair: Pair) -> None:
 
 def test_polls_of_a_worker_share_a_channel(pair: Pair) -> None:
     """A subscription opens one channel to a worker for all its polls, and a new one after an error."""
-    workers, address = OtherWorkers(SessionSettings(), None), pair.far.address
+    workers, address = WorkerConnections(SessionSettings(), None), pair.far.address
 
     async def poll_twice() -> None:
         await workers.status(address, [1])
-        channel = workers._polled[address]
+        channel = workers._poll_channels[address]
         await workers.poll(address, "test", [pair.far_task()])
-        assert workers._polled == {address: channel}
+        assert workers._poll_channels == {address: channel}
         with pytest.raises(WrongTopologyError):
             await workers.poll(address, "another", [1])
-        assert workers._polled == {}
+        assert workers._poll_channels == {}
 
     messaging_loop().run(poll_twice())
 
@@ -267,12 +269,14 @@ def test_an_unreachable_worker_hides_no_other_state(pair: Pair) -> None:
     """A poll returns the states of the tasks at all workers that answer, and the problem of the others."""
     known, unknown, nobody = pair.far_task(), pair.near_task(), 5000
     places = {Peer("b", pair.far.address): [known], Peer("gone", f"127.0.0.1:{free_port()}"): [unknown]}
-    receiver = Mock(others=OtherWorkers(SessionSettings(), None), workers_of=AsyncMock(return_value=places))
+    receiver = Mock(
+        connections=WorkerConnections(SessionSettings(), None), workers_of=AsyncMock(return_value=places)
+    )
     states = TaskStates()
     messaging_loop().run(states.poll(receiver, [known, unknown, nobody]))
     assert str(states[known]) == "no consumer for 0 s, 0 unread at b"
     assert (states[unknown].worker_id, states[unknown].queued_messages) == ("gone", None)
     assert "no connection" in str(states[unknown])
-    assert states[unknown].gone_since == math.inf
+    assert states[unknown].no_consumer_since == math.inf
     assert (states[nobody].worker_id, str(states[nobody])) == ("", "no worker owns it")
-    receiver.forget_workers.assert_called_once()
+    receiver.invalidate_owners.assert_called_once()

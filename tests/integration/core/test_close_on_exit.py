@@ -95,7 +95,7 @@ def test_a_dropped_client_tells_what_was_lost(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After its close times out, a dropped client logs the number of lost messages."""
-    monkeypatch.setattr("tuplewire.connection.close_on_exit._DROPPED_SECONDS", 0.2)
+    monkeypatch.setattr("tuplewire.connection.close_on_exit._COLLECTED_SECONDS", 0.2)
     client = Client(NOBODY, topology=TOPOLOGY)
     client.send(TASK, b"x")
     dropped = [client]

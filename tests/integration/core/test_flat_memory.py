@@ -15,7 +15,7 @@ from tuplewire import Client, TaskMessageBatch
 
 BOUND_BYTES = 64 * MIB
 """The limit of the producer's buffer, and of the task's receive queue."""
-MOST_BYTES = BOUND_BYTES + 8 * MIB
+MAX_BYTES = BOUND_BYTES + 8 * MIB
 """The buffered messages, and the eight frames that a connection may have in flight."""
 GIVE_BACK = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """Makes glibc return freed memory to the system immediately. By default it retains 5 to 25 MB at random:
@@ -77,7 +77,7 @@ def test_memory_is_flat_with_a_stopped_consumer(monkeypatch: pytest.MonkeyPatch)
             attempts = _produced(producing).refused
             while _produced(producing).refused < attempts + ATTEMPTS:
                 peak = {name: max(peak[name], now) for name, now in watch.growth().items()}
-            assert all(growth <= MOST_BYTES for growth in peak.values()), peak
+            assert all(growth <= MAX_BYTES for growth in peak.values()), peak
             assert all(peak[name] - full[name] <= FLAT_BYTES for name in peak), (full, peak)
             assert _produced(producing).ledgers[SOURCE].balanced
             # The last message may exceed the limit.

@@ -230,15 +230,15 @@ def test_the_first_send_is_interrupted(
 ) -> None:
     """After an interrupt before or after its connection starts, the next send uses the same connection."""
     loop = messaging_loop()
-    begin = loop.begin
+    begin = loop.start_connection
 
     def interrupted(connection: Any) -> None:
-        monkeypatch.setattr(loop, "begin", begin)
+        monkeypatch.setattr(loop, "start_connection", begin)
         if begun:
             begin(connection)
         raise Interrupted
 
-    monkeypatch.setattr(loop, "begin", interrupted)
+    monkeypatch.setattr(loop, "start_connection", interrupted)
     with Client(endpoint.address, topology=TOPOLOGY) as client:
         with pytest.raises(Interrupted):
             client.send(TASK, b"first")

@@ -129,7 +129,7 @@ def test_nothing_is_left_of_what_has_ended(context: LocalContext) -> None:
         sender.send(1, b"x")
         sender.close()
         server.close()
-    assert len(context._made) < 5
+    assert len(context._connections) < 5
     eventually(lambda: not memory_servers, 10)
 
 
@@ -154,15 +154,15 @@ def test_a_limit_of_sessions_is_told(
 def test_nothing_is_written_after_writing_is_stopped(context: LocalContext) -> None:
     """A server that starts later receives nothing; the reclaimed messages are not marked as copies."""
     recorder, port = Recorder(), free_port()
-    events = SendEvents(settled=lambda _: None, released=lambda _: None)
+    events = SendEvents(on_settled=lambda _: None, on_released=lambda _: None)
     client: Any = context.connect(TOPOLOGY, "", port, events=events)
     end = client.end
     assert end.thread.call(lambda: end.buffer.offer([TaskGroup.of(1, [b"a"])], "inbound"))
-    end.writes = False
+    end.may_write = False
     context.bind(TOPOLOGY, port, recorder)
     eventually(lambda: client.status is ConnectionStatus.READY, timeout=20)
     left = end.thread.run(end.take_back(0.2))
     assert [(group.payloads(), group.redelivered, inbound) for group, inbound in left] == [
         ([b"a"], False, "inbound")
     ]
-    assert recorder.seen() == []
+    assert recorder.received() == []

@@ -27,7 +27,7 @@ from helpers.traffic import Feeder, Reader, deliver
 from tuplewire import Client, Credentials
 from tuplewire.connection.channels import read_tls
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcWiring
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcOptions
 from tuplewire_service.security.certificates import Certificates
 
 _SECONDS = 60.0
@@ -115,7 +115,7 @@ def _ends(connection: socket.socket) -> bool:
 
 def test_pending_handshakes_are_bounded(tmp_path: Path) -> None:
     """The oldest of too many silent streams ends with a named error and advice; programs can connect."""
-    with _worker(tmp_path, limits={"MAX_PENDING_HANDSHAKES": 50, "HELLO_SECONDS": _SECONDS}) as workers:
+    with _worker(tmp_path, limits={"MAX_PENDING_HANDSHAKES": 50, "HANDSHAKE_SECONDS": _SECONDS}) as workers:
         endpoint = workers.endpoints[0]
         with _silent_call(endpoint.address, RECV) as first, connected(endpoint.address) as connection:
             eventually(lambda: _silent(endpoint) == 1, _SECONDS)
@@ -133,7 +133,7 @@ def test_pending_handshakes_are_bounded(tmp_path: Path) -> None:
 
 def test_streams_of_a_connection_are_bounded(tmp_path: Path) -> None:
     """Streams over the limit are reset by gRPC, before Tuplewire's code sees them."""
-    with _worker(tmp_path, limits={"_MAX_CONNECTION_STREAMS": 20, "HELLO_SECONDS": _SECONDS}) as workers:
+    with _worker(tmp_path, limits={"_MAX_CONNECTION_STREAMS": 20, "HANDSHAKE_SECONDS": _SECONDS}) as workers:
         endpoint = workers.endpoints[0]
         with connected(endpoint.address) as connection:
             connection.sendall(OPENING)
@@ -150,7 +150,7 @@ def test_streams_of_a_connection_are_bounded(tmp_path: Path) -> None:
 
 def test_connections_to_an_address_are_bounded(tmp_path: Path) -> None:
     """Connections over the limit are closed; the Unix socket has a separate limit; closing frees capacity."""
-    with _worker(tmp_path, "--max-connections=20", limits={"HELLO_SECONDS": _SECONDS}) as workers:
+    with _worker(tmp_path, "--max-connections=20", limits={"HANDSHAKE_SECONDS": _SECONDS}) as workers:
         endpoint = workers.endpoints[0]
         with contextlib.ExitStack() as stack:
             connections = [stack.enter_context(connected(endpoint.address)) for _ in range(60)]
@@ -177,7 +177,7 @@ def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
         directory = tmp_path / str(len(flags))
         directory.mkdir()
         with (
-            limited_workers({"HELLO_SECONDS": 0.5, "_IDLE_CONNECTION_SECONDS": 0.5}),
+            limited_workers({"HANDSHAKE_SECONDS": 0.5, "_IDLE_CONNECTION_SECONDS": 0.5}),
             WorkerProcesses(
                 1,
                 TOPOLOGY,
@@ -195,7 +195,7 @@ def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
 
 def test_calls_without_a_request_end(tmp_path: Path) -> None:
     """Streams and unary calls without a request end after a timeout, in Messaging, Control and Health."""
-    with _worker(tmp_path, limits={"HELLO_SECONDS": 0.5}) as workers:
+    with _worker(tmp_path, limits={"HANDSHAKE_SECONDS": 0.5}) as workers:
         address = workers.endpoints[0].address
         for method in (SEND, RECV, STATUS, "/grpc.health.v1.Health/Check"):
             with _silent_call(address, method) as call:
@@ -207,7 +207,7 @@ def test_calls_without_a_request_end(tmp_path: Path) -> None:
 def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:
     """Streams without a token are refused before their first request, and their memory is bounded."""
     tokens, credentials = _token(tmp_path)
-    limits = {"HELLO_SECONDS": _SECONDS}
+    limits = {"HANDSHAKE_SECONDS": _SECONDS}
     with _worker(tmp_path, f"--token-file={tokens}", credentials=credentials, limits=limits) as workers:
         endpoint = workers.endpoints[0]
         assert endpoint.process_id is not None
@@ -332,7 +332,7 @@ def test_certificate_is_looked_at_in_spite_of_tickets(tmp_path: Path) -> None:
     now = 1000.0
     certificates = Certificates(worker, lambda: now)
     context = read_tls(program).context
-    wiring = GrpcWiring(tls=certificates.server_credentials())
+    wiring = GrpcOptions(tls=certificates.server_credentials())
     with closing(GrpcContext(wiring=wiring).bind(TOPOLOGY, 0)) as server:
         address = server.addresses[0]
         first, _ = _tls(address, context, None)

@@ -31,7 +31,7 @@ from tuplewire import Client, Team
 from tuplewire.errors import ClosedError, MessageError, PermissionDeniedError, TeamError, TeamTimeoutError
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire.team import team as module
-from tuplewire.team.protocol import Kind, Message, team_of
+from tuplewire.team.protocol import Kind, Message, team_id
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
 
@@ -330,7 +330,7 @@ def test_a_message_from_before_the_team_has_no_effect(pair: Pair, monkeypatch: p
     join = partial(Team, tasks, address=pair.near.address, topology=TOPOLOGY, timeout=20)
     with Client(pair.near.address, topology=TOPOLOGY) as stranger, ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(join, rank=1)
-        stranger.send(tasks[1], Message(team_of(b""), 0, 0, Kind.ABORT, body=b"x").packed())
+        stranger.send(tasks[1], Message(team_id(b""), 0, 0, Kind.ABORT, body=b"x").packed())
         stranger.flush(10)
         eventually(lambda: not queued_of(pair, tasks[1:]))
         with join(rank=0) as first, waiting.result(20) as second:

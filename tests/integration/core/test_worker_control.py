@@ -44,7 +44,7 @@ from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.wire import control_pb2, health_pb2
 from tuplewire.wire.health_pb2_grpc import HealthStub
 from tuplewire_service.metrics.admin_server import AdminServer
-from tuplewire_service.worker.assignment import MOST_AHEAD, AssignedWorker, Assignment
+from tuplewire_service.worker.assignment import MAX_STEP, AssignedWorker, Assignment
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -92,16 +92,16 @@ def test_control_refusals_are_named(worker: Running) -> None:
 def test_a_version_that_jumps_needs_force(worker: Running, tmp_path: Path) -> None:
     """A version more than 2^32 ahead is refused with advice; `assign --force` applies it."""
     file = tmp_path / "jump.json"
-    far = Assignment(2 + 2 * MOST_AHEAD, "default", (AssignedWorker("a", worker.address, (0,)),))
+    far = Assignment(2 + 2 * MAX_STEP, "default", (AssignedWorker("a", worker.address, (0,)),))
     file.write_text(as_json(far))
     with ControlClient(worker.address) as control:
-        for version in (1, 1 + MOST_AHEAD):
+        for version in (1, 1 + MAX_STEP):
             control.update_assignment(assignment_for(worker, version))
         refused = run_command("assign", "--address", worker.address, str(file))
         assert refused.returncode != 0
         assert "too far ahead" in refused.stderr
         assert "--force" in refused.stderr
-        assert control.status().assignment_version == 1 + MOST_AHEAD
+        assert control.status().assignment_version == 1 + MAX_STEP
         assert run_command("assign", "--force", "--address", worker.address, str(file)).returncode == 0
         assert control.status().assignment_version == far.version
 

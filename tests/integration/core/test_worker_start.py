@@ -26,7 +26,7 @@ from tuplewire.processes.child import LaunchError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.wire import control_pb2
-from tuplewire_topology.spark.plan import RunToken, _host_of, nearest_worker
+from tuplewire_topology.spark.plan import RunToken, _host_of, ensure_worker
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_the_last_words_of_a_worker_that_spark_starts(monkeypatch: pytest.Monkey
     with (
         pytest.raises(LaunchError, match=r"ended with code \d+\nthe last lines of .*\n(.*\n)*.*192\.0\.2\.1"),
         RunToken().as_file() as file,
-        nearest_worker(None, elsewhere, "t", file),
+        ensure_worker(None, elsewhere, "t", file),
     ):
         pass
 

@@ -36,9 +36,9 @@ from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.server_stream import ServerStream
 from tuplewire_service.messaging.zmq import zmq_transport
 from tuplewire_service.messaging.zmq.zmq_sockets import Sockets, ZmqSettings
-from tuplewire_service.messaging.zmq.zmq_stream import NOTHING, FrameKind, encode, zmq_stream_opener
+from tuplewire_service.messaging.zmq.zmq_stream import ZERO, FrameKind, encode, zmq_stream_opener
 from tuplewire_service.testing import eventually
-from tuplewire_service.testing.harness import HOST, TOPOLOGY, Recorder, is_ready, is_settled
+from tuplewire_service.testing.harness import HOST, TOPOLOGY, Recorder, is_ready, settled_condition
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_misuse_of_a_stream_ends_it(recorder: Recorder, misuse: list[tuple[Frame
 def test_who_writes_more_than_is_allowed_is_cut_off(recorder: Recorder) -> None:
     """The window limits the data that a client can make the server store."""
     with bound(recorder, zmq__hwm=10) as (context, bound_server), Stranger(bound_server.port) as stranger:
-        stranger.put(FrameKind.OPEN, b"Send", NOTHING)  # so that the server cannot answer, and stops reading
-        stranger.put(FrameKind.DATA, hello(topology=TOPOLOGY), NOTHING)
+        stranger.put(FrameKind.OPEN, b"Send", ZERO)  # so that the server cannot answer, and stops reading
+        stranger.put(FrameKind.DATA, hello(topology=TOPOLOGY), ZERO)
         for _ in range(100):
-            stranger.put(FrameKind.DATA, b"x", NOTHING)
+            stranger.put(FrameKind.DATA, b"x", ZERO)
         assert stranger.ending() == "MALFORMED"
         works(context, bound_server.port, recorder)
 
@@ -150,7 +150,7 @@ def test_random_frames_do_no_harm(recorder: Recorder) -> None:
                 with contextlib.suppress(zmq.Again):
                     stranger.ending()
         works(context, bound_server.port, recorder)
-        eventually(lambda: not bound_server._streams and not bound_server._over, timeout=10)
+        eventually(lambda: not bound_server._streams and not bound_server._ended_connections, timeout=10)
 
 
 def test_there_is_a_bound_on_streams(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_there_is_a_bound_on_streams(monkeypatch: pytest.MonkeyPatch) -> None:
         eventually(lambda: bound_server.statistics().refused_streams.get("RESOURCE_LIMIT", 0) > 0, timeout=20)
         ready = eventually(lambda: [client for client in clients if is_ready(client)], timeout=20)
         ready[0].close()
-        eventually(lambda: len(recorder.seen()) == 2, timeout=20)
+        eventually(lambda: len(recorder.received()) == 2, timeout=20)
 
 
 # --- ports -------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_large_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             client = context.connect(TOPOLOGY, HOST, bound_server.port)
             payloads = [bytes([number]) * 2**20 for number in range(20)]
             client.send(TaskMessageBatch.from_columns(1, payloads))
-            eventually(is_settled(client), timeout=30)
+            eventually(settled_condition(client), timeout=30)
             assert recorder.payloads(1) == payloads
 
 
@@ -291,12 +291,12 @@ def sockets() -> Iterator[Sockets]:
 def test_a_peer_that_does_not_read_holds_nobody_up(recorder: Recorder) -> None:
     """A peer that does not read delays its own messages, but not the messages of other clients."""
     with bound(recorder, zmq__hwm=4) as (context, bound_server), Stranger(bound_server.port) as stranger:
-        stranger.put(FrameKind.OPEN, b"Send", NOTHING)
+        stranger.put(FrameKind.OPEN, b"Send", ZERO)
         eventually(lambda: len(bound_server._streams) == 1)
         client = context.connect(TOPOLOGY, HOST, bound_server.port)
         for number in range(200):
             client.send(1, b"%d" % number)
-        eventually(is_settled(client))
+        eventually(settled_condition(client))
         assert recorder.payloads(1) == [b"%d" % number for number in range(200)]
 
 
@@ -307,7 +307,7 @@ def test_any_high_water_mark_will_do(recorder: Recorder, hwm: int) -> None:
         client = context.connect(TOPOLOGY, HOST, bound_server.port)
         for number in range(500):
             client.send(1, b"%d" % number)
-        eventually(is_settled(client), timeout=30)
+        eventually(settled_condition(client), timeout=30)
         assert recorder.payloads(1) == [b"%d" % number for number in range(500)]
         assert client.statistics().reconnects == 0
 
@@ -352,7 +352,7 @@ def test_the_last_messages_of_a_server_that_closes_arrive(sockets: Sockets) -> N
 def test_a_killed_client_is_forgotten(recorder: Recorder) -> None:
     """A killed client's stream ends, and the messages that arrived before are complete."""
     with bound(recorder) as (context, bound_server), Program(sender, bound_server.port) as program:
-        eventually(lambda: len(recorder.seen()) > 100, timeout=30)
+        eventually(lambda: len(recorder.received()) > 100, timeout=30)
         os.kill(program.process_id, signal.SIGKILL)
         eventually(lambda: not bound_server._streams, timeout=10)
         numbers = [int(payload) for payload in recorder.payloads(1)]
@@ -403,7 +403,7 @@ def test_a_program_may_speak_zeromq_to_a_worker(pair: Pair) -> None:
     try:
         connection = context.connect(OF_WORKERS, "127.0.0.1", int(pair.near.peer_address.rpartition(":")[2]))
         connection.send([TaskMessage(task, b"a"), TaskMessage(99_999, b"nobody's")])
-        eventually(is_settled(connection))
+        eventually(settled_condition(connection))
         ledger = connection.statistics().ledger
         assert (ledger.acknowledged, ledger.dropped["unknown_task"]) == (1, 1)
     finally:

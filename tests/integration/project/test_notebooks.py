@@ -12,7 +12,7 @@ import pytest
 from helpers.pasted import EXAMPLES
 from nbclient import NotebookClient
 
-from tuplewire_demos.local_session import find_java, wrapped_home
+from tuplewire_demos.local_session import create_java_home, find_java
 
 _CELL_SECONDS = 240.0
 PICTURES = {"clusters_on_spark": 1, "first_messages": 2, "training_on_spark": 3}
@@ -52,7 +52,7 @@ def test_notebook(name: str, tmp_path: Path) -> None:
             cell.outputs = []
     environment = {
         **os.environ,
-        "JAVA_HOME": str(wrapped_home(find_java(), tmp_path / "java")),
+        "JAVA_HOME": str(create_java_home(find_java(), tmp_path / "java")),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # for Spark's Python
     }
     NotebookClient(

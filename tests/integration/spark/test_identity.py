@@ -36,7 +36,7 @@ from tuplewire.spark.fetch import RangeReader
 from tuplewire.spark.offsets import Range, TaskOffset
 from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import TuplewireBatchReader
-from tuplewire.spark.task_workers import HeldTasks
+from tuplewire.spark.task_workers import TaskPoller
 from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.wire import control_pb2
 from tuplewire_service.command.status_report import status_as_text
@@ -102,7 +102,7 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
             with pytest.raises(WrongWorkerError):
                 write(near.address, groups, 0.3)
             options = source_options({**own, "timeout": "0.3"})
-            with pytest.raises(WrongWorkerError), HeldTasks(options) as tasks:
+            with pytest.raises(WrongWorkerError), TaskPoller(options) as tasks:
                 tasks.poll_all()
             end = TaskOffset(7, 5, stranger.address, messages=5)
             missing = Range(1, "w2", 0, end, {}, Runs(1, 0, ((5, 9, 1),)))

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tuplewire import TaskMessageBatch
 from tuplewire.errors import SupersededError, UnreachableError
 from tuplewire.processes.worker_processes import Endpoint
-from tuplewire.spark.data_source_api import EarlierStreamReader
+from tuplewire.spark.data_source_api import OldStreamReader
 from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import RangePartition, TuplewireBatchReader, TuplewireStreamReader
@@ -242,17 +242,17 @@ class Maker:
 
 
 @contextmanager
-def earlier_query(workers: Pair, task: int) -> Iterator[EarlierStreamReader]:
+def earlier_query(workers: Pair, task: int) -> Iterator[OldStreamReader]:
     """Make a reader, as each start of a query does, and stop it at the end."""
-    reader = EarlierStreamReader(Maker(workers.near.address, task))
+    reader = OldStreamReader(Maker(workers.near.address, task))
     yield reader
     reader.stop()
 
 
-def read_planned(reader: EarlierStreamReader, start: Any, end: Any) -> list[int]:
+def read_planned(reader: OldStreamReader, start: Any, end: Any) -> list[int]:
     """Plan a micro-batch and read it with a new, unpickled reader, as Spark's tasks do."""
     partitions = reader.partitions(start, end)
-    other = EarlierStreamReader(reader._make)
+    other = OldStreamReader(reader._make)
     copy = pickle.loads(pickle.dumps(other))  # noqa: S301 - pickled by this test
     return payloads(copy, partitions)
 
@@ -329,7 +329,7 @@ def test_errors_wait_for_sparks_first_question(workers: Pair) -> None:
     """The constructor does not raise, because Spark would hide the error behind its own."""
     maker = Maker(workers.near.address, workers.near_task())
     maker.options["colour"] = "red"
-    reader = EarlierStreamReader(maker)
+    reader = OldStreamReader(maker)
     with pytest.raises(Exception, match="unknown option 'colour'"):
         reader.latestOffset()
     reader.stop()

@@ -26,7 +26,7 @@ from helpers.words import EXPECTED, LINES, topology_of
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.processes.child import LaunchError
 from tuplewire_service.testing import eventually
-from tuplewire_topology.clusters.capture import Captured
+from tuplewire_topology.clusters.capture import CapturedTuples
 from tuplewire_topology.clusters.cluster import DistributedCluster, cluster_of
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology
 from tuplewire_topology.clusters.launching import load_topology, save_topology
@@ -54,7 +54,7 @@ def process_ids(topology: DistributedTopology) -> list[int]:
     return [worker.child.process_id for worker in topology._workers]
 
 
-def counts_of(captured: Captured) -> dict[str, int]:
+def counts_of(captured: CapturedTuples) -> dict[str, int]:
     """Return the emitted counts."""
     return {word: count for word, count, _ in captured.tuples("count")}
 
@@ -271,7 +271,7 @@ def test_wrong_references(reference: str, problem: str) -> None:
 def test_a_topology_that_does_not_travel(tmp_path: Path) -> None:
     """A spout with an attribute that cannot be pickled raises an error with advice."""
     topology = words.topology()
-    topology.components["lines"].template.lock = threading.Lock()
+    topology.components["lines"].prototype.lock = threading.Lock()
     with pytest.raises(TopologyError, match=r"make in open\(\) or prepare\(\)"):
         save_topology(topology, tmp_path / "topology.pickle")
 

@@ -114,12 +114,12 @@ def test_fed_tuples_are_followed_across_workers(
         for number in range(100):
             feeder.feed(["failed" if number % 10 == 0 else "a b"], message_id=number)
         running.wait()
-        assert sorted(feeder.failed) == list(range(0, 100, 10))
-        assert sorted(feeder.failed + feeder.acked) == list(range(100))
+        assert sorted(feeder.failed_ids) == list(range(0, 100, 10))
+        assert sorted(feeder.failed_ids + feeder.acked_ids) == list(range(100))
         assert sorted(running.captured.tuples("split")) == [("a",)] * 90 + [("b",)] * 90
         feeder.feed(["c"], message_id="more")
         cluster.wait("t")
-        assert feeder.acked[-1] == "more"
+        assert feeder.acked_ids[-1] == "more"
 
 
 def test_time_passes_when_told(feeder: FeederSpout) -> None:
@@ -285,7 +285,7 @@ def test_a_slow_task_gets_little(workers: int, slow: int) -> None:
     with LocalCluster() as cluster:
         running = cluster.submit("t", conf, builder.create_topology(), collect=[])
         tasks = running.topology.tasks_of("work")
-        assert len({running.worker_of(task) for task in tasks}) == workers
+        assert len({running.worker_index(task) for task in tasks}) == workers
         before: Counter[int] = Counter()
 
         def share() -> float | None:
@@ -343,7 +343,7 @@ def test_by_count() -> None:
 def test_by_a_time_of_their_own() -> None:
     """Windows of ten seconds by the tuples' time: tuples beyond the lag go to the stream of late tuples."""
     rows = [[1, 1.0], [2, 9.0], [4, 13.0], [8, 8.5], [16, 31.0], [32, 9.5], [64, 44.0]]
-    window = Window.seconds(10, timestamp="at", lag=5, late="late")
+    window = Window.seconds(10, timestamp="at", lag=5, late_stream="late")
     with LocalCluster() as cluster:
         captured = cluster.submit("timed", {}, topology_of(rows, window)).finish(SECONDS)
         assert captured.tuples("sums") == [(11, 10.0), (4, 20.0), (16, 40.0), (64, 50.0)]

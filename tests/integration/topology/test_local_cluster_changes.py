@@ -63,7 +63,7 @@ def test_killed_workers_start_again(cluster: LocalCluster, notes: Notes) -> None
     """The tasks of a killed worker, and nothing else, start again, without a cleanup or earlier tuples."""
     running = cluster.submit("t", THREE, endless(notes))
     for worker in range(3):
-        killed = [str(task) for task in (2, 3) if running.worker_of(task) == worker]
+        killed = [str(task) for task in (2, 3) if running.worker_index(task) == worker]
         before = notes.count("prepared")
         while_tuples_flow(notes, partial(running.kill_worker, worker))
         assert sorted(notes.read("prepared")[before:]) == killed
@@ -110,14 +110,14 @@ def test_what_a_bolt_keeps_is_lost_with_it() -> None:
     with LocalCluster(simulated_time=True) as cluster:
         running = holding(cluster, feeder)
         lost = [number for number in range(20) if place(number) == 0]
-        running.kill_worker(running.worker_of(1))
+        running.kill_worker(running.worker_index(1))
         running.wait()
-        assert (sorted(feeder.failed), feeder.acked) == (lost, [])
+        assert (sorted(feeder.failed_ids), feeder.acked_ids) == (lost, [])
         for number in lost:
             feeder.feed([number], message_id=number)
         running.wait()
         cluster.advance(5)
-        assert sorted(feeder.acked) == list(range(20))
+        assert sorted(feeder.acked_ids) == list(range(20))
 
 
 def test_what_a_bolt_keeps_does_not_move() -> None:
@@ -125,11 +125,11 @@ def test_what_a_bolt_keeps_does_not_move() -> None:
     feeder = FeederSpout(["number"])
     with LocalCluster(simulated_time=True) as cluster:
         running = holding(cluster, feeder)
-        running.move_task(2, running.worker_of(1))
+        running.move_task(2, running.worker_index(1))
         running.wait()
-        assert sorted(feeder.failed) == [number for number in range(20) if place(number) == 1]
+        assert sorted(feeder.failed_ids) == [number for number in range(20) if place(number) == 1]
         cluster.advance(5)
-        assert sorted(feeder.acked) == [number for number in range(20) if place(number) == 0]
+        assert sorted(feeder.acked_ids) == [number for number in range(20) if place(number) == 0]
 
 
 def test_a_moved_bolt_gets_its_ticks() -> None:
@@ -146,9 +146,9 @@ def test_a_moved_bolt_gets_its_ticks() -> None:
         ticked = pipeline({"s": FeederSpout(["number"]), "b": Ticked()}, tasks=2)
         running = cluster.submit("t", settings, ticked)
         cluster.advance(5)
-        running.move_task(1, running.worker_of(2))
+        running.move_task(1, running.worker_index(2))
         cluster.advance(5)
-        running.kill_worker(running.worker_of(2))
+        running.kill_worker(running.worker_index(2))
         cluster.advance(5)
     assert sorted(ticks) == [1] * 3 + [2] * 3
 
@@ -171,13 +171,13 @@ def test_a_change_that_cannot_begin_changes_nothing() -> None:
     with LocalCluster() as cluster:
         running = cluster.submit("t", {"topology.workers": 2}, waiting(feeder, go))
         feeder.feed([1], message_id=1)
-        eventually(lambda: running.captured.received("b"))
-        before = running.worker_of(1)
+        eventually(lambda: running.captured.received_tuples("b"))
+        before = running.worker_index(1)
         with pytest.raises(TimeoutError, match="has not finished after"):
             running.move_task(1, 1 - before, timeout=0.1)
         go.set()
         running.wait()
-        assert (running.worker_of(1), feeder.acked) == (before, [1])
+        assert (running.worker_index(1), feeder.acked_ids) == (before, [1])
 
 
 def test_the_example_of_the_docs() -> None:
@@ -199,7 +199,7 @@ def test_only_what_is_collected_is_kept(cluster: LocalCluster, notes: Notes) -> 
     running = cluster.submit("t", {}, passing(Numbers(notes), Pass(notes)), collect=["pass"])
     running.wait(SECONDS)
     assert sorted(running.captured.tuples("pass")) == [(number,) for number in range(COUNT)]
-    assert (running.captured.tuples("numbers"), running.captured.received("pass")) == ([], [])
+    assert (running.captured.tuples("numbers"), running.captured.received_tuples("pass")) == ([], [])
 
 
 def test_ackers_move_too(cluster: LocalCluster, notes: Notes) -> None:
@@ -208,9 +208,9 @@ def test_ackers_move_too(cluster: LocalCluster, notes: Notes) -> None:
     settings = {**THREE, "topology.message.timeout.secs": 1, "topology.max.spout.pending": 20}
     running = cluster.submit("t", settings, topology)
     (acker,) = topology.tasks_of("__acker")
-    target = (running.worker_of(acker) + 1) % 3
+    target = (running.worker_index(acker) + 1) % 3
     while_tuples_flow(notes, partial(running.move_task, acker, target))
-    assert running.worker_of(acker) == target
+    assert running.worker_index(acker) == target
     changes = notes.count("inactive-after")
     running.deactivate()
     eventually(lambda: notes.count("inactive-after") > changes, SECONDS)

@@ -41,7 +41,7 @@ from tuplewire_topology.coordination.executor_reports import (
     component_statuses,
     metric_families,
 )
-from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.executor_worker import ExecutorGroup
 
 SECONDS = 60.0
 """A worker accepts two reports per second."""
@@ -94,12 +94,12 @@ def test_refusals_are_named(control: ControlClient) -> None:
 
 
 @pytest.fixture
-def executors() -> ExecutorWorker:
+def executors() -> ExecutorGroup:
     """Return the executors of a topology, not started yet."""
     return alone(measured_words.topology())
 
 
-def reporter(address: str, executors: ExecutorWorker) -> ProgramReporter:
+def reporter(address: str, executors: ExecutorGroup) -> ProgramReporter:
     """Return a reporter that sends the metrics of executors to a worker."""
     return ProgramReporter(
         ControlClient(address),
@@ -108,21 +108,21 @@ def reporter(address: str, executors: ExecutorWorker) -> ProgramReporter:
 
 
 @pytest.mark.usefixtures("control")
-def test_executors_beside_a_worker(worker: Running, executors: ExecutorWorker) -> None:
+def test_executors_beside_a_worker(worker: Running, executors: ExecutorGroup) -> None:
     """Metrics of the executors' tasks are reported while they run, and their final values afterwards."""
     with reporter(worker.address, executors):
         executors.start()
         lines = 'tuplewire_user_lines_left{component="lines",task="1"}'
         eventually(lambda: lines in told(worker), SECONDS, "the first report")
         assert told(worker)[lines] == len(LINES)
-        executors.switch(active=True)
+        executors.set_active(active=True)
         eventually(lambda: told(worker)[lines] == 0, SECONDS, "all lines are emitted")
         executors.close(SECONDS)
     check(told(worker))
 
 
 @pytest.mark.usefixtures("control")
-def test_after_an_error_everything_is_taken_back(worker: Running, executors: ExecutorWorker) -> None:
+def test_after_an_error_everything_is_taken_back(worker: Running, executors: ExecutorGroup) -> None:
     """After an error, all reported metrics are withdrawn, because a retry counts from the start."""
 
     def fail() -> None:
@@ -138,14 +138,14 @@ def test_after_an_error_everything_is_taken_back(worker: Running, executors: Exe
 
 
 def test_nobody_listens(
-    nobody: str, executors: ExecutorWorker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    nobody: str, executors: ExecutorGroup, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Failed reports are logged once a minute, and have no other effect."""
 
     def not_told() -> list[str]:
         return [line for line in caplog.messages if line.startswith("program.not")]
 
-    monkeypatch.setattr(executor_reports, "PERIOD_SECONDS", 0.05)
+    monkeypatch.setattr(executor_reports, "REPORT_INTERVAL_SECONDS", 0.05)
     executors.start()
     try:
         with caplog.at_level(logging.WARNING), reporter(nobody, executors):

@@ -60,7 +60,7 @@ class InCluster(Running):
         self.finish()
 
     def move(self, task: int) -> None:
-        self.running.move_task(task, 1 - self.running.worker_of(task), SECONDS)
+        self.running.move_task(task, 1 - self.running.worker_index(task), SECONDS)
 
 
 class InThisProcess(InCluster):
@@ -84,7 +84,7 @@ class InThisProcess(InCluster):
 
     def kill(self, task: int, notes: Notes) -> None:
         del notes
-        self.running.kill_worker(self.running.worker_of(task), SECONDS)
+        self.running.kill_worker(self.running.worker_index(task), SECONDS)
 
 
 class InProcesses(InCluster):
@@ -134,5 +134,5 @@ class TestProcesses(RuntimeContract, MovesTasks):
     @pytest.fixture
     def runtime(self, monkeypatch: pytest.MonkeyPatch) -> Runtime:
         # After a restart, the end is detected without counts; spouts wait for the acks of all their tuples.
-        monkeypatch.setattr(coordinator, "_QUIET_SECONDS", 0.2)
+        monkeypatch.setattr(coordinator, "_RESTART_WAVE_SECONDS", 0.2)
         return Processes()

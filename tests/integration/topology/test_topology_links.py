@@ -25,8 +25,8 @@ from tuplewire_service.testing import eventually
 from tuplewire_topology import BasicBolt, BasicOutputCollector, Bolt, Topology, TopologyBuilder, Tuple
 from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.coordination.control_channel import ControlChannel, ControlKind, ControlMessage
-from tuplewire_topology.coordination.coordinator import Termination
-from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.coordination.coordinator import TerminationDetector
+from tuplewire_topology.running.executor_worker import ExecutorGroup
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.timer import SimulatedTimer
 from tuplewire_topology.serial.serializer import TupleSerializer
@@ -66,18 +66,18 @@ def test_words_are_counted_over_a_transport() -> None:
     conf = {"topology.serialized.message.size.metrics": True}
     with hosted(topology, HERE, THERE, transport="grpc") as hosts, ExitStack() as stack:
         here, there = workers = [
-            ExecutorWorker(topology, tasks, topology_id="t", link=each.link, conf=conf)
+            ExecutorGroup(topology, tasks, topology_id="t", link=each.link, conf=conf)
             for tasks, each in zip((HERE, THERE), hosts, strict=True)
         ]
         for worker in reversed(workers):
             stack.callback(worker.close)
             worker.start()
         for worker in workers:
-            worker.switch(active=True)
+            worker.set_active(active=True)
         assert wait_idle(here, SECONDS)
         eventually(lambda: counts == EXPECTED, SECONDS)
         assert here.spouts[0].tally.snapshot().acked == len(LINES)
-        sizes = dict(there.transfer._sizes)
+        sizes = dict(there.transfer._received_bytes)
         told = {each.component: each.received_bytes for each in there.statistics()}
     assert sizes.keys() == {(2, 4), (3, 1)}
     assert sum(sum(each.values()) for each in told.values()) == sum(sizes.values())
@@ -99,7 +99,7 @@ def test_foreign_and_malformed_messages(caplog: pytest.LogCaptureFixture) -> Non
         hosted(topology, [1], transport="grpc") as (here,),
         Client(here.peer.address, topology="t") as client,
     ):
-        worker = ExecutorWorker(topology, [1], topology_id="t", link=here.link)
+        worker = ExecutorGroup(topology, [1], topology_id="t", link=here.link)
         # Sent before the executors exist: the messages wait for them.
         client.send(TaskMessageBatch.from_groups([TaskGroup.of(1, [good, b"\x00"], 3)]))
         client.flush(SECONDS)
@@ -120,9 +120,9 @@ def test_a_client_link_tells_what_was_refused() -> None:
     with WorkerProcesses(1, "t", drain_seconds=0.1) as processes:
         processes.assign({0: [2]})
         client = Client(processes.endpoints[0].unix_address, topology="t")
-        worker = ExecutorWorker(word_count(counts), [2], topology_id="t", link=Link(client))
+        worker = ExecutorGroup(word_count(counts), [2], topology_id="t", link=Link(client))
         worker.start()
-        worker.switch(active=True)
+        worker.set_active(active=True)
         assert wait_idle(worker, SECONDS)
         with pytest.raises(RefusedMessagesError, match="task 3"):
             worker.close()
@@ -136,7 +136,7 @@ def test_a_lost_subscription_fails_the_worker() -> None:
         address = processes.endpoints[0].unix_address
         topology = word_count(counts)
         link = Link(Client(address, topology="t"))
-        worker = ExecutorWorker(topology, [1], topology_id="t", link=link)
+        worker = ExecutorGroup(topology, [1], topology_id="t", link=link)
         worker.start()
         with Client(address, topology="t") as other:
             word = Tuple(["word"], topology.source(3, "default"))
@@ -161,11 +161,11 @@ def test_a_tuple_for_several_tasks_is_serialized_once() -> None:
     topology = builder.create_topology()
     counted = patch.object(TupleSerializer, "serialize", autospec=True, side_effect=TupleSerializer.serialize)
     with counted as serialize, hosted(topology, [4], [1, 2, 3]) as (first, second):
-        spout = ExecutorWorker(topology, [4], link=first.link, topology_id="t")
-        bolts = ExecutorWorker(topology, [1, 2, 3], link=second.link, topology_id="t")
+        spout = ExecutorGroup(topology, [4], link=first.link, topology_id="t")
+        bolts = ExecutorGroup(topology, [1, 2, 3], link=second.link, topology_id="t")
         for worker in (bolts, spout):
             worker.start()
-        spout.switch(active=True)
+        spout.set_active(active=True)
         eventually(lambda: sum(counts.values()) == 3 * len(LINES), SECONDS)
         assert serialize.call_count == len(LINES)
         for worker in (spout, bolts):
@@ -177,7 +177,7 @@ def test_what_is_not_seen_off_is_logged(caplog: pytest.LogCaptureFixture) -> Non
     topology = word_count(Counter())
     with hosted(topology, [2], [1]) as (here, _):
         here.link.send([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])])
-        eventually(lambda: here.host.ledger().accepted == 3, SECONDS)
+        eventually(lambda: here.handle.ledger().accepted == 3, SECONDS)
     told = [each["reasons"] for each in logged(caplog, "messages.dropped")]
     assert told == [{"shutdown": 2}, {"shutdown": 1}]
 
@@ -197,12 +197,12 @@ def test_mail_waits_for_an_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     with WorkerProcesses(1, "mail", drain_seconds=0.1) as local:
         (worker,) = local.endpoints
         client = Client(worker.address, topology="mail", connect_seconds=0.2)
-        with ControlChannel(client, "run", task, came.append, failures.append, waits=True) as post:
+        with ControlChannel(client, "run", task, came.append, failures.append, waits_for_task=True) as post:
             eventually(lambda: len(attempts) > 2 or failures, SECONDS)  # two attempts have failed
             local.assign({0: [task]})
-            post.send(task, ControlMessage("run", 1, 0, ControlKind.BEGUN, (task, 1)))
+            post.send(task, ControlMessage("run", 1, 0, ControlKind.STARTED, (task, 1)))
             eventually(lambda: came or failures, SECONDS)
-    assert [mail.kind for mail in came] == [ControlKind.BEGUN]
+    assert [mail.kind for mail in came] == [ControlKind.STARTED]
     assert failures == []
 
 
@@ -244,7 +244,7 @@ def client_links() -> Iterator[list[Link]]:
 @contextmanager
 def several(
     topology: Topology, link: str, conf: Mapping[str, Any] | None = None, **more: Any
-) -> Iterator[list[ExecutorWorker]]:
+) -> Iterator[list[ExecutorGroup]]:
     """Run a topology in two workers that reach each other only through their links."""
     with ExitStack() as stack:
         if link == "clients":
@@ -252,26 +252,26 @@ def several(
         else:
             links = [each.link for each in stack.enter_context(hosted(topology, *SHARES, transport=link))]
         workers = [
-            ExecutorWorker(topology, share, topology_id="t", conf=conf, link=each, **more)
+            ExecutorGroup(topology, share, topology_id="t", conf=conf, link=each, **more)
             for share, each in zip(SHARES, links, strict=True)
         ]
         for worker in workers:
             stack.callback(worker.close)
             worker.start()
         for worker in workers:
-            worker.switch(active=True)
+            worker.set_active(active=True)
         yield workers
 
 
-def ask_until_over(workers: Sequence[ExecutorWorker]) -> None:
+def ask_until_over(workers: Sequence[ExecutorGroup]) -> None:
     """Poll the workers until the topology has finished; raise TimeoutError if that takes too long."""
-    termination = Termination(len(workers))
+    termination = TerminationDetector(len(workers))
     deadline = time.monotonic() + SECONDS
-    while not termination.over:
+    while not termination.is_over:
         for rank, worker in enumerate(workers):
             report = worker.report()
             assert report.failure is None, report.failure
-            termination.take(rank, termination.wave, report)
+            termination.add_report(rank, termination.wave, report)
         if time.monotonic() > deadline:
             raise TimeoutError(f"not over: {[worker.report() for worker in workers]}")
         threading.Event().wait(0.005)
@@ -309,7 +309,7 @@ def test_what_takes_too_long_has_failed(notes: Notes) -> None:
         (spout,) = workers[0].spouts
         eventually(lambda: spout.pending == 10, SECONDS)
         for seconds in (29, 1, 15):
-            assert not any(worker.report().at_rest for worker in workers[:1])
+            assert not any(worker.report().is_idle for worker in workers[:1])
             timer.advance(seconds)
             eventually(lambda: not spout._rotation_due, SECONDS)  # two due rotations count as one
         eventually(lambda: notes.count("failed") == 10, SECONDS)
@@ -321,11 +321,11 @@ def test_messages_without_destination_do_not_hold_up_the_end(notes: Notes) -> No
     """Messages to tasks without a worker count as lost and as taken, so that the topology finishes."""
     topology = topology_of(notes, Pass(notes), ackers=0)
     with hosted(topology, [1], []) as (here, other):
-        worker = ExecutorWorker(topology, [1], topology_id="t", link=here.link)
+        worker = ExecutorGroup(topology, [1], topology_id="t", link=here.link)
         worker.start()
-        worker.switch(active=True)
+        worker.set_active(active=True)
         ask_until_over([worker])
-        assert (worker.report().taken, here.link.lost()) == (COUNT, COUNT)
+        assert (worker.report().received, here.link.lost_messages()) == (COUNT, COUNT)
         worker.close()
         other.link.close(0.0)
 

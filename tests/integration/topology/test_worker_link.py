@@ -32,7 +32,7 @@ from tuplewire_topology import (
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.clusters.topology_program import TopologyProgram
 from tuplewire_topology.running import link
-from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.executor_worker import ExecutorGroup
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks
 
@@ -58,8 +58,8 @@ def topology() -> Topology:
 class Idle:
     """Stands for a program that has nothing to do."""
 
-    not_ready = ""
-    busy = False
+    not_ready_reason = ""
+    is_busy = False
 
     def disconnect(self) -> None:
         """Do nothing."""
@@ -71,8 +71,8 @@ class Taker:
     def __init__(self, at: Hosted, *tasks: int) -> None:
         self.came: list[tuple[int, bytes]] = []
         self._undone: list[Callable[[], None]] = []
-        at.host.attach(Idle(), tasks)
-        at.link.open([range(task, task + 1) for task in tasks], self.receive, lambda _: None)
+        at.handle.attach(Idle(), tasks)
+        at.link.subscribe([range(task, task + 1) for task in tasks], self.receive, lambda _: None)
 
     def receive(self, group: TaskGroup, done: Callable[[], None]) -> None:
         self.came += [(group.task, payload) for payload in group.payloads()]
@@ -90,7 +90,7 @@ def waiting(
     topology: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Hosted, Taker, threading.Thread]]:
     """Yield a worker, the taker at another worker, and a thread that waits to send to it."""
-    monkeypatch.setattr(link, "BLOCKED_SECONDS", 0.05)
+    monkeypatch.setattr(link, "BLOCKED_LOG_SECONDS", 0.05)
     with hosted(topology, [4], [1], conf=SMALL) as (here, there):
         taker = Taker(there, 1)
 
@@ -160,15 +160,15 @@ def test_what_is_not_executed_is_bounded(topology: Topology) -> None:
         taker = Taker(there, 1)
         for number in range(50):
             here.link.send([TaskGroup.of(1, [b"%d" % number])])
-        eventually(lambda: there.host.ledger().accepted == 50, SECONDS)
+        eventually(lambda: there.handle.ledger().accepted == 50, SECONDS)
         eventually(lambda: len(taker.came) == 10, SECONDS)
         taker.finish()
         eventually(lambda: len(taker.came) == 20, SECONDS)
-        assert there.host.ledger().pending == 40
+        assert there.handle.ledger().pending == 40
         while len(taker.came) < 50:
             taker.finish()
         taker.finish()
-        eventually(lambda: there.host.ledger().acknowledged == 50, SECONDS)
+        eventually(lambda: there.handle.ledger().acknowledged == 50, SECONDS)
 
 
 def test_an_executor_that_stops_keeps_what_it_has_accepted(topology: Topology) -> None:
@@ -182,10 +182,10 @@ def test_an_executor_that_stops_keeps_what_it_has_accepted(topology: Topology) -
             accepted.append(group.task)
             done()
 
-        there.link.open([range(2, 4)], receive, lambda _: None)
+        there.link.subscribe([range(2, 4)], receive, lambda _: None)
         here.link.send([TaskGroup.of(2, [b"accepted"]), TaskGroup.of(3, [b"left"])])
-        eventually(lambda: there.host.ledger().acknowledged == 1, SECONDS)
-        there.link.leave(range(2, 4))
+        eventually(lambda: there.handle.ledger().acknowledged == 1, SECONDS)
+        there.link.unsubscribe(range(2, 4))
         taker = Taker(there, 2, 3)
         eventually(lambda: taker.came == [(3, b"left")], SECONDS)
         taker.finish()
@@ -218,7 +218,7 @@ def test_missing_tasks_are_warned_of(topology: Topology, caplog: pytest.LogCaptu
     words = helpers.words.topology()
     (spout,) = words.tasks_of("lines")
     with hosted(topology, [spout]) as (here,):
-        program = TopologyProgram(here.host, "helpers.words:topology", {"topology.acker.executors": 0})
+        program = TopologyProgram(here.handle, "helpers.words:topology", {"topology.acker.executors": 0})
         program.start("127.0.0.1:1")
         eventually(lambda: logged(caplog, "assignment.tasks_missing"), SECONDS)
         assert logged(caplog, "assignment.tasks_missing")[0]["tasks"] == sorted(words.tasks_of("split"))
@@ -234,7 +234,7 @@ def test_a_program_without_an_assignment_has_nothing_to_report() -> None:
     """A restarted process answers its cluster before it has its assignment again."""
     topology = helpers.words.topology()
     worker = host("here", topology, "local")
-    program = TopologyProgram(worker.host, "helpers.words:topology", {"topology.acker.executors": 0})
+    program = TopologyProgram(worker.handle, "helpers.words:topology", {"topology.acker.executors": 0})
     assert read_value(program.call(pack_values(["ask", 1])), 0)[0] == [None, None]
     assert program.close(SECONDS)
     worker.abort()
@@ -248,10 +248,10 @@ def test_spouts_wait_for_connections() -> None:
     assign(1, {here: [4], first: [1], second: [2, 3]})
     second.abort()
     taker = Taker(first, 1)
-    worker = ExecutorWorker(topology, [4], topology_id="t", link=here.link)
+    worker = ExecutorGroup(topology, [4], topology_id="t", link=here.link)
     worker.start()
-    eventually(lambda: worker.transfer.not_connected == "no connection to second", SECONDS)
-    worker.switch(active=True)
+    eventually(lambda: worker.transfer.missing_connections == "no connection to second", SECONDS)
+    worker.set_active(active=True)
     feeder.feed([1])
     assert not wait_idle(worker, 0.2)
     assert taker.came == []
@@ -271,7 +271,7 @@ def test_connections_follow_outbound_tasks() -> None:
     topology = chain(FeederSpout(["number"]))
     first, second, last = workers = [host(name, topology, "grpc") for name in ("first", "second", "last")]
     for worker in workers:
-        worker.host.attach(Idle(), topology.tasks, partial(outbound_tasks, topology))
+        worker.handle.attach(Idle(), topology.tasks, partial(outbound_tasks, topology))
     assign(1, {first: [4], second: [1], last: [2, 3]})
 
     def peers(worker: Hosted) -> list[str]:
@@ -304,7 +304,7 @@ def test_a_task_knows_its_worker() -> None:
     """A task's context has the port of its worker, and the tasks in the same worker."""
     topology = pipeline({"s": FeederSpout(["number"]), "tell": Tell()})
     with hosted(topology, [1, 2]) as (here,):
-        worker = ExecutorWorker(topology, [1, 2], topology_id="t", link=here.link, port=here.port)
+        worker = ExecutorGroup(topology, [1, 2], topology_id="t", link=here.link, port=here.port)
         worker.start()
         assert (Tell.where.worker_port, set(Tell.where.worker_tasks)) == (here.port, {1, 2})
         worker.close()
@@ -403,7 +403,7 @@ def arrivals(link: Link) -> list[bytes]:
         arrived.extend(group.payloads())
         done()
 
-    link.open([range(1, 2)], receive, lambda _: None)
+    link.subscribe([range(1, 2)], receive, lambda _: None)
     return arrived
 
 
@@ -414,13 +414,13 @@ def test_a_workers_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with hosted(topology, [2, 3], [1], transport="grpc") as (here, there):
         arrived = arrivals(there.link)
         link = here.link
-        monkeypatch.setattr(link, "open", noted(link.open, partial(notes, "receive")))
+        monkeypatch.setattr(link, "subscribe", noted(link.subscribe, partial(notes, "receive")))
         monkeypatch.setattr(link, "send", noted(link.send, partial(notes.again, "transfer")))
         monkeypatch.setattr(link, "close", noted(link.close, partial(notes, "link closes")))
-        worker = ExecutorWorker(topology, [2, 3], topology_id="t", link=link, state_file=notes.file)
+        worker = ExecutorGroup(topology, [2, 3], topology_id="t", link=link, state_file=notes.file)
         worker.start()
         assert notes.seen == ["heartbeat", "executors", "receive"]
-        worker.switch(active=True)
+        worker.set_active(active=True)
         queue = bolts_of(worker)[0].queue
         eventually(lambda: queue.statistics().arrived == COUNT, SECONDS, "all are in the queue or executed")
         assert arrived == []

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire.errors import InvalidTaskError, MalformedError
-from tuplewire.session.pieces import frame_pieces, most_messages
+from tuplewire.session.pieces import frame_pieces, max_piece_messages
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
@@ -118,7 +118,7 @@ def group_payloads(batch: TaskMessageBatch) -> dict[tuple[int, int], list[bytes]
     """Read a batch through its groups; no group may be empty."""
     found = defaultdict(list)
     for group in batch.groups:
-        assert len(group) == len(group.sizes()) > 0
+        assert len(group) == len(group.payload_sizes()) > 0
         found[-1 if group.source is None else group.source, group.task].extend(group.payloads())
     return dict(found)
 
@@ -186,7 +186,7 @@ def test_from_arrow(model: list[tuple[int, bytes]], part: slice) -> None:
 @given(st.lists(st.tuples(payloads, st.just(b"") | payloads), min_size=1, max_size=12), st.integers(0, 20))
 def test_frame_pieces(model: list[tuple[bytes, bytes]], limit: int) -> None:
     """The pieces add up to the group. Each is within the limit or one message, and cannot hold more."""
-    group = TaskGroup.joined(1, None, [row[0] for row in model], [row[1] for row in model])
+    group = TaskGroup.from_checked(1, None, [row[0] for row in model], [row[1] for row in model])
     pieces = frame_pieces(group, limit)
     assert [
         row
@@ -196,7 +196,7 @@ def test_frame_pieces(model: list[tuple[bytes, bytes]], limit: int) -> None:
     for piece in pieces:
         assert piece.size_bytes == sum(piece.message_sizes())
         assert piece.size_bytes <= limit or len(piece) == 1
-    most = most_messages(group, limit)
+    most = max_piece_messages(group, limit)
     for piece, following in pairwise(pieces):
         assert len(piece) == most or piece.size_bytes + following.message_sizes()[0] > limit
 
@@ -249,7 +249,7 @@ def test_headers_stay_with_their_messages(
     assert by_task(TaskMessageBatch.from_groups(pieces)) == by_task(model)
     runs: list[list[TaskGroup]] = []
     for piece in pieces:
-        if runs and piece.joins(runs[-1][-1]):
+        if runs and piece.can_follow(runs[-1][-1]):
             runs[-1].append(piece)
         else:
             runs.append([piece])

@@ -52,7 +52,7 @@ def runs(draw: st.DrawFn) -> list[list[TaskGroup]]:
         columns = draw(st.lists(payloads | long_payloads, min_size=1, max_size=3))
         headed = draw(st.booleans())
         groups = [
-            TaskGroup.joined(task, source, each, draw(headers_of(len(each))) if headed else None)
+            TaskGroup.from_checked(task, source, each, draw(headers_of(len(each))) if headed else None)
             for each in columns
         ]
         if redelivered:
@@ -69,7 +69,7 @@ def frame_of(sequence: int, groups: Sequence[Sequence[TaskGroup]], firsts: Seque
             pb.Group(
                 task=run[0].task,
                 source=run[0].source,
-                lengths=[length for group in run for length in group.sizes()],
+                lengths=[length for group in run for length in group.payload_sizes()],
                 data=b"".join(group.data for group in run),
                 first_sequence=firsts[position] if firsts else 0,
                 redelivered=run[0].redelivered,
@@ -199,7 +199,7 @@ def read(data: bytes) -> None:
             frame = decode(kind, data)
             if isinstance(frame, OpaqueFrame):
                 for group in groups_of(frame):
-                    assert sum(group.sizes()) == len(group.data)
+                    assert sum(group.payload_sizes()) == len(group.data)
                     assert len(group.payloads()) == len(group) > 0
                     assert len(group.encoded_headers() or group) == len(group)
                     assert sum(group.message_sizes()) == group.size_bytes

@@ -19,7 +19,12 @@ from tuplewire.grouping.grouping import (
     shuffle,
 )
 from tuplewire.grouping.load_aware import LoadAwareShuffle
-from tuplewire_topology.running.outgoing import All, Global, LocalOrShuffle, PartialKey
+from tuplewire_topology.running.outgoing import (
+    AllGrouping,
+    GlobalGrouping,
+    LocalOrShuffleGrouping,
+    PartialKeyGrouping,
+)
 
 numbers = st.booleans() | st.integers() | st.floats(allow_nan=False)
 keys = st.none() | numbers | st.text(max_size=3) | st.binary(max_size=3)
@@ -31,9 +36,9 @@ localities = st.dictionaries(st.integers(0, 40), st.sampled_from(Locality))
 SINGLE: list[Callable[[GroupingContext], SingleGrouping]] = [
     lambda context: shuffle(context.tasks, context.source),
     lambda context: Fields(context.tasks),
-    lambda context: PartialKey(context.tasks),
-    lambda context: Global(context.tasks),
-    LocalOrShuffle,
+    lambda context: PartialKeyGrouping(context.tasks),
+    lambda context: GlobalGrouping(context.tasks),
+    LocalOrShuffleGrouping,
     LoadAwareShuffle,
 ]
 
@@ -72,7 +77,7 @@ def test_every_message_has_one_task(
 @given(tasks, columns)
 def test_all_leaves_nobody_out(chosen: list[int], batches: list[list[Key]]) -> None:
     """Each message is routed to each task, once."""
-    grouping: Grouping = All(chosen)
+    grouping: Grouping = AllGrouping(chosen)
     for batch in batches:
         routes = grouping.route(batch)
         assert set(routes) == (set(chosen) if batch else set())

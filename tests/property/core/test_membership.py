@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tuplewire.membership.member_status import Phase
 from tuplewire.membership.registry import Registry
-from tuplewire.membership.spread import fill, spread
+from tuplewire.membership.spread import fill, rebalance
 from tuplewire.wire import control_pb2
 
 TASKS = frozenset(range(11))
@@ -167,7 +167,7 @@ def moves(before: dict[int, str], after: dict[int, str]) -> int:
 @given(tasks_of, workers_of, held_of)
 def test_everybody_has_as_many_or_one_more(tasks: set[int], workers: list[str], held: dict[int, str]) -> None:
     """Every task has one of the allowed workers; their numbers of tasks differ by one at most."""
-    placed = spread(tasks, workers, held)
+    placed = rebalance(tasks, workers, held)
     assert placed.keys() == (tasks if workers else set())
     counts = Counter(dict.fromkeys(workers, 0) | Counter(placed.values()))
     assert counts.keys() == set(workers)
@@ -186,7 +186,7 @@ def test_no_fewer_moves_would_do(tasks: set[int], data: st.DataObject) -> None:
         for counts in [Counter(dict.fromkeys(workers, 0) | Counter(chosen))]
         if max(counts.values()) - min(counts.values()) <= 1
     )
-    assert moves(held, spread(tasks, workers, held)) == fewest
+    assert moves(held, rebalance(tasks, workers, held)) == fewest
 
 
 @given(tasks_of, workers_of, held_of)
@@ -208,7 +208,7 @@ def test_what_is_pinned_stays(
     tasks: set[int], workers: list[str], held: dict[int, str], pinned: set[int]
 ) -> None:
     """Pinned tasks stay; a worker with two tasks more than another has only pinned ones."""
-    placed = spread(tasks, workers, held, pinned)
+    placed = rebalance(tasks, workers, held, pinned)
     assert placed.keys() == tasks
     bound = {task for task in pinned & tasks if held.get(task) in workers}
     assert all(placed[task] == held[task] for task in bound)

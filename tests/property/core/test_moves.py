@@ -373,7 +373,7 @@ class Cluster(RuleBasedStateMachine):
             assert ledger.balanced, str(ledger)
             assert ledger.accepted == sum(program.offered.values())
             assert ledger.acknowledged == sum(program.settled.values())
-            assert program.sender.buffer.failed is None, program.sender.buffer.failed
+            assert program.sender.buffer.failure is None, program.sender.buffer.failure
         for host in self.hosts:
             if host.worker is not None:
                 ledger = host.worker.router.ledger()

@@ -104,7 +104,7 @@ class Cluster:
         """Return a worker's messages in the task's queue, in order; empty if it does not have the task."""
         queue = self.workers[at].router.queues._queues.get(TASK)
         found: list[Message] = []
-        for each in queue.log.held() if queue is not None else ():
+        for each in queue.log.iter_entries() if queue is not None else ():
             assert each.group.source is not None
             found += [(each.group.source, number) for number in numbers_in(each.group)]
         return found

@@ -14,10 +14,10 @@ from helpers.queues import RejectionsWithoutTimers, queues_of, subscribe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuplewire.session.consume import Arrived, ConsumeWindow, Delivery, Rejected
+from tuplewire.session.consume import ArrivedBatch, ConsumeWindow, Delivery, RejectedMessage
 from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.settings.config import MIB
-from tuplewire.values.dead_letters import DeadMessage, headers_of, rejections_of
+from tuplewire.values.dead_letters import DeadMessage, read_key_and_headers, rejections_of
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
 from tuplewire_service.worker.delivery import Acknowledged
@@ -60,7 +60,7 @@ class Scene:
         self.subscription: QueueSubscription | None = None
         self.down: deque[tuple[str, Any]] = deque()
         self.up: deque[Any] = deque()
-        self.buffer: deque[Arrived] = deque()
+        self.buffer: deque[ArrivedBatch] = deque()
         self.sent: dict[int, list[int]] = defaultdict(list)
         self.processed: dict[int, list[int]] = defaultdict(list)
         self.rejections: Counter[int] = Counter()
@@ -87,18 +87,18 @@ class Scene:
     def send_again(self) -> None:
         """Send copies that are due, and check the queues that were held."""
         for copy in self.shell.take_due(time.monotonic(), sys.maxsize):
-            if copy.settles is None:
+            if copy.drop_reason is None:
                 self.ledger.acknowledged += 1
             else:
-                self.ledger.dropped[copy.settles] += 1
+                self.ledger.dropped[copy.drop_reason] += 1
             self._put(copy.group, self.shell)
-        self.shell.retry_held()
+        self.shell.retry_blocked()
 
     def take(self) -> None:
         """Write like a worker: answers first."""
         if self.subscription is not None:
-            if answers := list(self.subscription.answers.values()):
-                self.subscription.answers.clear()
+            if answers := list(self.subscription.rejection_answers.values()):
+                self.subscription.rejection_answers.clear()
                 self.down.append(("answer", answers))
             for _ in range(2):
                 if taken := self.subscription.take(1):
@@ -106,7 +106,7 @@ class Scene:
 
     def listen(self) -> None:
         if self.up and self.subscription is not None:
-            self.subscription.progress(self.up.popleft())
+            self.subscription.apply_progress(self.up.popleft())
 
     def probe(self) -> None:
         if self.subscription is not None:
@@ -121,20 +121,22 @@ class Scene:
         if self.subscription is not None:
             self.subscription.close()
         incarnation = self.window.worker_incarnation
-        subscription = subscribe(self.consumers, "c", self.window.all(), worker_incarnation=incarnation)
+        subscription = subscribe(
+            self.consumers, "c", self.window.all_cursors(), worker_incarnation=incarnation
+        )
         self.subscription = subscription
-        self.window.opened(7, subscription.starts)
+        self.window.on_connected(7, subscription.starts)
 
     def hear(self) -> None:
         if not self.down:
             return
         kind, what = self.down.popleft()
         if kind == "answer":
-            self.window.answered(what)
+            self.window.apply_answers(what)
         elif kind == "probe":
-            self.window.repeat()
+            self.window.mark_all_changed()
         else:
-            arrived = self.window.arrived(what)
+            arrived = self.window.receive(what)
             if arrived.deliveries:
                 self.buffer.append(arrived)
 
@@ -142,29 +144,29 @@ class Scene:
         if not self.buffer:
             return
         arrived = self.buffer.popleft()
-        rejected: list[Rejected] = []
+        rejected: list[RejectedMessage] = []
         void: set[int] = set()
         index = 0
         for group in arrived.groups:
             for single in group.cut(range(len(group) + 1)):
                 number = int(single.data)
-                assert arrived.epoch >= self.window._tasks[group.task].epoch
+                assert arrived.generation >= self.window._tasks[group.task].generation
                 if group.task not in void:
-                    assert rejections_of(headers_of(single)[1]) == self.rejections[number]
+                    assert rejections_of(read_key_and_headers(single)[1]) == self.rejections[number]
                     if number in self.doomed or self.rejections[number] < self.faulty[number]:
                         self.rejections[number] += 1
-                        rejected.append(Rejected(index, 0.0, "no", self.wait))
+                        rejected.append(RejectedMessage(index, 0.0, "no", self.wait))
                         if self.wait:
                             void.add(group.task)
                     else:
                         self.processed[group.task].append(number)
                 index += 1
         self.window.acknowledge(arrived, rejected)
-        kept = (each.without(self.window.waiting()) for each in self.buffer)
+        kept = (each.without(self.window.tasks_awaiting_answer()) for each in self.buffer)
         self.buffer = deque(each for each in kept if each.deliveries)
 
     def tell(self) -> None:
-        if self.subscription is not None and (cursors := self.window.take_moved()):
+        if self.subscription is not None and (cursors := self.window.take_changed()):
             self.up.append(cursors)
 
     # --- checks ----------------------------------------------------------------------------------
@@ -175,9 +177,9 @@ class Scene:
         for state in self.window._tasks.values():
             assert len(state.rejections) <= PREFETCH
         # Each copy over the limit delays the release of one message to its sender.
-        for room in self.shell._rooms.values():
-            assert room.messages < self.most + len(room.kept)
-            assert room.full or not room.kept
+        for room in self.shell._space_by_task.values():
+            assert room.messages < self.most + len(room.deferred_releases)
+            assert room.is_full or not room.deferred_releases
 
     def progress(self) -> tuple[Any, ...]:
         """Return the counts that change while anything moves."""
@@ -192,12 +194,12 @@ class Scene:
         reader = subscribe(self.consumers, "reader", [cursor_of(DEAD, 0, 0, 100, MIB)])
         for delivery in reader.take(MIB):
             last = delivery.first_sequence + len(delivery.group) - 1
-            reader.progress([cursor_of(DEAD, last, last, 100, MIB)])
+            reader.apply_progress([cursor_of(DEAD, last, last, 100, MIB)])
 
     def letters(self) -> dict[int, list[int]]:
         """Return the numbers of the dead letters by their original task."""
         found = defaultdict(list)
-        for each in self.queues._queues[DEAD].log.held():
+        for each in self.queues._queues[DEAD].log.iter_entries():
             for single in each.group.cut(range(len(each.group) + 1)):
                 message = TaskMessage.received(DEAD, single.data, single.header_data)
                 letter = DeadMessage.read(message)
@@ -236,7 +238,7 @@ def test_rejected_messages_come_again_or_become_letters(
             scene.adds_up()
         standing = standing + 1 if scene.progress() == before else 0
     letters = scene.letters()
-    full = any(room.full for room in scene.shell._rooms.values())
+    full = any(room.is_full for room in scene.shell._space_by_task.values())
     waiting = sum(1 for times in scene.rejections.values() if times) if full else 0
     assert sum(scene.sender.messages.values()) >= total - waiting
     scene.read_letters()
@@ -255,12 +257,12 @@ def test_rejected_messages_come_again_or_become_letters(
 def test_an_answer_to_an_earlier_rejection_is_not_taken_for_the_later_one() -> None:
     """A consumer waits for the answer with its number; an earlier answer may be sent twice."""
     window = ConsumeWindow([1], PREFETCH, MIB)
-    window.opened(7, [(1, 0)])
+    window.on_connected(7, [(1, 0)])
     for number in (1, 2):
-        arrived = window.arrived([Delivery(1, TaskGroup.of(1, [b"a"]))])
-        window.acknowledge(arrived, [Rejected(0, 0.0, "no", wait=True)])
-        assert window.waiting() == {1}
-        window.answered([answer_of(1, number - 1, 3)])
-        assert window.waiting() == {1}
-        window.answered([answer_of(1, number, 0)])
-        assert not window.waiting()
+        arrived = window.receive([Delivery(1, TaskGroup.of(1, [b"a"]))])
+        window.acknowledge(arrived, [RejectedMessage(0, 0.0, "no", wait=True)])
+        assert window.tasks_awaiting_answer() == {1}
+        window.apply_answers([answer_of(1, number - 1, 3)])
+        assert window.tasks_awaiting_answer() == {1}
+        window.apply_answers([answer_of(1, number, 0)])
+        assert not window.tasks_awaiting_answer()

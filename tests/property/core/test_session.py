@@ -84,9 +84,9 @@ class Session(SessionMachine):
         window = self.window
         waiting = {number for number, flow in window._flows.items() if flow.pending}
         no_credit = {number for number in waiting if not window._flows[number].has_credit}
-        assert waiting - window._ready.keys() <= window.without_credit.keys() <= no_credit
+        assert waiting - window._ready.keys() <= window.blocked_flows.keys() <= no_credit
         accounts = self.worker.session.credit.accounts
-        used_up = {task for task, each in accounts.items() if each.received_messages and not each.has_room}
+        used_up = {task for task, each in accounts.items() if each.received_messages and not each.has_credit}
         assert self.worker.tasks_without_credit == dict.fromkeys(used_up, 1)
 
     @invariant()
@@ -98,7 +98,7 @@ class Session(SessionMachine):
         held: dict[int, list[int]] = defaultdict(list)
         for arrived in self.consumer.held:
             for group in arrived.groups:
-                if arrived.epoch >= self.consumer.window._tasks[group.task].epoch:
+                if arrived.generation >= self.consumer.window._tasks[group.task].generation:
                     held[group.task] += group.message_sizes()
         for sizes in held.values():
             assert len(sizes) <= PREFETCH_MESSAGES

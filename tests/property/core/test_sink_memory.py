@@ -86,7 +86,7 @@ class Sinks(RuleBasedStateMachine):
             if at == number:
                 self.owner[task] = others[task % len(others)]
         for each in self.workers.values():
-            each.publications.learn(gone.publications.known())
+            each.publications.merge(gone.publications.reportable_epochs())
         self.late = [(at, run) for at, run in self.late if at != number]
 
     @precondition(lambda self: not self.run.staged)
@@ -99,7 +99,7 @@ class Sinks(RuleBasedStateMachine):
         for at, tasks in places.items():
             attempt = AttemptName(0, f"a{self.name()}", len(tasks), 1)
             groups = [TaskGroup.of(task, [b"%d" % self.epoch]) for task in tasks]
-            self.workers[at].staging.admit(SINK, self.epoch, attempt, 0, groups, 0.0)
+            self.workers[at].staging.reserve(SINK, self.epoch, attempt, 0, groups, 0.0)
             self.run.staged[at] = attempt
 
     @precondition(lambda self: self.run.staged.keys() - self.run.published)
@@ -108,7 +108,10 @@ class Sinks(RuleBasedStateMachine):
         """Publish at one more worker; if none of the epoch's workers knows this run, take over first."""
         at = data.draw(st.sampled_from(sorted(self.run.staged.keys() - self.run.published)))
         if self.run.earlier is None:
-            if any(self.workers[each].publications.knows(SINK, self.run.name) for each in self.run.staged):
+            if any(
+                self.workers[each].publications.is_current_run(SINK, self.run.name)
+                for each in self.run.staged
+            ):
                 self.run.earlier = {}
             else:
                 self.take_over(data.draw(st.permutations(sorted(self.workers.keys() - self.run.staged))))
@@ -132,7 +135,7 @@ class Sinks(RuleBasedStateMachine):
                 kept = {self.run.staged[number].attempt}
             each.publications.check(SINK, self.epoch)
             each.staging.keep_only(SINK, self.epoch, kept)
-            continues |= each.publications.continues(SINK, self.epoch, self.run.name)
+            continues |= each.publications.published_earlier(SINK, self.epoch, self.run.name)
             self.run.earlier |= each.publications.begin(SINK, self.epoch, self.run.name)
 
     def publish_at(self, at: int, run: Run) -> None:
@@ -145,10 +148,10 @@ class Sinks(RuleBasedStateMachine):
         earlier = run.earlier or {}
         _, omitted = worker.publications.choose(SINK, self.epoch, [name.attempt], stages, run.name, earlier)
         for staged in omitted:
-            worker.staging.free(staged)
-        for staged, _ in worker.publications.take(0):
+            worker.staging.free_group(staged)
+        for staged, _ in worker.publications.pop_ready(0):
             self.seen.append((self.epoch, staged.task))
-            worker.staging.free(staged)
+            worker.staging.free_group(staged)
 
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:

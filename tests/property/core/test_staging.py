@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tuplewire.errors import EpochTooLargeError, ResourceLimitError, SequenceGapError, StagedDataLostError
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.publications import Publications
-from tuplewire_service.worker.stage_file import StageFile
+from tuplewire_service.worker.stage_file import AttemptFile
 from tuplewire_service.worker.staging import AttemptName, Placement, StagedGroup, Staging
 
 PARTITIONS = 2
@@ -17,7 +17,7 @@ TASKS = 4
 SINK = ("me", "s")
 
 
-class File(StageFile):
+class File(AttemptFile):
     """A file of groups, without a disk."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Sink(RuleBasedStateMachine):
         self.now += seconds
         what = SINK, self.epoch, AttemptName(partition, name, 0, 0), piece, [group], self.now
         try:
-            placement, stage = self.staging.admit(*what)
+            placement, stage = self.staging.reserve(*what)
         except (SequenceGapError, EpochTooLargeError, ResourceLimitError):
             del self.under_way[name]  # its epoch was published, or it was removed for another one
             self.staging.discard(SINK, self.epoch, name)
@@ -96,7 +96,7 @@ class Sink(RuleBasedStateMachine):
             stage.file = File()
             kept = StagedGroup.of(stage, group, (len(self.disk), 1))
             self.disk.append(group)
-            assert self.staging.written(stage, [kept])
+            assert self.staging.on_written(stage, [kept])
         if placement in {Placement.MEMORY, Placement.DISK}:
             pieces += 1
         self.under_way[name] = (partition, pieces)
@@ -118,18 +118,18 @@ class Sink(RuleBasedStateMachine):
             return
         _, omitted = self.publications.choose(SINK, self.epoch, [each.attempt for each in new], stages)
         for staged in omitted:
-            self.staging.free(staged)
+            self.staging.free_group(staged)
         self.published = True
         self.pump()
 
     def pump(self) -> None:
         """Move rows that fit into the queues."""
-        while taken := self.publications.take(60):
+        while taken := self.publications.pop_ready(60):
             for staged, _ in taken:
                 group = self.disk[staged.offset] if staged.group is None else staged.group
                 self.seen += [(group.task, payload) for payload in group.payloads()]
                 self.queued.append(group)
-                self.staging.free(staged)
+                self.staging.free_group(staged)
 
     @rule()
     def die(self) -> None:
@@ -151,7 +151,7 @@ class Sink(RuleBasedStateMachine):
     @rule()
     def go_on(self) -> None:
         """Commit the epoch when no row is waiting, and all its rows were seen. Start the next one."""
-        waiting = self.publications.waiting(SINK, self.epoch)
+        waiting = self.publications.progress_of(SINK, self.epoch)
         assert waiting is not None
         if waiting[0]:
             assert self.queued, "something waits, though the queues are empty"

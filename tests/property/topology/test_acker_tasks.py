@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire_topology.acking.acker import AckerTracker, Fate, Trees, TupleUpdates, keys_of
-from tuplewire_topology.authoring.collector import Emitted
+from tuplewire_topology.acking.acker import AckerClient, AckerTrees, TreeOutcome, TupleUpdates, tracking_keys
+from tuplewire_topology.authoring.collector import EmittedTuples
 from tuplewire_topology.authoring.description import (
     Component,
     ComponentKind,
@@ -18,7 +18,7 @@ from tuplewire_topology.authoring.description import (
     Topology,
     with_ackers,
 )
-from tuplewire_topology.authoring.tuples import AddressedTuples, MessageId, Stream, Tuple
+from tuplewire_topology.authoring.tuples import AddressedTuples, Roots, Stream, Tuple
 
 OUT = (Stream("value"),)
 TOPOLOGY = with_ackers(
@@ -35,7 +35,7 @@ TOPOLOGY = with_ackers(
 SPOUT, BOLTS, ACKERS = 1, (2, 3, 4), (5, 6)
 
 
-def roots_of(message_id: MessageId) -> set[int]:
+def roots_of(message_id: Roots) -> set[int]:
     """Return the roots that a tuple descends from."""
     return {int.from_bytes(pair[:8], "little") for _, pair in message_id}
 
@@ -45,29 +45,24 @@ class World:
 
     def __init__(self, draw: Any) -> None:
         self.draw = draw
-        self.followers = {task: AckerTracker(TOPOLOGY, task, seed=task) for task in (SPOUT, *BOLTS)}
-        self.trees = {task: Trees() for task in ACKERS}
+        self.followers = {task: AckerClient(TOPOLOGY, task, seed=task) for task in (SPOUT, *BOLTS)}
+        self.trees = {task: AckerTrees() for task in ACKERS}
         self.queues: dict[int, list[Tuple]] = {task: [] for task in BOLTS}
         self.told: dict[tuple[int, int], deque[Tuple]] = {}
         self.left: dict[int, int] = {}
         self.failed: set[int] = set()
-        self.fates: list[Fate] = []
+        self.fates: list[TreeOutcome] = []
 
     def targets(self) -> list[int]:
         return list(self.draw(st.lists(st.sampled_from(BOLTS), unique=True, max_size=3)))
 
     def send(
-        self,
-        task: int,
-        began: list[int],
-        tuples: list[Tuple],
-        acked: list[MessageId],
-        failed: list[MessageId],
+        self, task: int, began: list[int], tuples: list[Tuple], acked: list[Roots], failed: list[Roots]
     ) -> None:
         """Send tuples, each to some tasks, and the updates about them; some tuples are lost by an error."""
         lost = [message for message in tuples if self.draw(st.integers(0, 9)) == 0]
         for message in lost:
-            self.failed |= roots_of(message.message_id)
+            self.failed |= roots_of(message.roots)
         columns = [
             AddressedTuples(target, [message])
             for message in tuples
@@ -76,17 +71,17 @@ class World:
         ]
         for column in columns:
             self.queues[column.task] += column.tuples
-            self.count(column.tuples[0].message_id, 1)
+            self.count(column.tuples[0].roots, 1)
         for column in self.followers[task].report(TupleUpdates(task, began, columns, lost, acked, failed)):
             self.told.setdefault((task, column.task), deque()).extend(column.tuples)
 
-    def count(self, message_id: MessageId, change: int) -> None:
+    def count(self, message_id: Roots, change: int) -> None:
         for root in roots_of(message_id):
             self.left[root] = self.left.get(root, 0) + change
 
     def emit(self) -> None:
         message = Tuple([1], TOPOLOGY.source(SPOUT, "default"), ((SPOUT, "id"),))
-        ((root, _),) = self.followers[SPOUT].begin([Emitted(message.source, None, [message])])
+        ((root, _),) = self.followers[SPOUT].start_tracking([EmittedTuples(message.source, None, [message])])
         self.left[root] = 0
         self.send(SPOUT, [root], [message], [], [])
 
@@ -95,11 +90,11 @@ class World:
         task = self.draw(st.sampled_from(BOLTS))
         queue = self.queues[task]
         taken = [queue.pop() for _ in range(self.draw(st.integers(0, min(2, len(queue)))))]
-        anchors = tuple(dict.fromkeys(root for message in taken for root in message.message_id))
+        anchors = tuple(dict.fromkeys(root for message in taken for root in message.roots))
         source = TOPOLOGY.source(task, "default")
         tuples = [Tuple([1], source, anchors) for _ in range(self.draw(st.integers(0, 2)) if anchors else 0)]
-        self.followers[task].derive([Emitted(source, None, tuples)])
-        ids = [message.message_id for message in taken]
+        self.followers[task].renumber([EmittedTuples(source, None, tuples)])
+        ids = [message.roots for message in taken]
         fails = bool(ids) and self.draw(st.integers(0, 9)) == 0
         self.send(task, [], tuples, [] if fails else ids, ids if fails else [])
         for message_id in ids:
@@ -113,7 +108,7 @@ class World:
         if not waiting:
             return
         key = self.draw(st.sampled_from(waiting))
-        for fate in self.trees[key[1]].take(self.told[key].popleft()):
+        for fate in self.trees[key[1]].apply_report(self.told[key].popleft()):
             _, root, processed = fate
             self.fates.append(fate)
             assert not processed or (not self.left[root] and root not in self.failed)
@@ -128,7 +123,7 @@ def test_every_tree_is_told_once_and_not_too_early(data: st.DataObject) -> None:
         data.draw(st.sampled_from([world.emit, world.execute, world.execute, world.hear]))()
     for task, queue in world.queues.items():
         while queue:
-            message_id = queue.pop().message_id
+            message_id = queue.pop().roots
             world.count(message_id, -1)
             world.send(task, [], [], [message_id], [])
     while any(world.told.values()):
@@ -141,4 +136,4 @@ def test_every_tree_is_told_once_and_not_too_early(data: st.DataObject) -> None:
 def test_keys_of_a_fate() -> None:
     """A fate from an acker task contains the keys of many tuples."""
     message = Tuple([(7).to_bytes(8, "little") * 2], TOPOLOGY.source(5, "__ack_ack"))
-    assert list(keys_of(message)) == [7, 7]
+    assert list(tracking_keys(message)) == [7, 7]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire_topology.coordination.coordinator import Termination
+from tuplewire_topology.coordination.coordinator import TerminationDetector
 from tuplewire_topology.running.statistics import ProcessReport
 
 
@@ -35,7 +35,7 @@ class World:
         self.draw = data.draw
         self.processes = [Process(self.draw(st.integers(0, 3))) for _ in range(count)]
         self.on_the_way: list[tuple[int, int]] = []
-        self.termination = Termination(count)
+        self.termination = TerminationDetector(count)
         self.asked: set[int] = set()
         self.answers: list[tuple[int, int, ProcessReport]] = []
         self.wave = 0
@@ -69,7 +69,7 @@ class World:
         waiting = [number for number in range(len(self.processes)) if number not in self.asked]
         if self.answers and (not waiting or self.draw(st.booleans())):
             number, wave, report = self.answers.pop(self.draw(st.integers(0, len(self.answers) - 1)))
-            said = self.termination.take(number, wave, report)
+            said = self.termination.add_report(number, wave, report)
             assert not said or self.over, "over is said too early"
         else:
             number = self.draw(st.sampled_from(waiting))
@@ -96,10 +96,10 @@ def test_over_is_said_when_it_is_and_not_before(data: st.DataObject, count: int)
     """In any order of work, arrivals, requests and reports, no wave detects the end while work remains."""
     world = World(data, count)
     for _ in range(data.draw(st.integers(0, 60))):
-        if not world.termination.over:
+        if not world.termination.is_over:
             world.step()
     while world.on_the_way or not all(process.at_rest for process in world.processes):
-        assert not world.termination.over
+        assert not world.termination.is_over
         for process in world.processes:
             if process.spouts:
                 world.emit(process)
@@ -110,28 +110,31 @@ def test_over_is_said_when_it_is_and_not_before(data: st.DataObject, count: int)
     for _ in range(3):  # the wave that was already started, and two more
         wave = world.termination.wave
         for number, process in enumerate(world.processes):
-            world.termination.take(number, wave, process.report())
-    assert world.termination.over
+            world.termination.add_report(number, wave, process.report())
+    assert world.termination.is_over
 
 
 def test_counts_that_do_not_add_up() -> None:
     """After a restart, the topology has finished after two waves at rest with equal counts."""
-    termination = Termination(2, exact=False)
-    left = {0: ProcessReport(at_rest=True, sent=9, taken=0), 1: ProcessReport(at_rest=True, sent=0, taken=4)}
+    termination = TerminationDetector(2, exact=False)
+    left = {
+        0: ProcessReport(is_idle=True, sent=9, received=0),
+        1: ProcessReport(is_idle=True, sent=0, received=4),
+    }
     for process, report in left.items():
-        termination.take(process, 1, report)
-    assert not termination.take(0, 2, ProcessReport(at_rest=True, sent=10, taken=0))
-    assert not termination.take(1, 2, left[1])
+        termination.add_report(process, 1, report)
+    assert not termination.add_report(0, 2, ProcessReport(is_idle=True, sent=10, received=0))
+    assert not termination.add_report(1, 2, left[1])
     for wave in (3, 4):
         for process, report in left.items():
-            termination.take(process, wave, report)
-        assert termination.over == (wave == 4)
+            termination.add_report(process, wave, report)
+        assert termination.is_over == (wave == 4)
 
 
 def test_reports_that_do_not_count() -> None:
     """A report of an unknown process is ignored; a topology without processes has finished."""
-    quiet = ProcessReport(at_rest=True, sent=0, taken=0)
-    termination = Termination(1)
-    assert not termination.take(1, 1, quiet)
-    assert termination.missing == {0}
-    assert Termination(0).over
+    quiet = ProcessReport(is_idle=True, sent=0, received=0)
+    termination = TerminationDetector(1)
+    assert not termination.add_report(1, 1, quiet)
+    assert termination.unreported == {0}
+    assert TerminationDetector(0).is_over

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tuplewire_topology.authoring.description import (
     FIRST_TASK,
-    KEYED,
+    KEYED_GROUPINGS,
     Component,
     ComponentKind,
     GroupingType,
@@ -39,11 +39,11 @@ def topologies(draw: st.DrawFn) -> list[Component]:
             free = [
                 grouping
                 for grouping in GroupingType
-                if grouping is not GroupingType.DIRECT and (stream.fields or grouping not in KEYED)
+                if grouping is not GroupingType.DIRECT and (stream.fields or grouping not in KEYED_GROUPINGS)
             ]
             grouping = GroupingType.DIRECT if stream.direct else draw(st.sampled_from(free))
             inputs.append(
-                Input(source, stream.name, grouping, stream.fields[:1] if grouping in KEYED else ())
+                Input(source, stream.name, grouping, stream.fields[:1] if grouping in KEYED_GROUPINGS else ())
             )
         n_tasks = draw(st.integers(1, 20))
         components.append(
@@ -93,7 +93,7 @@ def test_targets_mirror_inputs(components: list[Component]) -> None:
         (bolt, subscription)
         for component in components
         for stream in component.streams
-        for bolt, subscription in topology.targets_of(component.id, stream.name)
+        for bolt, subscription in topology.subscribers_of(component.id, stream.name)
     }
     assert targets == {
         (component.id, subscription) for component in components for subscription in component.inputs

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire_demos import words
-from tuplewire_demos.file_spout import skipped_lines
+from tuplewire_demos.file_spout import locate_skipped
 from tuplewire_demos.run_wordcount import expected_counts
-from tuplewire_demos.words import Lines, pieces_of, wordcount_topology
+from tuplewire_demos.words import Lines, split_long_line, wordcount_topology
 from tuplewire_topology import SpoutOutputCollector, TopologyContext
 from tuplewire_topology.authoring.collector import Outbox
 from tuplewire_topology.authoring.description import Topology
@@ -23,7 +23,7 @@ texts = st.lists(parts, max_size=40).map(b"".join)
 
 def read(topology: Topology, task: int) -> tuple[list[str], list[tuple[object, ...]]]:
     """Return the lines that a spout emits, and the skipped ones."""
-    spout = Lines(topology.component("lines").template.path)
+    spout = Lines(topology.component("lines").prototype.path)
     outbox, errors = Outbox(topology, task), list[Exception]()
     context = TopologyContext("t", topology, task)
     spout.open({}, context, SpoutOutputCollector(outbox, errors.append))
@@ -31,7 +31,7 @@ def read(topology: Topology, task: int) -> tuple[list[str], list[tuple[object, .
         spout.next_tuple()
     spout.close()
     assert errors == []
-    emitted = [(run.source.stream.name, message) for run in outbox.take() for message in run.tuples]
+    emitted = [(run.source.stream.name, message) for run in outbox.take_all() for message in run.tuples]
     lines = [message.values[0] for stream, message in emitted if stream == "default"]
     return lines, [message.values for stream, message in emitted if stream == "skipped"]
 
@@ -53,7 +53,7 @@ def test_every_line_is_read_once(
     wanted = text.removeprefix(b"\xef\xbb\xbf").splitlines()
     good = [line.decode() for line in wanted if b"\xff" not in line]
     assert lines == good
-    rows = skipped_lines(path, skipped)
+    rows = locate_skipped(path, skipped)
     bad = [number for number, line in enumerate(wanted, 1) if b"\xff" in line]
     assert (rows.count, [row.line for row in rows.first]) == (len(bad), bad[:5])
     assert expected_counts(path) == Counter(word for line in good for word in line.split())
@@ -64,8 +64,8 @@ def test_pieces_of_a_long_line(tokens: list[str]) -> None:
     """A long line is cut between words, into pieces of the maximum length."""
     line = " ".join(tokens)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "MAX_PIECE", 32)
-        pieces = pieces_of(line)
+        patch.setattr(words, "MAX_CHARACTERS", 32)
+        pieces = split_long_line(line)
     assert " ".join(pieces) == line
     assert all(len(piece) <= 32 for piece in pieces)
     assert all(len(piece) + 1 + len(after.split()[0]) > 32 for piece, after in pairwise(pieces))

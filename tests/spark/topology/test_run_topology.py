@@ -212,12 +212,12 @@ def test_dead_letters_are_rows_of_the_result(spark: SparkSession, run: Run) -> N
         for number in range(0, 40, 2)
     ]
     failed = result.failed_rows
-    assert (failed.dead_letters, failed.rows) == (20, 10)
+    assert (failed.dead_letter_count, failed.count) == (20, 10)
     assert {int(example.removeprefix("number=")) % 4 for example in failed.examples} == {2}
     assert any("ValueError: no number" in error for error in failed.errors)
     spouts = [each for each in result.executors if each.component == "numbers"]
     assert sum(each.counts.failed for each in spouts) == 30
-    assert told[-1].dead_letters == 20
+    assert told[-1].dead_letter_count == 20
     assert letters.where("time between now() - interval 1 hour and now()").count() == 20
     again = run(
         doubling(Rows("number"), Double(), 2),

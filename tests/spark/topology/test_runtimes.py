@@ -80,7 +80,7 @@ class Spark(Runtime):
         try:
             yield OnSpark(running, self.workers)
         finally:
-            if not running.done:
+            if not running.is_done:
                 running.cancel()
                 assert running.wait(SECONDS)
 

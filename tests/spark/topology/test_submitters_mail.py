@@ -18,8 +18,8 @@ from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_demos.words import wordcount_topology
 from tuplewire_topology.coordination.control_channel import ControlKind, ControlMessage
 from tuplewire_topology.spark import running
-from tuplewire_topology.spark.member import Submitted
-from tuplewire_topology.spark.plan import SUBMITTER_TASK, Place
+from tuplewire_topology.spark.member import Submission
+from tuplewire_topology.spark.plan import SUBMITTER_TASK, WorkerRef
 from tuplewire_topology.spark.rows import Output
 
 pytestmark = pytest.mark.spark
@@ -40,8 +40,8 @@ def test_a_job_is_done_once_all_mail_is_read(spark: SparkSession, monkeypatch: p
         local.assign({0: [SUBMITTER_TASK]})
         (worker,) = local.endpoints
         control = stack.enter_context(ControlClient(worker.unix_address))
-        place = Place(worker.unix_address, worker.worker_id, worker.address, "mail", 1)
-        submitted = Submitted("mail", "run", words, {}, 2, Output({}, frozenset()), submitter=place)
+        place = WorkerRef(worker.unix_address, worker.worker_id, worker.address, "mail", 1)
+        submitted = Submission("mail", "run", words, {}, 2, Output({}, frozenset()), submitter=place)
         file = stack.enter_context(submitted.token.as_file())
         topology = running.SparkTopology(spark, submitted, action, ExitStack(), file)
         member = stack.enter_context(Client(worker.unix_address, topology="mail"))
@@ -50,14 +50,14 @@ def test_a_job_is_done_once_all_mail_is_read(spark: SparkSession, monkeypatch: p
             payload = ControlMessage("run", 7, rank, kind, values).to_bytes()
             member.send(TaskMessageBatch.from_columns([SUBMITTER_TASK], [payload]))
 
-        tell(0, ControlKind.BEGUN, 1, 2)
+        tell(0, ControlKind.STARTED, 1, 2)
         tell(0, ControlKind.CLOSED)
         go_on.set()
         eventually(lambda: topology._result is not None, SECONDS, "the job's action is over")
         for emitted in range(1, 11):
             tell(0, ControlKind.PROGRESS, emitted, emitted, 0)
             eventually(lambda e=emitted: topology.progress().emitted == e, SECONDS, "progress")  # type: ignore[misc]
-        assert not topology.done
+        assert not topology.is_done
         tell(1, ControlKind.CLOSED)
         assert topology.wait(SECONDS)
         member.flush(SECONDS)

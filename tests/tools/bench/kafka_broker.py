@@ -57,17 +57,17 @@ def broker() -> Iterator[tuple[str, str]]:
         logging.write_text(_LOGGING, encoding="utf-8")
         command = [java(), *_HEAP, f"-Dlog4j.configuration={logging.as_uri()}", "-classpath", f"{place}/*"]
         formatting = [*command, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings)]
-        if code := Child(Command(name="format", words=formatting, log=said)).wait():
+        if code := Child(Command(name="format", arguments=formatting, log=said)).wait():
             raise BenchError(f"{' '.join(formatting)} ended with {code}")
-        child = Child(Command(name="broker", words=[*command, "kafka.Kafka", str(settings)], log=said))
+        child = Child(Command(name="broker", arguments=[*command, "kafka.Kafka", str(settings)], log=said))
         try:
-            eventually(lambda: _listens(port) or child.poll() is not None, _START_SECONDS, child.last_words())
+            eventually(lambda: _listens(port) or child.poll() is not None, _START_SECONDS, child.log_tail())
             if child.poll() is not None:
-                raise BenchError(f"the broker did not start; {child.last_words()}")
+                raise BenchError(f"the broker did not start; {child.log_tail()}")
             yield f"127.0.0.1:{port}", server.stem.rpartition("-")[2]
         finally:
             child.terminate()
-            child.end(time.monotonic() + _STOP_SECONDS)
+            child.wait_or_kill(time.monotonic() + _STOP_SECONDS)
 
 
 def _listens(port: int) -> bool:

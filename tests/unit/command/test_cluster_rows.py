@@ -6,7 +6,7 @@ import pytest
 
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.cluster_rows import TABLES, cluster_rows
-from tuplewire_service.command.viewer.columns import in_order
+from tuplewire_service.command.viewer.columns import sorted_rows
 from tuplewire_service.command.viewer.rates import WorkerSample
 
 
@@ -153,11 +153,11 @@ def test_tables_are_sorted_and_filtered() -> None:
     rows = cluster_rows([look(worker(age=12, sessions=(*after, unknown)), worker(sessions=known))])
 
     def names(wanted: str = "") -> str:
-        return "".join(each.sender for each in in_order(rows.senders, wanted))
+        return "".join(each.sender for each in sorted_rows(rows.senders, wanted))
 
     assert names() == "zyxw"
     assert names("Y") == "y"
-    assert [each.worker for each in in_order(rows.workers)] == sorted(each.worker for each in rows.workers)
+    assert [each.worker for each in sorted_rows(rows.workers)] == sorted(each.worker for each in rows.workers)
 
 
 def test_every_table_has_columns_and_an_order() -> None:
@@ -172,7 +172,7 @@ def test_every_table_has_columns_and_an_order() -> None:
     now.components.add(component="count").executors.add(first_task=1, tasks=1)
     rows = cluster_rows([look(now)])
     for each in TABLES:
-        found = in_order(getattr(rows, each))
+        found = sorted_rows(getattr(rows, each))
         assert found, each
         assert len(found[0].columns()) > 4, each
         assert all(isinstance(cell, str) for cell in found[0].cells())

@@ -138,9 +138,9 @@ def test_the_tables_of_a_cluster_fit_a_terminal(
 def test_progress_has_its_end_in_sight(terminal: StringIO) -> None:
     """A terminal shows a percentage, a rate and the remaining time on a line that is erased afterwards."""
     with Progress(terminal) as progress:
-        progress.stage(f"Counting the words of {EVIL} ...")
+        progress.start_stage(f"Counting the words of {EVIL} ...")
         for done in (0, 250, 500):
-            progress.part(done, 1000, "words")
+            progress.show_part(done, 1000, "words")
         eventually(lambda: " 50% of" in terminal.getvalue())
         progress.line("x" * 100)
         eventually(lambda: "xxx" in terminal.getvalue())

@@ -169,9 +169,9 @@ def test_columns_without_any_cost_nothing() -> None:
     nothing = TaskMessageBatch.from_arrow(
         TWO_TASKS, PLAIN, keys=pa.nulls(4, pa.binary()), headers=headers_of([None] * 4)
     )
-    assert all(group.plain for group in nothing.groups)
+    assert all(group.payload_only for group in nothing.groups)
     some = TaskMessageBatch.from_arrow(TWO_TASKS, PLAIN, keys=pa.array([None, b"k", None, None]))
-    assert [group.plain for group in some.groups] == [False, True]
+    assert [group.payload_only for group in some.groups] == [False, True]
     assert "key" not in some.to_arrow().schema.names
 
 

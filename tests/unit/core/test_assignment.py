@@ -19,7 +19,7 @@ from tuplewire_service.worker.assignment import (
     AssignmentFile,
     load_assignment,
 )
-from tuplewire_service.worker.routing_table import id_mismatch, places
+from tuplewire_service.worker.routing_table import find_id_mismatch, own_endpoints
 
 ONE = AssignedWorker("one", "host-1:6700", (0, 2), node="n1")
 TWO = AssignedWorker("two", "[::1]:6701", (1,))
@@ -30,7 +30,7 @@ THREE = AssignedWorker("three", "host-3:6700", (3,), peer_address="host-3:7700")
 def test_owners_and_peers() -> None:
     """Each task maps to its worker; other workers connect to a worker's peer address, if it has one."""
     assignment = Assignment(1, "t", (ONE, TWO))
-    assert assignment.owner_of == {0: ONE, 2: ONE, 1: TWO}
+    assert assignment.owner_by_task == {0: ONE, 2: ONE, 1: TWO}
     assert (assignment.tasks_of("one"), assignment.tasks_of("four")) == ((0, 2), ())
     assert (ONE.peer, THREE.peer) == (("one", "host-1:6700"), ("three", "host-3:7700"))
 
@@ -91,23 +91,23 @@ def test_what_succeeds_an_assignment(*, force: bool) -> None:
     """A newer version replaces an assignment, an equal one has no effect, and any other one is rejected."""
     known = Assignment(5, "t", (ONE,))
     with pytest.raises(WrongTopologyError, match="for topology 'other', this worker serves 't'"):
-        Assignment(6, "other", ()).succeeds(known, "t", force=force)
-    assert Assignment(6, "t", (TWO,)).succeeds(known, "t", force=force)
-    assert not Assignment(5, "t", (ONE,)).succeeds(known, "t", force=force)
+        Assignment(6, "other", ()).replaces(known, "t", force=force)
+    assert Assignment(6, "t", (TWO,)).replaces(known, "t", force=force)
+    assert not Assignment(5, "t", (ONE,)).replaces(known, "t", force=force)
     for other in (Assignment(5, "t", (TWO,)), Assignment(4, "t", (ONE,))):
         with pytest.raises(StaleAssignmentError):
-            other.succeeds(known, "t", force=force)
+            other.replaces(known, "t", force=force)
 
 
 def test_how_far_a_version_may_be_ahead() -> None:
     """A version may be 2^32 ahead; a worker without an assignment accepts all but the last 2^32 versions."""
     in_force, ahead = Assignment(7, "t", (ONE,)), 2**32
-    Assignment(7 + ahead, "t", (ONE,)).succeeds(in_force, "t")
+    Assignment(7 + ahead, "t", (ONE,)).replaces(in_force, "t")
     with pytest.raises(ConfigError, match="is too far ahead \\(current: 7;"):
-        Assignment(8 + ahead, "t", (ONE,)).succeeds(in_force, "t")
-    Assignment(MAX_VERSION - ahead, "t", (ONE,)).succeeds(None, "t")
+        Assignment(8 + ahead, "t", (ONE,)).replaces(in_force, "t")
+    Assignment(MAX_VERSION - ahead, "t", (ONE,)).replaces(None, "t")
     with pytest.raises(ConfigError, match="is too far ahead \\(current: none;"):
-        Assignment(MAX_VERSION - ahead + 1, "t", (ONE,)).succeeds(None, "t")
+        Assignment(MAX_VERSION - ahead + 1, "t", (ONE,)).replaces(None, "t")
 
 
 def _text(version: int) -> str:
@@ -218,7 +218,7 @@ def test_a_missing_file_may_come_later(file: Path, source: AssignmentFile) -> No
 
 def _reason(worker_id: str, bound: str, *workers: tuple[str, str], advertise: str = "") -> str:
     assignment = Assignment(1, "t", tuple(AssignedWorker(*each, ()) for each in workers))
-    return id_mismatch(assignment, worker_id, places([bound, "unix:///run/w.sock"], advertise))
+    return find_id_mismatch(assignment, worker_id, own_endpoints([bound, "unix:///run/w.sock"], advertise))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def test_a_burst_goes_at_once_and_what_follows_waits_for_an_interval() -> None:
     """A burst is sent without delay, and later frames are sent at the interval."""
     pacing, now, waits = Pacer(INTERVAL), 50.0, []
     for _ in range(BURST_FRAMES + 3):
-        waits.append(pacing.wrote(now, 100))
+        waits.append(pacing.record_write(now, 100))
         now += waits[-1]
     assert waits == pytest.approx([0.0] * (BURST_FRAMES - 1) + [INTERVAL] * 4, abs=1e-9)
 
@@ -23,16 +23,16 @@ def test_a_writer_that_woke_late_catches_up() -> None:
     """After a wait that took too long, the next wait is shorter, because the pace is an average."""
     pacing = Pacer(INTERVAL)
     for _ in range(BURST_FRAMES):
-        wait = pacing.wrote(50.0, 100)
+        wait = pacing.record_write(50.0, 100)
     late = 50.0 + wait + INTERVAL * 0.4
-    assert pacing.wrote(late, 100) == pytest.approx(INTERVAL * 0.6, abs=1e-9)
+    assert pacing.record_write(late, 100) == pytest.approx(INTERVAL * 0.6, abs=1e-9)
 
 
 def test_large_frames_never_wait_nor_make_others_wait() -> None:
     """Large frames are not paced: they carry enough messages for their cost."""
     pacing = Pacer(INTERVAL)
-    assert not any(pacing.wrote(50.0, SMALL_FRAME_BYTES) for _ in range(100))
-    assert not pacing.wrote(50.0, 100)
+    assert not any(pacing.record_write(50.0, SMALL_FRAME_BYTES) for _ in range(100))
+    assert not pacing.record_write(50.0, 100)
 
 
 def test_backoff() -> None:

@@ -6,7 +6,7 @@ import pytest
 from helpers.cursors import answer_of, cursor_of
 
 from tuplewire.errors import MalformedError
-from tuplewire.session.consume import Arrived, ConsumeWindow, Delivery, Rejected
+from tuplewire.session.consume import ArrivedBatch, ConsumeWindow, Delivery, RejectedMessage
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 
@@ -16,17 +16,17 @@ WORKER, PREFETCH = 5, 10
 def opened(*tasks: int, messages: int = PREFETCH, size_bytes: int = 100) -> ConsumeWindow:
     """Return a window that is connected to a worker, at the start of each task."""
     window = ConsumeWindow(tasks, messages, size_bytes)
-    window.opened(WORKER, [(task, 0) for task in tasks])
+    window.on_connected(WORKER, [(task, 0) for task in tasks])
     return window
 
 
-def arrive(window: ConsumeWindow, first: int, text: str, task: int = 1) -> Arrived:
+def arrive(window: ConsumeWindow, first: int, text: str, task: int = 1) -> ArrivedBatch:
     """Simulate the arrival of one message for each letter."""
     group = TaskGroup.of(task, [letter.encode() for letter in text])
-    return window.arrived([Delivery(first, group)])
+    return window.receive([Delivery(first, group)])
 
 
-def text_of(arrived: Arrived) -> str:
+def text_of(arrived: ArrivedBatch) -> str:
     """Return the letters of the messages that are new."""
     return b"".join(group.data for group in arrived.groups).decode()
 
@@ -56,28 +56,28 @@ def test_room_that_was_void_is_told() -> None:
     window = opened(1, 2, 3, size_bytes=4)
     arrive(window, 1, "abcd")
     arrive(window, 1, "abcd", task=2)
-    assert [cursor.credit_bytes for cursor in window.all()] == [0, 0, 4]
-    window.opened(WORKER, [(1, 9), (2, 4), (3, 2)])
-    assert window.take_moved() == [cursor_of(1, 9, 9, 19, 4)]
-    window.opened(WORKER + 1, [(1, 0), (2, 0), (3, 0)])
-    assert window.take_moved() == [cursor_of(2, 0, 0, 10, 4)]
+    assert [cursor.credit_bytes for cursor in window.all_cursors()] == [0, 0, 4]
+    window.on_connected(WORKER, [(1, 9), (2, 4), (3, 2)])
+    assert window.take_changed() == [cursor_of(1, 9, 9, 19, 4)]
+    window.on_connected(WORKER + 1, [(1, 0), (2, 0), (3, 0)])
+    assert window.take_changed() == [cursor_of(2, 0, 0, 10, 4)]
 
 
 def test_what_the_worker_asks_for_is_told_at_once() -> None:
     """A batch requests an immediate update if the worker did, or if half of the known credit is used."""
     window = opened(1)
-    first = window.arrived([Delivery(1, TaskGroup.of(1, [b"x"]))], ack_requested=True)
+    first = window.receive([Delivery(1, TaskGroup.of(1, [b"x"]))], ack_requested=True)
     found = [first, *(arrive(window, number, "x") for number in range(2, 7))]
     assert [each.ack_requested for each in found] == [True, False, False, False, True, True]
     for each in found:
         window.acknowledge(each)
-    window.take_moved()
+    window.take_changed()
     assert not arrive(window, 7, "x").ack_requested
 
 
 def cursor(window: ConsumeWindow) -> pb.TaskCursor:
     """Return the task's cursor."""
-    (found,) = window.all()
+    (found,) = window.all_cursors()
     return found
 
 
@@ -86,9 +86,9 @@ def test_rejections_without_an_answer_take_up_room() -> None:
     window = opened(1)
     for number in range(1, 5):
         arrived = arrive(window, number, "x")
-        window.acknowledge(arrived, [Rejected(0, 0.0, "", wait=False)])
+        window.acknowledge(arrived, [RejectedMessage(0, 0.0, "", wait=False)])
         assert cursor(window).credit == number + PREFETCH - number
-    window.answered([answer_of(1, 4, 4)])
+    window.apply_answers([answer_of(1, 4, 4)])
     assert cursor(window).credit == 4 + PREFETCH
 
 
@@ -105,7 +105,7 @@ def test_rejections_without_an_answer_take_up_room() -> None:
 def test_a_batch_is_split(count: int, sizes: list[list[int]]) -> None:
     """The requested number of messages is taken from the first groups; the others stay in order."""
     group = TaskGroup.of(1, [b"a", b"b", b"c"])
-    arrived = opened(1).arrived([Delivery(1, group), Delivery(4, group), Delivery(7, group)])
+    arrived = opened(1).receive([Delivery(1, group), Delivery(4, group), Delivery(7, group)])
     parts = arrived.split(count)
     assert [[len(each.group) for each in part.deliveries] for part in parts] == sizes
     payloads = [payload for part in parts for each in part.deliveries for payload in each.group.payloads()]
@@ -117,8 +117,8 @@ def test_a_rejected_message_is_found_in_its_group(index: int) -> None:
     """The index counts across groups, and only the messages before it are acknowledged."""
     window = opened(1)
     groups = [TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(1, [b"c", b"d"])]
-    arrived = window.arrived([Delivery(1, groups[0]), Delivery(3, groups[1])])
-    window.acknowledge(arrived, [Rejected(index, 0.0, "", wait=True)])
+    arrived = window.receive([Delivery(1, groups[0]), Delivery(3, groups[1])])
+    window.acknowledge(arrived, [RejectedMessage(index, 0.0, "", wait=True)])
     found = cursor(window)
     assert (found.acknowledged, found.rejections[-1].sequence) == (index, index + 1)
 
@@ -127,26 +127,26 @@ def test_a_task_is_added_between_two_streams() -> None:
     """An added task starts at the worker's sequence; the others continue, with their acknowledgements."""
     window = opened(1)
     last = arrive(window, 1, "abc")
-    window.consume([1, 2])
-    assert [cursor.task for cursor in window.all()] == [1, 2]
-    window.opened(WORKER, [(1, 3), (2, 40)])
+    window.set_tasks([1, 2])
+    assert [cursor.task for cursor in window.all_cursors()] == [1, 2]
+    window.on_connected(WORKER, [(1, 3), (2, 40)])
     assert text_of(arrive(window, 41, "x", task=2)) == "x"
     assert window.acknowledge(last)
-    assert [(cursor.task, cursor.acknowledged) for cursor in window.take_moved()] == [(1, 3)]
+    assert [(cursor.task, cursor.acknowledged) for cursor in window.take_changed()] == [(1, 3)]
 
 
 def test_a_removed_task_is_not_in_requests_and_continues_later() -> None:
     """A task that has moved away and returns continues at its position: nothing is delivered twice."""
     window = opened(1, 2)
     arrive(window, 1, "ab", task=2)
-    window.consume([1])
-    assert [cursor.task for cursor in window.all()] == [1]
-    window.opened(WORKER, [(1, 0)])
-    window.repeat()
-    assert [cursor.task for cursor in window.take_moved()] == [1]
-    window.consume([1, 2])
-    assert [(cursor.task, cursor.received) for cursor in window.all()] == [(1, 0), (2, 2)]
-    window.opened(WORKER, [(1, 0), (2, 2)])
+    window.set_tasks([1])
+    assert [cursor.task for cursor in window.all_cursors()] == [1]
+    window.on_connected(WORKER, [(1, 0)])
+    window.mark_all_changed()
+    assert [cursor.task for cursor in window.take_changed()] == [1]
+    window.set_tasks([1, 2])
+    assert [(cursor.task, cursor.received) for cursor in window.all_cursors()] == [(1, 0), (2, 2)]
+    window.on_connected(WORKER, [(1, 0), (2, 2)])
     assert text_of(arrive(window, 2, "bc", task=2)) == "c"
 
 
@@ -157,4 +157,4 @@ def test_parts_of_a_batch_name_their_window() -> None:
     assert arrived.window is window
     assert [part.window for part in arrived.split(1)] == [window, window]
     assert arrived.without([9]).window is window
-    assert [part.window for part in arrived.parts()] == [window]
+    assert [part.window for part in arrived.each_delivery()] == [window]

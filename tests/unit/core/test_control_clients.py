@@ -34,7 +34,7 @@ def test_each_is_asked_at_once_and_errors_are_results() -> None:
         return client.address
 
     with ControlClients(Made()) as clients:
-        found = clients.each(["a:1", "b:1", "c:1"], call)
+        found = clients.call_all(["a:1", "b:1", "c:1"], call)
     assert isinstance(found.pop("b:1"), RefusedError)
     assert found == {"a:1": "a:1", "c:1": "c:1"}
 
@@ -44,11 +44,11 @@ def test_a_client_is_kept_while_its_worker_is_listed() -> None:
     made = Made()
     with ControlClients(made) as clients:
         for _ in range(2):
-            clients.each(["a:1", "b:1"], lambda client: client.address)
+            clients.call_all(["a:1", "b:1"], lambda client: client.address)
         assert made.open == ["a:1", "b:1"]
         assert clients["b:1"] in made
         assert clients["c:1"].address == "c:1"
-        clients.keep(["c:1"])
+        clients.close_except(["c:1"])
         assert made.open == ["c:1"]
     assert made.open == []
 

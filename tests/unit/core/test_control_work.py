@@ -19,12 +19,12 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.config.stop import Stop
 from tuplewire_service.config.worker_config import WorkerConfig
-from tuplewire_service.control.control_messages import MOST_NAMES
+from tuplewire_service.control.control_messages import MAX_NAMES
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.control.spark_servicers import SinkServicer, SourceServicer
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.process.data_plane import DataPlane
+from tuplewire_service.process.data_plane import WorkerRuntime
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 NAMES = 3000
@@ -35,11 +35,11 @@ CALLS_PER_NAME = 60
 
 
 @pytest.fixture(scope="module")
-def plane() -> Iterator[DataPlane]:
+def plane() -> Iterator[WorkerRuntime]:
     """Create a worker that does not listen; its task 0 holds many groups of one message."""
     config = WorkerConfig(worker_id="w", topology="t")
     log = LogOutput("info", "text")
-    plane = DataPlane(config, Stop(), Debugging(config, log, CollectorRegistry()))
+    plane = WorkerRuntime(config, Stop(), Debugging(config, log, CollectorRegistry()))
     plane.assign(Assignment(1, "t", (AssignedWorker("w", "127.0.0.1:1", tuple(TASKS)),)))
     groups = [TaskGroup.of(0, [b"x"], source) for source in range(GROUPS)]
     plane.loop.call(lambda: plane.worker.router.recv(ReceivedBatch.arrived(groups, Program())))
@@ -115,7 +115,7 @@ UNARY = [
 ]
 
 
-def called(plane: DataPlane, method: str) -> Any:
+def called(plane: WorkerRuntime, method: str) -> Any:
     """Return the service method with this name."""
     worker, admit = plane.worker, plane.security.admit
     services = plane._control, SinkServicer(worker, admit), SourceServicer(worker, admit)
@@ -124,7 +124,7 @@ def called(plane: DataPlane, method: str) -> Any:
 
 @pytest.mark.parametrize("distinct", [False, True])
 @pytest.mark.parametrize("method", UNARY, ids=lambda method: method.name)
-def test_work_is_bounded(plane: DataPlane, method: MethodDescriptor, distinct: bool) -> None:  # noqa: FBT001
+def test_work_is_bounded(plane: WorkerRuntime, method: MethodDescriptor, distinct: bool) -> None:  # noqa: FBT001
     """Repeated names count once, and the work is not multiplied by the length of the queues."""
     rng = random.Random(7)
     for names in (NAMES, 0):
@@ -151,13 +151,13 @@ def test_work_is_bounded(plane: DataPlane, method: MethodDescriptor, distinct: b
 @pytest.mark.parametrize(
     ("name", "request_"),
     [
-        ("GetLoad", pb.GetLoadRequest(tasks=range(MOST_NAMES + 1))),
-        ("Poll", pb.PollRequest(incarnations=range(MOST_NAMES + 1))),
-        ("Poll", pb.PollRequest(tasks=[pb.PolledTask()] * (MOST_NAMES + 1))),
-        ("Acknowledge", pb.AcknowledgeRequest(tasks=[pb.AcknowledgedTask()] * (MOST_NAMES + 1))),
+        ("GetLoad", pb.GetLoadRequest(tasks=range(MAX_NAMES + 1))),
+        ("Poll", pb.PollRequest(incarnations=range(MAX_NAMES + 1))),
+        ("Poll", pb.PollRequest(tasks=[pb.PolledTask()] * (MAX_NAMES + 1))),
+        ("Acknowledge", pb.AcknowledgeRequest(tasks=[pb.AcknowledgedTask()] * (MAX_NAMES + 1))),
     ],
 )
-def test_too_many_names_are_refused(plane: DataPlane, name: str, request_: Message) -> None:
+def test_too_many_names_are_refused(plane: WorkerRuntime, name: str, request_: Message) -> None:
     """The error contains the allowed number of names."""
     with pytest.raises(MessageError, match="100000 are allowed: ask in parts"):
         plane.loop.run(called(plane, name)(request_, Caller()), 60)

@@ -14,7 +14,7 @@ from helpers.secured import Authority, Issued, files_of
 from tuplewire import Client, Credentials
 from tuplewire.connection.channels import read_tls
 from tuplewire.errors import ConfigError
-from tuplewire.identity.credentials import matches, parse_names
+from tuplewire.identity.credentials import name_matches, parse_names
 from tuplewire_service.security.certificates import read_identity
 
 FILE = "file"
@@ -79,7 +79,7 @@ def test_client_raises_before_its_token_leaves() -> None:
 )
 def test_names_and_patterns(name: str, pattern: str, *, matching: bool) -> None:
     """DNS names ignore case. `*.` matches exactly one label, never a URI or an e-mail address."""
-    assert matches(name, pattern) is matching
+    assert name_matches(name, pattern) is matching
 
 
 @pytest.mark.parametrize("wrong", ["*", "a.*.example", "a*.example", "*.", "**.example"])
@@ -108,7 +108,7 @@ def test_good_files_tell_names_and_expiry(tmp_path: Path) -> None:
     identity = read_identity(files_of(GOOD, tmp_path))
     assert identity.names == ("worker.example", "10.0.0.1", "spiffe://test/worker")
     tomorrow = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
-    assert identity.expires == pytest.approx(tomorrow.timestamp(), abs=3600)
+    assert identity.expires_at == pytest.approx(tomorrow.timestamp(), abs=3600)
     assert "PRIVATE" not in repr(identity)
 
 

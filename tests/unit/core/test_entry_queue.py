@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tuplewire.session.consume import Delivery
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.delivery import Acknowledged, DeliveryLog
-from tuplewire_service.worker.entry_queue import EntryQueue, HeldEntry
+from tuplewire_service.worker.entry_queue import EntryQueue, QueueEntry
 
 TASK = 7
 RUN = 64
@@ -50,15 +50,15 @@ def filled(count: int, size: int = 1) -> EntryQueue:
     """Return a queue of `count` groups of one message, with their sequences as inbound sessions."""
     queue = EntryQueue()
     for number in range(1, count + 1):
-        queue.append(HeldEntry(number, plain(number, size), number))
+        queue.append(QueueEntry(number, plain(number, size), number))
     return queue
 
 
 def sequences(queue: EntryQueue) -> list[int]:
     """Return the sequences in a queue, and check that each entry has its own group and inbound session."""
     found = list(queue)
-    assert all(each.first == each.group.entry_sequence == each.inbound for each in found)
-    return [each.first for each in found]
+    assert all(each.first_sequence == each.group.entry_sequence == each.inbound for each in found)
+    return [each.first_sequence for each in found]
 
 
 @settings(max_examples=50)
@@ -68,12 +68,12 @@ def test_a_packed_group_keeps_every_field(some: list[TaskGroup]) -> None:
     queue, first = EntryQueue(), 1
     firsts = []
     for index, group in enumerate(some * MANY):
-        queue.append(HeldEntry(first, group, index))
+        queue.append(QueueEntry(first, group, index))
         firsts.append(first)
         first += len(group)
     for index, group in enumerate(some * MANY):
         entry = queue.popleft()
-        assert (entry.first, entry.inbound) == (firsts[index], index)
+        assert (entry.first_sequence, entry.inbound) == (firsts[index], index)
         assert [getattr(entry.group, name) for name in FIELDS] == [getattr(group, name) for name in FIELDS]
     assert not queue
 
@@ -90,11 +90,11 @@ def test_order(steps: list[tuple[str, int]], size: int) -> None:
         if step == "add":
             for _ in range(count):
                 last += 1
-                waiting.append(HeldEntry(last, plain(last, size), last))
+                waiting.append(QueueEntry(last, plain(last, size), last))
         elif step == "take":
             for _ in range(min(count, last - cursor)):
                 cursor += 1
-                assert waiting.first.first == cursor
+                assert waiting.first.first_sequence == cursor
                 taken.append(waiting.popleft())
         else:
             cursor = max(0, cursor - count)
@@ -117,7 +117,7 @@ def test_many_can_be_put_in_front() -> None:
     """Entries put in front are packed as well, and keep their order."""
     queue = EntryQueue()
     for number in range(MANY, 0, -1):
-        queue.appendleft(HeldEntry(number, plain(number), number))
+        queue.appendleft(QueueEntry(number, plain(number), number))
     assert sequences(queue) == list(range(1, MANY + 1))
 
 
@@ -127,7 +127,7 @@ def test_an_iterator_sees_what_was_there() -> None:
     held = iter(queue)
     for _ in range(MANY):
         queue.popleft()
-    assert [each.first for each in held] == list(range(1, MANY + 1))
+    assert [each.first_sequence for each in held] == list(range(1, MANY + 1))
 
 
 def test_the_memory_of_small_messages() -> None:
@@ -139,7 +139,7 @@ def test_the_memory_of_small_messages() -> None:
             log.append(plain(number), sessions[number % 50])
         waiting = tracemalloc.get_traced_memory()[0]
         log.take(10**9, 10**9, 10**9)
-        log.progress(0, log.taken)
+        log.apply_progress(0, log.taken)
         delivered = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
@@ -174,7 +174,7 @@ def test_arrived_bytes_no_longer_count() -> None:
     """After the consumer reports receipt, only later messages count against its byte credit."""
     log = log_of("aaaa", "bbbb", "cccc")
     assert taken(log, credit_bytes=8) == [(1, "aaaa"), (5, "bbbb")]
-    log.progress(acknowledged=0, received=4)
+    log.apply_progress(acknowledged=0, received=4)
     assert taken(log, credit_bytes=4) == []
     assert taken(log, credit_bytes=6) == [(9, "cc")]
 
@@ -202,7 +202,7 @@ def test_a_consumer_goes_on(received: int | None, expected: list[tuple[int, str,
     """A resuming consumer continues after its last message; another one gets all again, marked."""
     log = log_of("abc", "def", "g")
     taken(log, credit=6)
-    log.progress(2, 3)
+    log.apply_progress(2, 3)
     log.rewind(received=received)
     assert log.taken == expected[0][0] - 1
     found = [(*shown(each), each.group.redelivered) for each in log.take(PLENTY, PLENTY, PLENTY)]
@@ -213,13 +213,13 @@ def test_the_age_is_that_of_the_oldest_message() -> None:
     """Delivered messages count; messages without a time, or with a future time, have age 0."""
     log = DeliveryLog()
     assert log.age(10_000_000) == 0
-    log.append(TaskGroup.of(1, [b"a"]).accepted(1_000_000))
+    log.append(TaskGroup.of(1, [b"a"]).with_time(1_000_000))
     log.append(TaskGroup.of(1, [b"b"]))
     assert log.age(3_000_000) == 2
     taken(log)
     assert log.age(3_000_000) == 2
     assert log.age(500_000) == 0
-    log.progress(1, 1)
+    log.apply_progress(1, 1)
     assert log.age(3_000_000) == 0
 
 
@@ -233,12 +233,12 @@ def test_what_may_have_come_before_is_marked() -> None:
 def test_the_oldest_message_stands_alone() -> None:
     """The oldest message is returned alone; rejecting it leaves the rest of its group in the queue."""
     log = log_of("abc")
-    assert log.oldest() is None
+    assert log.split_oldest() is None
     taken(log)
-    found = log.oldest()
+    found = log.split_oldest()
     assert found is not None
     assert found[0].data == b"a"
-    assert log.progress(1, 3) == [Acknowledged("abc", 1, 1)]
+    assert log.apply_progress(1, 3) == [Acknowledged("abc", 1, 1)]
     assert log.queued_messages == 2
 
 
@@ -246,7 +246,7 @@ def test_unretained_messages_are_counted_down() -> None:
     """An acknowledged message cannot be lost and no longer counts as unkept."""
     log = DeliveryLog()
     log.append(TaskGroup.of(1, [b"a", b"b"]), None)
-    assert log.unretained == 2
+    assert log.unretained_messages == 2
     log.take(10, PLENTY, PLENTY)
-    log.progress(2, 2)
-    assert log.unretained == 0
+    log.apply_progress(2, 2)
+    assert log.unretained_messages == 0

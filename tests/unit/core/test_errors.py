@@ -21,7 +21,7 @@ from tuplewire.errors import (
     RefusedError,
     RefusedMessagesError,
     TuplewireError,
-    refused,
+    refusal_error,
 )
 from tuplewire.wire import messaging_pb2
 from tuplewire_topology import Stream, Tuple
@@ -43,7 +43,7 @@ def test_every_code_has_a_class() -> None:
     codes = [kind.__dict__["code"] for kind in CLASSES if "code" in kind.__dict__]
     assert sorted(codes) == CODES
     for code in [*CODES, "SOMETHING_NEW"]:
-        error = refused(code, "because")
+        error = refusal_error(code, "because")
         assert isinstance(error, RefusedError)
         assert str(error) == "because"
         if code in {"SOMETHING_NEW", "UNSPECIFIED"}:
@@ -122,7 +122,7 @@ def test_errors_with_more_than_words_travel() -> None:
     for error in (
         MessageTooLargeError(1, 20, 10),
         RefusedMessagesError(["one", "two"]),
-        refused("X", "because"),
+        refusal_error("X", "because"),
     ):
         error.owner = "host:1"  # type: ignore[union-attr]
         copied = _pickled(error)

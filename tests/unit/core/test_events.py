@@ -9,8 +9,8 @@ from helpers.cursors import refusal_of
 from helpers.logged import logged
 
 from tuplewire.connection.receiver_reports import RefusedMessages
-from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.session.ledger import DropReason, SettledMessages
+from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.text.formatting import escape_unprintable, escape_value
 
 logger = event_logger("tuplewire.test_events")
@@ -56,13 +56,13 @@ def test_text_from_elsewhere_is_escaped() -> None:
     assert escape_unprintable("a\tb\n", keep="\n\t") == "a\tb\n"
 
 
-TOO_LARGE = Settled(None, 7, 2, 300, DropReason.TOO_LARGE)
+TOO_LARGE = SettledMessages(None, 7, 2, 300, DropReason.TOO_LARGE)
 
 
 def test_one_line_a_minute_for_each_kind_with_a_count() -> None:
     """The first event is logged immediately; the next log line counts the events in between."""
     now = 1000.0
-    rate = LogRate(lambda: now)
+    rate = LogRateLimiter(lambda: now)
     assert [rate.due("a", 5), rate.due("a"), rate.due("b"), rate.due("a", 2)] == [5, 0, 1, 0]
     now += 59.9
     assert rate.due("a") == 0
@@ -89,25 +89,25 @@ def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixtu
 def test_all_kinds_together_are_bounded() -> None:
     """Invented kinds produce a hundred lines a minute; later lines have the counts, of a thousand kinds."""
     now = 1000.0
-    rate = LogRate(lambda: now)
+    rate = LogRateLimiter(lambda: now)
     assert sum(bool(rate.due(kind)) for kind in range(500)) == 100
     assert rate.due(499) == 0
     now += 60.0
     assert rate.due(499) == 3
     assert sum(bool(rate.due(kind)) for kind in range(1000, 3500)) == 99
-    assert len(rate._kinds) <= 1000
+    assert len(rate._last_lines) <= 1000
 
 
 def test_refusals_are_reported_once() -> None:
     """Refusals and messages that are too large are reported once, in order, and at most a thousand."""
     refused = RefusedMessages("host:6700")
     refused.add([refusal_of(1, 5, 3, "TASK_NOT_LOCAL", "it has moved", "w2")])
-    refused.add_too_large([Settled(None, 5, 1, 1, None), TOO_LARGE], 100)
-    assert refused.take() == [
+    refused.add_too_large([SettledMessages(None, 5, 1, 1, None), TOO_LARGE], 100)
+    assert refused.take_texts() == [
         "TASK_NOT_LOCAL: 3 messages to task 5: it has moved (owner: w2)",
         "MESSAGE_TOO_LARGE: 2 messages to task 7, 300 bytes in all: the receiver takes 100 bytes at most",
     ]
-    assert refused.take() == []
+    assert refused.take_texts() == []
     refused.add_too_large([TOO_LARGE] * 1500, 100)
     refused.add([refusal_of(1, 5, 3, "UNKNOWN_TASK", "nobody has it", "")])
-    assert len(refused.take()) == 1000
+    assert len(refused.take_texts()) == 1000

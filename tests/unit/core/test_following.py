@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from tuplewire.connection import consumer_stream
-from tuplewire.connection.grpc_channel import OtherWorkers
+from tuplewire.connection.grpc_channel import WorkerConnections
 from tuplewire.connection.memory_stream import MemoryClientStream, MemoryStream
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.reconnecting_stream import Identity
@@ -78,7 +78,7 @@ class Worker:
         return [cursor.task for subscribe in self.subscribed[-1:] for cursor in subscribe.tasks]
 
 
-class Cluster(OtherWorkers):
+class Cluster(WorkerConnections):
     """The workers, by address, and their assignment. The address of worker `a` is `a:1`."""
 
     def __init__(self, *workers: Worker) -> None:
@@ -108,7 +108,7 @@ class Cluster(OtherWorkers):
     async def receiving(self, own: Worker, *tasks: int) -> AsyncIterator[Receiver]:
         identity, loop = Identity("test", "c", 1), asyncio.get_running_loop()
         address = f"{own.name}:1"
-        receiver = Receiver(address, identity, tasks, SETTINGS, loop, own.open, others=self)
+        receiver = Receiver(address, identity, tasks, SETTINGS, loop, own.open, connections=self)
         receiver.start()
         try:
             yield receiver
@@ -135,7 +135,7 @@ async def test_only_the_newest_assignment_proves_a_task_unknown() -> None:
         requests = cluster.requests
         old.cut()
         await until(lambda: cluster.requests > requests + 3)
-        assert receiver.failed is None
+        assert receiver.failure is None
         cluster.assign(c=[1])
         cluster.version = 6
         new.tasks.add(1)
@@ -143,8 +143,8 @@ async def test_only_the_newest_assignment_proves_a_task_unknown() -> None:
         cluster.assign(a=[])
         new.tasks.clear()
         new.cut()
-        await until(lambda: receiver.failed is not None)
-        assert isinstance(receiver.failed, UnknownTaskError)
+        await until(lambda: receiver.failure is not None)
+        assert isinstance(receiver.failure, UnknownTaskError)
 
 
 async def test_a_failed_subscription_returns_no_later_messages() -> None:
@@ -155,7 +155,7 @@ async def test_a_failed_subscription_returns_no_later_messages() -> None:
         (stream,) = receiver._streams
         receiver.on_failed(UnknownTaskError("task 2 is gone"))
         with receiver.lock:  # as a stream that is still open
-            receiver.put(stream.window.arrived([Delivery(1, TaskGroup.of(1, [b"later"]))]))
+            receiver.put(stream.window.receive([Delivery(1, TaskGroup.of(1, [b"later"]))]))
         with pytest.raises(UnknownTaskError):
             await receiver.take_async(0)
 

@@ -8,9 +8,9 @@ from dataclasses import fields
 import pytest
 
 from tuplewire.errors import MalformedError
-from tuplewire.session.pieces import cut, starting_within, wire_bytes
+from tuplewire.session.pieces import count_within, split_head, wire_bytes
 from tuplewire.values.batch import TaskMessageBatch, as_groups
-from tuplewire.values.dead_letters import again, dead_letter
+from tuplewire.values.dead_letters import dead_letter, with_rejections
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire.wire.codec import decode, encode_frame, groups_of
 from tuplewire.wire.messaging_pb2 import SendRequest
@@ -37,13 +37,13 @@ HEADERS = {"header_lengths", "header_data", "size_bytes"}
     ("copy", "changed"),
     [
         (lambda group: group.as_redelivered(), set()),
-        (lambda group: group.as_new(), WORKER_FIELDS),
+        (lambda group: group.without_routing(), WORKER_FIELDS),
         (lambda group: group.at(20, 30), {"entry_sequence", "retained_upstream"}),
-        (lambda group: group.accepted(30), set()),
+        (lambda group: group.with_time(30), set()),
         (lambda group: group.as_forwarded(2), {"forwarded", "flow"}),
-        (lambda group: group.as_forwarded(2).out_of_queue(0), {"forwarded", "flow"}),
+        (lambda group: group.as_forwarded(2).on_dequeue(0), {"forwarded", "flow"}),
         (lambda group: group.slice(0, 1), set()),
-        (lambda group: again(group, 1), HEADERS),
+        (lambda group: with_rejections(group, 1), HEADERS),
         (lambda group: dead_letter(group, 99, 1, "bad", 0), {"task", "flow", *HEADERS}),
         (lambda group: as_groups(TaskMessageBatch.from_groups([group]))[0], WORKER_FIELDS),
         (
@@ -63,11 +63,11 @@ def test_what_leaves_a_queue_has_its_route() -> None:
     """Leaving a queue resets the hops; new messages get their entry worker, and their time only once."""
     forwarded = FULL.as_forwarded(2)
     assert forwarded.unqueued_hops
-    left = forwarded.out_of_queue(0)
+    left = forwarded.on_dequeue(0)
     assert (left.unqueued_hops, left.flow) == (0, forwarded.flow)
     group = TaskGroup.of(3, [b"p"])
-    assert group.out_of_queue(0) is group
-    assert group.out_of_queue(9).forwarded == 9
+    assert group.on_dequeue(0) is group
+    assert group.on_dequeue(9).forwarded == 9
     assert [each.accepted_micros for each in (group.at(1, 30), group.at(1, 30).at(2, 40))] == [30, 30]
 
 
@@ -88,7 +88,7 @@ def group_of(*sizes: int, headed: bool = False) -> TaskGroup:
     halves = [size // 2 for size in sizes]
     payloads = [value[:half] for value, half in zip(values, halves, strict=True)]
     headers = [value[half:] for value, half in zip(values, halves, strict=True)]
-    return TaskGroup.joined(2**31 - 1, None, payloads, headers)
+    return TaskGroup.from_checked(2**31 - 1, None, payloads, headers)
 
 
 HEADED = pytest.mark.parametrize("headed", [False, True])
@@ -100,7 +100,7 @@ HEADED = pytest.mark.parametrize("headed", [False, True])
 @HEADED
 def test_messages_that_start_within(size_bytes: int, count: int, *, headed: bool) -> None:
     """A message, even an empty one, counts if it starts within the size."""
-    assert starting_within(group_of(0, 2, 3, 0, 0, headed=headed), size_bytes) == count
+    assert count_within(group_of(0, 2, 3, 0, 0, headed=headed), size_bytes) == count
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
@@ -108,7 +108,7 @@ def test_messages_that_start_within(size_bytes: int, count: int, *, headed: bool
 def test_a_cut_loses_nothing(count: int, *, headed: bool) -> None:
     """The pieces add up to the group; the first has the requested count, and no piece is empty."""
     group = group_of(3, 0, 1, 4, 1, 5, 9, 2, 6, 5, headed=headed).as_redelivered()
-    pieces = cut(group, count)
+    pieces = split_head(group, count)
     assert len(pieces[0]) == count
     assert all(pieces)
     assert [each for piece in pieces for each in piece.payloads()] == group.payloads()

@@ -10,14 +10,14 @@ from tuplewire import TaskGroup
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.identity.files import Token
 from tuplewire.values.task_ids import TaskRanges
-from tuplewire_service.security.guard import REASONS, Access, Caller, Guard
+from tuplewire_service.security.guard import DENIAL_REASONS, Access, Caller, Guard
 from tuplewire_service.security.permissions import PermissionRule, Rules
 
 TOKEN = Token("etl", "0123456789" * 2)
-WORKER = Caller("ipv4:10.0.0.1:1", ("a.workers.example",), tls=True)
-PROGRAM = Caller("ipv4:10.0.0.2:1", ("etl.example",), tls=True)
+WORKER = Caller("ipv4:10.0.0.1:1", ("a.workers.example",), has_certificate=True)
+PROGRAM = Caller("ipv4:10.0.0.2:1", ("etl.example",), has_certificate=True)
 UNIX = Caller("unix:")
-SHOWN = Caller("unix:", authorization=TOKEN.shown)
+SHOWN = Caller("unix:", authorization=TOKEN.bearer_value)
 
 
 def guard(
@@ -30,7 +30,7 @@ def guard(
     """Return a guard for workers with names that match *.workers.example."""
     return Guard(
         topology="t",
-        tls=tls,
+        uses_tls=tls,
         worker_names=lambda: ("*.workers.example",),
         client_names=client_names,
         tokens=None if tokens is None else lambda: tuple(tokens),
@@ -50,29 +50,31 @@ def rule(
 def reason(guarded: Guard) -> str:
     """Return the reason of all denials; there must be only one."""
     (found,) = guarded.denials
-    assert found in REASONS
+    assert found in DENIAL_REASONS
     return found
 
 
 def as_worker(access: Access) -> None:
     """Open a session as another worker."""
-    access.open_session("t", worker=True)
+    access.check_send("t", worker=True)
 
 
 def test_without_settings_everybody_may_do_everything() -> None:
     """A worker without TLS, tokens and rules permits every action."""
     access = guard(tls=False).admit(UNIX)
     as_worker(access)
-    access.control("Drain")
-    access.receive("t", [1])
-    assert access.refused([TaskGroup.of(1, [b"a"])]) == ()
+    access.check_control("Drain")
+    access.check_receive("t", [1])
+    assert access.denied_groups([TaskGroup.of(1, [b"a"])]) == ()
 
 
 @pytest.mark.parametrize(
     "caller",
     [
-        *(PROGRAM, UNIX, SHOWN, Caller("ipv4:1:1", ("workers.example",), tls=True)),
-        Caller("unix:", ("a.workers.example",), tls=False),  # a name counts only in a TLS certificate
+        *(PROGRAM, UNIX, SHOWN, Caller("ipv4:1:1", ("workers.example",), has_certificate=True)),
+        Caller(
+            "unix:", ("a.workers.example",), has_certificate=False
+        ),  # a name counts only in a TLS certificate
     ],
 )
 def test_with_tls_only_a_workers_certificate_makes_a_worker(caller: Caller) -> None:
@@ -89,12 +91,12 @@ def test_workers_are_asked_for_no_token_and_held_to_no_rule() -> None:
     guarded = guard(client_names=["etl.example"], tokens=[TOKEN], rules=[rule("1")])
     access = guarded.admit(WORKER)
     as_worker(access)
-    assert access.refused([TaskGroup.of(5, [b"a"])]) == ()
+    assert access.denied_groups([TaskGroup.of(5, [b"a"])]) == ()
     program = guarded.admit(WORKER)
-    program.open_session("t", worker=False)
-    assert [group.task for group, _ in program.refused([TaskGroup.of(each, [b"a"]) for each in (1, 5)])] == [
-        5
-    ]
+    program.check_send("t", worker=False)
+    assert [
+        group.task for group, _ in program.denied_groups([TaskGroup.of(each, [b"a"]) for each in (1, 5)])
+    ] == [5]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_programs_show_a_token(shown: str | None, expected: str) -> None:
     for caller in (UNIX, PROGRAM):
         guarded = guard(tokens=[TOKEN])
         with pytest.raises(UnauthenticatedError):
-            guarded.admit(Caller(caller.peer, caller.names, caller.tls, shown))
+            guarded.admit(Caller(caller.address, caller.names, caller.has_certificate, shown))
         assert reason(guarded) == expected
     guard(tokens=[TOKEN]).admit(SHOWN)
 
@@ -137,25 +139,25 @@ def test_listed_programs_only() -> None:
 def test_control(method: str, needs: str | None) -> None:
     """Calls that change a worker require a rule, including calls that are added later."""
     without, given = guard(rules=[rule()]), guard(rules=[rule(control=needs or "")])
-    given.admit(UNIX).control(method)
+    given.admit(UNIX).check_control(method)
     if needs is None:
-        without.admit(UNIX).control(method)
+        without.admit(UNIX).check_control(method)
     else:
         with pytest.raises(PermissionDeniedError, match=f"may not call {method}"):
-            without.admit(UNIX).control(method)
+            without.admit(UNIX).check_control(method)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "may"),
     [
         (PROGRAM, PROGRAM, True),
-        (PROGRAM, Caller("ipv4:10.0.0.3:9", ("etl.example", "other.example"), tls=True), True),
-        (PROGRAM, Caller("ipv4:10.0.0.2:1", ("other.example",), tls=True), False),
+        (PROGRAM, Caller("ipv4:10.0.0.3:9", ("etl.example", "other.example"), has_certificate=True), True),
+        (PROGRAM, Caller("ipv4:10.0.0.2:1", ("other.example",), has_certificate=True), False),
         (PROGRAM, UNIX, False),
         (UNIX, UNIX, True),
         (WORKER, PROGRAM, False),
         (PROGRAM, WORKER, False),
-        (WORKER, Caller("ipv4:10.0.0.9:1", ("b.workers.example",), tls=True), True),
+        (WORKER, Caller("ipv4:10.0.0.9:1", ("b.workers.example",), has_certificate=True), True),
     ],
 )
 def test_sessions_have_owners(before: Caller, after: Caller, *, may: bool) -> None:
@@ -163,7 +165,7 @@ def test_sessions_have_owners(before: Caller, after: Caller, *, may: bool) -> No
     guarded = guard()
     first, second = (guarded.admit(caller) for caller in (before, after))
     for access, caller in ((first, before), (second, after)):
-        access.open_session("t", worker=caller.names[:1] != () and "workers" in caller.names[0])
+        access.check_send("t", worker=caller.names[:1] != () and "workers" in caller.names[0])
     assert (first.owner == second.owner) is may
 
 
@@ -171,12 +173,12 @@ def test_a_token_shares_what_the_one_before_its_slash_owns() -> None:
     """A driver's token shares the ownership of its executors' token, but not its permissions."""
     tokens = [Token(name, f"{name}-0123456789") for name in ("etl", "etl/driver", "etl2", "etl2/driver")]
     guarded = guard(tls=False, tokens=tokens, rules=[rule(tokens=["etl/driver"], control="drain")])
-    accesses = [guarded.admit(Caller("unix:", authorization=token.shown)) for token in tokens]
+    accesses = [guarded.admit(Caller("unix:", authorization=token.bearer_value)) for token in tokens]
     assert [access.owner for access in accesses] == ["token etl", "token etl", "token etl2", "token etl2"]
-    accesses[1].control("Drain")
+    accesses[1].check_control("Drain")
     for access in (accesses[0], accesses[2], accesses[3]):
         with pytest.raises(PermissionDeniedError):
-            access.control("Drain")
+            access.check_control("Drain")
 
 
 def test_stream_ends_once_its_token_is_gone() -> None:
@@ -186,8 +188,8 @@ def test_stream_ends_once_its_token_is_gone() -> None:
     guarded = guard(tls=False, tokens=tokens)
     ended: list[RefusedError] = []
     with (
-        guarded.admit(SHOWN).standing(ended.append),
-        guarded.admit(Caller("unix:", authorization=other.shown)).standing(
+        guarded.admit(SHOWN).track_stream(ended.append),
+        guarded.admit(Caller("unix:", authorization=other.bearer_value)).track_stream(
             lambda _: pytest.fail("its token is there")
         ),
     ):
@@ -198,25 +200,25 @@ def test_stream_ends_once_its_token_is_gone() -> None:
         guarded.refresh()
         assert [type(each) for each in ended] == [UnauthenticatedError]
         assert reason(guarded) == "wrong_token"
-    assert not guarded.standing
+    assert not guarded.open_streams
 
 
-@pytest.mark.parametrize("reads", [Access.receive, Access.tap])
+@pytest.mark.parametrize("reads", [Access.check_receive, Access.check_tap])
 def test_reading_ends_once_no_rule_allows_it(reads: Callable[[Access, str, list[int]], None]) -> None:
     """A consumer's stream and a tap end; a sender's stays open, because each of its frames is checked."""
     rules = [rule("1", "1-5", "1-5")]
     guarded = guard(tls=False, tokens=[TOKEN], rules=rules)
     sender, reader = guarded.admit(SHOWN), guarded.admit(SHOWN)
-    sender.open_session("t", worker=False)
+    sender.check_send("t", worker=False)
     reads(reader, "t", [1, 2])
     ended: list[RefusedError] = []
-    with sender.standing(lambda _: pytest.fail("a sender")), reader.standing(ended.append):
+    with sender.track_stream(lambda _: pytest.fail("a sender")), reader.track_stream(ended.append):
         guarded.refresh()
         assert not ended
         rules[:] = [rule(receive="1", tap="1")]
         guarded.refresh()
     assert [type(each) for each in ended] == [PermissionDeniedError]
-    assert [group.task for group, _ in sender.refused([TaskGroup.of(1, [b"a"])])] == [1]
+    assert [group.task for group, _ in sender.denied_groups([TaskGroup.of(1, [b"a"])])] == [1]
 
 
 def test_a_consumer_of_another_topology_is_refused() -> None:
@@ -224,18 +226,18 @@ def test_a_consumer_of_another_topology_is_refused() -> None:
     granted = PermissionRule(topologies=("other",), receive=TaskRanges.parse("*"))
     guarded = guard(tls=False, rules=[granted])
     with pytest.raises(PermissionDeniedError, match="topology"):
-        guarded.admit(UNIX).receive("t", [])
+        guarded.admit(UNIX).check_receive("t", [])
 
 
 def test_worker_ends_once_its_name_is_no_workers() -> None:
     """If the worker names change, for example with a new certificate, the stream of an old name ends."""
     names = ["*.workers.example"]
-    guarded = Guard(topology="t", tls=True, worker_names=lambda: tuple(names))
+    guarded = Guard(topology="t", uses_tls=True, worker_names=lambda: tuple(names))
     worker = guarded.admit(WORKER)
     as_worker(worker)
-    worker.renew()
+    worker.recheck()
     ended: list[RefusedError] = []
-    with worker.standing(ended.append):
+    with worker.track_stream(ended.append):
         names[:] = ["others.example"]
         guarded.refresh()
     assert [type(each) for each in ended] == [PermissionDeniedError]
@@ -247,21 +249,21 @@ def test_a_tap_shows_what_a_client_may_receive() -> None:
     def tapping(tasks: str) -> Access:
         return guard(tls=False, rules=[rule(tap=tasks)]).admit(UNIX)
 
-    tapping("1-9").tap("t", [1, 9])
-    tapping("*").tap("t", [])
+    tapping("1-9").check_tap("t", [1, 9])
+    tapping("*").check_tap("t", [])
     for tasks, wanted in (("1-9", []), ("1-9", [1, 10]), ("", [1])):
         with pytest.raises(PermissionDeniedError, match="tap"):
-            tapping(tasks).tap("t", wanted)
+            tapping(tasks).check_tap("t", wanted)
 
 
 def test_who_sees_whom() -> None:
     """A client sees its own sessions; with assign or drain permission, or without rules, it sees all."""
     access = guard(tls=False, tokens=[TOKEN], rules=[rule()]).admit(SHOWN)
-    assert access.sees(access.owner)
-    assert not access.sees("somebody else")
+    assert access.may_list(access.owner)
+    assert not access.may_list("somebody else")
     for method in ("assign", "drain"):
-        assert guard(tls=False, rules=[rule(control=method)]).admit(UNIX).sees("anybody")
-    assert guard(tls=False).admit(UNIX).sees("anybody")
+        assert guard(tls=False, rules=[rule(control=method)]).admit(UNIX).may_list("anybody")
+    assert guard(tls=False).admit(UNIX).may_list("anybody")
 
 
 def test_a_worker_owns_as_a_program_what_it_stages_as_one() -> None:

@@ -22,9 +22,9 @@ def test_handshakes_in_vain_make_a_line_a_minute(caplog: pytest.LogCaptureFixtur
     def minute(begun: int, *peers: str) -> list[tuple[int, int]]:
         nonlocal now
         for _ in range(begun):
-            handshakes.begin()
+            handshakes.count_start()
         for peer in peers:
-            handshakes.called(peer)
+            handshakes.record_call(peer)
         handshakes.report()  # too early
         assert not caplog.records
         now += 60.0
@@ -38,14 +38,14 @@ def test_handshakes_in_vain_make_a_line_a_minute(caplog: pytest.LogCaptureFixtur
         assert minute(4, "ipv4:10.0.0.1:1", "ipv4:10.0.0.1:2") == []
         assert minute(5000, "ipv4:10.0.0.1:2", "ipv4:10.0.0.1:3") == [(5000, 1)]
         assert minute(0) == []
-    assert (handshakes.begun, handshakes.connections) == (5004, 3)
+    assert (handshakes.started, handshakes.connections) == (5004, 3)
 
 
 def test_peers_are_forgotten() -> None:
     """At most ten thousand peers are remembered, for any number of connections."""
     handshakes = Handshakes()
     for port in range(25_000):
-        handshakes.called(f"ipv4:10.0.0.1:{port}")
+        handshakes.record_call(f"ipv4:10.0.0.1:{port}")
     assert handshakes.connections == 25_000
     assert len(handshakes._peers) == 10_000
 
@@ -60,8 +60,8 @@ async def test_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamed_stream, "MAX_PENDING_HANDSHAKES", 3)
 
     silent = PendingHandshakes()
-    waiting = [asyncio.create_task(silent.first(_never, "hello")) for _ in range(5)]
-    assert await silent.first(AsyncMock(return_value=b"hello"), "hello") == b"hello"
+    waiting = [asyncio.create_task(silent.read_first(_never, "hello")) for _ in range(5)]
+    assert await silent.read_first(AsyncMock(return_value=b"hello"), "hello") == b"hello"
     for refused in waiting[:2]:
         with pytest.raises(ResourceLimitError, match=r"over 3 streams .* send the hello immediately"):
             await refused
@@ -74,9 +74,9 @@ async def test_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is silent for too long is refused with the time limit."""
-    monkeypatch.setattr(streamed_stream, "HELLO_SECONDS", 0.01)
+    monkeypatch.setattr(streamed_stream, "HANDSHAKE_SECONDS", 0.01)
 
     silent = PendingHandshakes()
     with pytest.raises(MalformedError, match=r"no subscribe within 0\.01 s"):
-        await silent.first(_never, "subscribe")
+        await silent.read_first(_never, "subscribe")
     assert len(silent) == 0

@@ -10,13 +10,13 @@ from helpers.cursors import answer_of, cursor_of, rejection_of
 from helpers.queues import Program, RejectionsWithoutTimers, consumers_of, delivered, queues_of, subscribe
 
 from tuplewire.errors import MalformedError
-from tuplewire.session.consume import Arrived, ConsumeWindow, Delivery, Rejected
+from tuplewire.session.consume import ArrivedBatch, ConsumeWindow, Delivery, RejectedMessage
 from tuplewire.session.ledger import Ledger
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.recv_service import _cursors_of, _take_progress, cursor_slices
+from tuplewire_service.messaging.recv_service import _apply_progress, _cursors_of, cursor_slices
 from tuplewire_service.worker.delivery import Acknowledged
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.rejections import Rejections
@@ -53,7 +53,7 @@ class Scene:
 
     def finish(self, consumer: QueueSubscription) -> None:
         """Give the worker all the turns that it requests."""
-        while consumer.progress(()):
+        while consumer.apply_progress(()):
             pass
 
 
@@ -83,14 +83,14 @@ def rejections(count: int, *, wait_last: bool = False) -> tuple[pb.Rejection, ..
 def test_no_turn_settles_more_than_a_slice(rejected: tuple[pb.Rejection, ...]) -> None:
     """Every message is settled once in the end, acknowledged or rejected."""
     scene = Scene()
-    assert scene.consumer.progress([cursor_of(1, MESSAGES, MESSAGES, 10 * MESSAGES, MIB, rejected)])
+    assert scene.consumer.apply_progress([cursor_of(1, MESSAGES, MESSAGES, 10 * MESSAGES, MIB, rejected)])
     assert scene.settled == [TURN]
     scene.finish(scene.consumer)
     assert max(scene.settled) <= TURN
     assert sum(scene.settled) == MESSAGES
-    assert not scene.consumer.waiting
-    assert scene.rejections.rejections == len(rejected)
-    assert [(each.number, each.received) for each in scene.consumer.answers.values()] == (
+    assert not scene.consumer.has_unacknowledged
+    assert scene.rejections.rejection_count == len(rejected)
+    assert [(each.number, each.received) for each in scene.consumer.rejection_answers.values()] == (
         [(len(rejected), MESSAGES)] if rejected else []
     )
 
@@ -108,7 +108,7 @@ def test_a_consumer_that_resumes_with_many_rejections(*, wait_last: bool) -> Non
     assert max(scene.settled) <= TURN
     scene.finish(again)
     assert max(scene.settled) <= TURN
-    assert scene.rejections.rejections == rejected
+    assert scene.rejections.rejection_count == rejected
     assert again.starts == [(1, acknowledged)]
     [first, *_] = again.take(MIB)
     assert first.first_sequence == acknowledged + 1
@@ -117,9 +117,9 @@ def test_a_consumer_that_resumes_with_many_rejections(*, wait_last: bool) -> Non
 def test_another_consumer_ends_what_is_left_to_settle() -> None:
     """Messages that were not settled are delivered to the new consumer, marked as redelivered."""
     scene = Scene()
-    assert scene.consumer.progress([cursor_of(1, MESSAGES, MESSAGES, MESSAGES, MIB)])
+    assert scene.consumer.apply_progress([cursor_of(1, MESSAGES, MESSAGES, MESSAGES, MIB)])
     other = subscribe(scene.consumers, "other", [ROOM])
-    assert not scene.consumer.progress(())
+    assert not scene.consumer.apply_progress(())
     deliveries = taken(other)
     assert sum(len(each.group) for each in deliveries) == MESSAGES - TURN
     assert all(each.group.redelivered for each in deliveries)
@@ -131,7 +131,7 @@ async def test_the_service_gives_others_a_turn() -> None:
     said = cursor_of(1, MESSAGES, MESSAGES, MESSAGES, MIB, rejections(MESSAGES))
     turns: list[int] = []
 
-    taking = asyncio.create_task(_take_progress(scene.consumer, pb.Progress(tasks=[said] * 3)))
+    taking = asyncio.create_task(_apply_progress(scene.consumer, pb.Progress(tasks=[said] * 3)))
     while not taking.done():
         before = sum(scene.settled)
         await asyncio.sleep(0)
@@ -181,19 +181,19 @@ class Client:
 
     def __init__(self) -> None:
         self.window = ConsumeWindow([1], 10 * MESSAGES, MIB)
-        self.window.opened(7, [(1, 0)])
-        self.arrived = self.window.arrived([Delivery(1, TaskGroup.of(1, [b"x"] * MESSAGES))])
+        self.window.on_connected(7, [(1, 0)])
+        self.arrived = self.window.receive([Delivery(1, TaskGroup.of(1, [b"x"] * MESSAGES))])
 
     def reject(self, count: int, *, wait_last: bool = False) -> None:
         """Reject the first `count` messages, and acknowledge the others."""
-        each = [Rejected(index, 0, "", wait_last and index == count - 1) for index in range(count)]
+        each = [RejectedMessage(index, 0, "", wait_last and index == count - 1) for index in range(count)]
         assert self.window.acknowledge(self.arrived, each)
 
     def tell(self) -> list[pb.TaskCursor]:
         """Return the cursors of all pending requests, in order."""
         told = []
-        while self.window.moved:
-            told += self.window.take_moved()
+        while self.window.changed_tasks:
+            told += self.window.take_changed()
         return told
 
 
@@ -215,7 +215,7 @@ def test_no_request_is_longer_than_it_may_be(count: int, acknowledged: list[int]
 
 
 @pytest.mark.parametrize("wait_last", [False, True])
-@pytest.mark.parametrize("again", [ConsumeWindow.repeat, ConsumeWindow.all])
+@pytest.mark.parametrize("again", [ConsumeWindow.mark_all_changed, ConsumeWindow.all_cursors])
 def test_all_are_told_again_after_a_break(
     *, again: Callable[[ConsumeWindow], object], wait_last: bool
 ) -> None:
@@ -232,16 +232,16 @@ def test_a_window_waits_for_the_answer_to_a_rejection_that_was_not_in_the_subscr
     """Messages that arrive before the answer are dropped, and redelivered behind the rejected message."""
     client = Client()
     client.reject(2100, wait_last=True)
-    [subscribe] = client.window.all()
+    [subscribe] = client.window.all_cursors()
     assert subscribe.received == 2100
-    client.window.opened(7, [(1, subscribe.received)])
-    assert client.window.waiting() == {1}
+    client.window.on_connected(7, [(1, subscribe.received)])
+    assert client.window.tasks_awaiting_answer() == {1}
     late = [Delivery(2101, TaskGroup.of(1, [b"x"]))]
-    assert client.window.arrived(late).deliveries == ()
+    assert client.window.receive(late).deliveries == ()
     assert _numbers(client.tell()) == list(range(1001, 2101))
-    client.window.answered([answer_of(1, 2100, 2099)])
-    assert client.window.waiting() == set()
-    found: Arrived = client.window.arrived([Delivery(2100, TaskGroup.of(1, [b"again"]))])
+    client.window.apply_answers([answer_of(1, 2100, 2099)])
+    assert client.window.tasks_awaiting_answer() == set()
+    found: ArrivedBatch = client.window.receive([Delivery(2100, TaskGroup.of(1, [b"again"]))])
     assert [each.first_sequence for each in found.deliveries] == [2100]
 
 

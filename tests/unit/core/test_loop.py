@@ -9,7 +9,7 @@ from threading import Barrier, Event, Timer
 from _pytest.monkeypatch import MonkeyPatch
 
 from tuplewire.connection import loop as loop_module
-from tuplewire.connection.loop import EventLoopThread, in_own_thread, messaging_loop
+from tuplewire.connection.loop import EventLoopThread, messaging_loop, run_in_thread
 from tuplewire_service.testing import eventually
 
 
@@ -21,11 +21,11 @@ def test_waits_are_told_until_nobody_asks() -> None:
     def heard(began: float, ended: float) -> None:
         waits.append((began, ended))
 
-    loop.on_wait(heard)
+    loop.set_wait_listener(heard)
     try:
         eventually(lambda: loop.call(lambda: len(waits)) >= 3, 20, "three waits")
     finally:
-        loop.on_wait(None)  # from this thread, while the loop's thread waits
+        loop.set_wait_listener(None)  # from this thread, while the loop's thread waits
     assert loop.call(lambda: "it turns") == "it turns"
     assert all(began <= ended for began, ended in waits)
     assert [began for began, _ in waits] == sorted(began for began, _ in waits)
@@ -66,7 +66,7 @@ def test_threads_that_ask_first_together_get_one_loop(monkeypatch: MonkeyPatch) 
     unused = [each for each in made if each is not answers[0]]
     eventually(lambda: all(each.loop.is_closed() for each in unused), 20, "three closed loops")
     assert not answers[0].loop.is_closed()
-    answers[0].end()
+    answers[0].stop()
     eventually(answers[0].loop.is_closed, 20, "the last one closed")
 
 
@@ -79,7 +79,7 @@ def test_a_fork_waits_for_functions_in_their_own_threads() -> None:
         go.wait(10)
         returned.set()
 
-    messaging_loop().submit(in_own_thread(handshake))
+    messaging_loop().submit(run_in_thread(handshake))
     assert entered.wait(10)
     Timer(0.3, go.set).start()  # longer than the rest of the preparation takes
     child = os.fork()

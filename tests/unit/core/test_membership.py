@@ -181,7 +181,7 @@ def test_spouts_are_switched_from_outside(*, together: bool) -> None:
         world.settle(kept)
         world.add(3)
     world.settle(kept)
-    assert not kept.superseded
+    assert not kept.superseded_reason
     assert all(each.assignment == kept.current for each in world.workers.values())
     assert (kept.current.inactive, counts(kept)) == (True, {"w1": 4, "w2": 4, "w3": 4})
 
@@ -193,11 +193,11 @@ def test_the_older_of_two_drivers_gives_way() -> None:
     world.settle(second)
     world.add(3)
     assert world.round(first) is None
-    assert "let one program at a time" in first.superseded
+    assert "let one program at a time" in first.superseded_reason
     assert not first.outdated_workers()
     world.settle(second)
     assert counts(second) == {"w1": 4, "w2": 4, "w3": 4}
-    assert not second.superseded
+    assert not second.superseded_reason
 
 
 def test_a_driver_that_is_taking_over_goes_beyond_a_rival() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuplewire.asking import CORRELATION, answer_of
+from tuplewire.asking import CORRELATION, build_answer
 from tuplewire.errors import InvalidTaskError, MalformedError, MessageError, MessageTooLargeError
 from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.group import TaskGroup, check_sizes, check_task
 from tuplewire.values.headers import DEADLINE, REPLY_TO, decode_headers, encode_headers
-from tuplewire.values.message import SHUTDOWN, SHUTDOWN_TASK, TaskMessage
+from tuplewire.values.message import SHUTDOWN_MESSAGE, SHUTDOWN_TASK, TaskMessage
 from tuplewire.wire.messaging_pb2 import MessageHeader, MessageHeaders
 
 OUTSIDE = [-1, 2**31, 2**70, -(2**70), np.int64(-1), np.int64(2**40)]
@@ -30,9 +30,9 @@ class TestTaskMessage:
 
     def test_shutdown(self) -> None:
         """Storm's shutdown notice, task -1, can be serialized and deserialized."""
-        assert (SHUTDOWN.task, SHUTDOWN.message) == (SHUTDOWN_TASK, b"")
-        assert SHUTDOWN.serialize() == b"\xff\xff"
-        assert TaskMessage.deserialize(b"\xff\xff") == SHUTDOWN
+        assert (SHUTDOWN_MESSAGE.task, SHUTDOWN_MESSAGE.message) == (SHUTDOWN_TASK, b"")
+        assert SHUTDOWN_MESSAGE.serialize() == b"\xff\xff"
+        assert TaskMessage.deserialize(b"\xff\xff") == SHUTDOWN_MESSAGE
 
     @pytest.mark.parametrize("task", [32768, 2**31 - 1])
     def test_does_not_fit(self, task: int) -> None:
@@ -117,7 +117,7 @@ class TestPayloads:
         """A buffer of wide items is measured in bytes."""
         numbers = memoryview(array("I", [1, 2]))
         group = TaskGroup.of(1, [numbers, b"x"])
-        assert list(group.sizes()) == [8, 1]
+        assert list(group.payload_sizes()) == [8, 1]
         assert group.payloads() == [numbers.tobytes(), b"x"]
 
     @pytest.mark.parametrize("payload", ["ab", 5, None, [1, 2], [b"x"]])
@@ -173,13 +173,13 @@ class TestTaskGroup:
     def test_hostile(self, lengths: bytes, data: bytes) -> None:
         """Columns that do not match each other are malformed."""
         with pytest.raises(MalformedError):
-            TaskGroup(1, None, lengths, data).checked()
+            TaskGroup(1, None, lengths, data).validate()
 
     @pytest.mark.parametrize(("task", "source"), [(-1, None), (1, -1), (2**31, 1), (1, 2**31)])
     def test_hostile_ids(self, task: int, source: int | None) -> None:
         """Ids out of range are rejected."""
         with pytest.raises(InvalidTaskError):
-            TaskGroup(task, source, b"\x01\0\0\0", b"a").checked()
+            TaskGroup(task, source, b"\x01\0\0\0", b"a").validate()
 
     def test_redelivered(self) -> None:
         """Slices, sums and pickles of batches that were built from groups keep the mark."""
@@ -292,7 +292,7 @@ def test_the_wire_has_the_contract_form() -> None:
 
 def test_what_another_program_wrote_wrong() -> None:
     """The payload stays readable; reading the key raises an error that names the program to fix."""
-    batch = TaskMessageBatch.from_groups([TaskGroup.joined(1, None, [b"x", b"y"], [b"\xff\xff", b""])])
+    batch = TaskMessageBatch.from_groups([TaskGroup.from_checked(1, None, [b"x", b"y"], [b"\xff\xff", b""])])
     bad, good = batch
     assert (bad.message, good.key, good.headers) == (b"x", None, ())
     with pytest.raises(MalformedError, match="fix the program that sent the message"):
@@ -312,15 +312,15 @@ def test_they_count_in_the_size_of_a_message() -> None:
 def test_groups_with_and_without_stay_apart() -> None:
     """Groups with and without headers are not joined; copies of a group keep their headers."""
     plain, headed = TaskGroup.of(1, [b"a"]), as_groups(1, b"b", key=b"k")[0]
-    assert not plain.joins(headed)
-    assert not headed.joins(plain)
-    assert headed.joins(headed)
-    assert not headed.plain
+    assert not plain.can_follow(headed)
+    assert not headed.can_follow(plain)
+    assert headed.can_follow(headed)
+    assert not headed.payload_only
     for same in (
         headed.as_redelivered(),
         headed.at(5, 6),
         headed.as_forwarded(7),
-        headed.as_forwarded(7).out_of_queue(0),
+        headed.as_forwarded(7).on_dequeue(0),
     ):
         assert same.encoded_headers() == headed.encoded_headers()
         assert same.size_bytes == headed.size_bytes
@@ -339,14 +339,14 @@ def test_columns_of_headers_that_do_not_fit(lengths: bytes, data: bytes, says: s
     """Header lengths that do not match the messages or the data are rejected."""
     group = TaskGroup(1, None, b"\1\0\0\0", b"p", header_lengths=lengths, header_data=data)
     with pytest.raises(MalformedError, match=says):
-        group.checked()
+        group.validate()
 
 
 def test_an_answer_belongs_to_its_request() -> None:
     """The answer goes to the requested task, with the id of the request."""
     message = TaskMessage(2, b"x", headers=[(REPLY_TO, b"7"), (CORRELATION, b"id")])
     assert (message.is_request, message.expired) == (True, False)
-    answer = answer_of(message, b"y")
+    answer = build_answer(message, b"y")
     assert (answer.task, answer.payload, answer.headers) == (7, b"y", ((CORRELATION, b"id"),))
     assert not answer.is_request
 
@@ -364,6 +364,6 @@ def test_malformed_headers(value: bytes | None) -> None:
     message = TaskMessage(2, b"x", headers=[(REPLY_TO, value), (DEADLINE, value)])
     assert (message.is_request, message.expired) == (False, False)
     with pytest.raises(MessageError, match="not a request"):
-        answer_of(message, b"y")
+        build_answer(message, b"y")
     with pytest.raises(InvalidTaskError):
-        answer_of(TaskMessage(2, b"x", headers=[(REPLY_TO, b"3000000000")]), b"y")
+        build_answer(TaskMessage(2, b"x", headers=[(REPLY_TO, b"3000000000")]), b"y")

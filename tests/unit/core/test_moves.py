@@ -47,12 +47,12 @@ class Route:
         assert self.window.offer(groups, "inbound")
         frame = self.window.next_frame()
         assert frame is not None
-        self.window.update(ack_of(frame.sequence, [], []))
+        self.window.apply_ack(ack_of(frame.sequence, [], []))
 
     def consume(self, group: TaskGroup, messages: int) -> None:
         """Release a total of `messages` messages of the group's flow."""
         grant = credit_of(group.flow, PLENTY, PLENTY, messages)
-        self.window.update(ack_of(self.window.acknowledged, [grant], []))
+        self.window.apply_ack(ack_of(self.window.acknowledged, [grant], []))
 
 
 def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OTHER) -> TaskGroup:
@@ -78,19 +78,19 @@ def held(moves: Moves, group: TaskGroup, inbound: Program) -> bool:
 
 def follows(moves: Moves, group: TaskGroup, inbound: Program, route: Route) -> bool:
     """Return True if messages must follow earlier ones by this route."""
-    move = moves.moving[TASK]
+    move = moves.by_task[TASK]
     assert not move.must_hold(group, cast("InboundSession", inbound))
     return move.route_of_predecessors(group, cast("InboundSession", inbound)) is cast("Any", route)
 
 
 def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
     """Record the route of messages from another worker."""
-    moves.moving[TASK].record_route(group, cast("InboundSession", WORKER), cast("SendingEnd | None", route))
+    moves.by_task[TASK].record_route(group, cast("InboundSession", WORKER), cast("SendingEnd | None", route))
 
 
 def free(moves: Moves) -> list[int]:
     """Return the entry sequences of messages that no longer need to wait."""
-    return [group.entry_sequence for group, _ in moves.end_finished(moves.among())]
+    return [group.entry_sequence for group, _ in moves.take_released(moves.filter_moving())]
 
 
 def test_what_follows_waits_until_the_old_route_is_empty() -> None:
@@ -103,7 +103,7 @@ def test_what_follows_waits_until_the_old_route_is_empty() -> None:
     assert free(moves) == []
     route.consume(first, 3)
     assert free(moves) == [4]
-    assert TASK not in moves.moving
+    assert TASK not in moves.by_task
 
 
 def test_what_another_worker_sent_goes_after_what_came_before_it() -> None:
@@ -155,11 +155,11 @@ def test_a_move_is_over_when_everything_on_its_ways_is_done_with() -> None:
     moves = moving(route)
     assert follows(moves, messages(2, passed_on=1), WORKER, route)
     assert free(moves) == []
-    assert TASK in moves.moving
+    assert TASK in moves.by_task
     route.consume(other, 1)
     assert not follows(moves, messages(2, passed_on=1), WORKER, route)
     free(moves)
-    assert TASK not in moves.moving
+    assert TASK not in moves.by_task
 
 
 def test_a_way_that_is_given_up_holds_nobody() -> None:
@@ -178,14 +178,14 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     route = Route()
     moves = moving(route)
     route.send(messages(1))
-    moves.moving[TASK].hold(messages(2), WORKER)
+    moves.by_task[TASK].hold(messages(2), WORKER)
     moves.mark_lost({PEER})
     route.window.take_back()
-    assert moves.moving[TASK].must_hold(messages(3), WORKER)
-    assert moves.end_finished(moves.among()) == []
+    assert moves.by_task[TASK].must_hold(messages(3), WORKER)
+    assert moves.take_released(moves.filter_moving()) == []
     moves.remove_routes(cast("SendingEnd", route), [])
-    assert [group.entry_sequence for group, _ in moves.end_finished(moves.among())] == [2]
-    assert TASK not in moves.moving
+    assert [group.entry_sequence for group, _ in moves.take_released(moves.filter_moving())] == [2]
+    assert TASK not in moves.by_task
 
 
 def test_what_is_handed_back_waits_for_what_is_on_another_route() -> None:
@@ -254,7 +254,7 @@ def test_a_message_follows_earlier_ones_to_a_successor(*, entered: int, in_fligh
     successors = successors_to_wire({(TASK, entered): Successor("s", "s:1", 5)})
     departure = Departure(incarnation=3, successors=successors)
     moves.successors.add_departures([departure], [(PEER, 3, {(TASK, entered): 1})])
-    assert len(moves.successors.known) == 1
+    assert len(moves.successors.by_task) == 1
     if in_flight:
         route.send(messages(1) if entered == OWN else messages(1, passed_on=1))
     inbound = cast("InboundSession", PROGRAM if entered == OWN else WORKER)
@@ -267,7 +267,9 @@ def test_an_entry_sequence_is_never_given_twice() -> None:
     sequences = EntrySequences()
 
     def placed(task: int, count: int) -> int:
-        return sequences.number(TaskGroup.of(task, [b"x"] * count), 0, retained_upstream=False).entry_sequence
+        return sequences.assign_sequence(
+            TaskGroup.of(task, [b"x"] * count), 0, retained_upstream=False
+        ).entry_sequence
 
     assert [placed(1, 3), placed(1, 1), placed(2, 1)] == [1, 4, 1]
     sequences.forget(1)
@@ -284,13 +286,13 @@ def test_a_task_that_comes_back_to_a_former_owner(owner: str | None, *, left: bo
     moves = moving(route, left=left)
     owner_of = {} if owner is None else {TASK: AssignedWorker(owner, PEER[1], (TASK,))}
     moves.forget_routes_to_owners([TASK], owner_of)
-    move = moves.moving[TASK]
+    move = moves.by_task[TASK]
     assert bool(move.routes) is moves_on
 
 
 def test_what_a_lost_worker_had_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages from a lost worker, or forwarded by it, are recognized, of the most recently lost ones."""
-    monkeypatch.setattr("tuplewire_service.worker.moves._MOST_LOST", 2)
+    monkeypatch.setattr("tuplewire_service.worker.moves._MAX_LOST_WORKERS", 2)
     lost = LostWorkers()
     lost.on_worker_connection(OTHER, connected=True)
     assert not lost.had(messages(1), WORKER)
@@ -347,7 +349,7 @@ def test_the_next_message_goes_to_the_last_successor_once(
     successors = Successors(OWN, OWN_INCARNATION)
     successors.refresh(known(*departures), unreleased(A))
     assert successors.peers == ({Peer(found.worker_id, found.address)} if found else set())
-    assert len(successors.known) == len(successors.peers)
+    assert len(successors.by_task) == len(successors.peers)
     assert [successors.take(*ENTRY) for _ in range(2)] == [found, None]
 
 

@@ -29,7 +29,7 @@ send = "100"
 def _granted(folder: Path, name: str, token: str | None, topology: str = "flights") -> Permissions:
     file = folder / "permissions.toml"
     file.write_text(RULES, encoding="utf-8")
-    return read_rules(file).of([name], token, topology)
+    return read_rules(file).permissions_of([name], token, topology)
 
 
 def test_rules_add_up(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.worker.departures import (
     Departures,
     Successor,
-    lost_with,
+    max_lost_messages,
     successors_of,
     successors_to_wire,
 )
@@ -34,7 +34,7 @@ def sent(
         assert window.offer([TaskGroup.of(1, [b"x"] * count)])
         assert window.next_frame() is not None
     grants = [credit_of(1, PLENTY, PLENTY, released)] if released else []
-    window.update(ack_of(acknowledged, grants, []))
+    window.apply_ack(ack_of(acknowledged, grants, []))
     return window
 
 
@@ -62,13 +62,13 @@ def test_what_was_acknowledged_and_not_released_counts(
 def test_each_death_counts_for_itself(*, drained: bool) -> None:
     """Each failed receiver counts only its own messages; a drained one reports its own losses."""
     window = sent(10, acknowledged=1)
-    window.receiver_answers = drained
+    window.receiver_shut_down = drained
     reopen(window, 8)
     reopen(window, 9)
     assert window.possibly_lost == (0 if drained else 10)
     assert window.offer([TaskGroup.of(1, [b"x"] * 3)])
     assert window.next_frame() is not None
-    window.update(ack_of(1, [], []))
+    window.apply_ack(ack_of(1, [], []))
     reopen(window, 10)
     assert window.possibly_lost == (3 if drained else 13)
 
@@ -82,7 +82,7 @@ def test_kept_and_passing_messages_are_told_apart() -> None:
             assert window.offer([TaskGroup.of(1, [b"x"] * count)], "inbound", retain=retain)
         assert window.next_frame() is not None
         grants = [credit_of(1, PLENTY, PLENTY, released)] if released else []
-        window.update(ack_of(1, grants, []))
+        window.apply_ack(ack_of(1, grants, []))
         reopen(window, 8)
         assert window.possibly_lost == lost, released
 
@@ -97,7 +97,7 @@ def test_what_nobody_else_has() -> None:
     assert window.count_unretained() == 4
     assert window.next_frame() is not None
     assert window.count_unretained() == 4
-    window.update(ack_of(1, [], []))
+    window.apply_ack(ack_of(1, [], []))
     assert (window.count_unretained(), window.messages) == (0, 2)
 
 
@@ -111,8 +111,8 @@ def test_balances_are_added() -> None:
 def test_what_is_lost_with_a_worker() -> None:
     """The loss includes the messages held for the tasks and the messages in flight to other processes."""
     departure = Departure(incarnation=1, dropped={1: 5, 2: 7, 3: 11}, others=100)
-    assert lost_with(departure, [1, 3]) == 116
-    assert lost_with(Departure(incarnation=1), [1]) == 0
+    assert max_lost_messages(departure, [1, 3]) == 116
+    assert max_lost_messages(Departure(incarnation=1), [1]) == 0
 
 
 def test_successors_travel_once() -> None:
@@ -130,7 +130,7 @@ def test_old_departures_are_forgotten() -> None:
         departures.add(Departure(incarnation=number))
     assert 1 not in departures
     assert 2 in departures
-    assert len(departures.known()) == 1000
+    assert len(departures.all_departures()) == 1000
 
 
 @pytest.mark.parametrize("number", [10**400, 2**53 + 1, -1, 1.5, True, "5", None])
@@ -139,6 +139,6 @@ def test_absurd_numbers_are_not_used(tmp_path: Path, number: object) -> None:
     file = tmp_path / "state.json"
     state = {"worker_id": "w", "incarnation": 1, "ended": False, "unretained_messages": number}
     file.write_text(json.dumps(state), encoding="utf-8")
-    assert StateFile(file, "w", 2).predecessor_lost == 0
+    assert StateFile(file, "w", 2).predecessor_possibly_lost == 0
     file.write_text(json.dumps(state | {"unretained_messages": 7}), encoding="utf-8")
-    assert StateFile(file, "w", 2).predecessor_lost == 7
+    assert StateFile(file, "w", 2).predecessor_possibly_lost == 7

@@ -13,9 +13,9 @@ from tuplewire.errors import MalformedError, ResourceLimitError, StaleAssignment
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.control import program_reports
 from tuplewire_service.control.program_reports import (
-    ENDED_SECONDS,
-    MOST_COMPONENT_BYTES,
-    SILENT_SECONDS,
+    MAX_COMPONENT_BYTES,
+    REPORT_TIMEOUT_SECONDS,
+    RETENTION_SECONDS,
     ProgramReports,
     check_report,
 )
@@ -42,7 +42,7 @@ class Worker:
     def take(self, *parts: Any, program: str = "p", owner: str = "", **more: Any) -> None:
         request = report(*parts, program=program, **more)
         check_report(request)
-        self.reports.take(owner, request, self.version)
+        self.reports.store(owner, request, self.version)
 
     def values(self) -> dict[tuple[str, ...], float]:
         """Return the values of the metrics, by name without prefix and labels."""
@@ -85,10 +85,10 @@ def test_who_is_silent_is_forgotten() -> None:
     worker.take(component(3, 1), program="failed", ended=True)
     assert [each.first_task for each in worker.shown()[0].executors] == [1]
     assert worker.values() == {("orders", "bill", "1"): 1, ("orders", "bill", "2"): 20}
-    worker.clock.now += SILENT_SECONDS - 5
+    worker.clock.now += REPORT_TIMEOUT_SECONDS - 5
     assert worker.values() == {("orders", "bill", "2"): 20}
     assert worker.shown() == []
-    worker.clock.now += ENDED_SECONDS - SILENT_SECONDS
+    worker.clock.now += RETENTION_SECONDS - REPORT_TIMEOUT_SECONDS
     assert worker.values() == {("orders", "bill", "2"): 20}
     worker.clock.now += 5
     assert worker.values() == {}
@@ -114,8 +114,8 @@ def test_series_and_bytes_are_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Series beyond the limit are dropped, counted by component and logged."""
-    monkeypatch.setattr(program_reports, "MOST_SERIES", 10)
-    monkeypatch.setattr(program_reports, "MOST_BYTES", 5000)
+    monkeypatch.setattr(program_reports, "MAX_SERIES", 10)
+    monkeypatch.setattr(program_reports, "MAX_BYTES", 5000)
     worker = Worker()
     worker.take(*(counter(task, 1) for task in range(6)))
     worker.take(histogram(1), counter(7, 1), program="q")  # of 5, 4 are free
@@ -139,7 +139,7 @@ def test_series_and_bytes_are_bounded(
 def test_components_are_bounded() -> None:
     """A report that exceeds the size limit is refused; a smaller one is accepted afterwards."""
     worker = Worker()
-    large = pb.ComponentStatus(component="x" * (MOST_COMPONENT_BYTES // 2))
+    large = pb.ComponentStatus(component="x" * (MAX_COMPONENT_BYTES // 2))
     worker.take(large, program="one")
     worker.clock.now += 1
     worker.take(large, program="one")

@@ -11,9 +11,9 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import SinkEpoch
 from tuplewire.wire.translate import TaskContent, contents_to_wire
 from tuplewire_service.worker import publications
-from tuplewire_service.worker.assignment import MOST_AHEAD
+from tuplewire_service.worker.assignment import MAX_STEP
 from tuplewire_service.worker.publications import Publications
-from tuplewire_service.worker.staging import Sink, Stage, StagedGroup
+from tuplewire_service.worker.staging import Sink, Staged, StagedGroup
 
 
 class Tasks(set[int]):
@@ -35,9 +35,9 @@ def sink(name: str, owner: str = "me") -> Sink:
     return owner, name
 
 
-def stage(*groups: TaskGroup) -> Stage:
+def stage(*groups: TaskGroup) -> Staged:
     """Return an attempt in memory."""
-    kept = Stage(0, 0.0)
+    kept = Staged(0, 0.0)
     kept.groups = [StagedGroup.of(kept, each) for each in groups]
     return kept
 
@@ -49,7 +49,7 @@ def group(task: int, *payloads: bytes) -> TaskGroup:
 
 def taken(state: Publications) -> list[TaskGroup]:
     """Take the messages that fit."""
-    return [each.group for each, _ in state.take(0) if each.group is not None]
+    return [each.group for each, _ in state.pop_ready(0) if each.group is not None]
 
 
 def publish(state: Publications, of: Sink, epoch: int, *groups: TaskGroup) -> list[TaskGroup]:
@@ -59,7 +59,7 @@ def publish(state: Publications, of: Sink, epoch: int, *groups: TaskGroup) -> li
     return taken(state)
 
 
-@pytest.mark.parametrize("epoch", [2, 3 + MOST_AHEAD + 1, 2**64 - 1])
+@pytest.mark.parametrize("epoch", [2, 3 + MAX_STEP + 1, 2**64 - 1])
 def test_an_epoch_that_does_not_follow_is_refused(epoch: int) -> None:
     """An epoch that is too old or too far ahead is refused, so no rows count as duplicates."""
     state = made()
@@ -73,7 +73,7 @@ def test_sinks_have_owners() -> None:
     """Sinks with the same name but different owners number their epochs separately."""
     state = made()
     publish(state, sink("s"), 1, group(1, b"a"))
-    assert len(publish(state, sink("s", "somebody"), MOST_AHEAD, group(1, b"x"))) == 1
+    assert len(publish(state, sink("s", "somebody"), MAX_STEP, group(1, b"x"))) == 1
     assert len(publish(state, sink("s"), 2, group(1, b"b"))) == 1
 
 
@@ -83,19 +83,19 @@ def test_what_nobody_holds_waits() -> None:
     state = Publications(10, 1000, tasks.__contains__, tasks.tell)
     parts = [group(1, b"a"), group(2, b"b"), group(2, b"c")]
     assert publish(state, sink("s"), 1, *parts) == [parts[0]]
-    assert state.waiting(sink("s"), 1) == (2, [2])
+    assert state.progress_of(sink("s"), 1) == (2, [2])
     tasks.add(2)
     assert state.retry_full_tasks()
-    chosen = state.take(0)
+    chosen = state.pop_ready(0)
     state.put_back(chosen)
-    assert state.waiting(sink("s"), 1) == (2, [2])
+    assert state.progress_of(sink("s"), 1) == (2, [2])
     assert state.retry_full_tasks()
     assert taken(state) == parts[1:]
 
 
 def test_few_are_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the limit, the sinks with the oldest publications are forgotten."""
-    monkeypatch.setattr(publications, "MAX_REMEMBERED", 4)
+    monkeypatch.setattr(publications, "MAX_OWNER_ENTRIES", 4)
     state = made()
     for name in ("a", "b", "a", "c"):
         publish(state, sink(name), 1, group(1, b"x"))
@@ -108,32 +108,32 @@ def test_few_are_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sink_with_waiting_messages_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the limit, finished sinks are forgotten before a sink with waiting messages."""
-    monkeypatch.setattr(publications, "MAX_REMEMBERED", 4)
+    monkeypatch.setattr(publications, "MAX_OWNER_ENTRIES", 4)
     state = made(messages=1)
     state.choose(sink("waits"), 1, ["a"], [stage(group(1, b"x"), group(1, b"y"))])
     for name in ("second", "third"):
         state.choose(sink(name), 1, ["a"], [])
-    assert state.waiting(sink("waits"), 1) is not None
+    assert state.progress_of(sink("waits"), 1) is not None
 
 
 @pytest.mark.parametrize("most", [15, 20])
 def test_few_bytes_are_read_from_files_at_a_time(most: int) -> None:
     """A call stops once it has read enough bytes, and the next call continues."""
     state = made()
-    attempt = Stage(0, 0.0)
+    attempt = Staged(0, 0.0)
     attempt.groups = [StagedGroup.of(attempt, group(1, b"x"), (10 * place, 10)) for place in range(5)]
     state.choose(sink("s"), 1, ["a"], [attempt])
-    assert [len(state.take(most)) for _ in range(4)] == [2, 2, 1, 0]
+    assert [len(state.pop_ready(most)) for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_others_are_told_of_the_latest_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the limit on tasks, only the latest sinks are announced to other workers."""
-    monkeypatch.setattr(publications, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(publications, "MAX_OWNER_ENTRIES", 3)
     state = made()
     for name in ("old", "new"):
         publish(state, sink(name), 0, group(1, b"a"), group(2, b"b"))
         state.begin(sink(name), 0, "run")
-    assert [each.sink for each in state.known()] == ["new"]
+    assert [each.sink for each in state.reportable_epochs()] == ["new"]
 
 
 def test_the_first_epoch_is_told_to_others() -> None:
@@ -141,9 +141,9 @@ def test_the_first_epoch_is_told_to_others() -> None:
     state = made()
     state.begin(sink("new"), 5, "run")
     publish(state, sink("s"), 0, group(1, b"a"))
-    assert state.known() == []  # without a run, no other run requests the epoch
+    assert state.reportable_epochs() == []  # without a run, no other run requests the epoch
     state.begin(sink("s"), 0, "run")
-    assert [(each.sink, each.epoch, set(each.tasks)) for each in state.known()] == [("s", 0, {1})]
+    assert [(each.sink, each.epoch, set(each.tasks)) for each in state.reportable_epochs()] == [("s", 0, {1})]
 
 
 @pytest.mark.parametrize(("epoch", "tasks"), [(4, {1}), (5, {1, 2}), (6, {2})])
@@ -153,8 +153,8 @@ def test_what_a_worker_has_remembered_is_added(epoch: int, tasks: set[int]) -> N
     publish(state, sink("s"), 5, group(1, b"a"))
     state.begin(sink("s"), 5, "run")
     contents = contents_to_wire({2: TaskContent(1, 1, 7)})
-    state.learn([SinkEpoch(owner="me", sink="s", epoch=epoch, tasks=[2], run="run", contents=contents)])
-    (known,) = state.known()
+    state.merge([SinkEpoch(owner="me", sink="s", epoch=epoch, tasks=[2], run="run", contents=contents)])
+    (known,) = state.reportable_epochs()
     assert set(known.tasks) == tasks
 
 

@@ -16,8 +16,8 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.worker.entry_queue import HeldEntry
-from tuplewire_service.worker.queue import HeldOfTask
+from tuplewire_service.worker.entry_queue import QueueEntry
+from tuplewire_service.worker.queue import TaskSnapshot
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.router import Router
@@ -60,7 +60,7 @@ class Consumer:
 
     def progress(self, task: int, acknowledged: int, *rejections: Rejection) -> None:
         cursor = cursor_of(task, acknowledged, acknowledged, 1000, MIB, rejections)
-        self.subscription.progress([cursor])
+        self.subscription.apply_progress([cursor])
 
 
 def put(queues: ReceiveQueues, task: int, *payloads: bytes) -> None:
@@ -89,7 +89,7 @@ def test_equal_consumers_are_two(*, first_is_connected: bool) -> None:
         first.subscription.close()
     second = Consumer(queues, 1, number=22)
     assert second.take() == [(1, b"a", True)]
-    assert isinstance(first.subscription.ended, SupersededError) == first_is_connected
+    assert isinstance(first.subscription.end_error, SupersededError) == first_is_connected
     with pytest.raises(SupersededError):
         Consumer(queues, 1, worker=1, number=11)
     second.subscription.close()
@@ -112,11 +112,11 @@ def test_a_task_that_comes_back_wakes_its_consumer() -> None:
     put(queues, 1, b"a")
     consumer = Consumer(queues, 1)
     assert consumer.take() == [(1, b"a", False)]
-    queues.assign([])
+    queues.set_local_tasks([])
     put(queues, 1, b"b")
     assert consumer.take() == []
     woken = consumer.woken
-    queues.assign([1])
+    queues.set_local_tasks([1])
     assert consumer.woken > woken
     assert consumer.take() == [(1, b"b", False)]
 
@@ -140,7 +140,7 @@ def test_a_consumer_that_leaves_frees_only_tasks_that_move_away() -> None:
     queues = queues_of([1, 2])
     queues.on_acknowledged = lambda task, done: told.append((task, len(done)))
     consumer = Consumer(queues, 1, 2)
-    queues.assign([2])
+    queues.set_local_tasks([2])
     consumer.subscription.close()
     assert told == [(1, 0)]
 
@@ -166,7 +166,7 @@ def test_another_consumers_rejections_count_from_one() -> None:
     second = Consumer(queues, 1, incarnation=2, rejections=rejections)
     second.take()
     second.progress(1, 2, rejection_of(1, 2, 0, "", wait=False))
-    assert rejections.rejections == 2
+    assert rejections.rejection_count == 2
 
 
 def test_a_newcomers_credit_counts_from_its_own_cursor() -> None:
@@ -196,8 +196,8 @@ def test_the_tasks_that_matter_most() -> None:
     for task, messages in ((2500, 3), (7, 2), (2999, 1)):
         queues.put(TaskGroup.of(task, [b""] * messages), Program())
     for most, chosen in ((1, [1500]), (3, [7, 1500, 2500]), (6, [0, 1, 7, 1500, 2500, 2999])):
-        assert asyncio.run(queues.shown({1500}, most)) == chosen
-    assert asyncio.run(queues.shown((), 10_000)) == list(range(3000))
+        assert asyncio.run(queues.most_relevant({1500}, most)) == chosen
+    assert asyncio.run(queues.most_relevant((), 10_000)) == list(range(3000))
 
 
 def test_the_wait_in_a_queue_is_measured_once() -> None:
@@ -206,7 +206,7 @@ def test_the_wait_in_a_queue_is_measured_once() -> None:
     put(queues, 1, b"a", b"b")
     for number in (1, 2):
         assert len(Consumer(queues, 1, number=number).take()) == 1
-        assert sum(queues.wait.counts) == 2
+        assert sum(queues.queue_wait.counts) == 2
 
 
 def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
@@ -216,13 +216,13 @@ def test_a_held_task_may_be_gone_when_its_time_comes() -> None:
         put(queues, task, b"a")
     consumer = Consumer(queues, 1, 2, rejections=rejections)
     for queue in queues._queues.values():
-        queue.held_until = time.monotonic() + 60
+        queue.blocked_until = time.monotonic() + 60
     assert consumer.take() == []
-    assert rejections._held.keys() == {1, 2}
-    assert queues.take_leaving(queues.assign([2]))
-    queues._queues[2].held_until = 0.0
+    assert rejections._blocked_queues.keys() == {1, 2}
+    assert queues.take_leaving(queues.set_local_tasks([2]))
+    queues._queues[2].blocked_until = 0.0
     consumer.woken = 0
-    rejections.retry_held()
+    rejections.retry_blocked()
     assert (consumer.woken, len(consumer.take())) == (1, 1)
 
 
@@ -242,17 +242,17 @@ def test_loads_are_told_when_they_change() -> None:
 OWN, PEER = 7, 9
 
 
-def held(*groups: tuple[int, int, int]) -> HeldOfTask:
+def held(*groups: tuple[int, int, int]) -> TaskSnapshot:
     """Return consecutive groups of (messages, entry sequence, worker), starting at sequence 11."""
-    entries: list[HeldEntry] = []
+    entries: list[QueueEntry] = []
     first = 11
     for count, entry, worker in groups:
-        entries.append(HeldEntry(first, TaskGroup.of(1, [b"x"] * count).at(entry, 0), Program(worker)))
+        entries.append(QueueEntry(first, TaskGroup.of(1, [b"x"] * count).at(entry, 0), Program(worker)))
         first += count
-    return HeldOfTask(pb.HeldTask(task=1, acknowledged_sequence=10, last_sequence=first - 1), entries)
+    return TaskSnapshot(pb.HeldTask(task=1, acknowledged_sequence=10, last_sequence=first - 1), entries)
 
 
-def runs(found: HeldOfTask, last: int = 0) -> Iterable[tuple[int, int, int]]:
+def runs(found: TaskSnapshot, last: int = 0) -> Iterable[tuple[int, int, int]]:
     """Return (messages, worker, entry sequence) of each run."""
     entries = found.entries(last, OWN)
     assert entries.first == 11
@@ -275,16 +275,16 @@ def test_a_subscription_reports_the_tasks_that_have_moved() -> None:
     consumer = Consumer(queues, 1, 2)
     put(queues, 1, b"a")
     assert consumer.take() == [(1, b"a", False)]
-    queues.assign([2])
+    queues.set_local_tasks([2])
     queues.take_leaving([1])
-    assert consumer.subscription.moved == []  # its message is not acknowledged
+    assert consumer.subscription.moved_tasks == []  # its message is not acknowledged
     consumer.progress(1, 1)
     queues.take_leaving([1])
-    assert consumer.subscription.moved == [1]
-    queues.assign([])
+    assert consumer.subscription.moved_tasks == [1]
+    queues.set_local_tasks([])
     queues.take_leaving([2])
-    assert consumer.subscription.moved == [1]
-    assert consumer.subscription.ended is not None
+    assert consumer.subscription.moved_tasks == [1]
+    assert consumer.subscription.end_error is not None
 
 
 async def test_the_most_relevant_tasks() -> None:
@@ -292,10 +292,10 @@ async def test_the_most_relevant_tasks() -> None:
     queues = queues_of(range(3000))
     queues.put(TaskGroup.of(2500, [b"one"]), Program())
     queues.put(TaskGroup.of(1500, [b"one", b"two"]), Program())
-    assert [await queues.shown({2999}, most) for most in (1, 2, 3, 5)] == [
+    assert [await queues.most_relevant({2999}, most) for most in (1, 2, 3, 5)] == [
         [2999],
         [1500, 2999],
         [1500, 2500, 2999],
         [0, 1, 1500, 2500, 2999],
     ]
-    assert await queues.shown((), 4000) == list(range(3000))
+    assert await queues.most_relevant((), 4000) == list(range(3000))

@@ -31,7 +31,9 @@ class Fixture:
 
     def put(self, *groups: str) -> None:
         for group in groups:
-            self.queues.put(TaskGroup.joined(TASK, None, [letter.encode() for letter in group]), Program())
+            self.queues.put(
+                TaskGroup.from_checked(TASK, None, [letter.encode() for letter in group]), Program()
+            )
 
     def read(self, after: int, last: int, max_bytes: int = MIB) -> str:
         """Return the messages that a reader receives in one frame."""
@@ -96,10 +98,10 @@ def test_a_long_queue_is_read_from_any_place(groups: int) -> None:
     """A queue can be read from any position, even if its middle is packed or partly acknowledged."""
     log = DeliveryLog()
     for number in range(groups):
-        log.append(TaskGroup.joined(TASK, None, [b"%4d" % number, b"...."]))
+        log.append(TaskGroup.from_checked(TASK, None, [b"%4d" % number, b"...."]))
     for acknowledged in (0, groups, groups * 3 // 2):
         log.take(acknowledged, LARGE, LARGE, most=LARGE)
-        log.progress(acknowledged, acknowledged)
+        log.apply_progress(acknowledged, acknowledged)
         for after in range(acknowledged, 2 * groups):
             found = log.read(after, 2 * groups, LARGE)
             assert sum(len(each.group) for each in found) == max(0, 2 * groups - after)
@@ -130,7 +132,7 @@ def test_a_task_with_a_consumer_is_not_read() -> None:
     for call in (lambda: all_.read(0, 4), lambda: all_.acknowledge(1)):
         with pytest.raises(SupersededError, match="task 1 has the consumer 'mine'"):
             call()
-    held = all_.queues.held(TASK)
+    held = all_.queues.snapshot(TASK)
     assert held is not None
     assert held.state.consumer == "mine"
     all_.subscription.close()
@@ -139,7 +141,7 @@ def test_a_task_with_a_consumer_is_not_read() -> None:
     assert all_.read(0, 4) == "bcd"
     assert all_.acknowledge(3) >= 1
     assert all_.read(0, 4) == "d"
-    held = all_.queues.held(TASK)
+    held = all_.queues.snapshot(TASK)
     assert held is not None
     state = held.state
     assert (state.consumer, state.acknowledged_sequence, state.last_sequence, state.bytes) == ("", 3, 4, 1)
@@ -173,7 +175,7 @@ async def test_a_wait_ends_with_news(seen: dict[int, int], change: str, *, news:
     if change == "put":
         all_.put("z")
     elif change == "move":
-        all_.queues.assign([])
+        all_.queues.set_local_tasks([])
     async with asyncio.timeout(30):
         await waiting
     queue = all_.queues._queues.get(TASK)
@@ -182,7 +184,7 @@ async def test_a_wait_ends_with_news(seen: dict[int, int], change: str, *, news:
 
 async def test_few_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait beyond the limit returns immediately; a finished wait makes space for another."""
-    monkeypatch.setattr(receive_queues, "_MOST_WATCHED", 1)
+    monkeypatch.setattr(receive_queues, "_MAX_WATCHED", 1)
     all_ = Fixture()
 
     for _ in range(2):
@@ -200,9 +202,9 @@ def test_reading_ends_the_wait_in_the_queue() -> None:
     """The metric of waiting times counts each message once, at its first read."""
     all_ = Fixture()
     all_.put("abc")
-    assert sum(all_.queues.wait.counts) == 0
+    assert sum(all_.queues.queue_wait.counts) == 0
     all_.read(0, 2)
     all_.read(0, 2)
-    assert sum(all_.queues.wait.counts) == 2
+    assert sum(all_.queues.queue_wait.counts) == 2
     all_.read(0, 3)
-    assert sum(all_.queues.wait.counts) == 3
+    assert sum(all_.queues.queue_wait.counts) == 3

@@ -16,8 +16,8 @@ from tuplewire.errors import (
     UnknownTaskError,
 )
 from tuplewire.session import credit, receive
-from tuplewire.session.credit import CreditBook
-from tuplewire.session.receive import MOST_REFUSALS, ReceiveSession
+from tuplewire.session.credit import SessionCredit
+from tuplewire.session.receive import MAX_REFUSALS, ReceiveSession
 from tuplewire.session.shares import QueueShares, Share
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.translate import code_name
@@ -27,10 +27,10 @@ WINDOW = Share(8, 80)
 
 def book(
     window: Share = WINDOW, *, needs_release_acks: bool = True, blocked: Counter[int] | None = None
-) -> CreditBook:
+) -> SessionCredit:
     """Return a credit book for messages of at most 10 bytes."""
     shares = QueueShares(window, Share(1, 1))
-    return CreditBook(shares, max_message_bytes=10, needs_release_acks=needs_release_acks, blocked=blocked)
+    return SessionCredit(shares, max_message_bytes=10, needs_release_acks=needs_release_acks, blocked=blocked)
 
 
 def session(messages: int = 8) -> ReceiveSession:
@@ -60,12 +60,12 @@ def test_a_gap_is_an_error() -> None:
 def test_update_only_when_there_is_news() -> None:
     """An update is sent once, and only after a change."""
     state = session()
-    assert state.update() is None
+    assert state.next_ack() is None
     state.accept(1, [small()])
-    state.update()
-    assert state.update() is None
-    state.credit.released(1, 1, 1)
-    assert state.update() == ack_of(1, [credit_of(1, 9, 1001, 1)], [], 1)
+    state.next_ack()
+    assert state.next_ack() is None
+    state.credit.on_released(1, 1, 1)
+    assert state.next_ack() == ack_of(1, [credit_of(1, 9, 1001, 1)], [], 1)
 
 
 def test_refusal_is_told_with_its_reason_and_takes_no_credit() -> None:
@@ -74,8 +74,8 @@ def test_refusal_is_told_with_its_reason_and_takes_no_credit() -> None:
     state.accept(1, [small(1, 3)])
     state.refuse(1, small(1, 3), TaskNotLocalError("task 1 is on w2", "w2:7000"))
     refusal = refusal_of(1, 1, 3, "TASK_NOT_LOCAL", "task 1 is on w2", "w2:7000")
-    assert state.update() == ack_of(1, [], [refusal])
-    assert state.credit.all() == []
+    assert state.next_ack() == ack_of(1, [], [refusal])
+    assert state.credit.all_grants() == []
 
 
 def test_denied_groups_are_refused_and_not_remembered() -> None:
@@ -83,8 +83,8 @@ def test_denied_groups_are_refused_and_not_remembered() -> None:
     state = session()
     mine, denied = small(1), small(2, 3)
     assert state.accept(1, [mine, denied], [(denied, UnknownTaskError("no task 2"))]) == [mine]
-    assert [grant.task for grant in state.credit.all()] == [1]
-    update = state.update()
+    assert [grant.task for grant in state.credit.all_grants()] == [1]
+    update = state.next_ack()
     assert update is not None
     assert [(refusal.task, refusal.messages) for refusal in update.refusals] == [(2, 3)]
 
@@ -96,7 +96,7 @@ def test_tasks_beyond_the_limit_are_refused_by_name(monkeypatch: pytest.MonkeyPa
     state = session()
     groups = [small(task) for task in range(5)]
     assert state.accept(1, groups) == groups[:3]
-    update = state.update()
+    update = state.next_ack()
     assert update is not None
     assert [(each.task, code_name(each.code)) for each in update.refusals] == [
         (3, "RESOURCE_LIMIT"),
@@ -114,8 +114,8 @@ def test_a_closed_flow_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -
         task = small(number)
         closed = [number - 1] if number > 1 else []
         assert state.accept(number, [task], closed=closed) == [task]
-        state.credit.released(number, 1, 1)
-    assert [grant.task for grant in state.credit.all()] == [100]
+        state.credit.on_released(number, 1, 1)
+    assert [grant.task for grant in state.credit.all_grants()] == [100]
 
 
 def test_a_flow_in_use_is_not_closed() -> None:
@@ -140,28 +140,28 @@ def _many_refused(frames: int, refusals_each: int) -> ReceiveSession:
 
 def test_many_refusals_are_told_in_parts() -> None:
     """Each update acknowledges the frames of its refusals, all of a frame, and names the update before it."""
-    state = _many_refused(5, MOST_REFUSALS // 2)
+    state = _many_refused(5, MAX_REFUSALS // 2)
     updates = []
-    while (update := state.update()) is not None:
+    while (update := state.next_ack()) is not None:
         updates.append(update)
     assert [(each.after, each.sequence, len(each.refusals)) for each in updates] == [
-        (0, 2, MOST_REFUSALS),
-        (2, 4, MOST_REFUSALS),
-        (4, 5, MOST_REFUSALS // 2),
+        (0, 2, MAX_REFUSALS),
+        (2, 4, MAX_REFUSALS),
+        (4, 5, MAX_REFUSALS // 2),
     ]
-    state = _many_refused(2, MOST_REFUSALS + 1)
-    told = [state.update(), state.update(), state.update()]
+    state = _many_refused(2, MAX_REFUSALS + 1)
+    told = [state.next_ack(), state.next_ack(), state.next_ack()]
     assert [each and (each.after, each.sequence) for each in told] == [(0, 1), (1, 2), None]
 
 
 def test_a_sender_that_resumes_hears_many_refusals_in_parts() -> None:
     """The first part may name an old frame; frames that are resent because of it are not new."""
-    state = _many_refused(3, MOST_REFUSALS)
-    assert state.update()
-    welcome = state.resume(0)
-    assert (welcome.sequence, len(welcome.refusals), state.has_more) == (1, MOST_REFUSALS, True)
+    state = _many_refused(3, MAX_REFUSALS)
+    assert state.next_ack()
+    welcome = state.full_state(0)
+    assert (welcome.sequence, len(welcome.refusals), state.has_more) == (1, MAX_REFUSALS, True)
     assert not state.accept(2, [small()])
-    rest = [state.update(), state.update(), state.update()]
+    rest = [state.next_ack(), state.next_ack(), state.next_ack()]
     assert [each and (each.after, each.sequence) for each in rest] == [(1, 2), (2, 3), None]
 
 
@@ -172,16 +172,16 @@ def test_a_sender_waits_for_refusals_and_for_room() -> None:
     seen = [state.urgent]
     state.refuse(1, small(), UnknownTaskError("no such task"))
     seen.append(state.urgent)
-    state.update()
+    state.next_ack()
     state.accept(2, [small(count=2)])
     seen.append(state.urgent)
-    state.credit.released(1, 2, 2)
+    state.credit.on_released(1, 2, 2)
     assert [*seen, state.urgent] == [False, True, False, True]
 
 
 def test_old_refusals_are_forgotten() -> None:
     """A session remembers only the refusals of the most recent frames."""
-    told = _many_refused(70, 1).resume(0).refusals
+    told = _many_refused(70, 1).full_state(0).refusals
     assert 1 < len(told) < 70
     assert told[-1].sequence == 70
     assert told[0].sequence > 1
@@ -192,7 +192,7 @@ def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
     blocked: Counter[int] = Counter()
     first, second = book(blocked=blocked), book(blocked=blocked)
     for each in (first, second):
-        each.received([group(7, WINDOW.messages)])
+        each.on_received([group(7, WINDOW.messages)])
     first.disconnect()
     assert list(blocked) == [7]
     second.disconnect()
@@ -214,9 +214,9 @@ def test_more_messages_than_granted(
 ) -> None:
     """Messages over the grant of their own task raise an error that contains both counts."""
     granted = book(window)
-    granted.received(accepted)
+    granted.on_received(accepted)
     with pytest.raises(CreditExceededError, match=says):
-        granted.received([refused])
+        granted.on_received([refused])
 
 
 @pytest.mark.parametrize(
@@ -232,20 +232,20 @@ def test_more_messages_than_granted(
 def test_small_releases_are_saved_up(window: Share, sent: TaskGroup) -> None:
     """A sender is notified when a quarter of the window, in messages or bytes, or its backlog is free."""
     granted = book(window, needs_release_acks=False)
-    granted.received([sent])
+    granted.on_received([sent])
     for told in (False, True):
-        assert granted.released(sent.task, 1, sent.sizes()[0]) is told
+        assert granted.on_released(sent.task, 1, sent.payload_sizes()[0]) is told
         assert [each.processed for each in granted.take_changes()] == [2] * told
 
 
 def test_counts_what_came_and_what_is_done_with() -> None:
     """Counts cover all tasks, except messages that were refused or exceeded the credit."""
     granted = book()
-    granted.received([group(1, 3), group(2, 2, size=1)])
-    granted.released(1, 2, 20)
-    granted.refused(group(2, 1, size=1))
+    granted.on_received([group(1, 3), group(2, 2, size=1)])
+    granted.on_released(1, 2, 20)
+    granted.on_refused(group(2, 1, size=1))
     with pytest.raises(CreditExceededError):
-        granted.received([group(2, 1, size=1), group(1, 9, size=1)])
+        granted.on_received([group(2, 1, size=1), group(1, 9, size=1)])
     assert (granted.received_messages, granted.received_bytes) == (4, 31)
     assert (granted.released_messages, granted.released_bytes) == (2, 20)
 
@@ -253,22 +253,22 @@ def test_counts_what_came_and_what_is_done_with() -> None:
 def test_a_session_is_idle_when_every_message_is_released() -> None:
     """A session is idle only when the messages of all its tasks are released."""
     granted = book()
-    idle = [granted.idle]
-    granted.received([group(1, 1), group(2, 2)])
-    idle.append(granted.idle)
-    granted.released(1, 1, 10)
-    granted.released(2, 1, 10)
-    idle.append(granted.idle)
-    granted.released(2, 1, 10)
-    assert [*idle, granted.idle] == [True, False, False, True]
+    idle = [granted.all_released]
+    granted.on_received([group(1, 1), group(2, 2)])
+    idle.append(granted.all_released)
+    granted.on_released(1, 1, 10)
+    granted.on_released(2, 1, 10)
+    idle.append(granted.all_released)
+    granted.on_released(2, 1, 10)
+    assert [*idle, granted.all_released] == [True, False, False, True]
 
 
 def test_larger_shares_are_told_to_a_sender_without_credit() -> None:
     """Only a sender without credit waits for a larger share."""
     granted = book()
-    granted.received([group(1, 1)])
+    granted.on_received([group(1, 1)])
     assert not granted.on_share_increase()
-    granted.received([group(1, 7)])
+    granted.on_received([group(1, 7)])
     assert granted.on_share_increase()
     assert [each.task for each in granted.take_changes()] == [1]
 
@@ -277,18 +277,18 @@ def test_forwarded_messages_need_no_credit() -> None:
     """Forwarded messages were granted credit at their entry worker, so they may exceed the window."""
     forwarded = replace(group(1, 9), forwarded=5, entry_sequence=1)
     granted = book()
-    granted.received([forwarded])
+    granted.on_received([forwarded])
     assert granted.received_messages == 9
 
 
 def test_watched_releases_are_granted_at_once() -> None:
     """A watched release is granted immediately, even in a large window."""
     granted = book(Share(1000, 100_000), needs_release_acks=False)
-    granted.received([group(1, 3), group(2, 3)])
+    granted.on_received([group(1, 3), group(2, 3)])
     granted.watch_releases([1])
     granted.take_changes()
-    assert granted.released(1, 1, 10)
-    assert not granted.released(2, 1, 10)
+    assert granted.on_released(1, 1, 10)
+    assert not granted.on_released(2, 1, 10)
 
 
 TOTAL = Share(100, 1000)
@@ -297,7 +297,7 @@ TOTAL = Share(100, 1000)
 def shares(sessions: int = 1) -> QueueShares:
     """Return the shares for this number of sessions."""
     made = QueueShares(TOTAL, Share(4, 40))
-    made.shared_by(sessions)
+    made.set_session_count(sessions)
     return made
 
 
@@ -322,7 +322,7 @@ def test_what_was_left_is_taken_off_the_shares(
     made = shares(sessions)
     for each in left:
         made.add_orphaned(*each)
-    assert {task: made.window(task) for task in windows} == windows
+    assert {task: made.share_for(task) for task in windows} == windows
     assert made.smallest == smallest
 
 
@@ -347,17 +347,17 @@ def test_room_is_told_by_quarters(
     made.add_orphaned(7, *left)
     assert made.nearly_full_tasks == ([7] if left[0] >= 25 else [])
     for messages, size_bytes, told in releases:
-        assert made.released(7, messages, size_bytes) is told
-    assert made.window(7) == window
+        assert made.on_released(7, messages, size_bytes) is told
+    assert made.share_for(7) == window
 
 
 def test_a_new_session_starts_with_what_room_there_is() -> None:
     """A new session is notified about full queues, and about space in them as soon as there is any."""
     made = shares()
     made.add_orphaned(7, 100, 10)
-    book = CreditBook(made, max_message_bytes=10, needs_release_acks=False)
+    book = SessionCredit(made, max_message_bytes=10, needs_release_acks=False)
     assert book.initial == TOTAL
-    assert book.all() == [credit_of(7, 0, 0, 0)]
-    assert made.released(7, 100, 10)
+    assert book.all_grants() == [credit_of(7, 0, 0, 0)]
+    assert made.on_released(7, 100, 10)
     assert book.on_space_freed(7)
     assert book.take_changes() == [credit_of(7, 100, 1000, 0)]

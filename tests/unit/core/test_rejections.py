@@ -44,9 +44,9 @@ def test_a_task_that_moves_away_gives_its_senders_room() -> None:
     rejected(messages, sender, 5)
     assert messages.is_full(1)
     assert sender.released == 2
-    messages.give_back(2)
+    messages.release_originals(2)
     assert sender.released == 2
-    messages.give_back(1)
+    messages.release_originals(1)
     assert sender.released == 5
 
 
@@ -75,9 +75,9 @@ def test_a_dead_letter_without_a_place(task: int | None, most: int) -> None:
     """A dead letter is dropped if there is no dead-letter task, or if its queue is full."""
     messages = RejectionsWithoutTimers(dead_letter_task=task, most=most)
     group = TaskGroup.of(1, [b"x"])
-    assert messages.has_room is (task is not None)
+    assert messages.accepts_dead_letters is (task is not None)
     messages.emit_dead_letter(group, 1, "no")
-    assert not messages.has_room
+    assert not messages.accepts_dead_letters
     messages.emit_dead_letter(group, 1, "no")
     assert messages.waiting == (task is not None)
 
@@ -97,7 +97,7 @@ def test_after_the_last_try_a_message_is_dropped_where_nobody_takes_dead_letters
     done = reject(messages, queue)
     assert messages._ledger.dropped[DropReason.REJECTED] == 1
     assert done is not None
-    assert (done.messages, queue.held_until) == (1, 0.0)
+    assert (done.messages, queue.blocked_until) == (1, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ async def test_a_letter_is_sent_or_counted_or_waits(
     batches: list[ReceivedBatch] = []
     settings = WorkerSettings(worker_id="w", topology="t", reject_limit=1, dead_letter_task=task)
     rejections = Rejections(settings, ledger, batches.append, lambda _: holder_known)
-    assert rejections.has_room is bool(task)
+    assert rejections.accepts_dead_letters is bool(task)
     rejections.emit_dead_letter(TaskGroup.of(1, [b"x"]), 1, "no")
     await asyncio.sleep(0.05)
     assert (len(batches), rejections.waiting) == (sent, not holder_known)
@@ -124,7 +124,7 @@ async def test_a_letter_is_sent_or_counted_or_waits(
 def test_a_rejection_that_comes_too_late_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """A rejection of an acknowledged message is neither counted nor logged."""
     rejections, queue = RejectionsWithoutTimers(), delivered(b"x")
-    queue.log.progress(1, 1)
-    assert (reject(rejections, queue), queue.held_until) == (None, 0.0)
+    queue.log.apply_progress(1, 1)
+    assert (reject(rejections, queue), queue.blocked_until) == (None, 0.0)
     assert not any(rejections._ledger.dropped.values())
     assert caplog.messages == []

@@ -39,7 +39,7 @@ async def test_nobody_else_consumes_from_a_task_that_runs_here(router: Router) -
     with pytest.raises(PermissionDeniedError, match="task 0 is run by worker here itself"):
         subscribe(router, "c", [cursor])
     router.table.program_tasks = frozenset()
-    assert subscribe(router, "c", [cursor]).ended is None
+    assert subscribe(router, "c", [cursor]).end_error is None
 
 
 async def test_messages_that_circle_are_refused(router: Router) -> None:
@@ -59,7 +59,7 @@ async def test_rejected_messages_that_wait_count_as_lost_at_the_end(router: Rout
     subscription = subscribe(router.consumers, "c", [cursor_of(0, 0, 0, 10, 1000)])
     assert len(subscription.take(1000)) == 1
     rejected = rejection_of(1, 1, 10.0, "", wait=False)
-    subscription.progress([cursor_of(0, 2, 2, 10, 1000, (rejected,))])
+    subscription.apply_progress([cursor_of(0, 2, 2, 10, 1000, (rejected,))])
     assert router.rejections.waiting == 1
     await router.close(0.1, [], {})
     assert router.ledger().dropped[DropReason.SHUTDOWN] == 1
@@ -69,9 +69,9 @@ async def test_rejected_messages_that_wait_count_as_lost_at_the_end(router: Rout
 def test_a_worker_without_an_assignment_says_so() -> None:
     """Without an assignment, the error describes how to get one; with one, there is no error."""
     table = RoutingTable("w")
-    assert "has no assignment yet: push one" in str(table.not_ready)
+    assert "has no assignment yet: push one" in str(table.not_ready_error)
     table.replace(Assignment(1, "t", (AssignedWorker("w", "127.0.0.1:1", (0,)),)))
-    assert table.not_ready is None
+    assert table.not_ready_error is None
 
 
 async def test_messages_by_a_newer_assignment_wait_for_it(router: Router) -> None:
@@ -79,7 +79,7 @@ async def test_messages_by_a_newer_assignment_wait_for_it(router: Router) -> Non
     batch = ReceivedBatch.arrived([TaskGroup.of(1, [b"x"])], Program(9))
     batch.assignment_version = 2
     router.recv(batch)
-    assert router.version_received == 2
+    assert router.newest_peer_version == 2
     assert list(batch.refusals) == []
     assert (router.connections.pending_messages, router.held_messages) == (0, 1)
     assert router.moving_tasks == 1
@@ -157,7 +157,7 @@ async def test_what_follows_by_another_way_goes_after_what_waits() -> None:
     connection: Any = Connection()
     queue, _ = queue_to(connection)
     queue.put(TaskGroup.of(1, [b"x"]), Program())
-    queue.follow(connection, TaskGroup.of(2, [b"y"]).at(5, 0), Program())
+    queue.send_behind(connection, TaskGroup.of(2, [b"y"]).at(5, 0), Program())
     assert connection.sent == [([1], False), ([2], False)]
 
 
@@ -170,12 +170,12 @@ def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A forgotten task that returns starts after the highest sequence of all forgotten tasks."""
-    monkeypatch.setattr(receive_queues, "_MOST_TAILS", 10)
+    monkeypatch.setattr(receive_queues, "_MAX_LAST_SEQUENCES", 10)
     queues = queues_of(range(100))
     for task in range(100):
         queues.put(TaskGroup.of(task, [b"x"] * (1 + task % 7)), Program())
-    queues.take_leaving(queues.assign([]))
-    queues.assign([0])
+    queues.take_leaving(queues.set_local_tasks([]))
+    queues.set_local_tasks([0])
     assert subscribe(consumers_of(queues), "c", [cursor_of(0, 0, 0, 10, MIB)]).starts == [(0, 7)]
 
 

@@ -10,7 +10,7 @@ from helpers.queues import HERE, THERE, Program
 
 from tuplewire.connection.send_buffer import SendBuffer
 from tuplewire.errors import RefusedError, TuplewireError, WrongTopologyError
-from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.session.ledger import DropReason, SettledMessages
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -20,7 +20,7 @@ from tuplewire_service.worker.router import Router
 async def test_nothing_is_released_once_the_end_begins(router: Router) -> None:
     """After shutdown starts, nothing is released, because senders would count it as consumed."""
     program = Program()
-    settled = Settled(program, 1, 3, 3, None)
+    settled = SettledMessages(program, 1, 3, 3, None)
     router._on_released([settled])
     router._closing = True
     router._on_released([settled])
@@ -39,7 +39,7 @@ async def test_the_end_counts_what_it_drops(router: Router) -> None:
 @pytest.mark.parametrize("reason", [DropReason.CLOSED, DropReason.REFUSED])
 async def test_what_a_peer_did_not_take_is_counted_by_its_reason(router: Router, reason: DropReason) -> None:
     """Messages of a closed connection count as dropped{shutdown}; others retain their reason."""
-    router._on_settled([Settled(None, 1, 3, 3, None), Settled(None, 1, 2, 2, reason)])
+    router._on_settled([SettledMessages(None, 1, 3, 3, None), SettledMessages(None, 1, 2, 2, reason)])
     told = DropReason.SHUTDOWN if reason is DropReason.CLOSED else reason
     assert router._ledger.acknowledged == 3
     assert {each: count for each, count in router._ledger.dropped.items() if count} == {told: 2}
@@ -54,7 +54,7 @@ async def test_what_a_worker_leaves_behind(
         router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"x"])], Program()))
     successors = {(1, 1): None} if passed_on else {}
     monkeypatch.setattr(router, "_successors", lambda: successors)
-    assert router.leaves_messages == bool(queued or passed_on)
+    assert router.must_announce == bool(queued or passed_on)
 
 
 async def test_a_connection_whose_messages_are_taken_back_writes_nothing(router: Router) -> None:
@@ -62,7 +62,7 @@ async def test_a_connection_whose_messages_are_taken_back_writes_nothing(router:
     given_up: Any = router.connections.get(THERE.peer)
     router.connections.replace(THERE.peer)
     new: Any = router.connections.get(THERE.peer)
-    assert (given_up.writes, new.writes) == (False, True)
+    assert (given_up.may_write, new.may_write) == (False, True)
 
 
 async def test_messages_are_doubted_only_while_a_worker_is_lost(router: Router) -> None:

@@ -11,7 +11,7 @@ from helpers.sending import PLENTY, Sending, contents, groups, reopen
 
 from tuplewire.errors import ProtocolError
 from tuplewire.session.flow import OutFrame
-from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.session.ledger import DropReason, SettledMessages
 from tuplewire.session.send import SendWindow
 from tuplewire.settings.config import SessionSettings
 from tuplewire.values.group import TaskGroup, route_of
@@ -43,9 +43,9 @@ def test_refused_messages_are_dropped(code: str, reason: DropReason, *, processe
         refusals=(refusal_of(1, 1, 3, code, "no"),),
     )
     assert settled == [
-        Settled("a", 1, 2, 2, reason),
-        Settled("b", 1, 1, 1, reason),
-        Settled("c", 2, 1, 1, None),
+        SettledMessages("a", 1, 2, 2, reason),
+        SettledMessages("b", 1, 1, 1, reason),
+        SettledMessages("c", 2, 1, 1, None),
     ]
     assert sending.dropped == {reason.value: 3}
     assert sending.acknowledged == 1
@@ -57,7 +57,7 @@ def test_abandon_gives_everything_up() -> None:
     for tag in "abc":
         sending.write(1, tag=tag)
     sending.update(1)
-    sending.window.abandon(DropReason.CLOSED)
+    sending.window.drop_all(DropReason.CLOSED)
     assert sorted(each.inbound for each in sending.window.take_settled()) == ["a", "b", "c"]
     assert sending.dropped == {"closed": 3}
     assert sending.window.messages == sending.window.size_bytes == 0
@@ -105,7 +105,7 @@ def test_refusals_of_what_was_passed_on_leave_the_rest_alone() -> None:
     sending.frames()
     forwarded = route_of(group.as_forwarded(7).forwarded)
     settled = sending.update(1, refusals=(refusal_of(1, 1, 1, "TOO_MANY_HOPS", "", forwarded=forwarded),))
-    assert [each.dropped for each in settled] == [DropReason.REFUSED, None]
+    assert [each.drop_reason for each in settled] == [DropReason.REFUSED, None]
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_everything_is_released_by_a_receiver_that_has_ended_in_order() -> None:
     sending.write(1, 2, tag="a")
     sending.update(1)
     assert sending.window.take_released() == []
-    sending.window.receiver_ended()
+    sending.window.on_receiver_shutdown()
     assert [(each.inbound, each.messages) for each in sending.window.take_released()] == [("a", 2)]
     kept = Sending(processed=True)
     kept.write(1, 2, tag="a")
     kept.update(1)
-    kept.window.receiver_ended()
+    kept.window.on_receiver_shutdown()
     assert kept.window.take_released() == []
 
 
@@ -185,10 +185,10 @@ def test_the_last_message_that_is_unreleased_is_told() -> None:
     for first in (50, 3):
         sending.offer_groups(TaskGroup.of(1, [b"x", b"y"]).at(first, 0))
         sending.frames()
-        assert list(sending.window.unreleased().values()) == [first + 1]
+        assert list(sending.window.last_unreleased().values()) == [first + 1]
         released = 2 if first == 50 else 4
         sending.update(1 if first == 50 else 2, grants=(credit_of(1, PLENTY, PLENTY, released),))
-        assert sending.window.unreleased() == {}
+        assert sending.window.last_unreleased() == {}
 
 
 def window() -> SendWindow:
@@ -209,14 +209,14 @@ def payloads(frame: OutFrame | None) -> list[bytes]:
     ]
 
 
-def inbound_of(settled: list[Settled]) -> list[object]:
+def inbound_of(settled: list[SettledMessages]) -> list[object]:
     """Return the inbound sessions of settled or released messages."""
     return [each.inbound for each in settled]
 
 
-def updated(state: SendWindow, update: Ack) -> list[Settled]:
+def updated(state: SendWindow, update: Ack) -> list[SettledMessages]:
     """Return the messages that an update settles."""
-    state.update(update)
+    state.apply_ack(update)
     return state.take_settled()
 
 
@@ -269,8 +269,8 @@ def test_what_the_receiver_has_accepted_is_not_dropped_at_the_end() -> None:
     state = mixed()
     assert state.offer([TaskGroup.of(1, [b"d"])], "d", retain=True)
     assert payloads(state.next_frame()) == [b"d"]
-    state.abandon(DropReason.CLOSED)
-    settled = [(each.inbound, each.dropped) for each in state.take_settled()]
+    state.drop_all(DropReason.CLOSED)
+    settled = [(each.inbound, each.drop_reason) for each in state.take_settled()]
     assert settled == [("a", None), ("c", None), ("d", DropReason.CLOSED)]
     assert inbound_of(state.take_released()) == ["b", "d"]
     assert (state.ledger().acknowledged, state.ledger().dropped["closed"], state.messages) == (3, 1, 0)
@@ -280,13 +280,13 @@ def test_what_the_receiver_has_accepted_is_not_dropped_at_the_end() -> None:
 def test_waits_for_news_until_all_is_processed() -> None:
     """A window waits until all messages are processed, so that it sends probes until then."""
     state = window()
-    waiting = [state.waiting]
+    waiting = [state.awaits_update]
     state.offer([TaskGroup.of(1, [b"x"])], "inbound")
-    waiting.append(state.waiting)
+    waiting.append(state.awaits_update)
     state.next_frame()
-    state.update(ack_of(1, [], []))
+    state.apply_ack(ack_of(1, [], []))
     assert state.messages == 0
-    waiting.append(state.waiting)
-    state.update(ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))
-    waiting.append(state.waiting)
+    waiting.append(state.awaits_update)
+    state.apply_ack(ack_of(1, [credit_of(1, PLENTY, PLENTY, 1)], []))
+    waiting.append(state.awaits_update)
     assert waiting == [False, True, True, False]

@@ -108,13 +108,13 @@ def test_forwarded_messages_go_before_others_of_their_task(task: int) -> None:
 def test_a_receiver_has_accepted_messages_until_it_releases_them() -> None:
     """A receiver holds messages until it releases them, even if none are in flight."""
     sending = Sending()
-    found = [sending.window.receiver_has_none]
+    found = [sending.window.all_written_released]
     sending.write(1, 2)
-    found.append(sending.window.receiver_has_none)
+    found.append(sending.window.all_written_released)
     sending.update(1)
-    found.append(sending.window.receiver_has_none)
+    found.append(sending.window.all_written_released)
     sending.update(1, grants=(credit_of(1, PLENTY, PLENTY, 2),))
-    assert [*found, sending.window.receiver_has_none] == [True, False, False, True]
+    assert [*found, sending.window.all_written_released] == [True, False, False, True]
 
 
 def test_says_what_waits_for_credit() -> None:
@@ -122,10 +122,10 @@ def test_says_what_waits_for_credit() -> None:
     sending = Sending(initial=2)
     sending.offer(1, 2)
     sending.write(2, 3)
-    assert list(sending.window.without_credit) == [2]
+    assert list(sending.window.blocked_flows) == [2]
     assert sending.window.waiting_tasks() == {2}
     sending.update(1, grants=(credit_of(2, 3, PLENTY, 0),))
-    assert not sending.window.without_credit
+    assert not sending.window.blocked_flows
     sending.frames()
     assert sending.window.waiting_tasks() == set()
 
@@ -136,7 +136,7 @@ def test_what_the_receiver_never_takes_is_given_up() -> None:
     sending.offer_groups(TaskGroup.of(1, [b"a" * 10, b"b" * 101, b"c" * 100]))
     (settled,) = sending.open(max_message_bytes=100)
     assert (settled.task, settled.messages, settled.size_bytes) == (1, 1, 101)
-    assert settled.dropped is DropReason.TOO_LARGE
+    assert settled.drop_reason is DropReason.TOO_LARGE
     assert payloads(sending.frames()) == b"a" * 10 + b"c" * 100
     with pytest.raises(MessageTooLargeError, match="exceeds the limit of 100 bytes"):
         check_sizes([TaskGroup.of(1, [b"x" * 101])], sending.window.max_message_bytes)
@@ -164,12 +164,12 @@ def test_closed_flows_are_forgotten_once_the_receiver_knows() -> None:
     sending.window.close_unused()
     assert sorted(sending.window.close_unused()) == list(range(100))
     assert not sending.window._flows
-    assert not sending.window._flows_to
+    assert not sending.window._flows_by_task
     sending.offer(200)
     (frame,) = sending.frames()
-    assert len(frame.closed) == len(sending.window._closed) == 100
+    assert len(frame.closed_flows) == len(sending.window._closed_in_frame) == 100
     sending.update(frame.sequence)
-    assert not sending.window._closed
+    assert not sending.window._closed_in_frame
 
 
 def test_an_old_grant_does_not_count_for_a_flow_that_is_used_again() -> None:
@@ -212,9 +212,9 @@ def test_the_last_message_of_each_entry_worker_that_is_not_released() -> None:
     group = TaskGroup.of(1, [b"a", b"b"])
     sending.offer_groups(group.at(5, 0).as_forwarded(7), group.at(9, 0).as_forwarded(7).as_forwarded(8))
     sending.offer_groups(group.at(3, 0))
-    assert sending.window.unreleased() == {(1, 7): 10, (1, 0): 4}
+    assert sending.window.last_unreleased() == {(1, 7): 10, (1, 0): 4}
     sending.offer_groups(group.at(1, 0).as_forwarded(7).as_forwarded(8).as_forwarded(9))
-    assert sending.window.unreleased() == {(1, 7): 10, (1, 0): 4}
+    assert sending.window.last_unreleased() == {(1, 7): 10, (1, 0): 4}
 
 
 @pytest.mark.parametrize("reason", ["refused", "too large"])
@@ -226,7 +226,7 @@ def test_what_is_dropped_otherwise_is_in_nobodys_way(reason: str) -> None:
     sending.offer_groups(TaskGroup.of(1, [b"x" * 9] * 2))
     if reason == "refused":
         sending.frames()
-        sending.window.abandon(DropReason.REFUSED)
+        sending.window.drop_all(DropReason.REFUSED)
     else:
         sending.open(max_message_bytes=5)
     assert sending.offer(1, 2)

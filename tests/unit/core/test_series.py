@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from tuplewire_service.metrics.worker_metrics import Names, Totals
+from tuplewire_service.metrics.worker_metrics import CounterTotals, SeriesNames
 
 
 def test_first_come_first_kept() -> None:
     """Keys beyond the limit share `other`, and a key keeps its name while it exists."""
-    names = Names(2)
+    names = SeriesNames(2)
     assert names.of(["a", "b", "c"]) == {"a": "a", "b": "b", "c": "other"}
     assert names.of(["c", "b", "a", "d"]) == {"a": "a", "b": "b", "c": "other", "d": "other"}
     assert names.of(["b", "c", "e"]) == {"b": "b", "c": "other", "e": "e"}
@@ -19,7 +19,7 @@ def test_first_come_first_kept() -> None:
 def test_no_total_falls_while_its_name_is_there() -> None:
     """A counter never decreases while its name exists; a name that returns starts from zero."""
     dice = random.Random(7)
-    names, totals = Names(3), Totals()
+    names, totals = SeriesNames(3), CounterTotals()
     connections: dict[int, tuple[str, int]] = {}
     before: dict[str, list[int]] = {}
     for number in range(500):

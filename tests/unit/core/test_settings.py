@@ -21,7 +21,7 @@ from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.zmq_sockets import ZmqSettings
-from tuplewire_service.worker.worker_settings import WorkerSettings, of_transport
+from tuplewire_service.worker.worker_settings import WorkerSettings, transport_settings
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.clusters.launching import LaunchSettings
 
@@ -147,7 +147,7 @@ def given(config: Settings) -> dict[str, str]:
     result = {}
     for name, setting in settings_of(type(config)).items():
         if (value := getattr(config, name)) != setting.default:
-            shown = setting.kind.shown(value)
+            shown = setting.kind.to_user_value(value)
             result[name] = str(shown).lower() if isinstance(shown, bool) else str(shown)
     return result
 
@@ -281,7 +281,7 @@ def test_a_secret_value_is_shown_nowhere() -> None:
 def test_none_is_not_set() -> None:
     """Storm's null is equivalent to an absent key; only some settings may be None."""
     assert TopologySettings.from_conf({"topology.max.spout.pending": None}) == TopologySettings()
-    assert TopologySettings(acker_executors=None).ackers == 1
+    assert TopologySettings(acker_executors=None).n_ackers == 1
     with pytest.raises(ConfigError, match=r"^workers must be"):
         TopologySettings(workers=None)  # type: ignore[arg-type]
 
@@ -363,5 +363,5 @@ def test_a_workers_settings_make_a_context(transport: str) -> None:
     config = WorkerConfig(
         worker_id="w", resume_seconds=5, max_connections=7, max_connection_seconds=9, keepalive_seconds=3
     )
-    conf = TransportSettings(**of_transport(config, 1)).conf()
+    conf = TransportSettings(**transport_settings(config, 1)).conf()
     TransportFactory.make_context({TRANSPORT_KEY: transport, **conf}).term()

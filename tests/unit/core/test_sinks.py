@@ -20,7 +20,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire.translate import TaskContent
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker import sinks as sinks_module
-from tuplewire_service.worker.activity import Activity
+from tuplewire_service.worker.activity import ConditionEvent
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.sinks import Sinks
 from tuplewire_service.worker.staging import AttemptName
@@ -34,16 +34,16 @@ class Queues:
     """A router with queues that the test empties. Tasks 1 to 9 have an owner."""
 
     def __init__(self) -> None:
-        self.activity = Activity()
+        self.activity = ConditionEvent()
         self.table = self
         self.tasks = set(range(1, 10))
         self.received: list[TaskGroup] = []
         self.inbound: Any = None
 
-    def holder_known(self, task: int) -> bool:
+    def has_owner(self, task: int) -> bool:
         return task in self.tasks
 
-    def not_here(self, task: int) -> UnknownTaskError:
+    def not_local_error(self, task: int) -> UnknownTaskError:
         return UnknownTaskError(str(task))
 
     def recv(self, batch: ReceivedBatch) -> None:
@@ -81,7 +81,7 @@ async def stage(
 
 def publishing(sinks: Sinks) -> bool:
     """Return True if a drain must wait now."""
-    return sinks.publishing
+    return sinks.is_publishing
 
 
 def staged_here(sinks: Sinks) -> bool:
@@ -92,7 +92,7 @@ def staged_here(sinks: Sinks) -> bool:
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make responses return without waiting for changes."""
-    monkeypatch.setattr(sinks_module, "_ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(sinks_module, "_PROGRESS_WAIT_SECONDS", 0.01)
 
 
 async def test_a_drain_waits_for_messages_without_room() -> None:
@@ -102,7 +102,7 @@ async def test_a_drain_waits_for_messages_without_room() -> None:
     staged = await stage(sinks, "0a", b"1", b"2", b"3", b"4", b"5")
     assert staged_here(sinks)
     assert await sinks.publish(SINK, 1, [staged]) == (5, 3)
-    assert await sinks.progress(SINK, 1) == (3, [TASK])
+    assert await sinks.await_progress(SINK, 1) == (3, [TASK])
     assert not staged_here(sinks)
     sinks._asked.clear()  # the caller has disconnected
     assert publishing(sinks)
@@ -114,7 +114,7 @@ async def test_a_drain_waits_for_messages_without_room() -> None:
     consumed += queues.consume()
     assert consumed == [b"1", b"2", b"3", b"4", b"5"]
     assert sinks.publications.unpublished() == {}
-    assert await sinks.progress(SINK, 1) == (0, [])
+    assert await sinks.await_progress(SINK, 1) == (0, [])
 
 
 async def test_a_drain_waits_for_whoever_asks() -> None:
@@ -126,7 +126,7 @@ async def test_a_drain_waits_for_whoever_asks() -> None:
         queues.consume()
         await asyncio.sleep(0)
     assert publishing(sinks)
-    assert (await sinks.progress(SINK, 1))[0] == 0
+    assert (await sinks.await_progress(SINK, 1))[0] == 0
     assert not publishing(sinks)
 
 
@@ -134,12 +134,12 @@ async def test_an_epoch_that_was_lost_with_a_worker_is_no_success() -> None:
     """A restarted worker reports StagedDataLostError for epochs of its previous incarnation."""
     sinks, _ = made()
     with pytest.raises(StagedDataLostError, match="has started since"):
-        await sinks.progress(SINK, 1)
+        await sinks.await_progress(SINK, 1)
     with pytest.raises(StagedDataLostError):
         await sinks.publish(SINK, 1, [name("0a", 1)])
     sinks.begin(SINK, 1, "run", [])
     with pytest.raises(StagedDataLostError):
-        await sinks.progress(SINK, 1)
+        await sinks.await_progress(SINK, 1)
 
 
 async def test_an_epoch_is_chosen_once() -> None:
@@ -232,8 +232,8 @@ async def test_messages_of_a_task_without_a_holder_wait_for_the_next_assignment(
     queues.tasks.remove(TASK)
     assert await sinks.publish(SINK, 1, [staged]) == (2, 2)
     queues.tasks.add(TASK)
-    sinks.assigned(None, Assignment(1, "t", (AssignedWorker("w", "w:1", (TASK,)),)))
-    assert (await sinks.progress(SINK, 1))[0] == 0
+    sinks.on_assignment(None, Assignment(1, "t", (AssignedWorker("w", "w:1", (TASK,)),)))
+    assert (await sinks.await_progress(SINK, 1))[0] == 0
     assert queues.consume() == [b"1", b"2"]
 
 
@@ -242,9 +242,9 @@ async def test_workers_that_have_left_the_assignment_are_told_for_a_while() -> N
     sinks, _ = made()
     a, b = AssignedWorker("a", "a:1", (1,)), AssignedWorker("b", "b:1", (2,))
     both, one = Assignment(1, "t", (a, b)), Assignment(2, "t", (a,))
-    sinks.assigned(both, one)
+    sinks.on_assignment(both, one)
     assert sinks.begin(SINK, 1, "run", [])[1] == [b]
-    sinks.assigned(one, both)
+    sinks.on_assignment(one, both)
     assert sinks.begin(SINK, 1, "run", [])[1] == []
 
 
@@ -292,12 +292,12 @@ async def test_a_full_staging_area_is_logged(caplog: pytest.LogCaptureFixture) -
 
 async def test_progress_waits_for_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A response is sent when the last message has space, not before."""
-    monkeypatch.setattr(sinks_module, "_ANSWER_SECONDS", 30.0)
+    monkeypatch.setattr(sinks_module, "_PROGRESS_WAIT_SECONDS", 30.0)
 
     sinks, queues = made()
     staged = await stage(sinks, "0a", *(bytes([number]) for number in range(8)))
     await sinks.publish(SINK, 1, [staged])
-    asking = asyncio.create_task(sinks.progress(SINK, 1))
+    asking = asyncio.create_task(sinks.await_progress(SINK, 1))
     await asyncio.sleep(0)
     assert not asking.done()
     while not asking.done():

@@ -18,13 +18,20 @@ from tuplewire.errors import (
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker import stage_file
-from tuplewire_service.worker.stage_file import StageFile, StageFiles
-from tuplewire_service.worker.staging import IDLE_SECONDS, AttemptName, Placement, Stage, StagedGroup, Staging
+from tuplewire_service.worker.stage_file import AttemptFile, StageFiles
+from tuplewire_service.worker.staging import (
+    IDLE_SECONDS,
+    AttemptName,
+    Placement,
+    Staged,
+    StagedGroup,
+    Staging,
+)
 
 SINK, OTHER = ("me", "s"), ("me", "other")
 
 
-class File(StageFile):
+class File(AttemptFile):
     """A file that records whether it is closed."""
 
     def __init__(self) -> None:
@@ -53,17 +60,17 @@ def stage(
 
 def staged(
     state: Staging, attempt: str, *groups: TaskGroup, epoch: int = 1, piece: int = 0, now: float = 0.0
-) -> tuple[Placement, Stage]:
+) -> tuple[Placement, Staged]:
     """Stage a piece; on disk, it is written immediately."""
     partition = int(attempt[0])
-    placement, kept = state.admit(SINK, epoch, name(partition, attempt), piece, groups, now)
+    placement, kept = state.reserve(SINK, epoch, name(partition, attempt), piece, groups, now)
     if placement is Placement.DISK:
         kept.file = kept.file or File()
-        state.written(kept, [StagedGroup.of(kept, each, (0, 1)) for each in groups])
+        state.on_written(kept, [StagedGroup.of(kept, each, (0, 1)) for each in groups])
     return placement, kept
 
 
-def tasks(stages: list[Stage]) -> list[list[int]]:
+def tasks(stages: list[Staged]) -> list[list[int]]:
     """Return the tasks of each attempt's groups."""
     return [[each.task for each in stage.groups] for stage in stages]
 
@@ -81,7 +88,7 @@ def test_chosen_attempts_come_in_the_order_of_partitions() -> None:
     assert (len(state), state.memory_bytes) == (0, held - wire_bytes(group(4)))
     for each in chosen:
         for one in each.groups:
-            state.free(one)
+            state.free_group(one)
     assert state.memory_bytes == 0
 
 
@@ -108,9 +115,9 @@ def test_pieces_follow_each_other() -> None:
     state = Staging(100_000, 1, 60)
     with pytest.raises(SequenceGapError, match="run the Spark task again"):
         stage(state, "0a", group(1), piece=1)
-    assert not state.has(SINK, 1)
+    assert not state.is_open(SINK, 1)
     assert stage(state, "0a", group(1)) is Placement.MEMORY
-    assert [state.has(SINK, epoch) for epoch in (1, 2)] == [True, False]
+    assert [state.is_open(SINK, epoch) for epoch in (1, 2)] == [True, False]
     assert stage(state, "0a", group(2), piece=1) is Placement.MEMORY
     assert stage(state, "0a", group(2), piece=1) is Placement.STAGED
     with pytest.raises(SequenceGapError):
@@ -138,13 +145,13 @@ def test_beyond_memory_it_goes_to_disk() -> None:
     assert rooms == [Placement.MEMORY] * 3  # a quarter is reserved for the index
     _, kept = staged(state, "0a", group(1, 1000), piece=3)
     assert stage(state, "0a", group(1, 1000), piece=4) is Placement.DISK
-    assert (state.disk_bytes, state.waits) == (2 * size, 0)
+    assert (state.disk_bytes, state.no_space_count) == (2 * size, 0)
     chosen = state.choose(SINK, 1, [name(0, "0a", 5, 5)])
     file = kept.file
     assert isinstance(file, File)
     for each in chosen[0].groups:
         assert not file.closed
-        state.free(each)
+        state.free_group(each)
     assert file.closed
     assert (state.memory_bytes, state.disk_bytes) == (0, 0)
 
@@ -152,10 +159,10 @@ def test_beyond_memory_it_goes_to_disk() -> None:
 def test_an_epoch_that_never_fits_is_refused() -> None:
     """An epoch waits while others use the space; one that can never fit is refused immediately."""
     state = Staging(1000, 1000, 60)
-    state.admit(OTHER, 1, name(0, "0x"), 0, [group(1, 600)], 0.0)
+    state.reserve(OTHER, 1, name(0, "0x"), 0, [group(1, 600)], 0.0)
     assert stage(state, "0a", group(1, 600)) is Placement.DISK
     assert stage(state, "0a", group(1, 400), piece=1) is Placement.NO_SPACE
-    assert state.waits == 1
+    assert state.no_space_count == 1
     with pytest.raises(EpochTooLargeError, match="raise its staging-disk-bytes"):
         stage(state, "0a", group(1, 1200), piece=1)
 
@@ -183,7 +190,7 @@ def test_an_attempt_that_is_given_up_makes_room() -> None:
 def both(state: Staging, now: float) -> list[Placement]:
     """Stage a second piece of two sinks that have space for one piece each."""
     first = stage(state, "0a", group(1, 700), piece=1, now=now)
-    second, _ = state.admit(OTHER, 1, name(0, "0x"), 1, [group(1, 700)], now)
+    second, _ = state.reserve(OTHER, 1, name(0, "0x"), 1, [group(1, 700)], now)
     return [first, second]
 
 
@@ -191,7 +198,7 @@ def test_sinks_that_wait_for_each_other_are_told() -> None:
     """If all sinks are blocked, the one that started last is refused, and the first continues."""
     state = Staging(2000, 1, 600)
     stage(state, "0a", group(1, 600))
-    state.admit(OTHER, 1, name(0, "0x"), 0, [group(1, 600)], 1.0)
+    state.reserve(OTHER, 1, name(0, "0x"), 0, [group(1, 600)], 1.0)
     assert both(state, 2.0) == [Placement.NO_SPACE] * 2
     with pytest.raises(ResourceLimitError, match="the waiting epochs of this and other sinks"):
         both(state, IDLE_SECONDS + 2.0)
@@ -203,14 +210,14 @@ def test_sinks_wait_while_a_chosen_epoch_is_on_its_way() -> None:
     """No sink is refused while a chosen epoch will still free its space."""
     state = Staging(2000, 1, 600)
     chosen = ("me", "chosen")
-    state.admit(chosen, 1, name(0, "0c"), 0, [group(1, 100)], 0.0)
+    state.reserve(chosen, 1, name(0, "0c"), 0, [group(1, 100)], 0.0)
     (kept,) = state.choose(chosen, 1, [name(0, "0c", 1, 1)])
     stage(state, "0a", group(1, 600))
-    state.admit(OTHER, 1, name(0, "0x"), 0, [group(1, 600)], 1.0)
+    state.reserve(OTHER, 1, name(0, "0x"), 0, [group(1, 600)], 1.0)
     assert both(state, 2.0) == [Placement.NO_SPACE] * 2
     assert both(state, IDLE_SECONDS + 2.0) == [Placement.NO_SPACE] * 2
     for each in kept.groups:
-        state.free(each)
+        state.free_group(each)
     with pytest.raises(ResourceLimitError):
         both(state, 2 * IDLE_SECONDS + 2.0)
 
@@ -228,16 +235,16 @@ def test_what_nobody_touches_goes() -> None:
 def test_a_file_is_closed_once_nobody_writes_to_it(*, fails: bool) -> None:
     """A dropped stage closes its file after the current write, even if the write fails."""
     state = Staging(600, 10_000, 60)
-    placement, kept = state.admit(SINK, 1, name(0, "0a"), 0, [group(1, 600)], 0.0)
+    placement, kept = state.reserve(SINK, 1, name(0, "0a"), 0, [group(1, 600)], 0.0)
     file = kept.file = File()
-    assert (placement, kept.writing) == (Placement.DISK, True)
+    assert (placement, kept.is_writing) == (Placement.DISK, True)
     assert stage(state, "0a", group(1, 600)) is Placement.NO_SPACE  # a retry, because the response was late
     state.discard(SINK, 1, "0a")
     seen = [file.closed]
     if fails:
-        state.not_written(SINK, kept)
+        state.on_write_failed(SINK, kept)
     else:
-        assert not state.written(kept, [])
+        assert not state.on_written(kept, [])
     assert [*seen, file.closed] == [False, True]
     assert (state.memory_bytes, state.disk_bytes) == (0, 0)
 
@@ -271,12 +278,12 @@ def descriptors() -> set[str]:
     return {each for each in found if each.endswith("(deleted)")}
 
 
-def read(file: StageFile, places: list[tuple[int, int]]) -> list[TaskGroup]:
+def read(file: AttemptFile, places: list[tuple[int, int]]) -> list[TaskGroup]:
     """Return the groups at some places of a file."""
     return [group for place in places for group in file.read(*place)]
 
 
-def held_bytes(file: StageFile) -> int:
+def held_bytes(file: AttemptFile) -> int:
     """Return the disk space that the file uses."""
     return os.fstat(file._shared.file.fileno()).st_blocks * 512
 
@@ -285,14 +292,14 @@ def test_a_thousand_attempts_have_one_descriptor(tmp_path: Path) -> None:
     """The descriptor is closed with the last attempt."""
     before = descriptors()
     files = StageFiles(str(tmp_path))
-    attempts = [files.attempt() for _ in range(1000)]
+    attempts = [files.create_part() for _ in range(1000)]
     for each in attempts:
         each.write([group(1)])
     assert len(descriptors() - before) == 1
     for each in attempts:
         each.close()
     assert descriptors() == before
-    again = files.attempt()
+    again = files.create_part()
     assert [each.task for each in read(again, again.write([group(7)]))] == [7]
     again.close()
     assert descriptors() == before
@@ -302,11 +309,11 @@ def test_a_thousand_attempts_have_one_descriptor(tmp_path: Path) -> None:
 def test_space_comes_back_with_each_attempt(tmp_path: Path) -> None:
     """Closing an attempt frees its blocks, even if its pieces are small."""
     files = StageFiles(str(tmp_path))
-    stays = files.attempt()
+    stays = files.create_part()
     place = stays.write([group(1)])
-    large = files.attempt()
+    large = files.create_part()
     large.write([group(2, 4 * MIB)])
-    small = [files.attempt() for _ in range(100)]
+    small = [files.create_part() for _ in range(100)]
     for each in small:
         each.write([group(3)])
     assert held_bytes(stays) >= 4 * MIB + 101 * 4096
@@ -319,12 +326,12 @@ def test_space_comes_back_with_each_attempt(tmp_path: Path) -> None:
 
 def test_another_file_begins_before_the_system_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the size limit, new attempts use a new file; existing attempts keep the old one."""
-    monkeypatch.setattr(stage_file, "_MOST_BYTES", MIB)
+    monkeypatch.setattr(stage_file, "_MAX_FILE_BYTES", MIB)
     before = descriptors()
     files = StageFiles(str(tmp_path))
-    first = files.attempt()
+    first = files.create_part()
     place = first.write([group(1, 2 * MIB)])
-    second = files.attempt()
+    second = files.create_part()
     second.write([group(2)])
     assert len(descriptors() - before) == 2
     place += first.write([group(3)])
@@ -338,8 +345,8 @@ def test_another_file_begins_before_the_system_ends(tmp_path: Path, monkeypatch:
 def test_what_cannot_be_written_is_an_error_with_the_setting(tmp_path: Path) -> None:
     """A missing directory and a failed write are errors that name the setting."""
     with pytest.raises(ResourceLimitError, match="set staging-directory"):
-        StageFiles(str(tmp_path / "none")).attempt()
-    attempt = StageFiles(str(tmp_path)).attempt()
+        StageFiles(str(tmp_path / "none")).create_part()
+    attempt = StageFiles(str(tmp_path)).create_part()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
     try:

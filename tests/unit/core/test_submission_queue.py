@@ -22,29 +22,33 @@ def test_counts_are_of_everything_once() -> None:
     """Repeated counts include each entry once, also later ones; the loop removes only counted entries."""
     submitted = handed_over()
     for _ in range(2):
-        submitted.count()
-        assert (submitted.messages, submitted.size_bytes, submitted.of_flow) == (5, 6, {7: 4, 8: 1})
+        submitted.update_counts()
+        assert (submitted.messages, submitted.size_bytes, submitted.by_flow) == (5, 6, {7: 4, 8: 1})
     assert submitted.pending == len(submitted.entries) + submitted.extra_messages == 5
     submitted.start_count()
     del submitted.entries[:2]
     assert (submitted.messages, submitted.pending, submitted.extra_messages) == (0, 1, 0)
-    submitted.count()
-    assert (submitted.messages, submitted.size_bytes, submitted.of_flow) == (1, 1, {7: 1})
+    submitted.update_counts()
+    assert (submitted.messages, submitted.size_bytes, submitted.by_flow) == (1, 1, {7: 1})
     submitted.entries.append((9, None, b"f"))
-    submitted.count()
-    assert (submitted.messages, submitted.of_flow[9]) == (2, 1)
+    submitted.update_counts()
+    assert (submitted.messages, submitted.by_flow[9]) == (2, 1)
 
 
 def test_room_is_for_entries_beside_those_counted() -> None:
     """Space is the minimum of free messages, free bytes and the task's limit; none after a batch."""
     submitted = handed_over()
-    submitted.count()
-    submitted.make_room(100, 50 * SMALL_BYTES, 20, MESSAGE_LIMIT)
-    assert (submitted.room, submitted.room_elsewhere, submitted.small_bytes) == (23, 53, SMALL_BYTES)
-    submitted.make_room(10, 50 * SMALL_BYTES, 20, 100)
-    assert (submitted.room, submitted.room_elsewhere, submitted.small_bytes) == (13, 13, 100)
+    submitted.update_counts()
+    submitted.publish_space(100, 50 * SMALL_BYTES, 20, MESSAGE_LIMIT)
+    assert (submitted.entry_limit, submitted.total_entry_limit, submitted.small_bytes) == (
+        23,
+        53,
+        SMALL_BYTES,
+    )
+    submitted.publish_space(10, 50 * SMALL_BYTES, 20, 100)
+    assert (submitted.entry_limit, submitted.total_entry_limit, submitted.small_bytes) == (13, 13, 100)
     submitted.add([TaskGroup.of(7, [b"x"] * 100)])  # the next caller must count before it appends
-    assert submitted.room == submitted.room_elsewhere == 0
+    assert submitted.entry_limit == submitted.total_entry_limit == 0
 
 
 def test_messages_alone_become_columns() -> None:
@@ -74,8 +78,8 @@ def test_a_pass_follows_each_notification() -> None:
         submitted = sender.buffer.submitted
 
         def notified() -> bool:
-            submitted.notified_pass = before = submitted.drain_pass  # the notification found nothing to send
+            submitted.notified_pass = before = submitted.pass_number  # the notification found nothing to send
             sender._next_frame()
-            return submitted.drain_pass > before
+            return submitted.pass_number > before
 
         assert sender.thread.call(notified)

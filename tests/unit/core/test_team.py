@@ -13,7 +13,7 @@ from helpers.tools import output_of
 from tuplewire.errors import MalformedError, TeamError, TeamMismatchError, UnsupportedValueError
 from tuplewire.team import team as module
 from tuplewire.team.protocol import WINDOW, Forming, Kind, Matching, Message, unpack
-from tuplewire.team.team import FLAT_BYTES, packed_each, reduction, unpacked
+from tuplewire.team.team import MAX_DIRECT_BYTES, packed_each, reduction, unpacked
 
 REDUCERS = (np.add, np.minimum, np.maximum)
 DTYPES = (
@@ -73,7 +73,7 @@ def test_all_algorithms_give_the_same_bits(dtype: str, reducer: Any, monkeypatch
             before = [each.copy() for each in arrays]
             expected = without_nan_signs(reduce(reducer, arrays))
             for limit in (0, _FLAT, 2**40):
-                monkeypatch.setattr(module, "FLAT_BYTES", limit)
+                monkeypatch.setattr(module, "MAX_DIRECT_BYTES", limit)
                 results = all_ranks(arrays, reducer)
                 assert len(results) == size
                 assert len({each.tobytes() for each in results}) == 1
@@ -85,7 +85,12 @@ def test_all_algorithms_give_the_same_bits(dtype: str, reducer: Any, monkeypatch
 
 @pytest.mark.parametrize(
     ("size", "size_bytes", "parts"),
-    [(2, FLAT_BYTES, 1), (2, FLAT_BYTES + 1, 2), (17, FLAT_BYTES // 16, 1), (17, FLAT_BYTES // 16 + 1, 17)],
+    [
+        (2, MAX_DIRECT_BYTES, 1),
+        (2, MAX_DIRECT_BYTES + 1, 2),
+        (17, MAX_DIRECT_BYTES // 16, 1),
+        (17, MAX_DIRECT_BYTES // 16 + 1, 17),
+    ],
 )
 def test_the_algorithm_depends_on_size_and_bytes(size: int, size_bytes: int, parts: int) -> None:
     """Small arrays are sent as a whole in one step, and large arrays in parts."""
@@ -240,15 +245,15 @@ ID, OTHER, THIRD = (bytes([number] * 8) for number in range(3))
 def test_rank_0_waits_for_all() -> None:
     """Rank 0 names the members that it waits for: to join, then to be ready."""
     root, member = Forming(0, 3, ID), Forming(1, 3, OTHER)
-    assert root.missing() == [1, 2]
-    assert member.missing() == [0]
+    assert root.missing_ranks() == [1, 2]
+    assert member.missing_ranks() == [0]
     assert root.add(member.join()) == []
-    assert root.missing() == [2]
+    assert root.missing_ranks() == [2]
     prepares = dict(root.add(Message(0, 0, 2, Kind.JOIN, body=THIRD)))
-    assert root.missing() == [1, 2]
+    assert root.missing_ranks() == [1, 2]
     ((_, ready),) = member.add(prepares[1])
     root.add(ready)
-    assert root.missing() == [2]
+    assert root.missing_ranks() == [2]
     assert not root.started
 
 

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from tuplewire.session.durations import BOUNDS, Durations
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import Ledger
-from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure, ReportedLoads, SendingPressure
+from tuplewire.session.pressure import BLOCKED_SECONDS, OutboundPressure, ReportedLoads, SendingPressure
 from tuplewire_service.worker.queue import QueueTimes
 from tuplewire_service.worker.times import (
     INTERVAL_SECONDS,
-    Blocking,
+    BlockingTimes,
     LoopLag,
+    StateSeconds,
     Timekeeper,
-    TimeShares,
     TimeState,
     WorkerTotals,
 )
-from tuplewire_service.worker.worker import HIGH_LOAD, LOW_LOAD, congested
+from tuplewire_service.worker.worker import HIGH_LOAD, LOW_LOAD, find_congested
 
 WAITS = st.lists(
     st.tuples(
@@ -56,18 +56,18 @@ def test_buckets_take_their_upper_bound() -> None:
 def test_messages_of_a_queue_wait_from_arrival_to_first_delivery() -> None:
     """A delivery may split an arrival, and redelivered messages are not counted again. A time has 1 ms."""
     times, into = QueueTimes(), Durations()
-    times.arrived(10, 0.0)
-    times.arrived(12, 3.0)
-    times.left(4, 0.5, into)
+    times.record_arrival(10, 0.0)
+    times.record_arrival(12, 3.0)
+    times.record_removal(4, 0.5, into)
     assert buckets(into) == {0.5: 4}
-    times.left(4, 9.0, into)  # a consumer that reconnected
-    times.left(11, 4.0, into)
+    times.record_removal(4, 9.0, into)  # a consumer that reconnected
+    times.record_removal(11, 4.0, into)
     assert buckets(into) == {0.5: 4, 5.0: 6, 1.0: 1}
     times, into = QueueTimes(), Durations()
     for number in range(10_000):
-        times.arrived(number + 1, number / 10_000)
+        times.record_arrival(number + 1, number / 10_000)
     assert len(times._arrivals) <= 1000
-    times.left(10_000, 2.0, into)
+    times.record_removal(10_000, 2.0, into)
     assert sum(into.counts) == 10_000
     assert into.seconds == pytest.approx(10_000 * 1.5, abs=10_000 * 0.001)
 
@@ -78,12 +78,12 @@ def test_states_add_up_to_the_time_that_has_passed(
 ) -> None:
     """All states add up to the elapsed time, and no state is negative."""
     now = 100.0
-    shares = TimeShares(now)
+    shares = StateSeconds(now)
     for busy, length, here, there, held in waits:
         began = now + busy
         now = began + length
-        shares.waited(
-            began, now, full_here=here, full_there=there, held_since=None if held is None else began + held
+        shares.record_wait(
+            began, now, local_full=here, remote_full=there, held_since=None if held is None else began + held
         )
     seconds = shares.seconds(now)
     assert set(seconds) == {state.value for state in TimeState}
@@ -106,8 +106,8 @@ def test_a_wait_counts_for_what_holds_messages_up(
     *, here: bool, there: bool, held_since: float | None, state: str
 ) -> None:
     """A full local queue takes priority over a blocked connection, and that over a full peer."""
-    shares = TimeShares(0.0)
-    shares.waited(10.0, 10.004, full_here=here, full_there=there, held_since=held_since)
+    shares = StateSeconds(0.0)
+    shares.record_wait(10.0, 10.004, local_full=here, remote_full=there, held_since=held_since)
     assert {name: s for name, s in shares.seconds(10.004).items() if s and name != "busy"} == {
         state: pytest.approx(0.004)
     }
@@ -128,7 +128,7 @@ def test_a_blocked_loop_is_seen_by_every_probe_that_was_due() -> None:
 
 def test_blocking_is_bounded_and_keeps_its_series() -> None:
     """The first pairs keep separate series, and later pairs share one."""
-    blocking = Blocking(2)
+    blocking = BlockingTimes(2)
     for tasks in pairwise(range(100)):
         blocking.add([(task, "local") for task in tasks], 1.0)
     seconds = blocking.seconds()
@@ -138,9 +138,9 @@ def test_blocking_is_bounded_and_keeps_its_series() -> None:
 
 def test_blocking_forgets_what_is_gone() -> None:
     """A pair outside the assignment frees its series, and stays removed; the shared series is retained."""
-    blocking = Blocking(3)
+    blocking = BlockingTimes(3)
     blocking.add([(1, "local"), (2, "local"), (1, "w2"), (3, "local")], 1.0)
-    blocking.keep({1, 4}, {"local"})
+    blocking.retain_only({1, 4}, {"local"})
     assert set(blocking.seconds()) == {("1", "local"), ("other", "other")}
     blocking.add([(1, "local"), (4, "local"), (2, "local"), (4, "w2")], 1.0)
     assert blocking.seconds() == {("1", "local"): 2.0, ("4", "local"): 1.0, ("other", "other"): 1.0}
@@ -150,12 +150,12 @@ def test_the_last_seconds_are_told_apart() -> None:
     """Only blocking in the last seconds is reported, and a forgotten pair restarts from zero."""
     old, new = ("1", "local"), ("2", "local")
     first = WorkerTotals(2.0, {"accepted": 20, "dropped": 1}, {"busy": 2.0}, {old: 2.0})
-    assert first.since(WorkerTotals(0.0)) == first
+    assert first.increase_since(WorkerTotals(0.0)) == first
     mark = WorkerTotals(5.0, {"accepted": 100, "dropped": 1}, {"busy": 3.0, "idle": 2.0}, {old: 3.0})
     now = {"accepted": 160, "dropped": 1}
-    told = WorkerTotals(12.0, now, {"busy": 3.0, "idle": 9.0}, {old: 3.0, new: 1.5}).since(mark)
+    told = WorkerTotals(12.0, now, {"busy": 3.0, "idle": 9.0}, {old: 3.0, new: 1.5}).increase_since(mark)
     assert told == WorkerTotals(7.0, {"accepted": 60}, {"idle": 7.0}, {new: 1.5})
-    assert not WorkerTotals(12.0, now, {}, {old: 0.5}).since(mark).blocking_seconds
+    assert not WorkerTotals(12.0, now, {}, {old: 0.5}).increase_since(mark).blocking_seconds
 
 
 BETWEEN = (HIGH_LOAD + LOW_LOAD) / 2
@@ -165,7 +165,7 @@ async def test_the_mark_of_the_last_seconds_advances() -> None:
     """After two spans, the mark is between one and two spans old."""
     servers = SimpleNamespace(tasks_without_credit=set)
     router = SimpleNamespace(
-        ledger=lambda: Ledger().snapshot(0), connections=SimpleNamespace(blocked=tuple), place_of=str
+        ledger=lambda: Ledger().snapshot(0), connections=SimpleNamespace(blocked_tasks=tuple), location_of=str
     )
     times = Timekeeper(cast("Any", router), cast("Any", servers), 10)
     start = times._marks[0].seconds
@@ -193,9 +193,9 @@ class Window:
     """A send window with the attributes that the pressure tracking reads."""
 
     def __init__(self) -> None:
-        self.without_credit: dict[int, None] = {}
+        self.blocked_flows: dict[int, None] = {}
         self.messages = self.acknowledged = 0
-        self.full = False
+        self.at_frame_limit = False
 
     def waiting_tasks(self) -> set[int]:
         """Return the tasks with unwritten messages."""
@@ -206,20 +206,20 @@ def test_what_is_blocked_by_a_connection_that_takes_nothing() -> None:
     """A stalled connection blocks all waiting tasks; any other one blocks the tasks without credit."""
     outbound, window = OutboundPressure(), Window()
     session = session_of(window, outbound)
-    window.without_credit = {1: None}
+    window.blocked_flows = {1: None}
     window.messages = 1
     assert session.blocked_tasks() == {1}
     session.refresh(connected=False)
-    Clock.now += 2 * HELD_SECONDS
+    Clock.now += 2 * BLOCKED_SECONDS
     assert session.blocked_tasks() == {1, 2, 3}
-    session.opened()
+    session.on_connected()
     assert session.blocked_tasks() == {1}
 
 
 def test_a_connection_is_held_up_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short pause does not count as blocked, and a second report does not restart the pause."""
     outbound, window = OutboundPressure(), Window()
-    window.full = True
+    window.at_frame_limit = True
     first, second = (session_of(window, outbound) for _ in range(2))
 
     def blocked(session: SendingPressure, now: float) -> bool:
@@ -230,22 +230,22 @@ def test_a_connection_is_held_up_after_a_moment(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(Clock, "now", now)
         session.on_idle()
 
-    nothing = outbound.held_since
+    nothing = outbound.blocked_since
     assert nothing is None
     assert not blocked(first, 100.0)
     idles(first, 1.0)
-    idles(first, 1.0 + HELD_SECONDS)
+    idles(first, 1.0 + BLOCKED_SECONDS)
     idles(second, 2.0)
-    assert outbound.held_since == 1.0
-    assert not blocked(first, 1.0 + HELD_SECONDS / 2)
-    assert not blocked(first, 1.0 + HELD_SECONDS)
-    assert blocked(first, 1.0 + 1.5 * HELD_SECONDS)
-    assert not blocked(second, 1.0 + 1.5 * HELD_SECONDS)
+    assert outbound.blocked_since == 1.0
+    assert not blocked(first, 1.0 + BLOCKED_SECONDS / 2)
+    assert not blocked(first, 1.0 + BLOCKED_SECONDS)
+    assert blocked(first, 1.0 + 1.5 * BLOCKED_SECONDS)
+    assert not blocked(second, 1.0 + 1.5 * BLOCKED_SECONDS)
     first.on_resume()
     assert not blocked(first, 100.0)
     idles(first, 4.0)
-    assert outbound.held_since == 2.0
-    assert not blocked(first, 4.0 + HELD_SECONDS / 2)
+    assert outbound.blocked_since == 2.0
+    assert not blocked(first, 4.0 + BLOCKED_SECONDS / 2)
 
 
 def test_frames_take_from_first_writing_to_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_frames_take_from_first_writing_to_acknowledgement(monkeypatch: pytest.M
         session.on_write(OutFrame(sequence, [], [], messages, 0))
     monkeypatch.setattr(Clock, "now", 2.4)
     for window.acknowledged, counted in ((1, 100), (2, 101)):
-        session.acknowledged()
+        session.on_acknowledged()
         counts = outbound.send_to_ack.counts
         assert counts[BOUNDS.index(2.5)] == sum(counts) == counted
     assert outbound.send_to_ack.seconds == pytest.approx(100 * 2.4 + 1.4)
@@ -268,7 +268,7 @@ def test_a_task_is_congested_from_the_high_mark_to_the_low_one() -> None:
     tasks: frozenset[int] = frozenset()
     seen = []
     for load in (BETWEEN, HIGH_LOAD, BETWEEN, LOW_LOAD, BETWEEN):
-        tasks = congested({1: load}, tasks)
+        tasks = find_congested({1: load}, tasks)
         seen.append(1 in tasks)
     assert seen == [False, True, True, False, False]
 
@@ -276,12 +276,12 @@ def test_a_task_is_congested_from_the_high_mark_to_the_low_one() -> None:
 def test_a_report_holds_until_it_expires_or_is_withdrawn() -> None:
     """A report lasts until it expires or is withdrawn; repeating it extends it, and others are unknown."""
     reported = ReportedLoads(10.0)
-    reported.take({1: 1.0, 2: 0.25, 3: 1.0}, 0.0)
-    reported.take({1: 0.5}, 6.0)
+    reported.update({1: 1.0, 2: 0.25, 3: 1.0}, 0.0)
+    reported.update({1: 0.5}, 6.0)
     reported.forget([3])
     for now, known in ((9.9, {1: 0.5, 2: 0.25}), (10.0, {1: 0.5}), (16.0, {})):
-        assert reported.of([1, 2, 3, 4], now) == known
+        assert reported.get([1, 2, 3, 4], now) == known
         assert reported.tasks(now) == known.keys()
     assert len(reported._reports) == 2
-    reported.take({2: 1.0}, 20.0)
+    reported.update({2: 1.0}, 20.0)
     assert set(reported._reports) == {2}, "the next report removes the expired ones"

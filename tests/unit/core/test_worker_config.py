@@ -13,10 +13,10 @@ from helpers.tools import ran
 
 from tuplewire.environment import OF_PROGRAMS, refuse_misspelled
 from tuplewire.errors import ConfigError
-from tuplewire.settings.settings import SECONDS, SIZE, Kind, count, settings_of
+from tuplewire.settings.settings import SECONDS, SIZE, Kind, integer, settings_of
 from tuplewire_service.command.cli import command_parser, main
 from tuplewire_service.config.config_sources import load
-from tuplewire_service.config.worker_config import ADVERTISED, HOST_PORT, MODE, SOCKET_PATH, WorkerConfig
+from tuplewire_service.config.worker_config import ADVERTISED, FILE_MODE, HOST_PORT, SOCKET_PATH, WorkerConfig
 from tuplewire_service.security.permissions import read_rules
 
 
@@ -96,16 +96,16 @@ def test_peers_have_an_address_of_their_own_only_beside_grpc() -> None:
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (count(), "1.5"),
+        (integer(), "1.5"),
         (SECONDS, "soon"),
         *((SIZE, text) for text in ("", "8MB", "-1", "1.5k", "k", "8 bits")),
         (HOST_PORT, "127.0.0.1"),
         (HOST_PORT, ":6700"),
         (HOST_PORT, "h:\uff16"),
         (ADVERTISED, "10.0.0.1:0"),
-        (MODE, "0888"),
-        (MODE, "0"),
-        (MODE, "7777"),
+        (FILE_MODE, "0888"),
+        (FILE_MODE, "0"),
+        (FILE_MODE, "7777"),
     ],
 )
 def test_bad_values(kind: Kind, text: str) -> None:
@@ -123,8 +123,8 @@ def test_bad_values(kind: Kind, text: str) -> None:
         (ADVERTISED, "[::1]", "[::1]"),
         (ADVERTISED, "fd00::1", "[fd00::1]"),
         (ADVERTISED, "pod-1:6700", "pod-1:6700"),
-        (MODE, "0660", 0o660),
-        (MODE, 0o660, 0o660),
+        (FILE_MODE, "0660", 0o660),
+        (FILE_MODE, 0o660, 0o660),
         (SOCKET_PATH, "unix:///run/x.sock", "/run/x.sock"),
         (SOCKET_PATH, "/" + 106 * "x", "/" + 106 * "x"),
         (SECONDS, "2.5", 2.5),
@@ -298,7 +298,7 @@ def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
     worker.write_text(settings, encoding="utf-8")
     permissions.write_text(rules, encoding="utf-8")
     assert load({}, {}, worker).config.tls_client_names == ("*.jobs.example", "spiffe://prod/etl")
-    granted = read_rules(permissions).of(["etl.jobs.example"], None, "flights")
+    granted = read_rules(permissions).permissions_of(["etl.jobs.example"], None, "flights")
     assert 99 in granted.send
     assert 200 in granted.receive
 

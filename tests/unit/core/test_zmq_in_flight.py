@@ -6,11 +6,11 @@ import pytest
 
 from tuplewire.errors import DrainingError, MalformedError
 from tuplewire_service.messaging.zmq.zmq_stream import (
-    NOTHING,
+    ZERO,
     Allowance,
     Frame,
     FrameKind,
-    ZmqInFlight,
+    ZmqFlowControl,
     decode,
     decode_refusal,
     encode,
@@ -37,32 +37,32 @@ def test_messages_and_bytes_are_bounds(
     allowances: list[Allowance], sizes: list[int], *, still_open: bool
 ) -> None:
     """The last message may exceed the bytes; an older allowance changes nothing, and the first one opens."""
-    in_flight = ZmqInFlight(WINDOW)
+    in_flight = ZmqFlowControl(WINDOW)
     for each in allowances:
         in_flight.on_allowance(each)
     for size in sizes:
-        assert in_flight.open
+        assert in_flight.can_write
         in_flight.on_sent(size)
-    assert in_flight.open is still_open
+    assert in_flight.can_write is still_open
 
 
 def test_reading_makes_room() -> None:
     """An allowance is due after a quarter of the window is read, and contains the new total."""
-    in_flight = ZmqInFlight(Allowance(8, 1000))
+    in_flight = ZmqFlowControl(Allowance(8, 1000))
     assert in_flight.next_allowance() == Allowance(8, 1000)
     for _ in range(2):
-        assert not in_flight.due
+        assert not in_flight.is_grant_due
         in_flight.on_arrival(10)
         in_flight.on_read(10)
-    assert in_flight.due
+    assert in_flight.is_grant_due
     assert in_flight.next_allowance() == Allowance(10, 1020)
-    assert not in_flight.due
+    assert not in_flight.is_grant_due
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 1], [1000, 1]])
 def test_more_than_was_allowed_is_an_error(sizes: list[int]) -> None:
     """Exceeding the allowance in messages or bytes is an error."""
-    in_flight = ZmqInFlight(Allowance(2, 1000))
+    in_flight = ZmqFlowControl(Allowance(2, 1000))
     in_flight.next_allowance()
     for size in sizes[:-1]:
         in_flight.on_arrival(size)
@@ -84,7 +84,7 @@ def test_a_frame_comes_back_as_it_was() -> None:
         [b""],
         [b"x" * 17],
         [b"x" * 16, b""],
-        [*encode(FrameKind.DATA, NOTHING), b""],
+        [*encode(FrameKind.DATA, ZERO), b""],
         [b"\x09" + bytes(16), b""],
     ],
 )

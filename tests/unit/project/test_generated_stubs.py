@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-CHANNEL = "clients/tuplewire/connection/grpc_channel.py", "bytes_channel"
-SERVER = "service/tuplewire_service/messaging/grpc/grpc_transport.py", "_bytes_server"
-SERVICES = "service/tuplewire_service/control/servicers.py", "Services"
+CHANNEL = "clients/tuplewire/connection/grpc_channel.py", "raw_channel"
+SERVER = "service/tuplewire_service/messaging/grpc/grpc_transport.py", "_raw_registrar"
+SERVICES = "service/tuplewire_service/control/servicers.py", "ServiceHandlers"
 """This class calls the methods of handlers, which have the names of a channel's methods."""
 
 PATH = re.compile(r"/?tuplewire\.v1\.(Messaging|Source)(/|$)")
@@ -42,14 +42,14 @@ def test_generated_code_opens_and_serves_the_streams() -> None:
     """Only generated code opens streams, registers their services, and names the paths of their methods."""
     streams = {place for place, _ in _calls("unary_stream", "stream_unary", "stream_stream")}
     assert streams == {CHANNEL, SERVICES}
-    channels = [call for _, call in _calls("bytes_channel")]
+    channels = [call for _, call in _calls("raw_channel")]
     stubs = [call for _, call in _calls("MessagingStub", "SourceStub")]
-    assert channels == ["bytes_channel(channel)"] * 2
+    assert channels == ["raw_channel(channel)"] * 2
     unary = "SourceStub(channel)"  # polls the states of tasks, without streams
-    assert {*stubs} == {"MessagingStub(bytes_channel(channel))", "SourceStub(bytes_channel(channel))", unary}
+    assert {*stubs} == {"MessagingStub(raw_channel(channel))", "SourceStub(raw_channel(channel))", unary}
     assert {place for place, _ in _calls("method_handlers_generic_handler")} == {SERVER}
     added = [call for _, call in _calls("add_MessagingServicer_to_server")]
-    assert added == ["add_MessagingServicer_to_server(servicer, _bytes_server(server))"]
+    assert added == ["add_MessagingServicer_to_server(servicer, _raw_registrar(server))"]
     constants = [
         node for module in _product().values() for node in ast.walk(module) if isinstance(node, ast.Constant)
     ]

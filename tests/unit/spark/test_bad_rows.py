@@ -10,14 +10,14 @@ import pytest
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.options import sink_options
-from tuplewire.spark.row_router import BadRows, BadRowsError
+from tuplewire.spark.row_router import BadRowFilter, BadRowsError
 from tuplewire.spark.stages import SinkWorkers
 from tuplewire.wire import control_pb2 as pb
 
 
-def rows(policy: str | int = "fail", known: tuple[int, ...] = (1, 2)) -> BadRows:
+def rows(policy: str | int = "fail", known: tuple[int, ...] = (1, 2)) -> BadRowFilter:
     """Return the filter for rows of partition 7, with at most four bytes each."""
-    return BadRows(policy, 7, 4, set(known).intersection)
+    return BadRowFilter(policy, 7, 4, set(known).intersection)
 
 
 def batch(messages: pa.Array) -> pa.RecordBatch:
@@ -87,7 +87,7 @@ def test_rows_for_a_task_of_their_own_are_told_of() -> None:
 def test_a_task_that_is_assigned_later_is_found() -> None:
     """The assignment is requested again for unknown tasks."""
     known = {1}
-    bad = BadRows("fail", 0, 4, lambda tasks: tasks & known)
+    bad = BadRowFilter("fail", 0, 4, lambda tasks: tasks & known)
     with pytest.raises(BadRowsError):
         bad.check(*GOOD)
     known.add(2)
@@ -104,7 +104,9 @@ def test_new_tasks_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return asked[-1]
 
     monkeypatch.setattr(ControlClient, "assignment", assignment)
-    sorting = BadRows("fail", 7, 4, SinkWorkers(sink_options({"address": "w:1", "topology": "t"})).known)
+    sorting = BadRowFilter(
+        "fail", 7, 4, SinkWorkers(sink_options({"address": "w:1", "topology": "t"})).find_assigned
+    )
     for _ in range(2):
         sorting.check(*GOOD)
     assert len(asked) == 1

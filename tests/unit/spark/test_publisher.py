@@ -27,7 +27,7 @@ class Asking(Publisher):
         self._earlier = dict(earlier or {})
         self._begun = False
 
-    def _begin(self) -> dict[int, TaskContent]:
+    def _register_run(self) -> dict[int, TaskContent]:
         self._begun = True
         return self._earlier
 

@@ -15,7 +15,7 @@ from tuplewire.session.consume import Delivery
 from tuplewire.spark.columns import read_batch
 from tuplewire.spark.data_source import check_read_schema, check_write_schema
 from tuplewire.spark.options import GroupingName, sink_options
-from tuplewire.spark.row_router import BadRowsError, RowRouter, sliced
+from tuplewire.spark.row_router import BadRowsError, RowRouter, split_batches
 from tuplewire.spark.stages import SinkWorkers
 from tuplewire.values.arrow_headers import HEADERS
 from tuplewire.values.batch import TaskMessageBatch
@@ -24,13 +24,13 @@ from tuplewire.values.group import TaskGroup
 
 def delivery(first: int, *payloads: bytes, accepted_micros: int = 0) -> Delivery:
     """Return messages of task 4, starting at a sequence."""
-    return Delivery(first, TaskGroup.of(4, list(payloads)).accepted(accepted_micros))
+    return Delivery(first, TaskGroup.of(4, list(payloads)).with_time(accepted_micros))
 
 
 class AllTasks(SinkWorkers):
     """A worker that owns every task and accepts messages of 1,000 bytes."""
 
-    def known(self, tasks: Collection[int]) -> set[int]:
+    def find_assigned(self, tasks: Collection[int]) -> set[int]:
         self.max_message_bytes = 1000
         return set(tasks)
 
@@ -44,7 +44,7 @@ def router(grouping: str, partition: int = 0) -> RowRouter:
 
 def groups_of(router: RowRouter, batch: pa.RecordBatch) -> list[TaskGroup]:
     """Return the groups for a batch of rows."""
-    return [group for rows in router.checked([batch]) for group in router.groups(rows)]
+    return [group for rows in router.check_rows([batch]) for group in router.groups(rows)]
 
 
 def routed(router: RowRouter, batch: pa.RecordBatch) -> dict[int, list[bytes]]:
@@ -138,7 +138,7 @@ def test_timestamps_are_those_of_sending(other: int) -> None:
     ]
     expected = [1_500_000, 1_500_000, 1_500_000, other, None]
     for start in range(5):
-        groups = [part.group for each in sent if (part := each.within(start, 5))]
+        groups = [part.group for each in sent if (part := each.clip(start, 5))]
         column = read_batch(groups, start + 1).column("timestamp")
         assert column.cast(pa.int64()).to_pylist() == expected[start:]
 
@@ -201,7 +201,7 @@ def test_large_batches_are_cut_before_they_are_routed() -> None:
     large = pa.RecordBatch.from_pydict(
         {"task": pa.array(range(5), pa.int32()), "message": [bytes([row]) * 800_000 for row in range(5)]}
     )
-    cut = list(sliced([small, small.slice(0, 0), large.slice(1, 4)]))
+    cut = list(split_batches([small, small.slice(0, 0), large.slice(1, 4)]))
     assert [rows.num_rows for rows in cut] == [2, 2, 2]
     assert cut[0].equals(small)
     assert pa.concat_batches(cut[1:]).equals(large.slice(1, 4))

@@ -10,33 +10,33 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark.entry_runs import Runs, merged, still_to_come
+from tuplewire.spark.entry_runs import Runs, merge, still_to_come
 from tuplewire.spark.offsets import (
     DataLossError,
-    Held,
     Offset,
     PreviousOwner,
+    QueueState,
     TaskOffset,
-    changed,
-    check_assigned,
-    check_dropped,
-    check_held,
+    add_entry_sequences,
+    check_not_consumed,
+    check_removed,
+    check_still_assigned,
+    divide_limit,
+    end_offsets,
     initial_offset,
-    lost_with,
+    loss_error,
     next_offset,
-    numbered,
     ranges,
-    share,
-    tails,
+    task_ends,
 )
 
 WORKER = 77
 
 
-def held(acknowledged: int, tail: int, worker: int = WORKER, size_bytes: int | None = None) -> Held:
+def held(acknowledged: int, tail: int, worker: int = WORKER, size_bytes: int | None = None) -> QueueState:
     """Return a worker's state of a task, with 10 bytes per message by default."""
     size = 10 * (tail - acknowledged) if size_bytes is None else size_bytes
-    return Held("w", "w:1", worker, acknowledged, tail, size)
+    return QueueState("w", "w:1", worker, acknowledged, tail, size)
 
 
 def at(sequence: int, worker: int = WORKER) -> TaskOffset:
@@ -49,10 +49,10 @@ def runs(first: int, *each: tuple[int, int, int]) -> Runs:
     return Runs(first, 0, each)
 
 
-def planned(start: Offset, now: dict[int, Held], numbers: dict[int, Runs]) -> Offset:
+def planned(start: Offset, now: dict[int, QueueState], numbers: dict[int, Runs]) -> Offset:
     """Return the end of the next micro-batch, as a reader plans it."""
-    current = start.of_tasks(now)
-    return numbered(start, current, next_offset(current, now), numbers)
+    current = start.relocate_to(now)
+    return add_entry_sequences(start, current, next_offset(current, now), numbers)
 
 
 def test_json_comes_back() -> None:
@@ -66,7 +66,7 @@ def test_new_tasks_begin_at_their_start() -> None:
     """A task that is not in the checkpoint starts at its first unacknowledged message."""
     start = Offset({1: at(5)})
     now = {1: held(5, 6), 2: held(3, 9, worker=78)}
-    current = start.of_tasks(now)
+    current = start.relocate_to(now)
     assert {task: (each.worker, each.sequence) for task, each in current.offsets.items()} == {
         1: (WORKER, 5),
         2: (78, 3),
@@ -82,11 +82,11 @@ def test_new_tasks_begin_at_their_start() -> None:
 def test_a_dropped_task_goes_once_it_is_read() -> None:
     """A task can be dropped when all of its messages are read, or acknowledged by another consumer."""
     start = Offset({1: at(5), 2: at(9)})
-    check_dropped(start, {2: held(4, 9)})
-    check_dropped(start, {2: held(12, 12)})
-    check_dropped(start, {2: held(12, 12, worker=78)})
-    check_dropped(start, {2: held(0, 0, worker=78)})
-    check_dropped(start, {})  # no longer assigned
+    check_removed(start, {2: held(4, 9)})
+    check_removed(start, {2: held(12, 12)})
+    check_removed(start, {2: held(12, 12, worker=78)})
+    check_removed(start, {2: held(0, 0, worker=78)})
+    check_removed(start, {})  # no longer assigned
 
 
 def test_a_dropped_task_with_messages_is_told() -> None:
@@ -97,16 +97,16 @@ def test_a_dropped_task_with_messages_is_told() -> None:
         ConfigError,
         match=r"3 of the tasks .* 8 of .*: task 2 holds 2, task 4 holds 5, task 5 holds 1\..*failOnDataLoss",
     ):
-        check_dropped(start, now)
+        check_removed(start, now)
 
 
 def test_a_planned_batch_of_a_task_that_is_nowhere() -> None:
     """An unassigned task is an error only if the batch contains messages of it."""
     start, end = Offset({1: at(5), 2: at(5)}), Offset({1: at(6), 2: at(5)})
-    check_assigned(changed(start, end), {1: held(5, 6)})
+    check_still_assigned(task_ends(start, end), {1: held(5, 6)})
     assert ranges(start, end, {}, {}) == []
     with pytest.raises(DataLossError, match=r"task 1 is no longer assigned.*failOnDataLoss=false"):
-        check_assigned(changed(start, end), {2: held(5, 5)})
+        check_still_assigned(task_ends(start, end), {2: held(5, 5)})
 
 
 def test_fewer_than_the_least_wait() -> None:
@@ -114,9 +114,9 @@ def test_fewer_than_the_least_wait() -> None:
     start = Offset({1: at(10), 2: at(0)})
     now = {1: held(10, 13), 2: held(0, 1)}
     assert next_offset(start, now, min_messages=5) is start
-    assert next_offset(start, now, min_messages=4).offsets == tails(now)
+    assert next_offset(start, now, min_messages=4).offsets == end_offsets(now)
     full = {1: now[1], 2: replace(now[2], congested=True)}
-    assert next_offset(start, full, min_messages=5).offsets == tails(full)
+    assert next_offset(start, full, min_messages=5).offsets == end_offsets(full)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_fewer_than_the_least_wait() -> None:
 )
 def test_bound_is_shared(waiting: dict[int, int], bound: int, shares: dict[int, int]) -> None:
     """The limit is shared in proportion to the waiting messages, and used completely."""
-    assert share(waiting, bound) == shares
+    assert divide_limit(waiting, bound) == shares
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,9 @@ def test_bound_is_shared(waiting: dict[int, int], bound: int, shares: dict[int, 
         ),
     ],
 )
-def test_bytes_bound_goes_by_mean_size(now: dict[int, Held], bounds: dict[str, Any], messages: int) -> None:
+def test_bytes_bound_goes_by_mean_size(
+    now: dict[int, QueueState], bounds: dict[str, Any], messages: int
+) -> None:
     """A micro-batch has about as many messages as fit, and at least one."""
     end = next_offset(initial_offset(now), now, **bounds)
     assert sum(each.sequence for each in end.offsets.values()) == messages
@@ -156,11 +158,11 @@ def test_bytes_bound_goes_by_mean_size(now: dict[int, Held], bounds: dict[str, A
 def test_another_consumer_is_told() -> None:
     """Messages that another consumer has acknowledged are an error with the fix, except at the tail."""
     start = Offset({1: at(5)})
-    check_held(start, {1: held(5, 5)})
+    check_not_consumed(start, {1: held(5, 5)})
     with pytest.raises(DataLossError):
-        check_held(Offset({1: at(6)}), {1: held(5, 5)})
+        check_not_consumed(Offset({1: at(6)}), {1: held(5, 5)})
     with pytest.raises(DataLossError, match=r"(?s)another program consumes the task.*failOnDataLoss=false"):
-        check_held(start, {1: held(6, 10)})
+        check_not_consumed(start, {1: held(6, 10)})
 
 
 def test_a_task_that_has_moved_is_read_by_entry_workers() -> None:
@@ -169,12 +171,12 @@ def test_a_task_that_has_moved_is_read_by_entry_workers() -> None:
     start = initial_offset(at_first)
     end = planned(start, at_first, {1: runs(1, (4, 100, 1), (6, 200, 7))})
     assert end.offsets[1].entries == {100: 4, 200: 12}
-    now = {1: replace(held(0, 9, worker=78), begin=0)}
+    now = {1: replace(held(0, 9, worker=78), start=0)}
     numbers = {1: runs(1, (2, 100, 5), (1, 100, 4), (4, 200, 11), (2, 300, 1))}
     later = planned(end, now, numbers)
     (wanted,) = ranges(end, later, now, numbers)
     assert (wanted.start, wanted.end.sequence, wanted.end.messages) == (0, 9, 6)
-    assert numbers[1].spans(0, 9, wanted.after) == [(1, 2), (6, 9)]
+    assert numbers[1].unread_ranges(0, 9, wanted.after) == [(1, 2), (6, 9)]
     assert later.offsets[1].before == {}, "all that was read has come"
 
 
@@ -195,14 +197,14 @@ def test_what_was_read_may_come_late() -> None:
 def test_a_task_that_comes_back() -> None:
     """A returning worker continues its numbers, and its earlier messages are found by them."""
     start = Offset({1: TaskOffset(WORKER, 9, entries={100: 9})})
-    now = {1: replace(held(12, 20), begin=12)}
+    now = {1: replace(held(12, 20), start=12)}
     numbers = {1: runs(13, (8, 100, 7))}
     end = planned(start, now, numbers)
     (wanted,) = ranges(start, end, now, numbers)
     assert (wanted.start, wanted.end.sequence, wanted.end.messages) == (12, 20, 5)
-    check_held(start.of_tasks(now), now)
+    check_not_consumed(start.relocate_to(now), now)
     with pytest.raises(DataLossError, match="another program"):
-        check_held(start.of_tasks(now), {1: replace(held(13, 20), begin=12)})
+        check_not_consumed(start.relocate_to(now), {1: replace(held(13, 20), start=12)})
 
 
 def test_a_planned_batch_whose_task_moves_is_found_whole() -> None:
@@ -214,9 +216,9 @@ def test_a_planned_batch_whose_task_moves_is_found_whole() -> None:
     (wanted,) = ranges(start, end, {1: held(0, 12, worker=78)}, {})
     assert (wanted.runs, wanted.end.messages) == (None, 5)
     there = runs(1, (4, 300, 1), (7, 100, 1), (5, 200, 1))
-    assert there.spans(0, sys.maxsize, wanted.after, wanted.end.entries) == [(8, 9), (12, 14)]
-    partly = merged(wanted.after, numbers[1].last_sequences(6))
-    assert there.spans(0, sys.maxsize, partly, wanted.end.entries) == [(13, 14)]
+    assert there.unread_ranges(0, sys.maxsize, wanted.after, wanted.end.entries) == [(8, 9), (12, 14)]
+    partly = merge(wanted.after, numbers[1].last_sequences(6))
+    assert there.unread_ranges(0, sys.maxsize, partly, wanted.end.entries) == [(13, 14)]
 
 
 def test_last_sequences_stay_short() -> None:
@@ -228,10 +230,10 @@ def test_last_sequences_stay_short() -> None:
 def test_loss_is_told_with_how_much() -> None:
     """The error contains the worker, the number of lost messages and the fix."""
     offset = TaskOffset(WORKER, 9, "w:1")
-    died = lost_with(3, offset, PreviousOwner(gone=True), 7)
+    died = loss_error(3, offset, PreviousOwner(exited_uncleanly=True), 7)
     assert "task 3 was at a worker (w:1) that restarted or failed" in str(died)
     assert "7 unread messages, and messages that arrived after the last poll" in str(died)
-    dropped = lost_with(3, offset, PreviousOwner(5), 7)
+    dropped = loss_error(3, offset, PreviousOwner(5), 7)
     assert "up to 5 messages" in str(dropped)
     assert all("w:1" in str(each) and "failOnDataLoss=false" in str(each) for each in (died, dropped))
     assert not PreviousOwner().lost
@@ -254,7 +256,7 @@ def test_a_read_ends_at_its_last_message(
 ) -> None:
     """A read ends exactly at its last message, within a run or at its end."""
     numbers = runs(1, (5, 8, 11), (2, 9, 1))
-    assert numbers.spans(0, end, {}) == spans
+    assert numbers.unread_ranges(0, end, {}) == spans
     assert numbers.last_sequences(end) == last
 
 

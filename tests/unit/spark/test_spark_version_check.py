@@ -17,9 +17,9 @@ from helpers.packaging import make_interpreter
 from helpers.tools import ran
 
 from tuplewire.spark import ClientHandle
-from tuplewire.spark.version_check import REQUIRED, VersionMismatchError, check
+from tuplewire.spark.version_check import REQUIRED_VERSIONS, VersionMismatchError, check_versions
 from tuplewire_topology.clusters.capture import FeederSpout
-from tuplewire_topology.spark.member import Submitted
+from tuplewire_topology.spark.member import Submission
 from tuplewire_topology.spark.rows import Output
 
 DRIVER = {"tuplewire": "0.1.0", "grpcio": "1.82.3", "protobuf": "7.36.2"}
@@ -28,7 +28,7 @@ DRIVER = {"tuplewire": "0.1.0", "grpcio": "1.82.3", "protobuf": "7.36.2"}
 def test_required_is_what_the_distribution_declares() -> None:
     """The version limits equal those in pyproject.toml."""
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
-    declared = {f"{name}{required}" for name, required in REQUIRED.items()}
+    declared = {f"{name}{required}" for name, required in REQUIRED_VERSIONS.items()}
     assert set(project["project"]["dependencies"]) == declared
 
 
@@ -37,7 +37,7 @@ def test_required_is_what_the_distribution_declares() -> None:
 )
 def test_fits(grpcio: str, protobuf: str) -> None:
     """An executor may have any version within the limits, regardless of the driver's version."""
-    check(DRIVER, DRIVER | {"grpcio": grpcio, "protobuf": protobuf})
+    check_versions(DRIVER, DRIVER | {"grpcio": grpcio, "protobuf": protobuf})
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_fits(grpcio: str, protobuf: str) -> None:
 def test_does_not_fit(executor: dict[str, str], message: str) -> None:
     """Another release, and a missing or incompatible library, are errors that describe the fix."""
     with pytest.raises(VersionMismatchError, match=re.compile(message)):
-        check(DRIVER, executor)
+        check_versions(DRIVER, executor)
 
 
-def submitted() -> Submitted:
+def submitted() -> Submission:
     """Return a topology in the form that is sent to executors."""
-    return Submitted("t", "run", pipeline({"source": FeederSpout([])}), {}, 1, Output({}, frozenset()))
+    return Submission("t", "run", pipeline({"source": FeederSpout([])}), {}, 1, Output({}, frozenset()))
 
 
 @pytest.mark.parametrize("make", [lambda: ClientHandle("127.0.0.1:1"), submitted], ids=["handle", "topology"])

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuplewire_topology.acking.acker import Acker, Root, TupleUpdates
-from tuplewire_topology.authoring.tuples import (
-    ACK_STREAM,
-    AddressedTuples,
-    MessageId,
-    Stream,
-    Tuple,
-    TupleSource,
-)
+from tuplewire_topology.acking.acker import LocalTracker, Root, TupleUpdates
+from tuplewire_topology.authoring.tuples import ACK_STREAM, AddressedTuples, Roots, Stream, Tuple, TupleSource
 
 A, B = (7, "a"), (8, "b")
 SOURCE = TupleSource("bolt", 9, Stream())
@@ -23,7 +16,7 @@ class Told:
 
     def __init__(self) -> None:
         self.fates: list[tuple[int, str, bool]] = []
-        self.acker = Acker(self.tell)
+        self.acker = LocalTracker(self.tell)
 
     def tell(self, column: AddressedTuples) -> None:
         """Record a column for a spout's task."""
@@ -33,8 +26,8 @@ class Told:
         self,
         began: Sequence[Root] = (),
         copies: Sequence[Root] = (),
-        acked: Sequence[MessageId] = (),
-        failed: Sequence[MessageId] = (),
+        acked: Sequence[Roots] = (),
+        failed: Sequence[Roots] = (),
     ) -> None:
         """Report a task's updates to the acker; each of `copies` is a tuple with this root alone."""
         column = AddressedTuples(9, [Tuple([], SOURCE, (root,)) for root in copies])

@@ -7,7 +7,14 @@ from helpers.executors import Sink, pipeline
 
 from tuplewire.errors import ConfigError, MalformedTupleError, TopologyError
 from tuplewire_topology import Topology, Tuple
-from tuplewire_topology.acking.acker import ID, RotatingMap, Trees, check_id, factor_of, to_block
+from tuplewire_topology.acking.acker import (
+    ID_STRUCT,
+    AckerTrees,
+    RotatingMap,
+    check_roots,
+    factor_of,
+    pack_uint64,
+)
 from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM
@@ -26,7 +33,7 @@ SPOUT, BOLT = 3, 1
 def told(stream: str, roots: list[int], edges: list[int] | None = None) -> Tuple:
     """Return an executor's update about roots."""
     task = SPOUT if stream == INIT_STREAM else BOLT
-    values = [to_block(roots)] if edges is None else [to_block(roots), to_block(edges)]
+    values = [pack_uint64(roots)] if edges is None else [pack_uint64(roots), pack_uint64(edges)]
     return Tuple(values, SYSTEM.source(task, stream))
 
 
@@ -47,7 +54,7 @@ def test_ackers_twice() -> None:
 @pytest.mark.parametrize(("conf", "ackers"), [({}, 3), ({"topology.acker.executors": 0}, 0)])
 def test_one_acker_for_each_worker(conf: dict[str, int], ackers: int) -> None:
     """By default there are as many ackers as workers, as in Storm."""
-    assert TopologySettings.from_conf({"topology.workers": 3, **conf}).ackers == ackers
+    assert TopologySettings.from_conf({"topology.workers": 3, **conf}).n_ackers == ackers
     with pytest.raises(ConfigError, match=r"topology\.acker\.executors must be a whole number"):
         TopologySettings.from_conf({"topology.acker.executors": "two"})
 
@@ -55,19 +62,19 @@ def test_one_acker_for_each_worker(conf: dict[str, int], ackers: int) -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_a_failure_is_told_once(late: bool) -> None:  # noqa: FBT001
     """A failure is reported once; if it precedes the tree's start, it is reported at that start."""
-    trees = Trees()
+    trees = AckerTrees()
     begin = [told(INIT_STREAM, [7], [6]), told(FAIL_STREAM, [7])]
-    fates = [fate for message in (reversed(begin) if late else begin) for fate in trees.take(message)]
-    fates += trees.take(told(FAIL_STREAM, [7]))
-    fates += trees.take(told(ACK_STREAM, [7], [6]))
+    fates = [fate for message in (reversed(begin) if late else begin) for fate in trees.apply_report(message)]
+    fates += trees.apply_report(told(FAIL_STREAM, [7]))
+    fates += trees.apply_report(told(ACK_STREAM, [7], [6]))
     assert fates == [(SPOUT, 7, False)]
     assert len(trees) == 0
 
 
 def test_trees_of_which_nothing_becomes_are_given_up() -> None:
     """A tree is retained for two rotations and dropped by the third."""
-    trees = Trees()
-    trees.take(told(INIT_STREAM, [7], [6]))
+    trees = AckerTrees()
+    trees.apply_report(told(INIT_STREAM, [7], [6]))
     trees.rotate()
     trees.rotate()
     assert len(trees) == 1
@@ -94,18 +101,18 @@ def test_rotating_map() -> None:
 )
 def test_malformed(values: list[object]) -> None:
     """A value that is not a column of numbers is an error and changes nothing."""
-    trees = Trees()
+    trees = AckerTrees()
     with pytest.raises(MalformedTupleError):
-        trees.take(Tuple(values, SYSTEM.source(BOLT, ACK_STREAM)))
+        trees.apply_report(Tuple(values, SYSTEM.source(BOLT, ACK_STREAM)))
     assert len(trees) == 0
 
 
-@pytest.mark.parametrize("message_id", [((1, ID.pack(1, 1)),), ((4, b"short"),), ((4, 7),)])
+@pytest.mark.parametrize("message_id", [((1, ID_STRUCT.pack(1, 1)),), ((4, b"short"),), ((4, 7),)])
 def test_foreign_message_id(message_id: tuple[tuple[int, object], ...]) -> None:
     """An id that is malformed or names no acker is refused."""
-    check_id(((4, ID.pack(1, 1)),), range(4, 6))
+    check_roots(((4, ID_STRUCT.pack(1, 1)),), range(4, 6))
     with pytest.raises(MalformedTupleError, match="not a message id"):
-        check_id(message_id, range(4, 6))
+        check_roots(message_id, range(4, 6))
 
 
 def test_factors() -> None:

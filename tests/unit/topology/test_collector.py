@@ -50,8 +50,8 @@ class Told:
     def taken(self) -> list[tuple[str, int | None, list[tuple[Any, ...]]]]:
         """Return the emitted tuples, as stream, task and values."""
         return [
-            (run.source.stream.name, run.task, [message.values for message in run.tuples])
-            for run in self.outbox.take()
+            (run.source.stream.name, run.target_task, [message.values for message in run.tuples])
+            for run in self.outbox.take_all()
         ]
 
 
@@ -95,9 +95,9 @@ def test_anchors_are_kept_as_message_ids(told: Told) -> None:
     told.collector.emit(["x"], stream="bad", anchors=one)
     told.collector.emit(["x"], stream="bad", anchors=[one, other])
     told.collector.emit(["x"], stream="bad")
-    (run,) = told.outbox.take()
+    (run,) = told.outbox.take_all()
     both = ((7, "a"), (7, "b"))
-    assert [message.message_id for message in run.tuples] == [both, (*both, (8, "a")), ()]
+    assert [message.roots for message in run.tuples] == [both, (*both, (8, "a")), ()]
 
 
 def test_spout_gives_message_ids() -> None:
@@ -107,7 +107,7 @@ def test_spout_gives_message_ids() -> None:
     collector.emit(["x"], stream="bad", message_id=0)
     collector.emit(["x"], stream="bad")
     collector.emit_direct(SINK, ["x"], stream="to", message_id=("part", 5))
-    ids = [message.message_id for run in outbox.take() for message in run.tuples]
+    ids = [message.roots for run in outbox.take_all() for message in run.tuples]
     assert ids == [((SPOUT, 0),), (), ((SPOUT, ("part", 5)),)]
 
 
@@ -167,7 +167,7 @@ class Count(BasicBolt):
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         collector.emit([message[0], 1])
         collector.emit_direct(SINK, ["x"], stream="to")
-        if message.message_id == ((7, "fail"),):
+        if message.roots == ((7, "fail"),):
             raise FailedError("not this one")
 
     def cleanup(self) -> None:
@@ -191,7 +191,7 @@ def test_basic_bolt_acks_and_anchors(told: Told) -> None:
     bolt = run_basic(told, message)
     assert bolt.calls == [f"prepare 5 {BOLT}", "cleanup"]
     assert (told.acked, told.failed) == ([message], [])
-    assert [item.message_id for run in told.outbox.take() for item in run.tuples] == [((7, "a"),)] * 2
+    assert [item.roots for run in told.outbox.take_all() for item in run.tuples] == [((7, "a"),)] * 2
 
 
 def test_basic_bolt_fails_on_purpose(told: Told) -> None:

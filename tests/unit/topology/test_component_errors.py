@@ -24,7 +24,7 @@ from tuplewire_topology import (
     Tuple,
 )
 from tuplewire_topology.authoring.component import TaskError
-from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.executor_worker import ExecutorGroup
 from tuplewire_topology.running.timer import SystemTimer
 
 SECONDS = 30.0
@@ -112,7 +112,7 @@ class To(CustomStreamGrouping):
         return []
 
 
-def worker_of(raises: Raises) -> ExecutorWorker:
+def worker_of(raises: Raises) -> ExecutorGroup:
     """Return a worker with a spout, a grouping and a bolt; its policy skips tuples on an Exception."""
     builder = TopologyBuilder()
     builder.set_spout("spout", One(raises))
@@ -137,11 +137,11 @@ def test_it_ends_the_topology(component: str, place: str, error: BaseException) 
     worker = worker_of(Raises(place, error))
     with contextlib.suppress(TaskError):
         worker.start()
-        worker.switch(active=True)
+        worker.set_active(active=True)
         wait_idle(worker, SECONDS)
     worker.close(SECONDS)
     with pytest.raises(TaskError, match=f"task . of '{component}': {type(error).__name__}") as raised:
-        worker.check()
+        worker.raise_if_failed()
     assert raised.value.__cause__ is error
 
 

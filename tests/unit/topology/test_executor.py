@@ -129,7 +129,7 @@ def test_max_spout_pending() -> None:
     held.seen.clear()
     with running(chain(Numbers(20, Log()), Hold()), {"topology.max.spout.pending": 5}) as worker:
         eventually(lambda: len(held.seen) >= 5, SECONDS)
-        worker.switch(active=False)
+        worker.set_active(active=False)
         assert wait_idle(worker, SECONDS)
         assert [message[0] for _, message in held.seen] == [0, 1, 2, 3, 4]
 
@@ -235,7 +235,7 @@ def test_policy_skip_counts_and_goes_on() -> None:
     log, told = Log(), Log()
 
     topology = chain(Numbers(10, log), Do(broken))
-    with running(topology, {"topology.error.policy": "skip"}, error=told) as worker:
+    with running(topology, {"topology.error.policy": "skip"}, on_error=told) as worker:
         assert wait_idle(worker, SECONDS)
         (counts,) = (bolt.tally.snapshot() for bolt in bolts_of(worker))
         assert (counts.errors, counts.failed, counts.acked) == (4, 4, 6)
@@ -256,7 +256,7 @@ def test_policy_dead_letter_keeps_the_tuple(*, taken: bool) -> None:
         return taken
 
     conf = {"topology.error.policy": "dead_letter"}
-    with running(chain(Numbers(10, log), Do(broken)), conf, dead_letter=take) as worker:
+    with running(chain(Numbers(10, log), Do(broken)), conf, on_dead_letter=take) as worker:
         assert wait_idle(worker, SECONDS)
         (counts,) = (bolt.tally.snapshot() for bolt in bolts_of(worker))
         assert (counts.errors, counts.failed, counts.acked) == (4, 4, 6)
@@ -280,7 +280,7 @@ def test_a_tuple_is_tried_as_often_as_it_says(tries: int) -> None:
             raise ZeroDivisionError(message["number"])
 
     conf = {"topology.error.policy": "dead_letter", "topology.error.tries": tries}
-    with running(chain(Numbers(10, Log()), Do(twice)), conf, dead_letter=letters.append) as worker:
+    with running(chain(Numbers(10, Log()), Do(twice)), conf, on_dead_letter=letters.append) as worker:
         assert wait_idle(worker, SECONDS)
         (counts,) = (bolt.tally.snapshot() for bolt in bolts_of(worker))
     lost = range(10) if tries == 1 else [5]

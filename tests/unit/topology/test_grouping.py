@@ -15,7 +15,7 @@ import pytest
 from tuplewire.errors import ConfigError, InvalidTaskError, TopologyError
 from tuplewire.grouping.grouping import Key, stable_hash
 from tuplewire_topology import CustomStreamGrouping, Grouping, GroupingContext, Locality, fields, shuffle
-from tuplewire_topology.running.outgoing import Custom, LocalOrShuffle, PartialKey
+from tuplewire_topology.running.outgoing import CustomGrouping, LocalOrShuffleGrouping, PartialKeyGrouping
 
 WORDS = [f"word-{number}" for number in range(10_000)]
 
@@ -88,13 +88,13 @@ def test_partial_key_balances_what_fields_cannot() -> None:
     """A key that dominates the stream does not overload one task."""
     keys = ["the"] * 6_000 + WORDS[:4_000]
     assert max(Counter(fields(range(4)).choose(keys)).values()) > 6_500
-    assert max(Counter(PartialKey(range(4)).choose(keys)).values()) < 3_500
+    assert max(Counter(PartialKeyGrouping(range(4)).choose(keys)).values()) < 3_500
 
 
 def test_local_or_shuffle_stays_in_the_worker() -> None:
     """Tasks in the sender's worker take turns; without any, all tasks do."""
     near = {1: Locality.HOST, 2: Locality.WORKER, 4: Locality.WORKER}
-    grouping = LocalOrShuffle(GroupingContext(range(1, 5), source=0, locality=lambda: near))
+    grouping = LocalOrShuffleGrouping(GroupingContext(range(1, 5), source=0, locality=lambda: near))
     assert grouping.choose("abcd") == [2, 4, 2, 4]
     near = {1: Locality.HOST}
     assert grouping.choose("ab") == [2, 4]
@@ -111,7 +111,7 @@ class ByLength(CustomStreamGrouping):
 
 def test_custom_grouping_may_choose_any_number() -> None:
     """A custom grouping may choose none, one or several tasks, but no unknown one."""
-    grouping = Custom(GroupingContext(range(3), source=9), ByLength())
+    grouping = CustomGrouping(GroupingContext(range(3), source=9), ByLength())
     assert grouping.route([("",), ("ab",), ("a",)]) == {0: [1, 2], 1: [1]}
     with pytest.raises(TopologyError, match="ByLength chose task 3, which is none of"):
         grouping.route([("abcd",)])

@@ -19,7 +19,7 @@ from helpers.logged import logged
 from tuplewire_service.testing import eventually
 from tuplewire_topology import Topology, TopologyBuilder, Tuple
 from tuplewire_topology.clusters.capture import FeederSpout
-from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.executor_worker import ExecutorGroup
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.statistics import ExecutorActivity, Pulse
 
@@ -67,12 +67,12 @@ def fed(feeder: FeederSpout, function: Callable[[Tuple], Any]) -> Topology:
 
 def beating(
     topology: Topology, conf: Mapping[str, Any] | None = None, **more: Any
-) -> AbstractContextManager[ExecutorWorker]:
+) -> AbstractContextManager[ExecutorGroup]:
     """Run a topology, with a heartbeat every twentieth of a second."""
     return running(topology, {"worker.heartbeat.frequency.secs": 0.05, **(conf or {})}, **more)
 
 
-def beat_of(worker: ExecutorWorker, component: str) -> ExecutorHeartbeat:
+def beat_of(worker: ExecutorGroup, component: str) -> ExecutorHeartbeat:
     """Return the last heartbeat of a component's executor."""
     return next(beat for beat in worker.heartbeats.last if beat.component == component)
 
@@ -93,14 +93,16 @@ def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCapture
 
     conf = {"nimbus.task.timeout.secs": 1}
     with beating(fed(feeder, never_ending_lookup), conf=conf) as worker:
-        eventually(lambda: not worker.heartbeats.not_ready, SECONDS)
+        eventually(lambda: not worker.heartbeats.not_ready_reason, SECONDS)
         feeder.feed([1])
-        eventually(lambda: worker.heartbeats.not_ready, SECONDS)
-        assert re.fullmatch(r"task 1 of 'b' has been in execute\(\) for \d+ s", worker.heartbeats.not_ready)
+        eventually(lambda: worker.heartbeats.not_ready_reason, SECONDS)
+        assert re.fullmatch(
+            r"task 1 of 'b' has been in execute\(\) for \d+ s", worker.heartbeats.not_ready_reason
+        )
         before = beat_of(worker, "b").call_seconds
         eventually(lambda: beat_of(worker, "b").call_seconds > before + 0.2, SECONDS)
         go.set()
-        eventually(lambda: not worker.heartbeats.not_ready, SECONDS)
+        eventually(lambda: not worker.heartbeats.not_ready_reason, SECONDS)
     (record,) = logged(caplog, "executor.stuck")
     assert (record["component"], record["task"], record["activity"]) == ("b", 1, "execute")
     assert record["seconds"] >= 1
@@ -118,7 +120,7 @@ def test_a_bolt_may_have_more_time(feeder: FeederSpout) -> None:
     with beating(builder.create_topology(), conf={"nimbus.task.timeout.secs": 1}) as worker:
         feeder.feed([1])
         eventually(lambda: beat_of(worker, "b").call_seconds > 1.2, SECONDS)
-        assert not worker.heartbeats.not_ready
+        assert not worker.heartbeats.not_ready_reason
         go.set()
 
 
@@ -135,7 +137,7 @@ def test_the_state_file(feeder: FeederSpout, tmp_path: Path) -> None:
         eventually(lambda: json.loads(file.read_text())["time"] > first["time"], SECONDS)
         assert list(tmp_path.iterdir()) == [file]
     assert list(tmp_path.iterdir()) == [], "a worker that has ended well leaves no file"
-    assert worker.heartbeats.not_ready == "stopped"
+    assert worker.heartbeats.not_ready_reason == "stopped"
     assert {each.activity for each in worker.heartbeats.last} == {"ended"}
 
 
@@ -147,7 +149,7 @@ def test_a_file_that_cannot_be_written(
     with beating(fed(feeder, lambda _: done.set()), state_file=tmp_path / "none" / "file") as worker:
         feeder.feed([1])
         assert wait_idle(worker, SECONDS)
-        assert not worker.heartbeats.not_ready
+        assert not worker.heartbeats.not_ready_reason
     assert done.is_set()
     assert logged(caplog, "heartbeat.not_written")
 
@@ -160,8 +162,8 @@ def test_a_worker_that_cannot_start_says_why(feeder: FeederSpout) -> None:
             raise OSError("no such table")
 
     worker = alone(pipeline({"s": feeder, "b": Broken(print)}))
-    assert worker.heartbeats.not_ready == "starting"
+    assert worker.heartbeats.not_ready_reason == "starting"
     with pytest.raises(Exception, match="no such table"):
         worker.start()
-    assert worker.heartbeats.not_ready == "failed: task 1 of 'b': OSError: no such table"
+    assert worker.heartbeats.not_ready_reason == "failed: task 1 of 'b': OSError: no such table"
     worker.close()

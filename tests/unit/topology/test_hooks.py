@@ -66,17 +66,17 @@ class Observer(TaskHook):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def emitted(self, tuples: Sequence[Tuple]) -> None:
+    def on_emit(self, tuples: Sequence[Tuple]) -> None:
         seen.append((self.name, "emitted", len(tuples)))
 
-    def executed(self, tuples: Sequence[Tuple], seconds: float) -> None:
+    def on_execute(self, tuples: Sequence[Tuple], seconds: float) -> None:
         assert seconds >= 0.0
         seen.append((self.name, "executed", len(tuples)))
 
-    def acked(self, message: Any) -> None:
+    def on_ack(self, message: Any) -> None:
         seen.append((self.name, "acked", message["number"] if isinstance(message, Tuple) else message))
 
-    def failed(self, message: Any) -> None:
+    def on_fail(self, message: Any) -> None:
         seen.append((self.name, "failed", message["number"] if isinstance(message, Tuple) else message))
 
     def cleanup(self) -> None:

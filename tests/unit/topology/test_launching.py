@@ -21,7 +21,7 @@ SECONDS = 60.0
 
 def python(program: str, log: Path, **more: Any) -> Command:
     """Return the command that runs a program."""
-    return Command(name="it", words=[sys.executable, "-c", program], log=log, **more)
+    return Command(name="it", arguments=[sys.executable, "-c", program], log=log, **more)
 
 
 @pytest.mark.parametrize(
@@ -53,21 +53,21 @@ def test_a_child_has_its_environment_and_log(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUPLEWIRE_LISTEN", "ours")
         child = Child(python(program, tmp_path / "log", environment={"GIVEN": "this"}))
-    assert child.end(time.monotonic() + SECONDS) == 0
+    assert child.wait_or_kill(time.monotonic() + SECONDS) == 0
     assert (tmp_path / "log").read_text() == "this []\n"
-    assert child.last_words() == "the last lines of it:\nthis []"
+    assert child.log_tail() == "the last lines of it:\nthis []"
 
 
 def test_a_child_that_does_not_end_is_killed(tmp_path: Path) -> None:
     """A process that ignores the request to stop is killed at the deadline."""
     child = Child(python("import time; time.sleep(1000)", tmp_path / "log"))
-    assert child.end(time.monotonic()) == -9
+    assert child.wait_or_kill(time.monotonic()) == -9
 
 
 def test_no_such_program(tmp_path: Path) -> None:
     """A missing program is an error that names it."""
     with pytest.raises(LaunchError, match=r"it cannot be started: .*no/such"):
-        Child(Command(name="it", words=["/no/such"], log=tmp_path / "log"))
+        Child(Command(name="it", arguments=["/no/such"], log=tmp_path / "log"))
 
 
 def supervised(tmp_path: Path, program: str, restarts: int) -> WorkerProcess:
@@ -97,9 +97,9 @@ def test_restarts(tmp_path: Path, restarts: int, status: str, runs: int, told: s
     """A failing process is restarted up to the limit, and then its last output is reported."""
     process = supervised(tmp_path, f"raise SystemExit({status})", restarts)
     eventually(lambda: process._given_up, SECONDS)
-    assert process.starts == runs
+    assert process.start_count == runs
     with pytest.raises(LaunchError, match=told):
-        process.check()
+        process.raise_if_failed()
     assert process.stop(SECONDS) == {"0": 0, "3": 3}.get(status, 1)
 
 
@@ -107,5 +107,5 @@ def test_an_end_that_is_wanted_is_no_failure(tmp_path: Path) -> None:
     """A stopped process is not restarted, and no error is reported."""
     process = supervised(tmp_path, "import time; time.sleep(1000)", 5)
     assert process.stop(SECONDS) == -15
-    process.check()
-    assert process.starts == 1
+    process.raise_if_failed()
+    assert process.start_count == 1

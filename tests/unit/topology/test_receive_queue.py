@@ -57,10 +57,10 @@ def test_overflow_does_not_wait() -> None:
     queue = ReceiveQueue(4)
     queue.publish_to_overflow(column(range(10)))
     seen = queue.statistics()
-    assert (seen.population, seen.capacity, seen.fill, seen.overflow) == (10, 4, 1.0, 6)
+    assert (seen.population, seen.capacity, seen.fill_ratio, seen.overflow) == (10, 4, 1.0, 6)
     queue.consume(1)
     seen = queue.statistics()
-    assert (seen.population, seen.overflow, seen.fill) == (0, 0, 0.0)
+    assert (seen.population, seen.overflow, seen.fill_ratio) == (0, 0, 0.0)
 
 
 def test_idle_consumer_uses_no_cpu() -> None:

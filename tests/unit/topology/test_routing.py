@@ -13,7 +13,7 @@ from tuplewire.errors import TopologyError
 from tuplewire_topology import CustomStreamGrouping, GroupingContext, Locality, Stream, TopologyBuilder, Tuple
 from tuplewire_topology.authoring.builder import BoltDeclarer
 from tuplewire_topology.clusters.capture import FeederSpout
-from tuplewire_topology.running.outgoing import Outgoing
+from tuplewire_topology.running.outgoing import TaskRouter
 
 STREAMS = (Stream("number", "word"), Stream("word", name="to", direct=True))
 WORDS = ["the", "quick", "fox", "the", "lazy", "the", "dog", "the"]
@@ -44,7 +44,7 @@ def routed(
     subscribe(builder.set_bolt("sink", Sink(), 4))
     builder.set_spout("words", FeederSpout(STREAMS))
     topology = builder.create_topology()
-    outgoing = Outgoing(topology, 5, lambda: locality or {}, lambda: loads or {})
+    outgoing = TaskRouter(topology, 5, lambda: locality or {}, lambda: loads or {})
     for _ in range(50):
         outgoing.refresh()
     source = topology.source(5, "default")
@@ -107,7 +107,7 @@ def test_direct_stream_routes_nothing() -> None:
     builder.set_bolt("sink", Sink(), 4).direct_grouping("words", "to")
     builder.set_spout("words", FeederSpout(STREAMS))
     topology = builder.create_topology()
-    assert Outgoing(topology, 5).route("to", [Tuple(["x"], topology.source(5, "to"))]) == {}
+    assert TaskRouter(topology, 5).route("to", [Tuple(["x"], topology.source(5, "to"))]) == {}
 
 
 @pytest.mark.parametrize("value", [frozenset("a"), {"a"}, ["a"]])
@@ -120,4 +120,4 @@ def test_field_that_cannot_decide(value: Any) -> None:
     with pytest.raises(
         TopologyError, match=r"'sink' subscribes to stream 'default' of 'words': a grouping's key"
     ):
-        Outgoing(topology, 2).route("default", [Tuple([1, value], topology.source(2, "default"))])
+        TaskRouter(topology, 2).route("default", [Tuple([1, value], topology.source(2, "default"))])

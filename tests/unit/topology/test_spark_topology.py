@@ -15,32 +15,32 @@ from helpers.logged import logged
 
 from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
 from tuplewire.spark.executors import check_slots
-from tuplewire.text.events import LogRate
+from tuplewire.text.events import LogRateLimiter
 from tuplewire_topology import BasicBolt, Topology
-from tuplewire_topology.authoring.collector import Emitted
+from tuplewire_topology.authoring.collector import EmittedTuples
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
 from tuplewire_topology.authoring.tuples import Stream, Tuple, TupleSource
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.coordination.control_channel import ControlInbox, ControlKind, ControlMessage
 from tuplewire_topology.coordination.coordinator import (
-    SILENCE_SECONDS,
+    REPORT_TIMEOUT_SECONDS,
     Coordinator,
     Order,
     TaskUnresponsiveError,
 )
 from tuplewire_topology.running.statistics import Failure, ProcessReport
-from tuplewire_topology.serial.serializer import from_values, to_values
+from tuplewire_topology.serial.serializer import from_lists, to_lists
 from tuplewire_topology.spark import rows
-from tuplewire_topology.spark.member import Submitted
-from tuplewire_topology.spark.plan import SUBMITTER_TASK, Joined, Place, Plan, RunToken
+from tuplewire_topology.spark.member import Submission
+from tuplewire_topology.spark.plan import SUBMITTER_TASK, Member, Plan, RunToken, WorkerRef
 from tuplewire_topology.spark.rows import (
     ROWS_KEY,
     FailedRows,
     Output,
     Rows,
-    as_output,
-    failure_in,
-    failure_text,
+    as_tuples,
+    decode_failure,
+    encode_failure,
 )
 from tuplewire_topology.spark.submit import submit_topology
 
@@ -54,7 +54,7 @@ def mail(rank: int, kind: ControlKind, *values: object) -> ControlMessage:
 
 def report(rank: int, wave: int, sent: int = 0, taken: int = 0, *, at_rest: bool = True) -> ControlMessage:
     """Return a PySpark task's report for a wave."""
-    return mail(rank, ControlKind.REPORT, wave, to_values(ProcessReport(at_rest, sent, taken)), 10, 20, 1)
+    return mail(rank, ControlKind.REPORT, wave, to_lists(ProcessReport(at_rest, sent, taken)), 10, 20, 1)
 
 
 class Conversation:
@@ -67,10 +67,12 @@ class Conversation:
     def tell(self, *mails: ControlMessage) -> list[Order]:
         """Deliver control messages, and return the orders after a second."""
         for each in mails:
-            self.coordinator.take(each, self.now)
+            self.coordinator.handle_message(each, self.now)
         self.now += 1.0
         return [
-            order for order in self.coordinator.orders(self.now) if order.kind is not ControlKind.PROGRESS
+            order
+            for order in self.coordinator.next_orders(self.now)
+            if order.kind is not ControlKind.PROGRESS
         ]
 
     def wave(self, number: int) -> list[Order]:
@@ -98,22 +100,25 @@ def test_from_the_opening_to_the_end() -> None:
     talk = Conversation()
     assert talk.tell(mail(0, ControlKind.READY)) == []
     assert talk.tell(mail(1, ControlKind.READY)) == [
-        Order(ControlKind.SWITCH, (True, True)),
-        Order(ControlKind.ASK, (1,)),
+        Order(ControlKind.SET_ACTIVE, (True, True)),
+        Order(ControlKind.GET_REPORT, (1,)),
     ]
     assert talk.tell(report(0, 1)) == []
-    assert talk.tell(report(1, 1, at_rest=False)) == [Order(ControlKind.ASK, (2,))]
-    assert talk.wave(2) == [Order(ControlKind.ASK, (3,))]
-    assert talk.wave(3) == [Order(ControlKind.TICK, ("count", "other")), Order(ControlKind.ASK, (1,))]
-    assert talk.tell(report(0, 1, sent=3), report(1, 1)) == [Order(ControlKind.ASK, (2,))]
-    assert talk.tell(report(0, 2, sent=3), report(1, 2)) == [Order(ControlKind.ASK, (3,))]
+    assert talk.tell(report(1, 1, at_rest=False)) == [Order(ControlKind.GET_REPORT, (2,))]
+    assert talk.wave(2) == [Order(ControlKind.GET_REPORT, (3,))]
+    assert talk.wave(3) == [
+        Order(ControlKind.FINAL_TICK, ("count", "other")),
+        Order(ControlKind.GET_REPORT, (1,)),
+    ]
+    assert talk.tell(report(0, 1, sent=3), report(1, 1)) == [Order(ControlKind.GET_REPORT, (2,))]
+    assert talk.tell(report(0, 2, sent=3), report(1, 2)) == [Order(ControlKind.GET_REPORT, (3,))]
     for wave in (3, 4):
-        assert talk.coordinator.over is False
+        assert talk.coordinator.is_over is False
         orders = talk.tell(report(0, wave, sent=3), report(1, wave, taken=3))
-    assert orders == [Order(ControlKind.TICK, ("ranking",)), Order(ControlKind.ASK, (1,))]
-    assert talk.wave(1) == [Order(ControlKind.ASK, (2,))]
+    assert orders == [Order(ControlKind.FINAL_TICK, ("ranking",)), Order(ControlKind.GET_REPORT, (1,))]
+    assert talk.wave(1) == [Order(ControlKind.GET_REPORT, (2,))]
     assert talk.wave(2) == [Order(ControlKind.CLOSE)]
-    assert talk.coordinator.over
+    assert talk.coordinator.is_over
     assert talk.tell() == []
 
 
@@ -121,26 +126,30 @@ def test_an_inactive_topology_is_not_over() -> None:
     """While spouts are deactivated, no reports are requested; a stop still ends the topology."""
     talk = Conversation()
     talk.tell(mail(0, ControlKind.READY), mail(1, ControlKind.READY))
-    assert talk.tell(mail(-1, ControlKind.STATE, False, None)) == [Order(ControlKind.SWITCH, (False, True))]
+    assert talk.tell(mail(-1, ControlKind.STATE, False, None)) == [
+        Order(ControlKind.SET_ACTIVE, (False, True))
+    ]
     assert talk.wave(1) == []
     assert talk.coordinator.wait_seconds(talk.now) > 0
     for _ in range(200):  # seconds, longer than the silence limit of a PySpark task
         assert talk.tell() == []
     assert talk.tell(mail(-1, ControlKind.STATE, True, None)) == [
-        Order(ControlKind.SWITCH, (True, True)),
-        Order(ControlKind.ASK, (2,)),
+        Order(ControlKind.SET_ACTIVE, (True, True)),
+        Order(ControlKind.GET_REPORT, (2,)),
     ]
-    assert talk.tell(mail(-1, ControlKind.STATE, False, None)) == [Order(ControlKind.SWITCH, (False, True))]
+    assert talk.tell(mail(-1, ControlKind.STATE, False, None)) == [
+        Order(ControlKind.SET_ACTIVE, (False, True))
+    ]
     assert talk.wave(2) == []
     stopped = talk.tell(mail(-1, ControlKind.STATE, True, True))
-    assert [order.kind for order in stopped] == [ControlKind.TICK, ControlKind.ASK]
+    assert [order.kind for order in stopped] == [ControlKind.FINAL_TICK, ControlKind.GET_REPORT]
 
 
 def test_failure_aborts() -> None:
     """A reported failure aborts the topology, even before all tasks are ready."""
     talk = Conversation()
-    failed = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure("it", "Traceback"))
-    assert talk.tell(mail(1, ControlKind.REPORT, 0, to_values(failed), 0, 0, 0)) == [Order(ControlKind.ABORT)]
+    failed = ProcessReport(is_idle=False, sent=0, received=0, failure=Failure("it", "Traceback"))
+    assert talk.tell(mail(1, ControlKind.REPORT, 0, to_lists(failed), 0, 0, 0)) == [Order(ControlKind.ABORT)]
     assert talk.tell(mail(0, ControlKind.READY)) == []
 
 
@@ -152,7 +161,7 @@ def test_silence_is_an_error(opened: bool) -> None:  # noqa: FBT001 - the two ca
     if opened:
         talk.tell(mail(1, ControlKind.READY))
         talk.tell(report(0, 1))
-    talk.now += SILENCE_SECONDS
+    talk.now += REPORT_TIMEOUT_SECONDS
     with pytest.raises(TaskUnresponsiveError, match=r"^PySpark task 1 has not answered for 120 s"):
         talk.tell()
 
@@ -177,7 +186,7 @@ def test_a_row_that_always_fails_is_given_up(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     """After the spout's number of attempts, a row is dropped with its reason, or is a dead letter."""
-    monkeypatch.setattr(rows, "_log_rate", LogRate())
+    monkeypatch.setattr(rows, "_log_rate", LogRateLimiter())
     seen: list[int] = []
     batches = [pa.RecordBatch.from_pydict({"n": list(range(begin, begin + 10))}) for begin in (0, 10)]
     failed_rows = FailedRows()
@@ -185,15 +194,15 @@ def test_a_row_that_always_fails_is_given_up(
     worker = alone(
         pipeline({"rows": Rows("n", attempts=4), "odd": OddOnes(seen)}),
         conf={ROWS_KEY: (iter(batches), failed_rows, letters.append), "topology.error.policy": policy},
-        error=failed_rows.add_error,
-        dead_letter=lambda _: False,
+        on_error=failed_rows.add_error,
+        on_dead_letter=lambda _: False,
     )
     worker.start()
-    worker.switch(active=True)
+    worker.set_active(active=True)
     assert wait_idle(worker, 20)
     worker.close()
     assert Counter(seen) == {number: 1 if number % 2 else 4 for number in range(20)}
-    assert (failed_rows.rows, len(failed_rows.examples)) == (10, 5)
+    assert (failed_rows.count, len(failed_rows.examples)) == (10, 5)
     assert {*failed_rows.examples} < {f"n={number}" for number in range(0, 20, 2)}
     assert "of 'odd': ValueError: an even number, at <Tuple" in failed_rows.errors[0]
     (told,) = logged(caplog, "spark.rows_failed")
@@ -218,7 +227,7 @@ def test_a_dead_letter_has_a_form_whatever_is_in_it() -> None:
         ((Unprintable(), "b"), '{"a": "<Unprintable>", "b": "<str>"}'),
     ):
         error = TaskError("bolt", 7, ValueError("\ud800" * 2000))
-        [told] = as_output(DeadLetter(Tuple(values, source), error, 3)).tuples
+        [told] = as_tuples(DeadLetter(Tuple(values, source), error, 3)).tuples
         *facts, reason, _, shown = told
         assert facts == ["bolt", 7, "rows", 1, "default", 3]
         assert shown == wanted
@@ -236,15 +245,15 @@ def topology() -> Topology:
     return pipeline({"source": FeederSpout(["number"]), "sink": Sink()}, tasks=2)
 
 
-def place(number: int, name: str = "t") -> Place:
+def place(number: int, name: str = "t") -> WorkerRef:
     """Return a worker."""
-    return Place(f"unix:///{number}", f"worker-{number}", f"10.0.0.{number}:1", name, number)
+    return WorkerRef(f"unix:///{number}", f"worker-{number}", f"10.0.0.{number}:1", name, number)
 
 
-def joined(*attempts: int) -> list[Joined]:
+def joined(*attempts: int) -> list[Member]:
     """Return the announcements of PySpark tasks that run next to two workers alternately."""
     return [
-        from_values(Joined, to_values(Joined(attempt, place(rank % 2))))
+        from_lists(Member, to_lists(Member(attempt, place(rank % 2))))
         for rank, attempt in enumerate(attempts)
     ]
 
@@ -254,15 +263,15 @@ def test_everybody_has_the_same_plan() -> None:
     plan = Plan(topology(), RUN, joined(12, 10, 11), place(9))
     assignment = plan.assignment()
     held = {each.worker_id: list(each.tasks) for each in assignment.workers}
-    base = plan.first_task
+    base = plan.task_offset
     assert held == {
-        "worker-0": [base + 1, plan.mailbox(0), base + 3, plan.mailbox(2)],
-        "worker-1": [base + 2, plan.mailbox(1)],
+        "worker-0": [base + 1, plan.control_task(0), base + 3, plan.control_task(2)],
+        "worker-1": [base + 2, plan.control_task(1)],
         "worker-9": [SUBMITTER_TASK],
     }
     assert (plan.generation, assignment.version, assignment.topology) == (10, 10, "t")
-    assert [address for address, _ in plan.told(0)] == ["unix:///0", "10.0.0.9:1"]
-    assert [address for address, _ in plan.told(1)] == ["unix:///1"]
+    assert [address for address, _ in plan.assignment_targets(0)] == ["unix:///0", "10.0.0.9:1"]
+    assert [address for address, _ in plan.assignment_targets(1)] == ["unix:///1"]
     first, *others = joined(15, 13, 14)
     later = Plan(topology(), RUN, [replace(first, submitter_version=10), *others], place(9)).assignment()
     assert later.version == 11, "newer than what the submitter's worker has from the generation before"
@@ -279,26 +288,26 @@ def test_ids_stay_in_their_range(attempt: int) -> None:
 
 def test_workers_of_several_topologies() -> None:
     """Workers of different topologies cannot run one topology."""
-    others = [Joined(1, place(0)), Joined(2, place(1, "other")), Joined(3, place(2))]
+    others = [Member(1, place(0)), Member(2, place(1, "other")), Member(3, place(2))]
     with pytest.raises(ConfigError, match="different topologies, 'other', 't': start them with one"):
         Plan(topology(), RUN, others)
 
 
 def test_workers_that_would_refuse_each_other() -> None:
     """Workers that accept only this run's token cannot be mixed with others without certificates."""
-    own = replace(place(0), own=True)
-    mixed = [Joined(1, own), Joined(2, place(1)), Joined(3, place(1))]
+    own = replace(place(0), is_own=True)
+    mixed = [Member(1, own), Member(2, place(1)), Member(3, place(1))]
     with pytest.raises(ConfigError, match=r"'worker-0' was started for this run .* 'worker-1' does not have"):
         Plan(topology(), RUN, mixed)
     with pytest.raises(ConfigError, match="'worker-0' was started for this run"):
         Plan(topology(), RUN, joined(1, 2, 3), own)
-    Plan(topology(), RUN, [Joined(attempt, own) for attempt in (1, 2, 3)], own)
+    Plan(topology(), RUN, [Member(attempt, own) for attempt in (1, 2, 3)], own)
     Plan(topology(), RUN, joined(1, 2, 3), replace(own, tls=True))
 
 
 def test_the_token_of_a_run_is_not_shown() -> None:
     """No representation contains the token; its file is private and is removed with the block."""
-    submitted = Submitted("t", RUN, topology(), {}, 2, Output({}, frozenset()))
+    submitted = Submission("t", RUN, topology(), {}, 2, Output({}, frozenset()))
     secret = submitted.token.secret
     assert secret not in repr(submitted)
     assert pickle.loads(pickle.dumps(submitted)).token.secret == secret  # noqa: S301 - our own
@@ -318,35 +327,35 @@ def test_mail_travels() -> None:
             ControlMessage.from_bytes(payload)
 
 
-def run_of(n_tuples: int) -> Emitted:
+def run_of(n_tuples: int) -> EmittedTuples:
     """Return a run with this number of a bolt's tuples."""
     source: TupleSource = topology().source(3, "default")
-    return Emitted(source, None, [Tuple([number], source) for number in range(n_tuples)])
+    return EmittedTuples(source, None, [Tuple([number], source) for number in range(n_tuples)])
 
 
 def test_output_waits_for_its_reader() -> None:
     """A bolt waits if the mailbox is full, until its rows are taken or discarded."""
-    inbox = ControlInbox(most_rows=2)
-    inbox.put_runs([run_of(2)])
+    inbox = ControlInbox(max_rows=2)
+    inbox.put_tuples([run_of(2)])
     entered, left = threading.Event(), threading.Event()
 
     def put() -> None:
         entered.set()
-        inbox.put_runs([run_of(5)])
-        inbox.put_runs([run_of(1)])
+        inbox.put_tuples([run_of(5)])
+        inbox.put_tuples([run_of(1)])
         left.set()
 
     thread = threading.Thread(target=put)
     thread.start()
     assert entered.wait(60)
-    first: list[Emitted] = []
+    first: list[EmittedTuples] = []
     while len(first) < 2:
-        first += inbox.take(60)[1]
+        first += inbox.take_all(60)[1]
     assert [len(run.tuples) for run in first[:2]] == [2, 5]
     inbox.discard()
     assert left.wait(60)
     thread.join()
-    assert inbox.take(0.0) == ([], [])
+    assert inbox.take_all(0.0) == ([], [])
 
 
 def test_no_more_mail() -> None:
@@ -354,18 +363,18 @@ def test_no_more_mail() -> None:
     inbox = ControlInbox()
     inbox.fail(UnreachableError("gone"))
     with pytest.raises(UnreachableError, match="gone"):
-        inbox.take(60)
+        inbox.take_all(60)
 
 
 def test_failure_travels_through_a_spark_error() -> None:
     """A failure is recovered from Spark's error text with its traceback; other errors are ignored."""
     failure = Failure("task 3 of 'split': KeyError: 'x: y'", "Traceback:\n  line\nKeyError: 'x: y'\n")
-    text = f"[USER_RAISED_EXCEPTION] {failure_text('PySpark task 2', failure)} SQLSTATE: P0001\n\tat java"
-    found = failure_in(text, "words")
+    text = f"[USER_RAISED_EXCEPTION] {encode_failure('PySpark task 2', failure)} SQLSTATE: P0001\n\tat java"
+    found = decode_failure(text, "words")
     assert found is not None
     assert str(found) == "PySpark task 2 of topology 'words' has failed: task 3 of 'split': KeyError: 'x: y'"
     assert found.__notes__[0].endswith("Traceback:\n  line\nKeyError: 'x: y'")
-    assert failure_in("Job aborted due to stage failure: ...", "words") is None
+    assert decode_failure("Job aborted due to stage failure: ...", "words") is None
 
 
 class OtherSpark:

@@ -77,14 +77,14 @@ def test_task_ids_do_not_depend_on_the_program() -> None:
 def test_targets_and_sources() -> None:
     """A stream lists its subscribers with their groupings."""
     topology = wordcount().create_topology()
-    assert topology.targets_of("split") == [
+    assert topology.subscribers_of("split") == [
         ("count", Input("split", "default", GroupingType.FIELDS, ("word",)))
     ]
-    assert topology.targets_of("lines", "bad") == []
+    assert topology.subscribers_of("lines", "bad") == []
     with pytest.raises(
         TopologyError, match="'lines' has no stream 'baad'; it declares 'default', 'bad', 'to'"
     ):
-        topology.targets_of("lines", "baad")
+        topology.subscribers_of("lines", "baad")
 
 
 def test_context() -> None:

@@ -18,7 +18,7 @@ from opentelemetry.trace import StatusCode
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch, tracing
 from tuplewire.errors import BufferFullError, ConfigError
-from tuplewire.tracing.context import MOST_CONTEXTS, context_of, entry_for, sampled, with_entry
+from tuplewire.tracing.context import MAX_CONTEXTS, context_of, entry_for, sampled_contexts, with_context
 from tuplewire.tracing.program_observer import ProgramObserver
 from tuplewire.tracing.spans import Tracing
 from tuplewire.tracing.tracing_settings import TracingSettings
@@ -47,7 +47,7 @@ def test_a_context_is_found_among_other_headers(
     """A context is found at any position, in the encoding of any protobuf library."""
     encoded = encode_headers(key, [*before, ("traceparent", CONTEXT.encode()), *after])
     assert context_of(encoded) == CONTEXT.encode()
-    assert sampled(encoded * 3) == {CONTEXT.encode(): 3}
+    assert sampled_contexts(encoded * 3) == {CONTEXT.encode(): 3}
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_a_context_is_found_among_other_headers(
 )
 def test_what_is_no_sampled_context_is_left_alone(value: str) -> None:
     """A context that is invalid or not sampled creates no spans."""
-    assert sampled(encode_headers(None, [("traceparent", value.encode())])) == {}
+    assert sampled_contexts(encode_headers(None, [("traceparent", value.encode())])) == {}
 
 
 def test_no_more_contexts_than_are_looked_at() -> None:
     """Untrusted senders cannot increase the number of spans per group beyond the limit."""
     many = b"".join(entry_for(f"00-{each + 1:032x}-00f067aa0ba902b7-01") for each in range(200))
-    assert len(sampled(many)) == MOST_CONTEXTS
+    assert len(sampled_contexts(many)) == MAX_CONTEXTS
 
 
 @given(st.lists(st.tuples(st.binary(max_size=5), st.none() | st.binary(max_size=5), HEADERS), min_size=1))
@@ -77,7 +77,7 @@ def test_a_group_gets_a_context(messages: list[tuple[bytes, bytes | None, list[t
     payloads, keys, headers = map(list, zip(*messages, strict=True))
     batch = TaskMessageBatch.from_columns(7, payloads, keys=keys, headers=headers)
     for group in batch.groups:
-        traced = with_entry(group, entry_for(CONTEXT, "a=1"), 10_000).checked()
+        traced = with_context(group, entry_for(CONTEXT, "a=1"), 10_000).validate()
         assert traced.payloads() == group.payloads()
         before = group.encoded_headers() or [b""] * len(group)
         for old, new in zip(before, traced.encoded_headers() or (), strict=True):
@@ -89,20 +89,20 @@ def test_a_group_gets_a_context(messages: list[tuple[bytes, bytes | None, list[t
 def test_a_context_makes_no_message_too_large() -> None:
     """A message without space for a context is sent without one."""
     group = TaskGroup.of(1, [b"x" * 100])
-    assert with_entry(group, entry_for(CONTEXT), 100 + len(entry_for(CONTEXT)) - 1) is group
-    assert with_entry(group, entry_for(CONTEXT), 100 + len(entry_for(CONTEXT))) is not group
+    assert with_context(group, entry_for(CONTEXT), 100 + len(entry_for(CONTEXT)) - 1) is group
+    assert with_context(group, entry_for(CONTEXT), 100 + len(entry_for(CONTEXT))) is not group
 
 
 def test_a_programs_own_context_stays() -> None:
     """A group that already has a context is sent unchanged."""
     (group,) = as_groups(1, b"x", None, None, [("traceparent", b"mine")])
-    assert with_entry(group, entry_for(CONTEXT), 1000) is group
+    assert with_context(group, entry_for(CONTEXT), 1000) is group
 
 
 async def test_off_means_no_observer() -> None:
     """If tracing is disabled, no component has an observer."""
     client = Client("127.0.0.1:1")
-    client._connected()
+    client._get_buffer()
     assert client._observer is None
     subscription = client.recv([1])
     assert subscription._observer is None
@@ -112,7 +112,7 @@ async def test_off_means_no_observer() -> None:
     context = LocalContext()
     router = Worker(WorkerSettings(worker_id="w", topology="t"), context, 1).router
     assert (router.observer, router.queues.observer) == (None, None)
-    assert router.pressure.example is None
+    assert router.pressure.find_example is None
     await asyncio.to_thread(context.term)
 
     worker = alone(words())
@@ -125,7 +125,7 @@ def test_a_send_has_a_span_with_its_error_and_a_refused_try_send_has_none(
     """A try_send() that returns False creates no span."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("tuplewire.client.observer", lambda: ProgramObserver(Tracing(provider, 1.0)))
+    monkeypatch.setattr("tuplewire.client.new_observer", lambda: ProgramObserver(Tracing(provider, 1.0)))
     client = Client("127.0.0.1:1", max_pending_messages=1)
     assert client.try_send(1, b"there is room for one")
     assert not client.try_send(2, b"x")
@@ -164,7 +164,7 @@ thread = threading.Thread(target=hold)
 thread.start()
 held.wait()
 if (child := os.fork()) == 0:
-    os._exit(tracing.active() is not None)
+    os._exit(tracing.get_tracing() is not None)
 forked.set()
 thread.join()
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

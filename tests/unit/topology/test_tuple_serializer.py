@@ -271,14 +271,14 @@ def test_malformed_value(value: bytes, problem: str) -> None:
 @pytest.mark.parametrize("kind", [int, float])
 def test_keys_that_are_numbers_are_bounded(kind: type[int | float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Number keys are limited, because a sender can choose colliding ones; string keys are not."""
-    monkeypatch.setattr(packing, "MOST_NUMBER_KEYS", 3)
+    monkeypatch.setattr(packing, "MAX_NUMBER_KEYS", 3)
     allowed = {kind(number): None for number in range(3)} | dict.fromkeys("abcd")
     assert SERIALIZER.deserialize(SERIALIZER.serialize(Tuple([allowed], ONE)))["value"] == allowed
     with pytest.raises(UnsupportedValueError, match="more than 3 keys that are numbers; use a list of pairs"):
         packed(allowed | {kind(9): None})
-    monkeypatch.setattr(packing, "MOST_NUMBER_KEYS", 4)
+    monkeypatch.setattr(packing, "MAX_NUMBER_KEYS", 4)
     foreign = SERIALIZER.serialize(Tuple([allowed | {kind(9): None}], ONE))
-    monkeypatch.setattr(packing, "MOST_NUMBER_KEYS", 3)
+    monkeypatch.setattr(packing, "MAX_NUMBER_KEYS", 3)
     with pytest.raises(MalformedTupleError, match="more than 3 keys that are numbers"):
         SERIALIZER.deserialize(foreign)
 
@@ -301,10 +301,10 @@ def test_serves_several_threads() -> None:
             [f"w{number}", {"n": [number] * 5}], TOPOLOGY.source(2 + number % 3, "default"), ((1, number),)
         )
         received = serializer.deserialize(serializer.serialize(sent))
-        return (received.values, received.source_task, received.message_id) == (
+        return (received.values, received.source_task, received.roots) == (
             sent.values,
             sent.source_task,
-            sent.message_id,
+            sent.roots,
         )
 
     with ThreadPoolExecutor(8) as pool:
@@ -347,8 +347,8 @@ def test_neighbours_are_told_apart() -> None:
     payloads = list(map(serializer.serialize, tuples))
     assert payloads == [TupleSerializer(TOPOLOGY).serialize(each) for each in tuples]
     read = list(map(serializer.deserialize, payloads))
-    assert [(each.values, each.source.key, each.message_id) for each in read] == [
-        (each.values, each.source.key, each.message_id) for each in tuples
+    assert [(each.values, each.source.wire_id, each.roots) for each in read] == [
+        (each.values, each.source.wire_id, each.roots) for each in tuples
     ]
 
 

@@ -14,8 +14,8 @@ from tuplewire_topology.authoring.user_metrics import (
     CounterMetric,
     Gauge,
     HistogramMetric,
+    MetricSnapshot,
     UserMetrics,
-    UserSample,
 )
 from tuplewire_topology.clusters.capture import FeederSpout
 
@@ -32,11 +32,11 @@ def test_what_was_counted_is_told_by_task() -> None:
     value = 5
     metrics.register(2, "left", Gauge(lambda: value))
     value = 7
-    assert metrics.samples([1, 2, 3]) == [
-        UserSample(1, "orders", "counter", 3.5),
-        UserSample(1, "sizes", "histogram", 24, (1.0, 10.0), (2, 2, 1)),
-        UserSample(2, "orders", "counter", 1),
-        UserSample(2, "left", "gauge", 7),
+    assert metrics.collect([1, 2, 3]) == [
+        MetricSnapshot(1, "orders", "counter", 3.5),
+        MetricSnapshot(1, "sizes", "histogram", 24, (1.0, 10.0), (2, 2, 1)),
+        MetricSnapshot(2, "orders", "counter", 1),
+        MetricSnapshot(2, "left", "gauge", 7),
     ]
 
 
@@ -45,11 +45,11 @@ def test_a_gauge_is_replaced_and_a_task_forgotten() -> None:
     metrics = UserMetrics(1)
     metrics.register(1, "left", Gauge(lambda: 1))
     metrics.register(1, "left", Gauge(lambda: 2))
-    assert metrics.samples([1]) == [UserSample(1, "left", "gauge", 2)]
-    metrics.forget([1])
-    assert metrics.samples([1]) == []
+    assert metrics.collect([1]) == [MetricSnapshot(1, "left", "gauge", 2)]
+    metrics.remove_tasks([1])
+    assert metrics.collect([1]) == []
     metrics.register(2, "left", Gauge(lambda: 3))  # there is space again
-    assert metrics.samples([2]) == [UserSample(2, "left", "gauge", 3)]
+    assert metrics.collect([2]) == [MetricSnapshot(2, "left", "gauge", 3)]
 
 
 def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
@@ -58,15 +58,15 @@ def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     metrics.register(1, "h", HistogramMetric((1, 2, 3, 4, 5))).update(1)  # eight series
     for number in range(100):
         metrics.register(1, f"n{number}", CounterMetric()).inc()
-    assert [each.name for each in metrics.samples([1])] == ["h", "n0", "n1"]
-    assert metrics.omitted([1]) == 98
-    assert metrics.omitted([2]) == 0
+    assert [each.name for each in metrics.collect([1])] == ["h", "n0", "n1"]
+    assert metrics.count_omitted([1]) == 98
+    assert metrics.count_omitted([2]) == 0
     (line,) = caplog.messages
     assert line.startswith("metric.omitted task=1 metric=n2 most_series=10")
     metrics.register(1, "n99", CounterMetric()).inc()
-    assert metrics.omitted([1]) == 98
-    metrics.forget([1])
-    assert metrics.omitted([1]) == 0
+    assert metrics.count_omitted([1]) == 98
+    metrics.remove_tasks([1])
+    assert metrics.count_omitted([1]) == 0
 
 
 @pytest.mark.parametrize("name", ["", "...", "x" * 101, 5, None])
@@ -81,7 +81,7 @@ def test_a_name_has_one_meaning() -> None:
     metrics = UserMetrics()
     metrics.register(1, "orders.paid", CounterMetric()).inc()
     metrics.register(1, "orders_paid_total", CounterMetric()).inc()
-    assert metrics.samples([1]) == [UserSample(1, "orders_paid", "counter", 2)]
+    assert metrics.collect([1]) == [MetricSnapshot(1, "orders_paid", "counter", 2)]
     with pytest.raises(TopologyError, match=r"the gauge 'orders\.paid' and the counter 'orders_paid'"):
         metrics.register(2, "orders.paid", Gauge(lambda: 1))
     metrics.register(1, "wait_count", Gauge(lambda: 1))
@@ -111,7 +111,7 @@ def test_a_gauge_that_raises_is_omitted(caplog: pytest.LogCaptureFixture) -> Non
     metrics.register(1, "whole", Gauge(lambda: 1))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert metrics.samples([1]) == [UserSample(1, "whole", "gauge", 1)]
+            assert metrics.collect([1]) == [MetricSnapshot(1, "whole", "gauge", 1)]
     assert caplog.messages == [
         'metric.failed task=1 metric=broken reason="ZeroDivisionError: division by zero"'
     ]
@@ -123,4 +123,4 @@ def test_a_context_alone_registers() -> None:
     assert isinstance(context.register_counter("n"), CounterMetric)
     assert isinstance(context.register_histogram("h"), HistogramMetric)
     context.register_gauge("g", lambda: 1)
-    assert [each.name for each in context.metrics.samples([1])] == ["n", "h", "g"]
+    assert [each.name for each in context.metrics.collect([1])] == ["n", "h", "g"]

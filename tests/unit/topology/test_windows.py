@@ -40,7 +40,7 @@ def counted(window: Window, count: int) -> list[tuple[list[Any], list[Any], list
     """Return the windows of this number of tuples, by count."""
     windows = CountWindows(window)
     found = [shown(each) for message in tuples(range(count)) for each in windows.add(message)]
-    return found + [shown(each) for each in windows.rest()]
+    return found + [shown(each) for each in windows.flush()]
 
 
 def test_tumbling_by_count() -> None:
@@ -73,8 +73,8 @@ def test_by_time() -> None:
         (5, 15, [6, 12], [12], [1, 5]),
         (10, 20, [12], [], [6]),
     ]
-    assert [shown(each) for each in windows.rest()] == [([40], [40], [12])]
-    assert not list(windows.rest())
+    assert [shown(each) for each in windows.flush()] == [([40], [40], [12])]
+    assert not list(windows.flush())
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -92,7 +92,7 @@ def test_windows_are_those_of_the_definition(seed: int) -> None:
             taken.append(message["number"])
         now += chance.choice([0, 0, 0.5, 3])
         found += windows.advance(now)
-    found += windows.rest()
+    found += windows.flush()
     for window in found:
         assert window.end is not None
         assert window.start == window.end - length
@@ -111,7 +111,7 @@ def test_windows_are_those_of_the_definition(seed: int) -> None:
         lambda: Window.count(2.5),  # type: ignore[arg-type]
         lambda: Window.seconds(10, 3),
         lambda: Window.seconds(10, lag=1),
-        lambda: Window.seconds(10, late="late"),
+        lambda: Window.seconds(10, late_stream="late"),
         *(partial(Window.seconds, number) for number in NO_LENGTHS),
         *(partial(Window.seconds, 10.0, number) for number in NO_LENGTHS),
         *(partial(Window.seconds, 1.0, timestamp="at", lag=number) for number in (math.nan, math.inf, -1.0)),
@@ -141,4 +141,4 @@ def test_times_that_go_on(every: float) -> None:
     windows = TimeWindows(Window.seconds(every, every, timestamp="at"))
     for at in (-1.7e9, 0, Fraction(1, 3), 1.7e9):
         windows.add(object(), at)  # type: ignore[arg-type]
-    assert len(list(windows.rest())) == 4
+    assert len(list(windows.flush())) == 4

@@ -1,11 +1,11 @@
-"""Trackers of tuple trees: by counts in one process (Acker), or by acker tasks (AckerTracker and Trees).
+"""Trackers of tuple trees: by counts in one process (LocalTracker), or by acker tasks.
 
 Used by executors, which report each copy before it is in flight, so the count of a tree is never 0 too early.
-Owns the trees of a process or of an acker task. Not thread-safe. Exception: Acker. Source: Storm's `Acker`.
-Design: docs/design/acking.md.
+Owns the trees of a process or of an acker task. Not thread-safe, except LocalTracker. Source: Storm's
+`Acker`. Design: docs/design/acking.md.
 
-Acker reports a failure only once no copy is in flight, because the spout may emit the tuple again with the
-same message id. It has no time limit, because a process does not lose tuples.
+LocalTracker reports a failure only once no copy is in flight, because the spout may emit the tuple again
+with the same message id. It has no time limit, because a process does not lose tuples.
 
 For acker tasks, an edge is a tuple in flight to one task. Its number is XORed into the tree when it is sent,
 and again when it is processed. The result is 0 once no edge is pending, in any order of reports. The number
@@ -26,22 +26,22 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from tuplewire.errors import MalformedTupleError
-from tuplewire_topology.authoring.collector import Emitted
+from tuplewire_topology.authoring.collector import EmittedTuples
 from tuplewire_topology.authoring.description import ACKER_COMPONENT, ComponentKind, Topology
 from tuplewire_topology.authoring.tuples import (
     ACK_STREAM,
     FAIL_STREAM,
     INIT_STREAM,
     AddressedTuples,
-    MessageId,
+    Roots,
     Tuple,
-    fate,
+    outcome_tuple,
 )
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
-PARTS = 2
+RETAINED_ROTATIONS = 2
 """The number of rotations that an entry survives. The next rotation removes it."""
 
 
@@ -49,7 +49,7 @@ class RotatingMap(Generic[_Key, _Value]):
     """A map with generations of entries. A rotation removes the oldest one. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._generations: list[dict[_Key, _Value]] = [{} for _ in range(PARTS + 1)]
+        self._generations: list[dict[_Key, _Value]] = [{} for _ in range(RETAINED_ROTATIONS + 1)]
 
     def __len__(self) -> int:
         return sum(map(len, self._generations))
@@ -79,7 +79,7 @@ class RotatingMap(Generic[_Key, _Value]):
 
 
 EDGE_MASK = (1 << 64) - 1
-ID = struct.Struct("<QQ")
+ID_STRUCT = struct.Struct("<QQ")
 """The bytes of a tracked tuple's message id, for each root: the root and the tuple's number."""
 
 
@@ -95,68 +95,65 @@ def factor_of(task: int) -> int:
     return mixed ^ mixed >> 31 | 1
 
 
-def to_block(numbers: Iterable[int]) -> bytes:
+def pack_uint64(numbers: Iterable[int]) -> bytes:
     """Return numbers of 64 bits as a column of bytes."""
     column = list(numbers)
     return struct.pack(f"<{len(column)}Q", *column)
 
 
-def from_block(block: Any) -> Sequence[int]:
+def unpack_uint64(block: Any) -> Sequence[int]:
     """Return the numbers of a column. Raises MalformedTupleError for an invalid one."""
     if not isinstance(block, bytes) or len(block) % 8:
         raise MalformedTupleError("a tuple to or from an acker holds no column of 64-bit numbers")
     return struct.unpack(f"<{len(block) // 8}Q", block)
 
 
-def check_id(message_id: MessageId, ackers: range) -> None:
+def check_roots(roots: Roots, acker_tasks: range) -> None:
     """Raise MalformedTupleError if no executor of this topology can have set a message id."""
-    for acker, pair in message_id:
-        if acker not in ackers or not isinstance(pair, bytes) or len(pair) != ID.size:
-            raise MalformedTupleError(f"{message_id!r} is not a message id of a topology with acker tasks")
+    for acker, pair in roots:
+        if acker not in acker_tasks or not isinstance(pair, bytes) or len(pair) != ID_STRUCT.size:
+            raise MalformedTupleError(f"{roots!r} is not a message id of a topology with acker tasks")
 
 
 # --- trees -------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _TaskTree:
-    """`spout` is None until its report arrives. `told` is True once the outcome was reported to it."""
+class _XorTree:
+    """`spout` is None until its report arrives. `is_reported` is True once it got the outcome."""
 
     edges: int = 0
     spout: int | None = None
     failed: bool = False
-    told: bool = False
+    is_reported: bool = False
 
 
-Fate = tuple[int, int, bool]
+TreeOutcome = tuple[int, int, bool]
 """The spout's task, the root, and True if the tree was processed."""
 
 
-class Trees(RotatingMap[int, _TaskTree]):
+class AckerTrees(RotatingMap[int, _XorTree]):
     """The trees of one acker task, by root, as pure state. Not thread-safe. Source: Storm's `Acker`.
 
     A failure is reported immediately, as in Storm: each emit starts a new tree, so late acks of a failed one
     do not count for another. Call rotate() each half of the message timeout, to drop old trees.
     """
 
-    def take(self, message: Tuple) -> list[Fate]:
+    def apply_report(self, message: Tuple) -> list[TreeOutcome]:
         """Apply a report, and return the outcomes. Raises MalformedTupleError, without effect, if invalid."""
-        roots = from_block(message.values[0])
+        roots = unpack_uint64(message.values[0])
         failed = message.source_stream == FAIL_STREAM
-        edges = (0,) * len(roots) if failed else from_block(message.values[1])
+        edges = (0,) * len(roots) if failed else unpack_uint64(message.values[1])
         if len(roots) != len(edges):
             raise MalformedTupleError(f"{len(edges)} edges for {len(roots)} roots")
         spout = message.source_task if message.source_stream == INIT_STREAM else None
-        return [
-            fate
-            for root, edge in zip(roots, edges, strict=True)
-            for fate in self._update(root, edge, spout, failed=failed)
-        ]
+        pairs = zip(roots, edges, strict=True)
+        return list(_flat(self._update(root, edge, spout, failed=failed) for root, edge in pairs))
 
-    def _update(self, root: int, edge: int, spout: int | None, *, failed: bool) -> list[Fate]:
+    def _update(self, root: int, edge: int, spout: int | None, *, failed: bool) -> list[TreeOutcome]:
         tree = self.get(root)
         if tree is None:
-            tree = _TaskTree()
+            tree = _XorTree()
             self.put(root, tree)
         tree.edges ^= edge
         tree.failed |= failed
@@ -164,14 +161,14 @@ class Trees(RotatingMap[int, _TaskTree]):
             tree.spout = spout
         if tree.spout is None:
             return []  # a bolt's report arrived before the spout's
-        tell = not tree.told and (tree.failed or not tree.edges)
-        tree.told |= tell
+        report_now = not tree.is_reported and (tree.failed or not tree.edges)
+        tree.is_reported |= report_now
         if not tree.edges and not failed:  # after a failure, its edges follow in the next tuple
             self.pop(root)
-        return [(tree.spout, root, not tree.failed)] if tell else []
+        return [(tree.spout, root, not tree.failed)] if report_now else []
 
 
-_message_id = attrgetter("message_id")
+_roots = attrgetter("roots")
 _flat = chain.from_iterable
 
 Root = tuple[int, Any]
@@ -179,7 +176,7 @@ Root = tuple[int, Any]
 
 
 @dataclass(slots=True)
-class _Tree:
+class _CountedTree:
     copies: int = 0
     failed: bool = False
 
@@ -188,47 +185,42 @@ class _Tree:
 class TupleUpdates:
     """The changes of one task since its previous report.
 
-    `began` are the keys returned by begin(), and `columns` the tuples for each task. `lost` tuples are not
-    sent, because of an error. `acked` and `failed` are the ids of processed copies.
+    `started_keys` comes from start_tracking(), and `columns` the tuples for each task. `unsent`
+    tuples are not sent, because of an error. `acked` and `failed` are the ids of processed copies.
     """
 
     task: int
-    began: Sequence[Any]
+    started_keys: Sequence[Any]
     columns: Sequence[AddressedTuples]
-    lost: Sequence[Tuple]
-    acked: Sequence[MessageId]
-    failed: Sequence[MessageId]
+    unsent: Sequence[Tuple]
+    acked: Sequence[Roots]
+    failed: Sequence[Roots]
 
 
-class Acker:
+class LocalTracker:
     """Counts the pending copies of each tree. Thread-safe. Keys are the spouts' own message ids.
 
-    `tell` is called with the outcomes of a spout task's tuples, in the thread that ends their trees.
+    `on_outcomes` is called with the outcomes of a spout task's tuples, in the thread that ends their trees.
     """
 
-    def __init__(self, tell: Callable[[AddressedTuples], None]) -> None:
-        self._tell = tell
+    def __init__(self, on_outcomes: Callable[[AddressedTuples], None]) -> None:
+        self._on_outcomes = on_outcomes
         self._lock = threading.Lock()
-        self._trees: dict[Root, _Tree] = {}
+        self._trees: dict[Root, _CountedTree] = {}
 
-    def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
+    def start_tracking(self, emitted: Sequence[EmittedTuples]) -> list[tuple[Any, Any]]:
         """Return (key, message id) of each tuple with an id. Outcomes are reported under these keys."""
-        return [
-            (message_id, message_id)
-            for run in runs
-            for message in run.tuples
-            for _, message_id in message.message_id
-        ]
+        return [(key, key) for batch in emitted for message in batch.tuples for _, key in message.roots]
 
-    def derive(self, runs: Sequence[Emitted]) -> None:
+    def renumber(self, emitted: Sequence[EmittedTuples]) -> None:
         """Prepare tuples that a bolt emitted, before they are sent. Does nothing here."""
 
     def report(self, updates: TupleUpdates) -> list[AddressedTuples]:
         """Report changes before the columns are sent; return tuples to send: none. Ignores finished trees."""
-        tuples = chain(updates.lost, *(column.tuples for column in updates.columns))
-        copies = Counter(_flat(map(_message_id, tuples)))
-        failed = [*updates.failed, *(message.message_id for message in updates.lost)]
-        if not (updates.began or copies or updates.acked or failed):
+        tuples = chain(updates.unsent, *(column.tuples for column in updates.columns))
+        copies = Counter(_flat(map(_roots, tuples)))
+        failed = [*updates.failed, *(message.roots for message in updates.unsent)]
+        if not (updates.started_keys or copies or updates.acked or failed):
             return []
         finished: dict[int, list[Tuple]] = {}
         # Counted in C, without the lock. Design: docs/design/acking.md (tuples in sequence).
@@ -236,56 +228,56 @@ class Acker:
         with self._lock:
             trees = self._trees
             touched: dict[Root, None] = {}
-            for key in updates.began:
+            for key in updates.started_keys:
                 root = updates.task, key
-                trees.setdefault(root, _Tree())  # a message id that is still pending shares its tree
+                trees.setdefault(root, _CountedTree())  # a message id that is still pending shares its tree
                 touched[root] = None  # a tree without subscribers ends below
             for root, count in copies.items():
                 if root in trees:
                     trees[root].copies += count
-            for done, fails in ((acked_copies, False), (failed_copies, True)):
-                for root, count in done.items():
+            for counts, has_failed in ((acked_copies, False), (failed_copies, True)):
+                for root, count in counts.items():
                     if root in trees:
                         tree = trees[root]
                         tree.copies -= count
-                        tree.failed |= fails
+                        tree.failed |= has_failed
                         touched[root] = None
             for root in touched:
                 if root in trees and trees[root].copies <= 0:
                     tree = trees.pop(root)
-                    finished.setdefault(root[0], []).append(fate(root[1], processed=not tree.failed))
-        self._tell_all(finished)
+                    finished.setdefault(root[0], []).append(outcome_tuple(root[1], processed=not tree.failed))
+        self._send_outcomes(finished)
         return []
 
-    def lose(self, left: Mapping[Root, int], gone: Collection[int] = ()) -> None:
+    def fail_lost(self, held: Mapping[Root, int], removed_spouts: Collection[int] = ()) -> None:
         """Fail the trees that lost copies with a worker. No tuple may be in flight during the call.
 
-        `left` has the number of copies by root that bolts still hold. A tree with more copies fails; its
-        spout is notified after the remaining ones are processed. Trees of the spout tasks `gone` are removed.
+        `held` has the number of copies by root that bolts still hold. A tree with more copies fails; its
+        spout is notified after the remaining ones are processed. Trees of `removed_spouts` are removed.
         """
         finished: dict[int, list[Tuple]] = {}
         with self._lock:
             for root, tree in list(self._trees.items()):
-                remaining = left.get(root, 0)
-                if root[0] in gone:  # no spout remembers the tuple
+                remaining = held.get(root, 0)
+                if root[0] in removed_spouts:  # no spout remembers the tuple
                     del self._trees[root]
                 elif tree.copies > remaining:
                     tree.copies, tree.failed = remaining, True
                     if not remaining:
                         del self._trees[root]
-                        finished.setdefault(root[0], []).append(fate(root[1], processed=False))
-        self._tell_all(finished)
+                        finished.setdefault(root[0], []).append(outcome_tuple(root[1], processed=False))
+        self._send_outcomes(finished)
 
-    def _tell_all(self, finished: Mapping[int, Sequence[Tuple]]) -> None:
-        for task, fates in finished.items():
-            self._tell(AddressedTuples(task, fates))
+    def _send_outcomes(self, finished: Mapping[int, Sequence[Tuple]]) -> None:
+        for task, outcomes in finished.items():
+            self._on_outcomes(AddressedTuples(task, outcomes))
 
 
-_KEY = 8
+_ROOT_BYTES = 8
 """The number of bytes of a message id that contain its root."""
 
 
-class AckerTracker:
+class AckerClient:
     """Reports the changes of one task to acker tasks, with its other tuples. Each emit has a random key.
 
     `seed` is for tests: random numbers must differ between tasks. Not thread-safe.
@@ -298,70 +290,70 @@ class AckerTracker:
         self._edges_source = topology.source(task, INIT_STREAM if kind is ComponentKind.SPOUT else ACK_STREAM)
         self._fail_source = topology.source(task, FAIL_STREAM)
         self._own_factor = factor_of(task)
-        self._bits = random.Random(seed).getrandbits  # noqa: S311 - ids, not secrets
+        self._random_bits = random.Random(seed).getrandbits  # noqa: S311 - ids, not secrets
 
-    def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
-        """Replace the message ids by random roots, and return (root, message id) of each. See Acker."""
-        began = []
-        for run in runs:
-            for message in run.tuples:
-                for _, message_id in message.message_id:
-                    root = self._bits(64)
-                    message.message_id = ((self._acker_of(root), ID.pack(root, self._bits(64) | 1)),)
-                    began.append((root, message_id))
-        return began
+    def start_tracking(self, emitted: Sequence[EmittedTuples]) -> list[tuple[Any, Any]]:
+        """Replace the message ids by random roots, and return (root, message id) of each."""
+        started = []
+        for batch in emitted:
+            for message in batch.tuples:
+                for _, message_id in message.roots:
+                    root = self._random_bits(64)
+                    message.roots = ((self._acker_of(root), ID_STRUCT.pack(root, self._random_bits(64) | 1)),)
+                    started.append((root, message_id))
+        return started
 
     def _acker_of(self, root: int) -> int:
         return self._ackers[root % len(self._ackers)]
 
-    def derive(self, runs: Sequence[Emitted]) -> None:
-        """Replace the anchors' numbers in each message id by a random number of the tuple. See Acker."""
-        for run in runs:
-            for message in run.tuples:
-                if message.message_id:
-                    number = (self._bits(64) | 1).to_bytes(8, "little")  # odd, so no edge is 0
-                    roots = dict.fromkeys((acker, pair[:_KEY]) for acker, pair in message.message_id)
-                    message.message_id = tuple((acker, root + number) for acker, root in roots)
+    def renumber(self, emitted: Sequence[EmittedTuples]) -> None:
+        """Replace the anchors' numbers in each message id by a random number of the tuple."""
+        for batch in emitted:
+            for message in batch.tuples:
+                if message.roots:
+                    number = (self._random_bits(64) | 1).to_bytes(8, "little")  # odd, so no edge is 0
+                    roots = dict.fromkeys((acker, pair[:_ROOT_BYTES]) for acker, pair in message.roots)
+                    message.roots = tuple((acker, root + number) for acker, root in roots)
 
     def report(self, updates: TupleUpdates) -> list[AddressedTuples]:
-        """Return reports for acker tasks. Failures precede edges, which may end the tree. See Acker."""
+        """Return reports for acker tasks. Failures precede edges, which may end the tree."""
         edges: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        for root in updates.began:
+        for root in updates.started_keys:
             edges[self._acker_of(root)][root] = 0  # so that a tree without subscribers ends
         for column in updates.columns:
-            ids = [message.message_id for message in column.tuples if message.message_id]
-            _add(edges, ids, factor_of(column.task))
-        _add(edges, updates.acked, self._own_factor)
-        _add(edges, updates.failed, self._own_factor)
-        fails: defaultdict[int, dict[int, None]] = defaultdict(dict)
-        for message_id in (*updates.failed, *(message.message_id for message in updates.lost)):
-            for acker, pair in message_id:
-                fails[acker][ID.unpack(pair)[0]] = None
-        told = []
-        for acker in dict.fromkeys((*fails, *edges)):
+            ids = [message.roots for message in column.tuples if message.roots]
+            _xor_edges(edges, ids, factor_of(column.task))
+        _xor_edges(edges, updates.acked, self._own_factor)
+        _xor_edges(edges, updates.failed, self._own_factor)
+        failures: defaultdict[int, dict[int, None]] = defaultdict(dict)
+        for roots in (*updates.failed, *(message.roots for message in updates.unsent)):
+            for acker, pair in roots:
+                failures[acker][ID_STRUCT.unpack(pair)[0]] = None
+        reports = []
+        for acker in dict.fromkeys((*failures, *edges)):
             tuples = []
-            if acker in fails:
-                tuples.append(Tuple([to_block(fails[acker])], self._fail_source))
+            if acker in failures:
+                tuples.append(Tuple([pack_uint64(failures[acker])], self._fail_source))
             if acker in edges:
                 sums = edges[acker]
-                tuples.append(Tuple([to_block(sums), to_block(sums.values())], self._edges_source))
-            told.append(AddressedTuples(acker, tuples))
-        return told
+                tuples.append(Tuple([pack_uint64(sums), pack_uint64(sums.values())], self._edges_source))
+            reports.append(AddressedTuples(acker, tuples))
+        return reports
 
 
-TupleTracker = Acker | AckerTracker
+TupleTracker = LocalTracker | AckerClient
 
 
-def _add(edges: defaultdict[int, dict[int, int]], ids: Iterable[MessageId], factor: int) -> None:
+def _xor_edges(edges: defaultdict[int, dict[int, int]], ids: Iterable[Roots], factor: int) -> None:
     """XOR the edges of tuples into the sums of their roots: a tuple's number times the task's factor."""
-    unpack = ID.unpack
-    for message_id in ids:
-        for acker, pair in message_id:
+    unpack = ID_STRUCT.unpack
+    for roots in ids:
+        for acker, pair in roots:
             root, number = unpack(pair)
             sums = edges[acker]
             sums[root] = sums.get(root, 0) ^ (number * factor & EDGE_MASK)
 
 
-def keys_of(fate: Tuple) -> Sequence[Any]:
+def tracking_keys(outcome: Tuple) -> Sequence[Any]:
     """Return the keys in an ack or fail. Raises MalformedTupleError for invalid bytes."""
-    return from_block(fate.values[0]) if fate.source_component == ACKER_COMPONENT else fate.values
+    return unpack_uint64(outcome.values[0]) if outcome.source_component == ACKER_COMPONENT else outcome.values

@@ -105,9 +105,9 @@ class TopologyBuilder:
 class ComponentDeclarer:
     """Configures one component of a builder. `component` is the current state; methods return self."""
 
-    def __init__(self, kind: ComponentKind, name: str, template: Spout | Bolt, parallelism: int) -> None:
-        streams = streams_of(template.outputs, f"{kind} {name!r}")
-        self.component = Component(name, kind, streams, (), parallelism, parallelism, {}, template)
+    def __init__(self, kind: ComponentKind, name: str, prototype: Spout | Bolt, parallelism: int) -> None:
+        streams = streams_of(prototype.outputs, f"{kind} {name!r}")
+        self.component = Component(name, kind, streams, (), parallelism, parallelism, {}, prototype)
 
     def set_num_tasks(self, count: int) -> Self:
         """Set the number of tasks, which the executors share. The default is one for each executor."""
@@ -178,7 +178,7 @@ class BoltDeclarer(ComponentDeclarer):
                 f"the custom grouping of {self.component.id!r} is of type {type(grouping).__name__}, "
                 "which is not a CustomStreamGrouping"
             )
-        return self._subscribe(component, stream, GroupingType.CUSTOM, custom=grouping)
+        return self._subscribe(component, stream, GroupingType.CUSTOM, custom_grouping=grouping)
 
     def _subscribe(
         self,
@@ -186,9 +186,9 @@ class BoltDeclarer(ComponentDeclarer):
         stream: str,
         grouping: GroupingType,
         fields: str | Sequence[str] = (),
-        custom: CustomStreamGrouping | None = None,
+        custom_grouping: CustomStreamGrouping | None = None,
     ) -> Self:
         names = (fields,) if isinstance(fields, str) else tuple(fields)  # a string is one field
-        source = Input(component, stream, grouping, names, custom)
-        self.component = replace(self.component, inputs=(*self.component.inputs, source))
+        subscription = Input(component, stream, grouping, names, custom_grouping)
+        self.component = replace(self.component, inputs=(*self.component.inputs, subscription))
         return self

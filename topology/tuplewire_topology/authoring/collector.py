@@ -12,17 +12,17 @@ from typing import Any
 
 from tuplewire.errors import MessageError
 from tuplewire_topology.authoring.description import Topology
-from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, UNANCHORED, MessageId, Tuple, TupleSource
+from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, NO_ROOTS, Roots, Tuple, TupleSource
 
 _TEXT = (str, bytes)
 
 
 @dataclass(slots=True)
-class Emitted:
-    """Consecutive tuples of a task on one stream. `task` is the target on a direct stream, else None."""
+class EmittedTuples:
+    """Consecutive tuples of a task on one stream. `target_task` is None unless the stream is direct."""
 
     source: TupleSource
-    task: int | None
+    target_task: int | None
     tuples: list[Tuple]
 
 
@@ -43,51 +43,51 @@ class Outbox:
         self._component = topology.component_of(task)
         self._ports: dict[str, _Port] = {}
         for stream in self._component.streams:
-            bolts = [bolt for bolt, _ in topology.targets_of(self._component.id, stream.name)]
+            bolts = [bolt for bolt, _ in topology.subscribers_of(self._component.id, stream.name)]
             named = frozenset(target for bolt in bolts for target in topology.tasks_of(bolt))
             source = topology.source(task, stream.name)
             self._ports[stream.name] = _Port(source, len(stream.fields), named if stream.direct else None)
-        self._emitted: list[Emitted] = []
-        self._last: Emitted | None = None
+        self._emitted: list[EmittedTuples] = []
+        self._last: EmittedTuples | None = None
         self._count = 0
         self.serialize: Callable[[Tuple], bytes] | None = None
         """The serializer, if topology.testing.always.try.serialize is set: used to detect changed values."""
-        self.observe: Callable[[str, Tuple], None] | None = None
+        self.on_emit: Callable[[str, Tuple], None] | None = None
         """Called with each stream name and tuple if tracing is on."""
-        self._as_emitted: list[tuple[Tuple, bytes | None]] = []
+        self._emitted_forms: list[tuple[Tuple, bytes | None]] = []
 
     def __len__(self) -> int:
         return self._count
 
     def put(
-        self, stream: str, values: Sequence[Any], message_id: MessageId = UNANCHORED, task: int | None = None
+        self, stream: str, values: Sequence[Any], roots: Roots = NO_ROOTS, task: int | None = None
     ) -> None:
         """Add a tuple. Raises MessageError if the stream, the number of values or the task does not match."""
         port = self._ports.get(stream)
         if port is None or isinstance(values, _TEXT) or len(values) != port.n_fields:
-            raise self._misfit(port, stream, values)
+            raise self._mismatch_error(port, stream, values)
         # A direct stream needs a task that subscribes to it; any other stream must not name a task.
         if (task is None) != (port.direct is None) or (port.direct is not None and task not in port.direct):
-            raise self._misdirected(port, task)
-        message = Tuple(values, port.source, message_id)
-        if self.observe is not None:
-            self.observe(stream, message)
+            raise self._target_error(port, task)
+        message = Tuple(values, port.source, roots)
+        if self.on_emit is not None:
+            self.on_emit(stream, message)
         if self.serialize is not None:
-            self._as_emitted.append((message, self._form(message)))
+            self._emitted_forms.append((message, self._serialize_or_none(message)))
         last = self._last
-        if last is not None and last.source is port.source and last.task == task:
+        if last is not None and last.source is port.source and last.target_task == task:
             last.tuples.append(message)  # one run is routed by one call of a grouping
         else:
-            self._last = Emitted(port.source, task, [message])
+            self._last = EmittedTuples(port.source, task, [message])
             self._emitted.append(self._last)
         self._count += 1
 
-    def take(self) -> list[Emitted]:
+    def take_all(self) -> list[EmittedTuples]:
         """Remove and return all tuples. With `serialize`, raises MessageError if a value has changed."""
-        as_emitted, self._as_emitted = self._as_emitted, []
+        emitted_forms, self._emitted_forms = self._emitted_forms, []
         # Within a worker, tuples are passed by reference, so receivers would see a change.
-        for message, form in as_emitted:
-            if form is not None and self._form(message) != form:
+        for message, form in emitted_forms:
+            if form is not None and self._serialize_or_none(message) != form:
                 raise MessageError(
                     f"a value of {message!r} has changed since {self._component.id!r} emitted it: emit a "
                     "copy, or make a new value for each tuple"
@@ -95,7 +95,7 @@ class Outbox:
         emitted, self._emitted, self._last, self._count = self._emitted, [], None, 0
         return emitted
 
-    def _form(self, message: Tuple) -> bytes | None:
+    def _serialize_or_none(self, message: Tuple) -> bytes | None:
         """Return a tuple as bytes, or None if it cannot be serialized, which the transfer reports later."""
         assert self.serialize is not None  # noqa: S101 - callers check this
         try:
@@ -103,7 +103,7 @@ class Outbox:
         except MessageError:
             return None
 
-    def _misfit(self, port: _Port | None, stream: str, values: Sequence[Any]) -> MessageError:
+    def _mismatch_error(self, port: _Port | None, stream: str, values: Sequence[Any]) -> MessageError:
         if port is None:
             known = ", ".join(map(repr, self._ports)) or "none"
             return MessageError(f"{self._component.id!r} declares no stream {stream!r}; it declares {known}")
@@ -116,7 +116,7 @@ class Outbox:
             f"stream {stream!r} of {self._component.id!r} has the fields {fields}; this is {what}"
         )
 
-    def _misdirected(self, port: _Port, task: int | None) -> MessageError:
+    def _target_error(self, port: _Port, task: int | None) -> MessageError:
         what = f"stream {port.source.stream.name!r} of {self._component.id!r}"
         if port.direct is None:
             return MessageError(f"{what} is not direct: use emit, or declare the stream with direct=True")
@@ -127,15 +127,15 @@ class Outbox:
 
 
 class _Collector:
-    """Passes each reported error to the callback `errors`."""
+    """Passes each reported error to the callback `on_error`."""
 
-    def __init__(self, outbox: Outbox, errors: Callable[[Exception], object]) -> None:
+    def __init__(self, outbox: Outbox, on_error: Callable[[Exception], object]) -> None:
         self._outbox = outbox
-        self._errors = errors
+        self._on_error = on_error
 
     def report_error(self, error: Exception) -> None:
         """Report an error after which the spout or bolt continues."""
-        self._errors(error)
+        self._on_error(error)
 
 
 class SpoutOutputCollector(_Collector):
@@ -146,9 +146,9 @@ class SpoutOutputCollector(_Collector):
     """
 
     def __init__(
-        self, outbox: Outbox, errors: Callable[[Exception], object], wake: Callable[[], None] = lambda: None
+        self, outbox: Outbox, on_error: Callable[[Exception], object], wake: Callable[[], None] = lambda: None
     ) -> None:
-        super().__init__(outbox, errors)
+        super().__init__(outbox, on_error)
         self.wake = wake
 
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None) -> None:
@@ -162,16 +162,16 @@ class SpoutOutputCollector(_Collector):
         Raises:
             MessageError: The stream is direct, is not in `outputs`, or has another number of fields.
         """
-        self._outbox.put(stream, values, self._root(message_id))
+        self._outbox.put(stream, values, self._roots_of(message_id))
 
     def emit_direct(
         self, task: int, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None
     ) -> None:
         """Emit like emit(), to one subscriber of a direct stream. Raises MessageError for another task."""
-        self._outbox.put(stream, values, self._root(message_id), task)
+        self._outbox.put(stream, values, self._roots_of(message_id), task)
 
-    def _root(self, message_id: Any) -> MessageId:
-        return UNANCHORED if message_id is None else ((self._outbox.task, message_id),)
+    def _roots_of(self, message_id: Any) -> Roots:
+        return NO_ROOTS if message_id is None else ((self._outbox.task, message_id),)
 
 
 class OutputCollector(_Collector):
@@ -180,13 +180,13 @@ class OutputCollector(_Collector):
     def __init__(
         self,
         outbox: Outbox,
-        acked: Callable[[Tuple], None],
-        failed: Callable[[Tuple], None],
-        errors: Callable[[Exception], object],
+        on_ack: Callable[[Tuple], None],
+        on_fail: Callable[[Tuple], None],
+        on_error: Callable[[Exception], object],
     ) -> None:
-        super().__init__(outbox, errors)
-        self._acked = acked
-        self._failed = failed
+        super().__init__(outbox, on_error)
+        self._on_ack = on_ack
+        self._on_fail = on_fail
 
     def emit(
         self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, anchors: Tuple | Iterable[Tuple] = ()
@@ -197,7 +197,7 @@ class OutputCollector(_Collector):
             values: A value for each field. Do not change them afterwards.
             anchors: The input tuples that it results from; it carries their message ids.
         """
-        self._outbox.put(stream, values, _message_id(anchors))
+        self._outbox.put(stream, values, _roots_of(anchors))
 
     def emit_direct(
         self,
@@ -208,15 +208,15 @@ class OutputCollector(_Collector):
         anchors: Tuple | Iterable[Tuple] = (),
     ) -> None:
         """Emit like emit(), to one subscriber of a direct stream. Raises MessageError for another task."""
-        self._outbox.put(stream, values, _message_id(anchors), task)
+        self._outbox.put(stream, values, _roots_of(anchors), task)
 
     def ack(self, message: Tuple) -> None:
         """Mark an input tuple as processed."""
-        self._acked(message)
+        self._on_ack(message)
 
     def fail(self, message: Tuple) -> None:
         """Mark an input tuple as failed."""
-        self._failed(message)
+        self._on_fail(message)
 
 
 class BasicOutputCollector:
@@ -225,22 +225,22 @@ class BasicOutputCollector:
     def __init__(self, collector: OutputCollector, anchor: Tuple) -> None:
         self._collector = collector
         self._put = collector._outbox.put
-        self._message_id = anchor.message_id
+        self._roots = anchor.roots
 
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:
         """Emit a tuple, and do not change its values. Raises MessageError if they do not match the stream."""
-        self._put(stream, values, self._message_id)
+        self._put(stream, values, self._roots)
 
     def emit_direct(self, task: int, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:
         """Emit like emit(), to one subscriber of a direct stream. Raises MessageError for another task."""
-        self._put(stream, values, self._message_id, task)
+        self._put(stream, values, self._roots, task)
 
     def report_error(self, error: Exception) -> None:
         """Report an error after which the bolt continues."""
         self._collector.report_error(error)
 
 
-def _message_id(anchors: Tuple | Iterable[Tuple]) -> MessageId:
+def _roots_of(anchors: Tuple | Iterable[Tuple]) -> Roots:
     if isinstance(anchors, Tuple):
-        return anchors.message_id
-    return tuple(dict.fromkeys(root for anchor in anchors for root in anchor.message_id))
+        return anchors.roots
+    return tuple(dict.fromkeys(root for anchor in anchors for root in anchor.roots))

@@ -20,7 +20,7 @@ from tuplewire_topology.authoring.collector import BasicOutputCollector, OutputC
 from tuplewire_topology.authoring.description import Component, Topology, WorkerContext, WorkerHook
 from tuplewire_topology.authoring.tuples import Stream, Tuple
 from tuplewire_topology.authoring.user_metrics import (
-    BUCKETS,
+    DEFAULT_BUCKETS,
     CounterMetric,
     Gauge,
     HistogramMetric,
@@ -33,19 +33,19 @@ logger = event_logger(__name__)
 class TaskHook:
     """A base class for observers of one task. Called in the executor's thread, with batches of tuples.
 
-    An error in acked() or failed() is the component's; any other ends the executor. Source: `BaseTaskHook`.
+    An error in on_ack() or on_fail() is the component's; any other ends the executor. Source: `BaseTaskHook`.
     """
 
-    def emitted(self, tuples: Sequence[Tuple]) -> None:
+    def on_emit(self, tuples: Sequence[Tuple]) -> None:
         """Observe tuples that the task emitted on one stream, before they are sent."""
 
-    def executed(self, tuples: Sequence[Tuple], seconds: float) -> None:
+    def on_execute(self, tuples: Sequence[Tuple], seconds: float) -> None:
         """Observe tuples that a bolt executed in `seconds` in total, without the time for sending."""
 
-    def acked(self, message: Any) -> None:
+    def on_ack(self, message: Any) -> None:
         """Observe a tuple that a bolt acked, or the message id of a spout's processed tuple."""
 
-    def failed(self, message: Any) -> None:
+    def on_fail(self, message: Any) -> None:
         """Observe a tuple that a bolt failed, or the message id of a spout's failed tuple."""
 
     def cleanup(self) -> None:
@@ -133,7 +133,7 @@ class TopologyContext:
         """
         self.metrics.register(self.task, name, Gauge(read))
 
-    def register_histogram(self, name: str, buckets: Iterable[float] = BUCKETS) -> HistogramMetric:
+    def register_histogram(self, name: str, buckets: Iterable[float] = DEFAULT_BUCKETS) -> HistogramMetric:
         """Return the task's histogram with this name, which is created by the first call.
 
         Raises errors as register_counter() does. Source: Storm's `registerHistogram` and `registerTimer`.

@@ -56,7 +56,7 @@ class GroupingType(StrEnum):
     CUSTOM = "custom"
 
 
-KEYED = (GroupingType.FIELDS, GroupingType.PARTIAL_KEY)
+KEYED_GROUPINGS = (GroupingType.FIELDS, GroupingType.PARTIAL_KEY)
 """The groupings that use the values of fields."""
 
 
@@ -105,7 +105,7 @@ class Input:
     stream: str = DEFAULT_STREAM
     grouping: GroupingType = GroupingType.SHUFFLE
     fields: tuple[str, ...] = ()
-    custom: CustomStreamGrouping | None = field(default=None, compare=False, repr=False)
+    custom_grouping: CustomStreamGrouping | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"stream {self.stream!r} of {self.component!r}"
@@ -115,7 +115,7 @@ class Input:
 class Component:
     """A spout or bolt. `parallelism` executors share its `n_tasks` tasks. Source: Storm's `ComponentCommon`.
 
-    `configuration` overrides the topology's settings, by key. Each task runs a copy of `template`.
+    `configuration` overrides the topology's settings, by key. Each task runs a copy of `prototype`.
     """
 
     id: str
@@ -125,7 +125,7 @@ class Component:
     parallelism: int = 1
     n_tasks: int = 1
     configuration: Mapping[str, Any] = field(default_factory=dict)
-    template: Any = field(default=None, compare=False, repr=False)
+    prototype: Any = field(default=None, compare=False, repr=False)
 
     def stream(self, name: str) -> Stream:
         """Return a declared stream. Raises TopologyError for an unknown name."""
@@ -157,11 +157,11 @@ class Topology:
                 self._check_input(component, subscription)
         if not any(component.kind is ComponentKind.SPOUT for component in self.components.values()):
             raise TopologyError("a topology needs at least one spout")
-        self._ids = list(self.components)
+        self._component_ids = list(self.components)
         sizes = [component.n_tasks for component in self.components.values()]
-        self._starts = list(accumulate(sizes, initial=FIRST_TASK))
-        if self._starts[-1] > MAX_TASK:
-            raise TopologyError(f"{self._starts[-1] - FIRST_TASK} tasks are more than there are task ids")
+        self._first_ids = list(accumulate(sizes, initial=FIRST_TASK))
+        if self._first_ids[-1] > MAX_TASK:
+            raise TopologyError(f"{self._first_ids[-1] - FIRST_TASK} tasks are more than there are task ids")
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{each.kind} {each.id} x{each.n_tasks}" for each in self.components.values())
@@ -184,10 +184,8 @@ class Topology:
         source = self.components.get(subscription.component)
         if source is None:
             known = ", ".join(map(repr, self.components))
-            raise TopologyError(
-                f"{bolt.id!r} subscribes to {subscription.component!r}, which is not a component; "
-                f"known are {known}"
-            )
+            what = f"{subscription.component!r}, which is not a component"
+            raise TopologyError(f"{bolt.id!r} subscribes to {what}; known are {known}")
         stream = source.stream(subscription.stream)
         stream.positions(subscription.fields)  # raises for an unknown field
         if stream.direct != (subscription.grouping is GroupingType.DIRECT):
@@ -202,7 +200,7 @@ class Topology:
     @property
     def tasks(self) -> range:
         """The ids of all tasks."""
-        return range(self._starts[0], self._starts[-1])
+        return range(self._first_ids[0], self._first_ids[-1])
 
     def component(self, component: str) -> Component:
         """Return a component by id. Raises TopologyError for an unknown id."""
@@ -213,7 +211,7 @@ class Topology:
 
     def tasks_of(self, component: str) -> range:
         """Return the ids of a component's tasks. Raises TopologyError for an unknown component."""
-        start = self._starts[self._ids.index(self.component(component).id)]
+        start = self._first_ids[self._component_ids.index(self.component(component).id)]
         return range(start, start + self.components[component].n_tasks)
 
     @property
@@ -225,10 +223,9 @@ class Topology:
     def component_of(self, task: int) -> Component:
         """Return the component of a task. Raises TopologyError for an unknown task."""
         if task not in self.tasks:
-            raise TopologyError(
-                f"task {task} is none of this topology's, {self.tasks[0]} to {self.tasks[-1]}"
-            )
-        return self.components[self._ids[bisect_right(self._starts, task) - 1]]
+            known = f"{self.tasks[0]} to {self.tasks[-1]}"
+            raise TopologyError(f"task {task} is none of this topology's, {known}")
+        return self.components[self._component_ids[bisect_right(self._first_ids, task) - 1]]
 
     def executors_of(self, component: str) -> list[range]:
         """Return the tasks of each executor of a component. Executors differ by at most one task."""
@@ -236,7 +233,7 @@ class Topology:
         ends = [len(tasks) * number // count for number in range(count + 1)]
         return [tasks[begin:end] for begin, end in pairwise(ends)]
 
-    def targets_of(self, component: str, stream: str = DEFAULT_STREAM) -> list[tuple[str, Input]]:
+    def subscribers_of(self, component: str, stream: str = DEFAULT_STREAM) -> list[tuple[str, Input]]:
         """Return a stream's subscribers and their inputs. Raises TopologyError for an unknown stream."""
         self.component(component).stream(stream)
         return [
@@ -297,7 +294,7 @@ def _check_component(component: Component) -> None:
     for subscription, source in zip(component.inputs, sources, strict=True):
         if sources.count(source) > 1:
             raise TopologyError(f"{what} subscribes to {subscription} twice")
-        if (subscription.grouping in KEYED) != bool(subscription.fields):
+        if (subscription.grouping in KEYED_GROUPINGS) != bool(subscription.fields):
             raise TopologyError(
                 f"{what} subscribes to {subscription} with the {subscription.grouping} grouping "
                 f"and {len(subscription.fields)} field(s): "
@@ -305,42 +302,42 @@ def _check_component(component: Component) -> None:
             )
 
 
-def shares_of(topology: Topology, workers: int) -> list[list[int]]:
+def schedule_evenly(topology: Topology, n_workers: int) -> list[list[int]]:
     """Return the tasks of each worker, at most one per executor. Source: Storm's `EvenScheduler`."""
     executors = [tasks for name in topology.components for tasks in topology.executors_of(name)]
-    shares: list[list[int]] = [[] for _ in range(min(workers, len(executors)))]
+    tasks_by_worker: list[list[int]] = [[] for _ in range(min(n_workers, len(executors)))]
     for number, tasks in enumerate(executors):
-        shares[number % len(shares)] += tasks
-    return shares
+        tasks_by_worker[number % len(tasks_by_worker)] += tasks
+    return tasks_by_worker
 
 
-def with_ackers(topology: Topology, executors: int) -> Topology:
-    """Return a topology with acker tasks and their streams, or the given one if `executors` is 0.
+def with_ackers(topology: Topology, n_ackers: int) -> Topology:
+    """Return a topology with acker tasks and their streams, or the given one if `n_ackers` is 0.
 
     All processes must use the same number. Raises TopologyError if the topology already has acker tasks.
     """
     if ACKER_COMPONENT in topology.components:
         raise TopologyError("the topology has acker tasks already; give it as its program builds it")
-    if not executors:
+    if not n_ackers:
         return topology
-    components = [_reporting(component) for component in topology.components.values()]
+    components = [_with_acker_streams(component) for component in topology.components.values()]
     inputs = [
         Input(component.id, stream.name, GroupingType.DIRECT)
         for component in components
         for stream in component.streams
         if stream.name in {INIT_STREAM, ACK_STREAM, FAIL_STREAM}
     ]
-    acker = Component(ACKER_COMPONENT, ComponentKind.BOLT, _FATES, tuple(inputs), executors, executors)
+    acker = Component(ACKER_COMPONENT, ComponentKind.BOLT, _OUTCOMES, tuple(inputs), n_ackers, n_ackers)
     return Topology([*components, acker], topology.worker_hooks)
 
 
-_FATES = tuple(Stream("roots", name=name, direct=True) for name in (ACK_STREAM, FAIL_STREAM))
+_OUTCOMES = tuple(Stream("roots", name=name, direct=True) for name in (ACK_STREAM, FAIL_STREAM))
 
 
-def _reporting(component: Component) -> Component:
+def _with_acker_streams(component: Component) -> Component:
     """Return a component with streams to the acker and, for a spout, inputs from it."""
     is_spout = component.kind is ComponentKind.SPOUT
     edges = Stream("roots", "edges", name=INIT_STREAM if is_spout else ACK_STREAM, direct=True)
-    fates = [Input(ACKER_COMPONENT, stream.name, GroupingType.DIRECT) for stream in _FATES if is_spout]
-    streams = (*component.streams, edges, _FATES[1])
-    return replace(component, streams=streams, inputs=(*component.inputs, *fates))
+    outcomes = [Input(ACKER_COMPONENT, stream.name, GroupingType.DIRECT) for stream in _OUTCOMES if is_spout]
+    streams = (*component.streams, edges, _OUTCOMES[1])
+    return replace(component, streams=streams, inputs=(*component.inputs, *outcomes))

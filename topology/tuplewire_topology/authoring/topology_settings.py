@@ -15,12 +15,12 @@ from tuplewire.settings.settings import (
     SECONDS_OR_ZERO,
     Settings,
     choice,
-    count,
+    integer,
     nested,
     setting,
     storm_setting,
 )
-from tuplewire_topology.authoring.user_metrics import MOST_SERIES
+from tuplewire_topology.authoring.user_metrics import MAX_SERIES
 
 LAUNCHER_KEYS = ("topology.environment", "topology.submitter.user", "topology.worker.childopts")
 """Keys that only a launcher of processes reads."""
@@ -54,13 +54,13 @@ class TopologySettings(Settings):
     PASSED = (*LAUNCHER_KEYS, "topology.name")  # the worker reads the name
 
     session: SessionSettings = nested(SessionSettings)
-    workers: int = storm_setting("topology.workers", count(), 1, "number of workers that share the tasks")
+    workers: int = storm_setting("topology.workers", integer(), 1, "number of workers that share the tasks")
     receive_queue_tuples: int = storm_setting(
-        "topology.executor.receive.buffer.size", count(), 32_768, "capacity of an executor's receive queue"
+        "topology.executor.receive.buffer.size", integer(), 32_768, "capacity of an executor's receive queue"
     )
     max_spout_pending: int = storm_setting(
         "topology.max.spout.pending",
-        count(0),
+        integer(0),
         0,
         "maximum number of a spout task's pending tuples with a message id; 0: no limit",
     )
@@ -87,8 +87,8 @@ class TopologySettings(Settings):
         "count bytes from other processes by sending component",
     )
     metrics_series: int = setting(
-        count(0),
-        MOST_SERIES,
+        integer(0),
+        MAX_SERIES,
         "maximum number of series of user metrics that a process exports; others are omitted, and counted",
         key="topology.user.metrics.series",
     )
@@ -100,7 +100,7 @@ class TopologySettings(Settings):
     )
     acker_executors: int | None = storm_setting(
         "topology.acker.executors",
-        count(0),
+        integer(0),
         None,
         "number of tasks that track tuples if a topology runs in several processes (default: one for each "
         "worker); 0: tuples are not tracked",
@@ -118,7 +118,7 @@ class TopologySettings(Settings):
         "duration of one call of a spout or bolt after which its executor counts as stuck",
     )
     error_tries: int = setting(
-        count(),
+        integer(),
         1,
         "maximum number of attempts of a bolt to process a tuple before the error policy applies",
         key="topology.error.tries",
@@ -132,6 +132,6 @@ class TopologySettings(Settings):
     )
 
     @property
-    def ackers(self) -> int:
+    def n_ackers(self) -> int:
         """The number of acker tasks if the topology runs in several processes."""
         return self.workers if self.acker_executors is None else self.acker_executors

@@ -1,7 +1,7 @@
 """Streams with declared fields, the tuples of tasks, and Tuplewire's own tuples: ticks, acks and fails.
 
 Used by all parts of a topology. Owns no state. Not thread-safe. The emitting executor may change a tuple's
-`message_id` and `trace` until it sends the tuple. Source: Storm's `StreamInfo`, `Fields`, `TupleImpl`,
+`roots` and `trace` until it sends the tuple. Source: Storm's `StreamInfo`, `Fields`, `TupleImpl`,
 `MessageId`. Design: docs/design/topologies.md.
 """
 
@@ -49,10 +49,8 @@ class Stream:
         positions = []
         for field in fields:
             if field not in self.fields:
-                raise TopologyError(
-                    f"stream {self.name!r} has no field {field!r}; "
-                    f"it declares {', '.join(self.fields) or 'none'}"
-                )
+                known = ", ".join(self.fields) or "none"
+                raise TopologyError(f"stream {self.name!r} has no field {field!r}; it declares {known}")
             positions.append(self.fields.index(field))
         return tuple(positions)
 
@@ -63,14 +61,14 @@ def check_name(name: object, what: str) -> None:
         raise TopologyError(f"{what} is text of at least one character, not {name!r}")
 
 
-MessageId: TypeAlias = tuple[tuple[int, Any], ...]
+Roots: TypeAlias = tuple[tuple[int, Any], ...]
 """The roots of a tuple: pairs of (spout's task, spout's message id). Empty for an untracked tuple.
 
 Anchors pass the roots from a bolt's input to its output. With acker tasks, a pair is (acker's task, 16 bytes:
 ids of the root and the tuple), which the executor sets before it sends the tuple.
 """
 
-UNANCHORED: MessageId = ()
+NO_ROOTS: Roots = ()
 
 SYSTEM_COMPONENT = "__system"
 SYSTEM_TASK = -1
@@ -87,18 +85,18 @@ StreamId = tuple[str, str]
 class TupleSource:
     """The task and stream of a tuple. All tuples of a task's stream share one object.
 
-    `key` is the source as text, unique in a topology. `positions` maps fields to positions.
+    `wire_id` is the source as text, unique in a topology. `field_indexes` maps fields to positions.
     """
 
-    __slots__ = ("component", "key", "positions", "stream", "stream_id", "task")
+    __slots__ = ("component", "field_indexes", "stream", "stream_id", "task", "wire_id")
 
     def __init__(self, component: str, task: int, stream: Stream) -> None:
         self.component = component
         self.task = task
         self.stream = stream
         self.stream_id: StreamId = component, stream.name
-        self.key = f"{task}:{component}:{stream.name}"
-        self.positions: dict[str | int, int] = {field: at for at, field in enumerate(stream.fields)}
+        self.wire_id = f"{task}:{component}:{stream.name}"
+        self.field_indexes: dict[str | int, int] = {field: at for at, field in enumerate(stream.fields)}
 
     def __repr__(self) -> str:
         return f"<TupleSource: task {self.task} of {self.component!r}, stream {self.stream.name!r}>"
@@ -112,17 +110,15 @@ class Tuple:
 
     Attributes:
         values: The values, as a Python tuple.
-        message_id: The tuples of spouts that it results from; empty: it is not tracked.
+        roots: The tuples of spouts that it results from; empty: it is not tracked.
     """
 
-    __slots__ = ("message_id", "source", "trace", "values")
+    __slots__ = ("roots", "source", "trace", "values")
 
-    def __init__(
-        self, values: Sequence[Any], source: TupleSource, message_id: MessageId = UNANCHORED
-    ) -> None:
+    def __init__(self, values: Sequence[Any], source: TupleSource, roots: Roots = NO_ROOTS) -> None:
         self.values = tuple(values)
         self.source = source
-        self.message_id = message_id
+        self.roots = roots
         self.trace: tuple[bytes, int] | None = None
         """The emitter's context, and the time of the emit in ns since 1970, if it is in a trace."""
 
@@ -162,11 +158,10 @@ class Tuple:
 
     def __getitem__(self, field: str | int) -> Any:
         try:
-            return self.values[self.source.positions.get(field, field)]  # type: ignore[arg-type]
+            return self.values[self.source.field_indexes.get(field, field)]  # type: ignore[arg-type]
         except TypeError:
-            raise KeyError(
-                f"{field!r} is not a field of {self.source!r}; it has {', '.join(self.fields)}"
-            ) from None
+            known = ", ".join(self.fields)
+            raise KeyError(f"{field!r} is not a field of {self.source!r}; it has {known}") from None
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.values)
@@ -175,11 +170,11 @@ class Tuple:
         return len(self.values)
 
     def __repr__(self) -> str:
-        shown = (f"{field}={_shown(value)}" for field, value in zip(self.fields, self.values, strict=False))
-        return f"<Tuple {self.source.key} {' '.join(shown)}>"
+        shown = (f"{field}={_repr(value)}" for field, value in zip(self.fields, self.values, strict=False))
+        return f"<Tuple {self.source.wire_id} {' '.join(shown)}>"
 
 
-def _shown(value: Any) -> str:
+def _repr(value: Any) -> str:
     try:
         return reprlib.repr(value)
     except ValueError:  # an int with more digits than Python prints
@@ -198,7 +193,7 @@ _ACK_SOURCE = TupleSource(SYSTEM_COMPONENT, SYSTEM_TASK, Stream("id", name=ACK_S
 _FAIL_SOURCE = TupleSource(SYSTEM_COMPONENT, SYSTEM_TASK, Stream("id", name=FAIL_STREAM))
 
 
-def fate(message_id: Any, *, processed: bool) -> Tuple:
+def outcome_tuple(message_id: Any, *, processed: bool) -> Tuple:
     """Return the tuple that reports the outcome of a spout's tuple to the spout."""
     return Tuple([message_id], _ACK_SOURCE if processed else _FAIL_SOURCE)
 
@@ -209,4 +204,4 @@ class AddressedTuples:
 
     task: int
     tuples: Sequence[Tuple]
-    done: Callable[[], None] | None = None  # called in the executor's thread once all are processed
+    on_processed: Callable[[], None] | None = None  # called in the executor's thread once all are processed

@@ -18,17 +18,17 @@ from itertools import pairwise
 from typing import ClassVar, NamedTuple, TypeVar
 
 from tuplewire.errors import TopologyError
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.events import LogRateLimiter, event_logger
 
 logger = event_logger(__name__)
 
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+DEFAULT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Default upper bounds of a histogram, for values in seconds."""
-MOST_SERIES = 1000
-_MOST_OMITTED = 10_000
+MAX_SERIES = 1000
+_MAX_OMITTED = 10_000
 """The maximum number of omitted metrics that are counted for each task."""
-_MOST_NAME = 100
-_OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
+_MAX_NAME = 100
+_HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 class MetricKind(StrEnum):
@@ -39,7 +39,7 @@ class MetricKind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-class UserSample(NamedTuple):
+class MetricSnapshot(NamedTuple):
     """A snapshot of a task's metric. A histogram has its sum as `value`, and one count per bucket."""
 
     task: int
@@ -54,7 +54,7 @@ class CounterMetric:
     """A counter. Call only from the task's thread. Source: Dropwizard's `Counter` and `Meter`."""
 
     kind = MetricKind.COUNTER
-    series = 1
+    n_series = 1
 
     def __init__(self) -> None:
         self.value: float = 0
@@ -79,7 +79,7 @@ class HistogramMetric:
             raise TopologyError(f"the buckets of a histogram are finite bounds that grow, not {bounds!r}")
         self.counts = [0] * (len(bounds) + 1)
         self.sum: float = 0.0
-        self.series = len(bounds) + len(_OF_HISTOGRAMS)
+        self.n_series = len(bounds) + len(_HISTOGRAM_SUFFIXES)
 
     def update(self, value: float) -> None:
         """Count a value."""
@@ -92,7 +92,7 @@ class Gauge:
     """A gauge. `read` returns its value, and must be thread-safe."""
 
     kind: ClassVar = MetricKind.GAUGE
-    series: ClassVar = 1
+    n_series: ClassVar = 1
     read: Callable[[], float]
 
     def __post_init__(self) -> None:
@@ -106,48 +106,48 @@ _Metric = TypeVar("_Metric", CounterMetric, HistogramMetric, Gauge)
 class UserMetrics:
     """The metrics of one worker. Thread-safe. Beyond the limit of series, only their number is exported."""
 
-    def __init__(self, most_series: int = MOST_SERIES) -> None:
-        self._most = most_series
+    def __init__(self, max_series: int = MAX_SERIES) -> None:
+        self._max_series = max_series
         self._lock = threading.Lock()
         self._series = 0
         self._exported: dict[str, tuple[MetricKind, str]] = {}
         """The kind and name of the metric that each name in /metrics belongs to."""
         self._tasks: dict[int, dict[str, CounterMetric | HistogramMetric | Gauge]] = {}
-        self._omitted: dict[int, set[str]] = {}
-        self._log_rate = LogRate()
+        self._omitted_names: dict[int, set[str]] = {}
+        self._log_rate = LogRateLimiter()
 
     def register(self, task: int, name: str, metric: _Metric) -> _Metric:
         """Return the task's known metric, or else add and return this one; a gauge replaces the known one.
 
         Raises TopologyError for an invalid name, or one of another kind.
         """
-        told = _told(name)
+        exported_name = _exported_name(name)
         with self._lock:
-            exported = self._check(name, told, metric.kind)
+            exported = self._check(name, exported_name, metric.kind)
             mine = self._tasks.setdefault(task, {})
-            known = mine.get(told)
+            known = mine.get(exported_name)
             if isinstance(known, type(metric)) and not isinstance(known, Gauge):
                 return known
             # A replaced gauge adds no series. An omitted metric is not stored, but its task can use it.
-            omitted = known is None and self._series + metric.series > self._most
+            omitted = known is None and self._series + metric.n_series > self._max_series
             if omitted:
-                names = self._omitted.setdefault(task, set())
-                if len(names) < _MOST_OMITTED:
-                    names.add(told)
+                names = self._omitted_names.setdefault(task, set())
+                if len(names) < _MAX_OMITTED:
+                    names.add(exported_name)
             else:
                 if known is None:
-                    self._series += metric.series
+                    self._series += metric.n_series
                     self._exported |= exported
-                mine[told] = metric
+                mine[exported_name] = metric
         if omitted and self._log_rate.due("omitted"):
-            extra = {"task": task, "metric": name, "most_series": self._most}
+            extra = {"task": task, "metric": name, "most_series": self._max_series}
             logger.warning("metric.omitted", extra={**extra, "setting": "topology.user.metrics.series"})
         return metric
 
-    def _check(self, name: str, told: str, kind: MetricKind) -> Mapping[str, tuple[MetricKind, str]]:
+    def _check(self, name: str, exported_name: str, kind: MetricKind) -> Mapping[str, tuple[MetricKind, str]]:
         """Return a metric's names in /metrics. Raises TopologyError if another metric has one of them."""
-        ends = ["", *_OF_HISTOGRAMS] if kind is MetricKind.HISTOGRAM else [""]
-        exported = dict.fromkeys([told + end for end in ends], (kind, told))
+        ends = ["", *_HISTOGRAM_SUFFIXES] if kind is MetricKind.HISTOGRAM else [""]
+        exported = dict.fromkeys([exported_name + end for end in ends], (kind, exported_name))
         for each, mine in exported.items():
             other, taken = self._exported.get(each, mine)
             if (other, taken) != mine:
@@ -157,19 +157,19 @@ class UserMetrics:
                 )
         return exported
 
-    def forget(self, tasks: Iterable[int]) -> None:
+    def remove_tasks(self, tasks: Iterable[int]) -> None:
         """Remove the metrics of tasks that have left the worker."""
         with self._lock:
             for task in tasks:
-                self._series -= sum(each.series for each in self._tasks.pop(task, {}).values())
-                self._omitted.pop(task, None)
+                self._series -= sum(each.n_series for each in self._tasks.pop(task, {}).values())
+                self._omitted_names.pop(task, None)
 
-    def omitted(self, tasks: Iterable[int]) -> int:
+    def count_omitted(self, tasks: Iterable[int]) -> int:
         """Return the number of the tasks' metrics that are not exported."""
         with self._lock:
-            return sum(len(self._omitted.get(task, ())) for task in tasks)
+            return sum(len(self._omitted_names.get(task, ())) for task in tasks)
 
-    def samples(self, tasks: Iterable[int]) -> Sequence[UserSample]:
+    def collect(self, tasks: Iterable[int]) -> Sequence[MetricSnapshot]:
         """Return snapshots of the tasks' metrics. A gauge that raises is omitted, and logged."""
         with self._lock:
             registered = [(task, dict(self._tasks.get(task, {}))) for task in tasks]
@@ -178,11 +178,11 @@ class UserMetrics:
             for name, each in named.items():
                 kind = each.kind.value
                 if isinstance(each, CounterMetric):
-                    found.append(UserSample(task, name, kind, each.value))
+                    found.append(MetricSnapshot(task, name, kind, each.value))
                 elif isinstance(each, HistogramMetric):
-                    found.append(UserSample(task, name, kind, each.sum, each.bounds, tuple(each.counts)))
+                    found.append(MetricSnapshot(task, name, kind, each.sum, each.bounds, tuple(each.counts)))
                 elif (value := self._read(task, name, each.read)) is not None:
-                    found.append(UserSample(task, name, kind, value))
+                    found.append(MetricSnapshot(task, name, kind, value))
         return found
 
     def _read(self, task: int, name: str, read: Callable[[], float]) -> float | None:
@@ -197,11 +197,11 @@ class UserMetrics:
             return None
 
 
-def _told(name: str) -> str:
+def _exported_name(name: str) -> str:
     """Return the exported form of a name. Raises TopologyError for an invalid name."""
-    if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
-        raise TopologyError(f"a metric's name is text of 1 to {_MOST_NAME} characters, not {name!r:.200}")
-    told = re.sub(r"[^a-zA-Z0-9_]", "_", name).removesuffix("_total")  # exporters add this suffix
-    if not told.strip("_"):
+    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+        raise TopologyError(f"a metric's name is text of 1 to {_MAX_NAME} characters, not {name!r:.200}")
+    exported_name = re.sub(r"[^a-zA-Z0-9_]", "_", name).removesuffix("_total")  # exporters add this suffix
+    if not exported_name.strip("_"):
         raise TopologyError(f"a metric's name needs a letter or a digit, unlike {name!r}")
-    return told
+    return exported_name

@@ -21,10 +21,10 @@ from tuplewire_topology.authoring.collector import OutputCollector
 from tuplewire_topology.authoring.component import Bolt, TopologyContext
 from tuplewire_topology.authoring.tuples import Tuple
 
-_ONLY_THE_LAST = 86_400.0
+_LAST_TICK_ONLY_SECONDS = 86_400.0
 """The tick interval, in seconds, of bolts that need only the last tick."""
-_MOST_SECONDS = 1e15
-_MOST_WINDOWS = 2.0**51
+_MAX_SECONDS = 1e15
+_MAX_WINDOWS = 2.0**51
 """The limit between time 0 and a tuple. Beyond it, two windows would have the same float as their end."""
 
 
@@ -61,7 +61,7 @@ class Window:
         every: The tuples, or seconds, between the ends of windows. Tumbling windows: equal to `length`.
         timestamp: The field or function with a tuple's time, in seconds since 1970; None: its arrival.
         lag: The permitted delay in seconds.
-        late: The stream for tuples with a longer delay; None: they are dropped.
+        late_stream: The stream for tuples with a longer delay; None: they are dropped.
     """
 
     length: float
@@ -69,7 +69,7 @@ class Window:
     by_count: bool
     timestamp: str | Callable[[Tuple], float] | None = None
     lag: float = 0.0
-    late: str | None = None
+    late_stream: str | None = None
 
     @classmethod
     def count(cls, length: int, every: int | None = None) -> Self:
@@ -88,15 +88,15 @@ class Window:
         *,
         timestamp: str | Callable[[Tuple], float] | None = None,
         lag: float = 0.0,
-        late: str | None = None,
+        late_stream: str | None = None,
     ) -> Self:
         """Return windows of `length` seconds, one after each `every` seconds (None: `length`); see Window.
 
         Raises:
             TopologyError: Not 0 < every <= length, or the lag is negative. Without a timestamp: `length` is
-                no multiple of `every`, or `lag` or `late` is given.
+                no multiple of `every`, or `lag` or `late_stream` is given.
         """
-        return cls(length, length if every is None else every, False, timestamp, lag, late)
+        return cls(length, length if every is None else every, False, timestamp, lag, late_stream)
 
     def __post_init__(self) -> None:
         whole = not self.by_count or (type(self.length) is int and type(self.every) is int)
@@ -107,8 +107,10 @@ class Window:
             )
         if not 0 <= self.lag < math.inf:
             raise TopologyError(f"a lag of {self.lag!r} seconds: it is 0 or more")
-        if self.timestamp is None and (self.lag or self.late):
-            raise TopologyError("lag and late are for tuples with a time of their own: name its field, too")
+        if self.timestamp is None and (self.lag or self.late_stream):
+            raise TopologyError(
+                "lag and late_stream are for tuples with a time of their own: name its field, too"
+            )
         if not self.by_count and self.timestamp is None and self.length % self.every:
             raise TopologyError(
                 f"a window of {self.length:g} s, every {self.every:g} s, by arrival: the length is a multiple"
@@ -120,85 +122,85 @@ class CountWindows:
 
     def __init__(self, window: Window) -> None:
         self._length, self._every = int(window.length), int(window.every)
-        self._held: deque[Tuple] = deque()
+        self._tuples: deque[Tuple] = deque()
         self._new: list[Tuple] = []
         self._expired: list[Tuple] = []
 
     def add(self, message: Tuple) -> Iterator[TupleWindow]:
         """Add a tuple, and yield the window that is then due, if any."""
-        self._held.append(message)
+        self._tuples.append(message)
         self._new.append(message)
-        if len(self._held) > self._length:
-            self._expired.append(self._held.popleft())
+        if len(self._tuples) > self._length:
+            self._expired.append(self._tuples.popleft())
         if len(self._new) == self._every:
-            yield from self.rest()
+            yield from self.flush()
 
-    def rest(self) -> Iterator[TupleWindow]:
+    def flush(self) -> Iterator[TupleWindow]:
         """Yield a window with the remaining tuples, if any is new."""
         if self._new:
             new, self._new = self._new, []
             expired, self._expired = self._expired, []
-            yield TupleWindow(list(self._held), new, expired)
+            yield TupleWindow(list(self._tuples), new, expired)
 
 
-class _Timed(NamedTuple):
-    at: float
+class _TimedTuple(NamedTuple):
+    time: float
     message: Tuple
 
 
 class TimeWindows:
     """Windows by time. Their ends are multiples of `every`, as in Storm. Not thread-safe.
 
-    All windows up to the time `passed` were yielded. A tuple with this time, or an earlier one, is late.
+    All windows up to the time `watermark` were yielded. A tuple with this time, or an earlier one, is late.
     """
 
     def __init__(self, window: Window) -> None:
         self._length, self._every = window.length, window.every
-        self._most = min(_MOST_SECONDS, window.every * _MOST_WINDOWS)
-        self._held: list[_Timed] = []
+        self._max_time = min(_MAX_SECONDS, window.every * _MAX_WINDOWS)
+        self._tuples: list[_TimedTuple] = []
         self._expired: list[Tuple] = []
         self._end = -math.inf
         """The end of the last window."""
-        self.passed = -math.inf
+        self.watermark = -math.inf
 
-    def add(self, message: Tuple, at: Any) -> bool:
+    def add(self, message: Tuple, time: Any) -> bool:
         """Add a tuple; return False if it is late. Raises MessageError for an invalid time."""
-        number: Any = at if isinstance(at, Real) else math.nan
-        if not -self._most <= number <= self._most:  # also refuses NaN
+        number: Any = time if isinstance(time, Real) else math.nan
+        if not -self._max_time <= number <= self._max_time:  # also refuses NaN
             raise MessageError(
-                f"the time of a tuple in a window is a number of seconds, at most {self._most:g}, and not "
-                f"{str(at)[:100]}: convert it from a datetime or another unit"
+                f"the time of a tuple in a window is a number of seconds, at most {self._max_time:g}, and "
+                f"not {str(time)[:100]}: convert it from a datetime or another unit"
             )
-        at = float(at)
-        if at <= self.passed:
+        time = float(time)
+        if time <= self.watermark:
             return False
-        held = self._held  # sorted by time; equal times in order of arrival
-        held.insert(bisect_right(held, at, key=attrgetter("at")), _Timed(at, message))
+        tuples = self._tuples  # sorted by time; equal times in order of arrival
+        tuples.insert(bisect_right(tuples, time, key=attrgetter("time")), _TimedTuple(time, message))
         return True
 
     def advance(self, now: float) -> Iterator[TupleWindow]:
         """Yield, in order, the windows that end by this time, except empty windows."""
-        while self._held:
+        while self._tuples:
             # Skip over windows without tuples, however long the gap.
-            end = max(self._end + self._every, math.ceil(self._held[0].at / self._every) * self._every)
+            end = max(self._end + self._every, math.ceil(self._tuples[0].time / self._every) * self._every)
             if end > now:
                 break
             begin, before = end - self._length, self._end
             self._end = end
-            gone = bisect_right(self._held, begin, key=attrgetter("at"))
-            self._expired += [each.message for each in self._held[:gone]]
-            del self._held[:gone]
-            inside = self._held[: bisect_right(self._held, end, key=attrgetter("at"))]
+            first_inside = bisect_right(self._tuples, begin, key=attrgetter("time"))
+            self._expired += [each.message for each in self._tuples[:first_inside]]
+            del self._tuples[:first_inside]
+            inside = self._tuples[: bisect_right(self._tuples, end, key=attrgetter("time"))]
             if inside:
                 expired, self._expired = self._expired, []
-                new = [each.message for each in inside if each.at > before]
+                new = [each.message for each in inside if each.time > before]
                 yield TupleWindow([each.message for each in inside], new, expired, begin, end)
-        self.passed = max(self.passed, now)
+        self.watermark = max(self.watermark, now)
 
-    def rest(self) -> Iterator[TupleWindow]:
+    def flush(self) -> Iterator[TupleWindow]:
         """Yield all windows up to the first one with the last tuple."""
-        if self._held and self._held[-1].at > self._end:
-            yield from self.advance(math.ceil(self._held[-1].at / self._every) * self._every)
+        if self._tuples and self._tuples[-1].time > self._end:
+            yield from self.advance(math.ceil(self._tuples[-1].time / self._every) * self._every)
 
 
 class WindowedBolt(Bolt):
@@ -219,7 +221,7 @@ class WindowedBolt(Bolt):
 
     With `timestamp`, a window is due when all input streams have reached its end plus `lag` seconds. A tuple
     that is at least `lag` seconds behind all streams is late, and counted in `late_tuples`. Its values are
-    emitted on the stream `late`, which needs the fields of the input, or dropped if `late` is None.
+    emitted on the stream `late_stream`, which needs the fields of the input, or dropped if that is None.
     """
 
     window: Window
@@ -227,10 +229,10 @@ class WindowedBolt(Bolt):
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector) -> None:
         super().prepare(conf, context, collector)
-        self._counts = CountWindows(self.window)
-        self._times = TimeWindows(self.window)
-        self._now = 0.0
-        self._latest: dict[tuple[str, str], float] = {}
+        self._count_windows = CountWindows(self.window)
+        self._time_windows = TimeWindows(self.window)
+        self._tick_time = 0.0
+        self._max_times: dict[tuple[str, str], float] = {}
         self._streams = {(each.component, each.stream) for each in context.component.inputs}
 
     @abstractmethod
@@ -239,40 +241,40 @@ class WindowedBolt(Bolt):
 
     def execute(self, message: Tuple) -> None:
         if message.is_tick:  # without a message id, so it needs no ack
-            self._give(self._tick(last=message.is_last_tick))
+            self._execute_all(self._tick(last=message.is_last_tick))
             return
         if self.window.by_count:
-            self._give(self._counts.add(message))
+            self._execute_all(self._count_windows.add(message))
         elif self.window.timestamp is None:
-            self._times.add(message, self._now + self.window.every)
+            self._time_windows.add(message, self._tick_time + self.window.every)
         else:
-            self._take_timed(message)
+            self._add_by_time(message)
         self.collector.ack(message)
 
     def _tick(self, *, last: bool) -> Iterable[TupleWindow]:
         if self.window.by_count:
-            return self._counts.rest() if last else ()
+            return self._count_windows.flush() if last else ()
         if last:
-            return self._times.rest()
+            return self._time_windows.flush()
         if self.window.timestamp is not None:
             return ()  # time is the tuples' own, not the clock's
-        self._now += self.window.every
-        return self._times.advance(self._now)
+        self._tick_time += self.window.every
+        return self._time_windows.advance(self._tick_time)
 
-    def _take_timed(self, message: Tuple) -> None:
+    def _add_by_time(self, message: Tuple) -> None:
         timestamp = self.window.timestamp
         at = timestamp(message) if callable(timestamp) else message[str(timestamp)]
-        if not self._times.add(message, at):
+        if not self._time_windows.add(message, at):
             self.late_tuples += 1
-            if self.window.late is not None:
-                self.collector.emit(message.values, stream=self.window.late, anchors=message)
+            if self.window.late_stream is not None:
+                self.collector.emit(message.values, stream=self.window.late_stream, anchors=message)
             return
         stream = (message.source_component, message.source_stream)
-        self._latest[stream] = max(at, self._latest.get(stream, at))
-        if self._latest.keys() >= self._streams:  # the slowest stream decides
-            self._give(self._times.advance(min(self._latest.values()) - self.window.lag))
+        self._max_times[stream] = max(at, self._max_times.get(stream, at))
+        if self._max_times.keys() >= self._streams:  # the slowest stream decides
+            self._execute_all(self._time_windows.advance(min(self._max_times.values()) - self.window.lag))
 
-    def _give(self, windows: Iterable[TupleWindow]) -> None:
+    def _execute_all(self, windows: Iterable[TupleWindow]) -> None:
         for window in windows:
             self.execute_window(window)
 
@@ -282,4 +284,4 @@ def tick_seconds_of(bolt: WindowedBolt, what: str) -> float:
     window = getattr(bolt, "window", None)
     if not isinstance(window, Window):
         raise TopologyError(f"{what} is a WindowedBolt without windows: set window = Window.count(...) in it")
-    return _ONLY_THE_LAST if window.by_count or window.timestamp is not None else window.every
+    return _LAST_TICK_ONLY_SECONDS if window.by_count or window.timestamp is not None else window.every

@@ -1,6 +1,6 @@
 """Test support for topologies: spouts with given tuples, and records of emitted and received tuples.
 
-Used by clusters and tests. Owns the tuples. Not thread-safe. Exceptions: Captured and FeederSpout.feed().
+Used by clusters and tests. Owns the tuples. Not thread-safe, except CapturedTuples and FeederSpout.feed().
 Source: Storm's `Testing`, `FeederSpout`, `FixedTupleSpout`, `MockedSources`, `CapturedTopology`.
 Design: docs/design/topologies.md.
 """
@@ -15,19 +15,19 @@ from dataclasses import replace
 from typing import Any, Self
 
 from tuplewire.errors import TopologyError
-from tuplewire_topology.authoring.collector import Emitted, SpoutOutputCollector
+from tuplewire_topology.authoring.collector import EmittedTuples, SpoutOutputCollector
 from tuplewire_topology.authoring.component import Spout, TopologyContext
 from tuplewire_topology.authoring.description import ComponentKind, Topology
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, Stream, Tuple
 
 
 class FeederSpout(Spout):
-    """Emits the tuples of feed(), which all tasks share. `acked` and `failed` have message IDs."""
+    """Emits the tuples of feed(), which all tasks share. `acked_ids` and `failed_ids` are message IDs."""
 
     def __init__(self, outputs: Sequence[str] | Sequence[Stream]) -> None:
         self.outputs = outputs
-        self.acked: list[Any] = []
-        self.failed: list[Any] = []
+        self.acked_ids: list[Any] = []
+        self.failed_ids: list[Any] = []
         self._feed: deque[tuple[str, Sequence[Any], Any]] = deque()
         self._collectors: list[SpoutOutputCollector] = []
 
@@ -59,10 +59,10 @@ class FeederSpout(Spout):
         return not self._feed
 
     def ack(self, message_id: Any) -> None:
-        self.acked.append(message_id)
+        self.acked_ids.append(message_id)
 
     def fail(self, message_id: Any) -> None:
-        self.failed.append(message_id)
+        self.failed_ids.append(message_id)
 
 
 class FixedTupleSpout(Spout):
@@ -70,18 +70,18 @@ class FixedTupleSpout(Spout):
 
     def __init__(self, tuples: Sequence[Sequence[Any]]) -> None:
         self._tuples = tuples
-        self._left = deque(range(len(tuples)))
+        self._remaining = deque(range(len(tuples)))
 
     def next_tuple(self) -> None:
-        number = self._left.popleft()
+        number = self._remaining.popleft()
         self.collector.emit(self._tuples[number], message_id=number)
 
     @property
     def exhausted(self) -> bool:
-        return self.context.task_index > 0 or not self._left
+        return self.context.task_index > 0 or not self._remaining
 
     def fail(self, message_id: Any) -> None:
-        self._left.append(message_id)
+        self._remaining.append(message_id)
 
 
 def with_sources(topology: Topology, sources: Mapping[str, Sequence[Sequence[Any]]]) -> Topology:
@@ -91,11 +91,11 @@ def with_sources(topology: Topology, sources: Mapping[str, Sequence[Sequence[Any
         component = topology.component(name)
         if component.kind is not ComponentKind.SPOUT:
             raise TopologyError(f"{name!r} is a {component.kind}; given tuples can only replace a spout")
-        components[name] = replace(component, template=FixedTupleSpout(tuples))
+        components[name] = replace(component, prototype=FixedTupleSpout(tuples))
     return Topology(components.values(), topology.worker_hooks)
 
 
-class Captured:
+class CapturedTuples:
     """Tuples that components emitted and received. Thread-safe. Grows as long as the topology runs.
 
     `components` limits the record of emitted tuples to these; None: all.
@@ -107,21 +107,21 @@ class Captured:
         self._emitted: defaultdict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
         self._received: defaultdict[str, list[Tuple]] = defaultdict(list)
 
-    def add(self, runs: Sequence[Emitted]) -> None:
+    def record_emitted(self, emitted: Sequence[EmittedTuples]) -> None:
         """Record tuples that a task has emitted."""
         with self._lock:
-            for run in runs:
-                if self._components is not None and run.source.component not in self._components:
+            for batch in emitted:
+                if self._components is not None and batch.source.component not in self._components:
                     continue
-                key = (run.source.component, run.source.stream.name)
-                self._emitted[key] += [message.values for message in run.tuples]
+                key = (batch.source.component, batch.source.stream.name)
+                self._emitted[key] += [message.values for message in batch.tuples]
 
-    def receive(self, component: str, tuples: Sequence[Tuple]) -> None:
+    def record_received(self, component: str, tuples: Sequence[Tuple]) -> None:
         """Record tuples that a bolt has received."""
         with self._lock:
             self._received[component] += tuples
 
-    def add_values(self, component: str, stream: str, values: Iterable[Sequence[Any]]) -> None:
+    def record_values(self, component: str, stream: str, values: Iterable[Sequence[Any]]) -> None:
         """Record the values of tuples that a component emitted in another process."""
         with self._lock:
             self._emitted[component, stream] += map(tuple, values)
@@ -136,7 +136,7 @@ class Captured:
         with self._lock:
             return list(self._emitted[component, stream])
 
-    def received(self, component: str) -> list[Tuple]:
+    def received_tuples(self, component: str) -> list[Tuple]:
         """Return the tuples that a bolt has received, in order for each of its tasks, without ticks."""
         with self._lock:
             return [message for message in self._received[component] if not message.is_tick]

@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire_topology.authoring.description import Topology
-from tuplewire_topology.clusters.capture import Captured, with_sources
+from tuplewire_topology.clusters.capture import CapturedTuples, with_sources
 from tuplewire_topology.clusters.distributed_topology import DistributedTopology
 from tuplewire_topology.clusters.launching import ClusterMode, LaunchSettings
 from tuplewire_topology.clusters.local_topology import LocalTopology
@@ -34,14 +34,14 @@ class _Cluster(Generic[_Running]):
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _run(self, name: str, create: Callable[[], _Running]) -> _Running:
+    def _submit(self, name: str, create: Callable[[], _Running]) -> _Running:
         if name in self._running:
             raise ConfigError(f"a topology named {name!r} runs already; kill it, or choose another name")
         running = self._running[name] = create()
         running.activate()  # after the registration, so that shutdown() ends it if this fails
         return running
 
-    def topology(self, name: str) -> _Running:
+    def get_topology(self, name: str) -> _Running:
         """Return a running topology; TopologyError if there is none with this name."""
         if name not in self._running:
             known = ", ".join(map(repr, self._running)) or "none"
@@ -50,11 +50,11 @@ class _Cluster(Generic[_Running]):
 
     def wait(self, name: str, timeout: float = WAIT_SECONDS) -> None:
         """Wait until a topology has finished; see `wait` of its class."""
-        self.topology(name).wait(timeout)
+        self.get_topology(name).wait(timeout)
 
     def kill(self, name: str, timeout: float = KILL_SECONDS) -> None:
         """End a topology; see `close` of its class. Source: Storm's `killTopology`."""
-        running = self.topology(name)
+        running = self.get_topology(name)
         del self._running[name]
         running.close(timeout)
 
@@ -102,7 +102,7 @@ class LocalCluster(_Cluster[LocalTopology]):
             ConfigError: The name is used, or a setting is invalid.
             TaskError: A task cannot be opened.
         """
-        return self._run(name, lambda: LocalTopology(name, conf, topology, self._timer, collect))
+        return self._submit(name, lambda: LocalTopology(name, conf, topology, self._timer, collect))
 
     def advance(self, seconds: float, increment: float = 1.0) -> None:
         """Advance the simulated time, and wait after each `increment` seconds until all topologies are idle.
@@ -147,7 +147,7 @@ class DistributedCluster(_Cluster[DistributedTopology]):
             LaunchError: A process has not started.
             ProcessFailedError: A task cannot be opened.
         """
-        return self._run(name, lambda: DistributedTopology(name, conf, topology, collect))
+        return self._submit(name, lambda: DistributedTopology(name, conf, topology, collect))
 
 
 def cluster_of(conf: Mapping[str, Any]) -> LocalCluster | DistributedCluster:
@@ -162,7 +162,7 @@ def complete_topology(
     *,
     conf: Mapping[str, Any] | None = None,
     timeout: float = WAIT_SECONDS,
-) -> Captured:
+) -> CapturedTuples:
     """Run a topology until all tuples of `sources` are processed, and return all emitted tuples.
 
     Source: Storm's `Testing.completeTopology`.

@@ -21,15 +21,15 @@ from tuplewire.processes.worker_processes import worker_words
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import join_host_port
 from tuplewire.wire import control_pb2
-from tuplewire_service.process.program import host_and_credentials
-from tuplewire_topology.authoring.description import Topology, shares_of, with_ackers
+from tuplewire_service.process.program import read_host_and_credentials
+from tuplewire_topology.authoring.description import Topology, schedule_evenly, with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
-from tuplewire_topology.clusters.capture import Captured
+from tuplewire_topology.clusters.capture import CapturedTuples
 from tuplewire_topology.clusters.launching import (
-    SUFFIX,
+    PICKLE_SUFFIX,
     LaunchSettings,
-    directory_for,
-    directory_of,
+    create_log_directory,
+    create_private_directory,
     load_topology,
     save_topology,
     write_private,
@@ -53,21 +53,21 @@ class DistributedTopology(RunningTopology):
     Attributes:
         captured: After finish(), the tuples of the components in `collect`.
         exit_codes: After close(), the exit code of each process.
-        log_dir: The directory of the workers' logs, see log_of().
+        log_dir: The directory of the workers' logs, see log_path().
     """
 
     def __init__(
         self, name: str, conf: Mapping[str, Any], topology: Topology | str, collect: Sequence[str]
     ) -> None:
-        super().__init__(name, conf, Captured())
+        super().__init__(name, conf, CapturedTuples())
         self.exit_codes: list[int] = []
         self._settings = LaunchSettings.from_conf(conf)
         self._assignment = control_pb2.Assignment(topology=name, inactive=True)
         self._workers: list[WorkerProcess] = []
-        self._temporary = private_directory()
+        self._temp_dir = private_directory()
         user = self._settings.run_as
-        directory = directory_for(Path(self._temporary), user)
-        self.log_dir = directory_for(Path(self._settings.log_dir or directory), user)
+        directory = create_log_directory(Path(self._temp_dir), user)
+        self.log_dir = create_log_directory(Path(self._settings.log_dir or directory), user)
         try:
             self._launch(dict(conf), topology, collect, directory)
         except BaseException:
@@ -80,32 +80,31 @@ class DistributedTopology(RunningTopology):
         if isinstance(topology, str):
             reference, topology = topology, load_topology(topology)
         else:
-            reference = save_topology(topology, directory / f"topology{SUFFIX}", self._settings.run_as)
+            reference = save_topology(topology, directory / f"topology{PICKLE_SUFFIX}", self._settings.run_as)
         for component in collect:
             topology.component(component)
-        running = TopologySettings.from_conf(conf)
-        self.topology = with_ackers(topology, running.ackers)
-        portions = shares_of(self.topology, running.workers)
+        settings = TopologySettings.from_conf(conf)
+        self.topology = with_ackers(topology, settings.n_ackers)
+        tasks_by_worker = schedule_evenly(self.topology, settings.workers)
         content = _as_json({**conf, COLLECT_KEY: list(collect)})
         write_private(directory / "conf.json", content, self._settings.run_as)
-        files = directory_of(directory / "run", self._settings.run_as)
-        host, credentials = host_and_credentials(conf)
-        for index in range(len(portions)):
+        files = create_private_directory(directory / "run", self._settings.run_as)
+        host, credentials = read_host_and_credentials(conf)
+        for index in range(len(tasks_by_worker)):
             port = self._settings.port_of(index)
             worker_id = f"{self.name}-worker-{index}"
-            options = self._settings.interpreter_options(port, worker_id, self.name)
-            words = worker_words(
+            arguments = worker_words(
                 worker_id,
                 self.name,
                 self._settings.stop_seconds,
                 f"--program={reference}",
                 f"--program-conf={directory / 'conf.json'}",
                 f"--state-file={files / f'{worker_id}.state'}",
-                options=options,
+                options=self._settings.interpreter_options(port, worker_id, self.name),
             )
             command = Command(
                 name=worker_id,
-                words=words,
+                arguments=arguments,
                 log=self.log_dir / f"{worker_id}.log",
                 environment=self._settings.environment,
                 user=self._settings.run_as,
@@ -121,14 +120,14 @@ class DistributedTopology(RunningTopology):
         for worker in self._workers:  # after all of them were started, so they start in parallel
             worker.await_bound()
         self._assignment.version = 1
-        for worker, tasks in zip(self._workers, portions, strict=True):
+        for worker, tasks in zip(self._workers, tasks_by_worker, strict=True):
             self._assignment.workers.append(worker.endpoint.assigned(tasks))
         # In parallel, because each call waits until all tasks are open.
         with ThreadPoolExecutor(len(self._workers)) as pool:
-            list(pool.map(lambda worker: worker.open(self._assignment), self._workers))
+            list(pool.map(lambda worker: worker.open_tasks(self._assignment), self._workers))
 
     @contextlib.contextmanager
-    def _changed(self) -> Iterator[control_pb2.Assignment]:
+    def _edit_assignment(self) -> Iterator[control_pb2.Assignment]:
         """Yield a copy of the newest assignment, which may be an operator's; then send it to every worker."""
         known = filter(None, (worker.assignment() for worker in self._workers))
         newest = max([self._assignment, *known], key=lambda each: each.version)
@@ -137,9 +136,9 @@ class DistributedTopology(RunningTopology):
         self._assignment.version += 1
         yield self._assignment
         for worker in self._workers:
-            worker.follow(self._assignment)
+            worker.update_assignment(self._assignment)
 
-    def log_of(self, index: int) -> Path:
+    def log_path(self, index: int) -> Path:
         """Return the file with the output of a worker."""
         return self.log_dir / f"{self.name}-worker-{index}.log"
 
@@ -156,25 +155,25 @@ class DistributedTopology(RunningTopology):
     @property
     def restarts(self) -> int:
         """The number of process restarts."""
-        return sum(worker.starts - 1 for worker in self._workers)
+        return sum(worker.start_count - 1 for worker in self._workers)
 
-    def _switch(self, *, active: bool) -> None:
-        with self._changed() as assignment:
+    def _set_active(self, *, active: bool) -> None:
+        with self._edit_assignment() as assignment:
             assignment.inactive = not active
 
     def _apply_order(self, coordinator: Coordinator, rank: int, order: Order) -> ProcessReport | None:
         if self.restarts:
-            coordinator.forget_counts()
+            coordinator.use_inexact_counts()
         return self._workers[rank].apply_order(order)
 
-    def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
+    def finish(self, timeout: float = WAIT_SECONDS) -> CapturedTuples:
         """See RunningTopology. Only the tuples of `collect` are recorded."""
         super().finish(timeout)
         for worker in self._workers:
-            worker.collect(self.captured)
+            worker.move_captured(self.captured)
         return self.captured
 
-    def worker_of(self, task: int) -> int:
+    def worker_index(self, task: int) -> int:
         self.topology.component_of(task)
         return next(rank for rank, each in enumerate(self._assignment.workers) if task in each.tasks)
 
@@ -183,19 +182,19 @@ class DistributedTopology(RunningTopology):
 
         Nothing has moved if this raises TopologyError for an unknown task or worker, or an error of wait().
         """
-        tasks = self._executor_of(task)
+        tasks = self._executor_tasks(task)
         self._check_worker(worker)
         active = not self._assignment.inactive
         self.deactivate()
         try:
             self.wait(timeout)  # no tuple is in flight afterwards, so none arrives at the old worker
-            with self._changed() as assignment:
+            with self._edit_assignment() as assignment:
                 for rank, each in enumerate(assignment.workers):
                     others = [other for other in each.tasks if other not in tasks]
                     each.tasks[:] = [*others, *tasks] if rank == worker else others
             self.wait(timeout)  # until the tasks are open
         finally:
-            self._switch(active=active)
+            self._set_active(active=active)
 
     def status(self) -> TopologyStatus:
         state = "INACTIVE" if self._assignment.inactive else "ACTIVE"
@@ -221,7 +220,7 @@ class DistributedTopology(RunningTopology):
             deadline = time.monotonic() + timeout
             with contextlib.suppress(TuplewireError):  # the processes end in any case
                 for worker in workers:
-                    worker.check()
+                    worker.raise_if_failed()
                 self.deactivate()
                 self.wait(timeout)
                 seconds = max(0.0, deadline - time.monotonic())
@@ -229,7 +228,7 @@ class DistributedTopology(RunningTopology):
         if workers:
             with ThreadPoolExecutor(len(workers)) as pool:
                 self.exit_codes = list(pool.map(lambda worker: worker.stop(seconds), workers))
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        shutil.rmtree(self._temp_dir, ignore_errors=True)
 
 
 def _as_json(conf: Mapping[str, Any]) -> bytes:

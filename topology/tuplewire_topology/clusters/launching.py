@@ -29,17 +29,17 @@ from tuplewire.settings.settings import (
     Kind,
     Settings,
     choice,
-    count,
+    integer,
     keys_of,
+    list_of,
     setting,
-    several,
     storm_setting,
-    text,
+    string,
 )
 from tuplewire_topology.authoring.description import Topology
 
 _MAX_PORT = 65_535
-_PORTS = several(count(0, _MAX_PORT), "PORTS", f"a list of ports from 0 to {_MAX_PORT}, 0 for any free one")
+_PORTS = list_of(integer(0, _MAX_PORT), "PORTS", f"a list of ports from 0 to {_MAX_PORT}, 0 for any free one")
 
 
 class ClusterMode(StrEnum):
@@ -51,21 +51,21 @@ class ClusterMode(StrEnum):
     """Each in its own process."""
 
 
-def _words(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+def _parse_options(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     if not isinstance(value, str):
-        return tuple(map(text().check, value))
+        return tuple(map(string().check, value))
     try:
         return tuple(shlex.split(value))
     except ValueError as error:
         raise ConfigError(f"{value!r} is not a command line: {error}") from error
 
 
-def _variables(value: Mapping[str, str]) -> Mapping[str, str]:
+def _check_variables(value: Mapping[str, str]) -> Mapping[str, str]:
     return {ANY_TEXT.check(name): ANY_TEXT.check(content) for name, content in value.items()}
 
 
-_OPTIONS = Kind("OPTIONS", "a text, or a list of words", (str, list, tuple), _words, plain=list)
-_VARIABLES = Kind("VARIABLES", "a map from names to texts", Mapping, _variables, plain=dict)
+_OPTIONS = Kind("OPTIONS", "a text, or a list of words", (str, list, tuple), _parse_options, plain=list)
+_VARIABLES = Kind("VARIABLES", "a map from names to texts", Mapping, _check_variables, plain=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,16 +111,16 @@ class LaunchSettings(Settings):
         "supervisor.run.worker.as.user", FLAG, False, "run workers as another user; requires root"
     )
     user: str | None = storm_setting(
-        "topology.submitter.user", text(), None, "name of the user to run workers as"
+        "topology.submitter.user", string(), None, "name of the user to run workers as"
     )
     log_dir: str | None = storm_setting(
         "storm.log.dir",
-        text(),
+        string(),
         None,
         "directory of the workers' logs (default: a directory that is removed at the end)",
     )
     restarts: int = setting(
-        count(0),
+        integer(0),
         0,
         "maximum number of restarts of a failed worker, at growing intervals",
         key="supervisor.worker.restarts",
@@ -166,11 +166,11 @@ class LaunchSettings(Settings):
         return words
 
 
-PRIVATE = 0o600
+PRIVATE_MODE = 0o600
 """The mode of a file that only its owner can access."""
 
 
-def directory_for(path: Path, user: str | None) -> Path:
+def create_log_directory(path: Path, user: str | None) -> Path:
     """Create and return a directory for the logs of processes, also of another user."""
     path.mkdir(parents=True, exist_ok=True)
     if user is not None:  # the other user needs to reach files in it, not to list them
@@ -178,10 +178,10 @@ def directory_for(path: Path, user: str | None) -> Path:
     return path
 
 
-def directory_of(path: Path, user: str | None) -> Path:
+def create_private_directory(path: Path, user: str | None) -> Path:
     """Create and return a directory in which only the processes' user may write; see write_private()."""
     path.mkdir(mode=0o700)
-    _give(path, user)
+    _change_owner(path, user)
     return path
 
 
@@ -190,12 +190,12 @@ def write_private(path: Path, content: bytes, user: str | None) -> None:
 
     Raises ConfigError for a user that does not exist, and LaunchError without the right to change the owner.
     """
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE), "wb") as file:
         file.write(content)
-    _give(path, user)
+    _change_owner(path, user)
 
 
-def _give(path: Path, user: str | None) -> None:
+def _change_owner(path: Path, user: str | None) -> None:
     if user is not None:
         try:
             os.chown(path, find_user(user).pw_uid, -1)
@@ -203,7 +203,7 @@ def _give(path: Path, user: str | None) -> None:
             raise not_permitted("a process", user) from error
 
 
-SUFFIX = ".pickle"
+PICKLE_SUFFIX = ".pickle"
 _PROGRAM = b"__main__"
 
 
@@ -214,13 +214,13 @@ def load_topology(reference: str) -> Topology:
     one, with modules from the current directory or the file's directory. A path ending in .pickle is a file
     of save_topology. Reading it runs code, so only this process's user may have access to it.
     """
-    if reference.endswith(SUFFIX):
+    if reference.endswith(PICKLE_SUFFIX):
         return _unpickle(Path(reference))
     module, colon, name = reference.partition(":")
     if not module or not colon or not name:
         raise ConfigError(
             f"{reference!r} names no topology: write package.module:function, file.py:function, or a file "
-            f"ending in {SUFFIX}"
+            f"ending in {PICKLE_SUFFIX}"
         )
     file = Path(module) if module.endswith(".py") else None
     directory = str(Path.cwd() if file is None else file.parent.resolve())
@@ -297,5 +297,5 @@ def _check_private(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
             f"{path} can be written by other users, and reading it could run their code: "
-            f"chown it to this user, and chmod {PRIVATE:o} it"
+            f"chown it to this user, and chmod {PRIVATE_MODE:o} it"
         )

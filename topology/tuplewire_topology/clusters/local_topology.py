@@ -21,12 +21,12 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.process.embedded_worker import EmbeddedWorker
-from tuplewire_topology.acking.acker import Acker, Root
+from tuplewire_topology.acking.acker import LocalTracker, Root
 from tuplewire_topology.authoring.component import DeadLetter, TaskError
-from tuplewire_topology.authoring.description import Topology, shares_of
+from tuplewire_topology.authoring.description import Topology, schedule_evenly
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples
-from tuplewire_topology.clusters.capture import Captured
+from tuplewire_topology.clusters.capture import CapturedTuples
 from tuplewire_topology.clusters.running_topology import (
     KILL_SECONDS,
     WAIT_SECONDS,
@@ -37,7 +37,7 @@ from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_reports import metric_families
 from tuplewire_topology.running.component_executors import BoltExecutor
 from tuplewire_topology.running.executor import Executor
-from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.executor_worker import ExecutorGroup
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks
@@ -48,53 +48,53 @@ logger = event_logger(__name__)
 
 _USER_CODE_SECONDS = 1.0
 """The time that a killed worker's executors have to return from user code."""
-_REMEMBERED = 1000
+_MAX_STORED = 1000
 
 
-class LocalWorker(ExecutorWorker):
+class LocalWorker(ExecutorGroup):
     """Executors and their embedded worker. Source: Storm's `Worker`, run by its `LocalContainer`."""
 
     def __init__(
         self,
         topology: Topology,
         tasks: Collection[int],
-        hosted: EmbeddedWorker,
+        embedded: EmbeddedWorker,
         conf: Mapping[str, Any],
         **settings: Any,
     ) -> None:
-        self.dead = False
-        self.hosted = hosted
+        self.is_killed = False
+        self.embedded = embedded
         try:
-            link = Link.to(hosted.host, topology, conf)
-            super().__init__(topology, tasks, link=link, port=hosted.port, conf=conf, **settings)
-            hosted.host.attach(self, topology.tasks, partial(outbound_tasks, topology))
+            link = Link.for_worker(embedded.handle, topology, conf)
+            super().__init__(topology, tasks, link=link, port=embedded.port, conf=conf, **settings)
+            embedded.handle.attach(self, topology.tasks, partial(outbound_tasks, topology))
         except BaseException:
-            hosted.abort()
+            embedded.abort()
             raise
 
     def report(self, *, new_epoch: bool = False) -> ProcessReport:
-        """See ExecutorWorker.report. At rest also means that all messages for other workers have arrived."""
+        """See ExecutorGroup.report. Idle also means that all messages for other workers have arrived."""
         report = super().report(new_epoch=new_epoch)
-        pending = self.link.pending + messaging_loop().call(lambda: self.hosted.held_messages)
-        return replace(report, at_rest=report.at_rest and not pending)
+        pending = self.link.pending + messaging_loop().call(lambda: self.embedded.held_messages)
+        return replace(report, is_idle=report.is_idle and not pending)
 
     def kill(self, timeout: float) -> list[Executor[Any]]:
         """End like a killed process; return the executors still in user code after `timeout` seconds."""
         with self._lock:
-            self.dead = self._closed = True
+            self.is_killed = self._closed = True
         self._end_timer()
         for executor in self.executors:
-            executor.abandon()
+            executor.kill()
         self.disconnect()
-        self.hosted.abort()
+        self.embedded.abort()
         return self._still_running(time.monotonic() + timeout)
 
     def close(self, timeout: float = 10.0) -> None:
         try:
             super().close(timeout)
         finally:
-            if not self.dead:
-                self.hosted.close(timeout)
+            if not self.is_killed:
+                self.embedded.close(timeout)
 
 
 class LocalTopology(RunningTopology):
@@ -116,26 +116,25 @@ class LocalTopology(RunningTopology):
         timer: SimulatedTimer | None,
         collect: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(name, conf, Captured(collect))
+        super().__init__(name, conf, CapturedTuples(collect))
         self.topology = topology
-        self._collects_all = collect is None
-        self.errors: deque[TaskError] = deque(maxlen=_REMEMBERED)
-        self.dead_letters: deque[DeadLetter] = deque(maxlen=_REMEMBERED)
+        self._records_received = collect is None
+        self.errors: deque[TaskError] = deque(maxlen=_MAX_STORED)
+        self.dead_letters: deque[DeadLetter] = deque(maxlen=_MAX_STORED)
         self._timer = timer
         self._active = False
-        self._changing = threading.RLock()
-        self._changer: int | None = None
+        self._change_lock = threading.RLock()
+        self._changing_thread: int | None = None
         """The thread that changes workers, if any."""
         self._version = 0
-        self._acker = Acker(self._tell)
+        self._acker = LocalTracker(self._deliver_outcomes)
         self._workers: list[LocalWorker] = []
-        self._worker_of: dict[int, LocalWorker] = {}
-        self._dead: list[Executor[Any]] = []
+        self._worker_by_task: dict[int, LocalWorker] = {}
+        self._stuck_executors: list[Executor[Any]] = []
         try:
-            portions = shares_of(topology, TopologySettings.from_conf(conf).workers)
-            for number, portion in enumerate(portions):
-                self._workers.append(self._make_worker(number, portion))
-            self._assign()
+            for rank, tasks in enumerate(schedule_evenly(topology, TopologySettings.from_conf(conf).workers)):
+                self._workers.append(self._make_worker(rank, tasks))
+            self._push_assignment()
             for worker in self._workers:
                 worker.start()
         except BaseException:
@@ -158,48 +157,48 @@ class LocalTopology(RunningTopology):
             conf=self._conf,
             timer=self._timer,
             acker=self._acker,
-            error=self.errors.append,
-            dead_letter=self.dead_letters.append,
-            emitted=self.captured.add,
-            received=self.captured.receive if self._collects_all else None,
+            on_error=self.errors.append,
+            on_dead_letter=self.dead_letters.append,
+            on_emit=self.captured.record_emitted,
+            on_receive=self.captured.record_received if self._records_received else None,
         )
 
-    def _assign(self) -> None:
-        self._worker_of = {task: worker for worker in self._workers for task in worker.tasks}
+    def _push_assignment(self) -> None:
+        self._worker_by_task = {task: worker for worker in self._workers for task in worker.tasks}
         self._version += 1
-        shares = {worker.hosted.peer: sorted(worker.tasks) for worker in self._living()}
-        dead = [worker.hosted.peer for worker in self._workers if worker.dead]
+        shares = {worker.embedded.peer: sorted(worker.tasks) for worker in self._living()}
+        dead_peers = [worker.embedded.peer for worker in self._workers if worker.is_killed]
         for worker in self._living():
-            worker.hosted.assign(self._version, shares, dead)
+            worker.embedded.assign(self._version, shares, dead_peers)
 
-    def _tell(self, column: AddressedTuples) -> None:
-        worker = self._worker_of[column.task]
+    def _deliver_outcomes(self, column: AddressedTuples) -> None:
+        worker = self._worker_by_task[column.task]
         try:
-            worker.transfer.send_outcomes(column)
+            worker.transfer.enqueue_system_tuples(column)
         except ClosedError:
-            if not worker.dead:  # a killed worker loses outcomes, as a crashed one does
+            if not worker.is_killed:  # a killed worker loses outcomes, as a crashed one does
                 raise
 
     # --- life -------------------------------------------------------------------------------------------
 
-    def _switch(self, *, active: bool) -> None:
-        with self._changing:
+    def _set_active(self, *, active: bool) -> None:
+        with self._change_lock:
             self._active = active
             for worker in self._workers:
-                worker.switch(active=active)
+                worker.set_active(active=active)
 
     def _apply_order(self, _: Coordinator, rank: int, order: Order) -> ProcessReport | None:
         worker = self._workers[rank]
-        if worker.dead:
-            report: ProcessReport | None = ProcessReport(at_rest=True, sent=0, taken=0)
+        if worker.is_killed:
+            report: ProcessReport | None = ProcessReport(is_idle=True, sent=0, received=0)
         else:
             report = order.execute(worker)
         # A topology that is paused for a change is at rest for this change only, not for other callers.
-        if report is not None and self._changer not in {None, threading.get_ident()}:
-            return replace(report, at_rest=False)
+        if report is not None and self._changing_thread not in {None, threading.get_ident()}:
+            return replace(report, is_idle=False)
         return report
 
-    def _unfinished(self) -> str:
+    def _timeout_reason(self) -> str:
         spouts = [spout for worker in self._living() for spout in worker.spouts if not spout.finished()]
         ids = ", ".join(sorted({repr(spout.component.id) for spout in spouts}))
         return f": {ids} may emit more; set `exhausted` when they are done, or deactivate()" if ids else ""
@@ -217,7 +216,7 @@ class LocalTopology(RunningTopology):
 
     def ledgers(self) -> dict[str, LedgerSnapshot]:
         """Return the ledger of each worker, in messages."""
-        return {worker.hosted.peer.worker_id: worker.hosted.host.ledger() for worker in self._living()}
+        return {worker.embedded.peer.worker_id: worker.embedded.handle.ledger() for worker in self._living()}
 
     def heartbeats(self) -> list[ExecutorHeartbeat]:
         """Return the activity of every executor at its worker's last heartbeat."""
@@ -237,14 +236,14 @@ class LocalTopology(RunningTopology):
             for worker in self._workers:
                 rest = 0.0 if self.failure is not None else max(0.0, deadline - time.monotonic())
                 stack.callback(worker.close, rest)
-            for executor in self._dead:
+            for executor in self._stuck_executors:
                 stack.callback(executor.join, max(0.0, deadline - time.monotonic()))
 
     # --- changes of workers -----------------------------------------------------------------------------
 
-    def worker_of(self, task: int) -> int:
+    def worker_index(self, task: int) -> int:
         self.topology.component_of(task)
-        return self._workers.index(self._worker_of[task])
+        return self._workers.index(self._worker_by_task[task])
 
     def move_task(self, task: int, worker: int, timeout: float = WAIT_SECONDS) -> None:
         """Move the executor of a task to another worker while tuples flow. Source: Storm's `rebalance`.
@@ -262,17 +261,17 @@ class LocalTopology(RunningTopology):
             WaitTimeoutError: Tuples are still in flight after the timeout. Nothing has moved.
             TaskError: A task cannot be opened.
         """
-        tasks = self._executor_of(task)
+        tasks = self._executor_tasks(task)
         self._check_worker(worker)
         target = self._workers[worker]
-        with self._changing, self._paused(timeout):
-            source = self._worker_of[task]
+        with self._change_lock, self._paused(timeout):
+            source = self._worker_by_task[task]
             if source is target:
                 return
             source.remove(tasks, timeout)
-            self._settle(tasks)
+            self._fail_lost_tuples(tasks)
             target.tasks |= frozenset(tasks)
-            self._assign()  # first, because a link can receive only for tasks that its worker owns
+            self._push_assignment()  # first, because a link can receive only for tasks that its worker owns
             target.add(tasks)
 
     def kill_worker(self, worker: int, timeout: float = WAIT_SECONDS) -> None:
@@ -290,42 +289,42 @@ class LocalTopology(RunningTopology):
         """
         self._check_worker(worker)
         dead = self._workers[worker]
-        with self._changing:
-            self._dead += dead.kill(_USER_CODE_SECONDS)
-            self._assign()  # other workers drop messages for the dead one, so the pause can end
+        with self._change_lock:
+            self._stuck_executors += dead.kill(_USER_CODE_SECONDS)
+            self._push_assignment()  # other workers drop messages for the dead one, so the pause can end
             with self._paused(timeout):
-                self._settle(())
+                self._fail_lost_tuples(())
                 self._workers[worker] = self._make_worker(worker, dead.tasks)
-                self._assign()
+                self._push_assignment()
                 self._workers[worker].start()
 
     @contextlib.contextmanager
     def _paused(self, timeout: float) -> Iterator[None]:
         """Pause spouts and ticks, and wait until no tuple is in flight. Raises the errors of wait()."""
-        self._changer = threading.get_ident()
+        self._changing_thread = threading.get_ident()
         workers = self._living()
         try:
             for worker in workers:
-                worker.idle.paused = True
-                worker.switch(active=False)
+                worker.counter.paused = True
+                worker.set_active(active=False)
             self.wait(timeout)
             yield
         finally:
             for worker in workers:
-                worker.idle.paused = False
-            self._changer = None
+                worker.counter.paused = False
+            self._changing_thread = None
             if self._active:
                 self.activate()
 
     def _living(self) -> list[LocalWorker]:
-        return [worker for worker in self._workers if not worker.dead]
+        return [worker for worker in self._workers if not worker.is_killed]
 
-    def _settle(self, gone: Collection[int]) -> None:
-        """Fail lost tuples at their spouts, while none is in flight. `gone` are tasks that are moving."""
-        dead = {task for worker in self._workers if worker.dead for task in worker.tasks}
-        spouts = dead.union(gone)
+    def _fail_lost_tuples(self, moved_tasks: Collection[int]) -> None:
+        """Fail lost tuples at their spouts, while none is in flight. `moved_tasks` are moving."""
+        killed_tasks = {task for worker in self._workers if worker.is_killed for task in worker.tasks}
+        spouts = killed_tasks.union(moved_tasks)
         held: Counter[Root] = Counter()  # bolts hold the only copies left, so a tree with more has lost some
         for executor in (each for worker in self._living() for each in worker.executors):
             if isinstance(executor, BoltExecutor):
-                held += executor.held(spouts)
-        self._acker.lose(held, spouts)
+                held += executor.forget_and_count(spouts)
+        self._acker.fail_lost(held, spouts)

@@ -14,14 +14,14 @@ from typing import Any
 
 from tuplewire.errors import TopologyError, WaitTimeoutError
 from tuplewire_topology.authoring.description import Topology
-from tuplewire_topology.clusters.capture import Captured
+from tuplewire_topology.clusters.capture import CapturedTuples
 from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.running.statistics import ExecutorStatistics, ProcessReport
 
 WAIT_SECONDS = 60.0
 KILL_SECONDS = 10.0
-_TO_WORKERS = frozenset({ControlKind.ASK, ControlKind.TICK})
+_WORKER_ORDERS = frozenset({ControlKind.GET_REPORT, ControlKind.FINAL_TICK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class RunningTopology(ABC):
     _workers: Sequence[object]
     _exact = True  # see Coordinator
 
-    def __init__(self, name: str, conf: Mapping[str, Any], captured: Captured) -> None:
+    def __init__(self, name: str, conf: Mapping[str, Any], captured: CapturedTuples) -> None:
         self.name = name
         self.captured = captured
         self._conf = conf
@@ -49,7 +49,7 @@ class RunningTopology(ABC):
     def _apply_order(self, coordinator: Coordinator, rank: int, order: Order) -> ProcessReport | None:
         """Execute an order in a worker."""
 
-    def _unfinished(self) -> str:
+    def _timeout_reason(self) -> str:
         """Return the reason for a timeout, as the end of a sentence."""
         return ""
 
@@ -67,24 +67,23 @@ class RunningTopology(ABC):
     def _wait(self, timeout: float, levels: Sequence[Sequence[str]] = ()) -> None:
         now = time.monotonic()
         deadline = now + timeout
-        coordinator = Coordinator(self.n_workers, now, levels, opened=True, exact=self._exact)
+        coordinator = Coordinator(self.n_workers, now, levels, already_open=True, exact=self._exact)
         while True:
-            for order in coordinator.orders(time.monotonic()):
-                for rank in range(self.n_workers) if order.kind in _TO_WORKERS else ():
+            for order in coordinator.next_orders(time.monotonic()):
+                for rank in range(self.n_workers) if order.kind in _WORKER_ORDERS else ():
                     report = self._apply_order(coordinator, rank, order)
                     if report is not None:
-                        coordinator.take_report(rank, order.values[0], report, time.monotonic())
-            if coordinator.over:
+                        coordinator.handle_report(rank, order.values[0], report, time.monotonic())
+            if coordinator.is_over:
                 return
             now = time.monotonic()
             seconds = coordinator.wait_seconds(now)
             if seconds and now >= deadline:
-                raise WaitTimeoutError(
-                    f"topology {self.name!r} has not finished after {timeout:g} s{self._unfinished()}"
-                )
+                reason = self._timeout_reason()
+                raise WaitTimeoutError(f"topology {self.name!r} has not finished after {timeout:g} s{reason}")
             time.sleep(min(seconds, max(0.0, deadline - now)))
 
-    def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
+    def finish(self, timeout: float = WAIT_SECONDS) -> CapturedTuples:
         """Wait until the topology has finished, send the final ticks, wait, and return the recorded tuples.
 
         A bolt that aggregates can emit its result on the final tick. Bolts get this tick after the results of
@@ -96,14 +95,14 @@ class RunningTopology(ABC):
 
     def activate(self) -> None:
         """Start to request tuples from the spouts. Source: Storm's `activate`."""
-        self._switch(active=True)
+        self._set_active(active=True)
 
     def deactivate(self) -> None:
         """Stop requesting tuples; tuples in flight are still processed. Source: Storm's `deactivate`."""
-        self._switch(active=False)
+        self._set_active(active=False)
 
     @abstractmethod
-    def _switch(self, *, active: bool) -> None:
+    def _set_active(self, *, active: bool) -> None:
         """Activate or deactivate the spouts of all workers."""
 
     @property
@@ -112,7 +111,7 @@ class RunningTopology(ABC):
         return len(self._workers)
 
     @abstractmethod
-    def worker_of(self, task: int) -> int:
+    def worker_index(self, task: int) -> int:
         """Return the number, from 0, of the worker that owns a task; TopologyError for an unknown task."""
 
     def _check_worker(self, number: int) -> None:
@@ -122,7 +121,7 @@ class RunningTopology(ABC):
                 "topology.workers sets the number"
             )
 
-    def _executor_of(self, task: int) -> range:
+    def _executor_tasks(self, task: int) -> range:
         """Return the tasks of the executor that runs a task; TopologyError for an unknown task."""
         executors = self.topology.executors_of(self.topology.component_of(task).id)
         return next(tasks for tasks in executors if task in tasks)

@@ -24,24 +24,24 @@ from tuplewire_topology.authoring.component import DeadLetter
 from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import Tuple
-from tuplewire_topology.clusters.capture import Captured
+from tuplewire_topology.clusters.capture import CapturedTuples
 from tuplewire_topology.clusters.launching import load_topology
 from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Order
 from tuplewire_topology.coordination.executor_reports import component_statuses, metric_families
-from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.executor_worker import ExecutorGroup
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks
 from tuplewire_topology.running.statistics import Failure
-from tuplewire_topology.serial.serializer import TupleSerializer, to_values
+from tuplewire_topology.serial.serializer import TupleSerializer, to_lists
 
 logger = event_logger(__name__)
 
-_STEP_SECONDS = 0.2
-_END_SECONDS = 1.0
-_FAILED_SECONDS = 1.0
+_POLL_SECONDS = 0.2
+_JOIN_SECONDS = 1.0
+_FORWARD_SECONDS = 1.0
 """The time that a worker has to forward messages of other workers after its program has failed."""
-_TELL_SECONDS = 5.0
+_REPORT_SECONDS = 5.0
 """The time that a failed program waits for the call that gets its error."""
 _PART_BYTES = MIB
 COLLECT_KEY = "__collect"
@@ -51,7 +51,7 @@ COLLECT_KEY = "__collect"
 class CallKind(StrEnum):
     """The calls of a cluster, besides the orders of a coordinator."""
 
-    ROWS = "rows"
+    CAPTURED_TUPLES = "rows"
     """Return the first (True) or next tuples of the collected components; nil after the last ones."""
     STATISTICS = "statistics"
     """Return snapshots of the executors, and their activity."""
@@ -67,66 +67,65 @@ class TopologyProgram(Program):
         """Load the topology, and attach to the worker; see load_program()."""
         self._conf = dict(conf)
         collect = self._conf.pop(COLLECT_KEY, None)
-        ackers = TopologySettings.from_conf(self._conf).ackers
-        self._topology = with_ackers(load_topology(name), ackers)
+        self._topology = with_ackers(load_topology(name), TopologySettings.from_conf(self._conf).n_ackers)
         self._host = host
         self._state_file = state_file
-        self._captured = Captured(collect) if collect else None
-        self._parts: Iterator[list[Any]] = iter(())
+        self._captured = CapturedTuples(collect) if collect else None
+        self._chunks: Iterator[list[Any]] = iter(())
         self._port = 0
         self._version = 0
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._ending = threading.Event()
-        self._told = threading.Event()
+        self._failure_reported = threading.Event()
         if collect is None:  # then no cluster requests its failure
-            self._told.set()
-        self._executors: ExecutorWorker | None = None
+            self._failure_reported.set()
+        self._group: ExecutorGroup | None = None
         self._serializer = TupleSerializer(self._topology)
-        self._missing: frozenset[int] = frozenset()
+        self._unassigned: frozenset[int] = frozenset()
         host.attach(self, self._topology.tasks, partial(outbound_tasks, self._topology))
         self._thread = threading.Thread(target=self._main, name="program", daemon=True)
 
     # --- for the process ------------------------------------------------------------------------------
 
     @property
-    def not_ready(self) -> str:
-        return "the executors are starting" if self._executors is None else self._executors.not_ready
+    def not_ready_reason(self) -> str:
+        return "the executors are starting" if self._group is None else self._group.not_ready_reason
 
     @property
-    def busy(self) -> bool:
-        return self._executors is not None and self._executors.busy
+    def is_busy(self) -> bool:
+        return self._group is not None and self._group.is_busy
 
     def disconnect(self) -> None:
-        if self._executors is not None:
-            self._executors.disconnect()
+        if self._group is not None:
+            self._group.disconnect()
 
     def start(self, address: str) -> None:
         self._port = int(address.rpartition(":")[2])
         self._thread.start()
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
-        executors = [] if self._executors is None else self._executors.executors
+        executors = [] if self._group is None else self._group.executors
         status.components.extend(component_statuses(self._topology, executors))
 
     def stop_input(self) -> None:
         self._ending.set()
         if self._thread.ident is not None:
-            self._thread.join(_END_SECONDS)
-        if self._executors is not None:
-            self._executors.switch(active=False)
+            self._thread.join(_JOIN_SECONDS)
+        if self._group is not None:
+            self._group.set_active(active=False)
 
     def metrics(self) -> list[pb.MetricFamily]:
         """Return the metrics of the executors; empty before the first assignment."""
-        executors = self._executors
+        executors = self._group
         return [] if executors is None else metric_families(executors.statistics(), executors.heartbeats.last)
 
     def close(self, timeout: float) -> bool:
         """End the executors; log, and return False, if one does not end within `timeout` seconds."""
         self._ending.set()
         try:
-            if self._executors is not None:
-                self._executors.close(timeout)
+            if self._group is not None:
+                self._group.close(timeout)
         except WaitTimeoutError as error:
             logger.warning("program.not_ended", extra={"reason": str(error)})
             return False
@@ -136,59 +135,59 @@ class TopologyProgram(Program):
 
     def _main(self) -> None:
         try:
-            while not self._ending.wait(_STEP_SECONDS):
-                self._step()
+            while not self._ending.wait(_POLL_SECONDS):
+                self._poll()
         except BaseException:
             logger.exception("program.failed")  # with the place in the user's code
-            self._told.wait(_TELL_SECONDS)
-            self._host.fail(_FAILED_SECONDS)
+            self._failure_reported.wait(_REPORT_SECONDS)
+            self._host.stop_with_error(_FORWARD_SECONDS)
 
-    def _step(self) -> ExecutorWorker | None:
+    def _poll(self) -> ExecutorGroup | None:
         """Apply the current assignment; return the executors, if any. Raises the failure of the program."""
         with self._lock:
             try:
                 if self._failure is None and not self._ending.is_set():
-                    self._follow()
-                if self._executors is not None:
-                    self._executors.check()
+                    self._apply_assignment()
+                if self._group is not None:
+                    self._group.raise_if_failed()
             except BaseException as error:
                 self._failure = error
                 raise
             if self._failure is not None:
                 raise self._failure
-            return self._executors
+            return self._group
 
-    def _follow(self) -> None:
+    def _apply_assignment(self) -> None:
         """Apply a new assignment: end executors that have left this worker, and open new ones."""
         assignment = self._host.assignment
         if assignment is None or assignment.version == self._version:  # none yet, or already applied
             return
-        wanted = frozenset(assignment.tasks_of(self._host.worker_id)).intersection(self._topology.tasks)
-        missing = outbound_tasks(self._topology, wanted).difference(assignment.owner_of)
-        if missing and missing != self._missing:  # Source: Storm's "Missing assignment" warning
+        assigned = frozenset(assignment.tasks_of(self._host.worker_id)).intersection(self._topology.tasks)
+        missing = outbound_tasks(self._topology, assigned).difference(assignment.owner_by_task)
+        if missing and missing != self._unassigned:  # Source: Storm's "Missing assignment" warning
             logger.warning("assignment.tasks_missing", extra={"tasks": sorted(missing)})
-        self._missing = missing
-        if self._executors is None:
-            self._executors = ExecutorWorker(
+        self._unassigned = missing
+        if self._group is None:
+            self._group = ExecutorGroup(
                 self._topology,
-                wanted,
+                assigned,
                 topology_id=self._host.topology,
                 conf=self._conf,
-                link=Link.to(self._host, self._topology, self._conf),
-                emitted=None if self._captured is None else self._captured.add,
-                dead_letter=self._emit_dead_letter,
+                link=Link.for_worker(self._host, self._topology, self._conf),
+                on_emit=None if self._captured is None else self._captured.record_emitted,
+                on_dead_letter=self._send_dead_letter,
                 state_file=None if self._state_file is None else Path(self._state_file),
                 port=self._port,
             )
-            self._executors.start()
+            self._group.start()
         else:
-            self._executors.follow(wanted)
-        self._executors.switch(active=assignment.active)
+            self._group.update_tasks(assigned)
+        self._group.set_active(active=assignment.active)
         self._version = assignment.version
-        extra = {"version": assignment.version, "tasks": sorted(wanted)}
+        extra = {"version": assignment.version, "tasks": sorted(assigned)}
         logger.info("program.assignment_applied", extra=extra)
 
-    def _emit_dead_letter(self, letter: DeadLetter) -> bool:
+    def _send_dead_letter(self, letter: DeadLetter) -> bool:
         """Send a tuple to the worker's dead-letter task, or return False. Called on executors' threads."""
         if not letter.tries:  # the tuple could not be sent, so it is not a message of any task
             return False
@@ -209,33 +208,33 @@ class TopologyProgram(Program):
         except (*FAULTS, TypeError) as error:
             raise MalformedError(f"{len(request)} bytes are not a call of a topology: {error}") from error
         try:
-            return pack_values([None, self._answer(kind, values)])
+            return pack_values([None, self._handle_call(kind, values)])
         except MalformedError:
             raise
         except BaseException as error:  # noqa: BLE001 - the caller reports it
-            self._told.set()
-            return pack_values([to_values(Failure.of(error)), None])
+            self._failure_reported.set()
+            return pack_values([to_lists(Failure.of(error)), None])
 
-    def _answer(self, kind: str, values: Sequence[Any]) -> Any:
+    def _handle_call(self, kind: str, values: Sequence[Any]) -> Any:
         match kind:
             case CallKind.STATISTICS:
-                if (executors := self._executors) is None:
+                if (executors := self._group) is None:
                     return [[], []]
-                return to_values([executors.statistics(), executors.heartbeats.last])
-            case CallKind.ROWS:
+                return to_lists([executors.statistics(), executors.heartbeats.last])
+            case CallKind.CAPTURED_TUPLES:
                 (first,) = values
                 if first and self._captured is not None:
-                    self._parts = _parts(self._captured)
-                return next(self._parts, None)
-            case ControlKind.ASK | ControlKind.TICK:
-                if (executors := self._step()) is None:  # a restarted process, before it has its assignment
+                    self._chunks = _captured_chunks(self._captured)
+                return next(self._chunks, None)
+            case ControlKind.GET_REPORT | ControlKind.FINAL_TICK:
+                if (executors := self._poll()) is None:  # a restarted process, before it has its assignment
                     return None
-                return to_values(Order(ControlKind(kind), tuple(values)).execute(executors))
+                return to_lists(Order(ControlKind(kind), tuple(values)).execute(executors))
             case _:
                 raise MalformedError(f"{kind!r} is not a call of a topology")
 
 
-def _parts(captured: Captured) -> Iterator[list[Any]]:
+def _captured_chunks(captured: CapturedTuples) -> Iterator[list[Any]]:
     """Yield the collected tuples in parts, then delete them. Raises UnsupportedValueError."""
     for component, stream in captured.streams():
         rows: list[bytes] = []

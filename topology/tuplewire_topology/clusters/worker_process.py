@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, as_tuplewire
+from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, to_tuplewire_error
 from tuplewire.identity.credentials import Credentials
 from tuplewire.packing.packing import FAULTS, pack_values, read_value
 from tuplewire.processes.child import Child, Command, LaunchError
@@ -25,7 +25,7 @@ from tuplewire.session.retry import Backoff
 from tuplewire.settings.addresses import join_host_port, split_host_port
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2
-from tuplewire_topology.clusters.capture import Captured
+from tuplewire_topology.clusters.capture import CapturedTuples
 from tuplewire_topology.clusters.launching import LaunchSettings
 from tuplewire_topology.clusters.topology_program import CallKind
 from tuplewire_topology.coordination.control_channel import ControlKind
@@ -37,21 +37,21 @@ from tuplewire_topology.running.statistics import (
     ProcessFailedError,
     ProcessReport,
 )
-from tuplewire_topology.serial.serializer import from_values
+from tuplewire_topology.serial.serializer import from_lists
 
 logger = event_logger(__name__)
 
-_FIRST_SECONDS = 0.5
-_MOST_SECONDS = 30.0
-_ANSWER_SECONDS = 30.0
+_MIN_DELAY_SECONDS = 0.5
+_MAX_DELAY_SECONDS = 30.0
+_CALL_TIMEOUT_SECONDS = 30.0
 _STOP_MARGIN_SECONDS = 10.0
 
 
 class WorkerProcess:
     """Starts, restarts, calls and ends the process of a worker. Thread-safe.
 
-    `endpoint` has its addresses after await_bound(), `starts` the number of starts, and `child` the newest
-    process. From open() until stop(), a process that fails is restarted, at growing intervals.
+    `endpoint` has its addresses after await_bound(), `start_count` the number of starts, and `child` the
+    newest process. From open_tasks() until stop(), one that fails is restarted, at growing intervals.
     """
 
     endpoint: Endpoint
@@ -71,7 +71,7 @@ class WorkerProcess:
         address_file: the file for its addresses. credentials: for calls of its worker.
         """
         self.name = command.name
-        self.starts = 0
+        self.start_count = 0
         self._failure: TuplewireError | None = None
         self._given_up: TuplewireError | None = None
         self._command = command
@@ -81,8 +81,8 @@ class WorkerProcess:
         self._settings = settings
         self._assignment: control_pb2.Assignment | None = None
         self._control: ControlClient | None = None
-        self._left = settings.restarts
-        self._backoff = Backoff(_FIRST_SECONDS, _MOST_SECONDS, random.random)
+        self._restarts_left = settings.restarts
+        self._backoff = Backoff(_MIN_DELAY_SECONDS, _MAX_DELAY_SECONDS, random.random)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self.child = self._start()
@@ -91,14 +91,14 @@ class WorkerProcess:
     def _start(self) -> Child:
         self._address_file.unlink(missing_ok=True)  # a killed process leaves it
         flags = [f"--listen={join_host_port(self._host, self._port)}", f"--address-file={self._address_file}"]
-        child = Child(replace(self._command, words=[*self._command.words, *flags]))
-        self.starts += 1
-        if self.starts > 1:
+        child = Child(replace(self._command, arguments=[*self._command.arguments, *flags]))
+        self.start_count += 1
+        if self.start_count > 1:
             try:
                 self.await_bound(child)
-                self._open()
+                self._open_tasks()
             except TuplewireError:
-                child.end(time.monotonic())
+                child.wait_or_kill(time.monotonic())
                 raise
         return child
 
@@ -106,18 +106,18 @@ class WorkerProcess:
         try:
             error = self._keep_running()
         except BaseException as failed:  # noqa: BLE001 - otherwise no restart, and no report
-            error = as_tuplewire(failed)
+            error = to_tuplewire_error(failed)
         self._given_up = error and (self._failure or error)  # the program's error says more than an exit code
 
     def _keep_running(self) -> TuplewireError | None:
         """Restart the process until it is stopped, or return the reason why it is not restarted."""
         while (code := self.child.wait()) is not None and not self._stopping.is_set():
-            error = self._ended(code)
+            error = self._exit_error(code)
             child: Child | None = None
             while child is None:
-                if code == 0 or not self._left:  # 0: it was stopped, and did not fail
+                if code == 0 or not self._restarts_left:  # 0: it was stopped, and did not fail
                     return error
-                self._left -= 1
+                self._restarts_left -= 1
                 delay = self._backoff.next()
                 extra = {"worker": self.name, "exit_code": code, "seconds": delay}
                 logger.warning("launch.restart", extra=extra)
@@ -128,14 +128,14 @@ class WorkerProcess:
                 except TuplewireError as failed:  # a restart that fails counts
                     error = failed
             with self._lock:
-                self.child.end(time.monotonic())  # it has exited; this closes its standard input
+                self.child.wait_or_kill(time.monotonic())  # it has exited; this closes its standard input
                 self.child = child
                 if self._stopping.is_set():
                     child.terminate()
         return None
 
-    def _ended(self, code: int | None) -> TuplewireError:
-        return LaunchError(f"{self.name} ended with code {code}\n{self.child.last_words()}")
+    def _exit_error(self, code: int | None) -> TuplewireError:
+        return LaunchError(f"{self.name} ended with code {code}\n{self.child.log_tail()}")
 
     def await_bound(self, child: Child | None = None) -> None:
         """Wait until the process has bound its port; LaunchError, with the end of its log, if it fails."""
@@ -147,25 +147,25 @@ class WorkerProcess:
         # A new client after a restart, because gRPC would wait before it connects again.
         self._control = ControlClient(self.endpoint.address, credentials=self._credentials)
 
-    def open(self, assignment: control_pb2.Assignment) -> None:
+    def open_tasks(self, assignment: control_pb2.Assignment) -> None:
         """Apply the first assignment, wait until all tasks are open, and supervise the process from then on.
 
         Raises ProcessFailedError if a task cannot be opened, and LaunchError if the process exits.
         """
         self._assignment = assignment
         try:
-            self._open()
+            self._open_tasks()
         except UnreachableError as error:
-            raise self._ended(self.child.wait(self._settings.stop_seconds)) from error
+            raise self._exit_error(self.child.wait(self._settings.stop_seconds)) from error
         self._thread.start()
 
-    def _open(self) -> None:
+    def _open_tasks(self) -> None:
         if self._assignment is not None:
             self._client.update_assignment(self._assignment)
         # The answer comes once the tasks are open.
-        self._call(ControlKind.ASK, 0, seconds=self._settings.start_seconds + _ANSWER_SECONDS)
+        self._call(ControlKind.GET_REPORT, 0, seconds=self._settings.start_seconds + _CALL_TIMEOUT_SECONDS)
 
-    def follow(self, assignment: control_pb2.Assignment) -> None:
+    def update_assignment(self, assignment: control_pb2.Assignment) -> None:
         """Send an assignment; a process that is being restarted gets it afterwards."""
         self._assignment = assignment
         # apply_order() raises the failure, if it is final.
@@ -184,7 +184,7 @@ class WorkerProcess:
             raise ClosedError(f"{self.name} has not bound its port yet; call await_bound() first")
         return self._control
 
-    def _call(self, kind: str, *values: Any, seconds: float = _ANSWER_SECONDS) -> Any:
+    def _call(self, kind: str, *values: Any, seconds: float = _CALL_TIMEOUT_SECONDS) -> Any:
         """Call the program, and return its answer. Raises ProcessFailedError if it has failed."""
         answer = self._client.call_program(pack_values([str(kind), *values]), seconds)
         try:
@@ -197,22 +197,22 @@ class WorkerProcess:
         return value
 
     def apply_order(self, order: Order) -> ProcessReport | None:
-        """Send an order; return the process's report if the order is ASK, otherwise None.
+        """Send an order; return the process's report for GET_REPORT, otherwise None.
 
-        A restarting process is reported as not at rest. Raises its error if restarts are off or have failed.
+        A restarting process is reported as not idle. Raises its error if restarts are off or have failed.
         """
         try:
             report = self._call(order.kind, *order.values)
         except (UnreachableError, ClosedError, ProcessFailedError):
-            self.check()
+            self.raise_if_failed()
             report = None
-        if order.kind is not ControlKind.ASK:
+        if order.kind is not ControlKind.GET_REPORT:
             return None
         if report is None:  # it does not answer, or has no tasks yet
-            return ProcessReport(at_rest=False, sent=0, taken=0)
-        return from_values(ProcessReport, report)
+            return ProcessReport(is_idle=False, sent=0, received=0)
+        return from_lists(ProcessReport, report)
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise the failure of the process, if it is not restarted."""
         if self._failure is not None and not self._settings.restarts:
             raise self._failure
@@ -222,23 +222,21 @@ class WorkerProcess:
     def statistics(self) -> tuple[list[ExecutorStatistics], list[ExecutorHeartbeat]]:
         """Return snapshots of its executors, and their activity at the last heartbeat."""
         statistics, beats = self._call(CallKind.STATISTICS)
-        return (
-            [from_values(ExecutorStatistics, each) for each in statistics],
-            [from_values(ExecutorHeartbeat, each) for each in beats],
-        )
+        executors = [from_lists(ExecutorStatistics, each) for each in statistics]
+        return executors, [from_lists(ExecutorHeartbeat, each) for each in beats]
 
     def ledger(self) -> LedgerSnapshot:
         """Return the ledger of its worker, in messages."""
         found = self._client.status(max_tasks=0).ledger
         return LedgerSnapshot(found.accepted, found.acknowledged, dict(found.dropped), found.pending)
 
-    def collect(self, captured: Captured) -> None:
+    def move_captured(self, captured: CapturedTuples) -> None:
         """Move its collected tuples to `captured`; ProcessFailedError if a message cannot carry a value."""
-        part = self._call(CallKind.ROWS, True)
+        part = self._call(CallKind.CAPTURED_TUPLES, True)
         while part is not None:
             component, stream, rows = part
-            captured.add_values(component, stream, [read_value(row, 0)[0] for row in rows])
-            part = self._call(CallKind.ROWS, False)
+            captured.record_values(component, stream, [read_value(row, 0)[0] for row in rows])
+            part = self._call(CallKind.CAPTURED_TUPLES, False)
 
     def stop(self, seconds: float) -> int:
         """Drain for up to `seconds`, and kill the process if it does not exit then; return the exit code."""
@@ -252,4 +250,4 @@ class WorkerProcess:
             self.child.terminate()
         if self._thread.ident is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
-        return self.child.end(deadline)
+        return self.child.wait_or_kill(deadline)

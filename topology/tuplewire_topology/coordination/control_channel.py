@@ -21,17 +21,17 @@ from tuplewire.errors import (
     TuplewireError,
     UnknownTaskError,
     UnreachableError,
-    as_tuplewire,
+    to_tuplewire_error,
 )
 from tuplewire.packing.packing import FAULTS, pack_values, read_value
 from tuplewire.subscription import Subscription
 from tuplewire.values.batch import TaskMessageBatch
-from tuplewire_topology.authoring.collector import Emitted
+from tuplewire_topology.authoring.collector import EmittedTuples
 
 SUBMITTER = -1
 """The rank of the submitter in a ControlMessage."""
 
-_MOST_ROWS = 65_536
+_MAX_ROWS = 65_536
 _FLUSH_SECONDS = 5.0
 _RETRY_SECONDS = 0.1
 
@@ -46,18 +46,18 @@ class ControlKind(StrEnum):
     STATE = "state"
     """To the coordinator, from the submitter: True for active spouts; and None, or if it must drain, True, or
     False to discard further output."""
-    SWITCH = "switch"
+    SET_ACTIVE = "switch"
     """From the coordinator: True for active spouts, and False to discard further output."""
-    TICK = "tick"
+    FINAL_TICK = "tick"
     """From the coordinator: send these bolts their last tick."""
-    ASK = "ask"
+    GET_REPORT = "ask"
     """From the coordinator: send a REPORT for this wave."""
     CLOSE = "close"
     """From the coordinator: the topology has finished."""
     ABORT = "abort"
     """From the coordinator: a PySpark task has failed."""
-    BEGUN = "begun"
-    """To the submitter: a generation has started; its coordinator's mailbox, and the number of tasks."""
+    STARTED = "begun"
+    """To the submitter: a generation has started; its coordinator's control task, and the number of tasks."""
     PROGRESS = "progress"
     """To the submitter: the total numbers of emitted, executed and dead-letter tuples."""
     CLOSED = "closed"
@@ -71,7 +71,7 @@ TO_COORDINATOR = frozenset({ControlKind.READY, ControlKind.REPORT, ControlKind.S
 class ControlMessage:
     """A control message. `rank` is the PySpark task that sent it, or SUBMITTER."""
 
-    run: str
+    run_id: str
     generation: int
     rank: int
     kind: ControlKind
@@ -79,87 +79,87 @@ class ControlMessage:
 
     def to_bytes(self) -> bytes:
         """Return the message as a payload."""
-        return pack_values([self.run, self.generation, self.rank, str(self.kind), *self.values])
+        return pack_values([self.run_id, self.generation, self.rank, str(self.kind), *self.values])
 
     @classmethod
     def from_bytes(cls, payload: bytes) -> Self:
         """Parse a payload of to_bytes(). Raises MalformedError for an invalid one."""
         try:
-            (run, generation, rank, kind, *values), _ = read_value(payload, 0)
-            return cls(run, generation, rank, ControlKind(kind), tuple(values))
+            (run_id, generation, rank, kind, *values), _ = read_value(payload, 0)
+            return cls(run_id, generation, rank, ControlKind(kind), tuple(values))
         except (*FAULTS, TypeError) as error:
             raise MalformedError(f"{len(payload)} bytes are not a control message: {error}") from error
 
 
 class ControlInbox:
-    """A queue of control messages and output tuples. Thread-safe. When full, put_runs() waits."""
+    """A queue of control messages and output tuples. Thread-safe. When full, put_tuples() waits."""
 
-    def __init__(self, most_rows: int = _MOST_ROWS) -> None:
-        self._most_rows = most_rows
-        self._changed = threading.Condition()
+    def __init__(self, max_rows: int = _MAX_ROWS) -> None:
+        self._max_rows = max_rows
+        self._condition = threading.Condition()
         self._messages: list[ControlMessage] = []
-        self._runs: list[Emitted] = []
+        self._emitted: list[EmittedTuples] = []
         self._rows = 0
-        self._discards = False
+        self._is_discarding = False
         self._failure: TuplewireError | None = None
 
     def put_message(self, message: ControlMessage) -> None:
         """Add a control message."""
-        with self._changed:
+        with self._condition:
             self._messages.append(message)
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def fail(self, error: TuplewireError) -> None:
-        """Make take() raise this error: no control message will follow."""
-        with self._changed:
+        """Make take_all() raise this error: no control message will follow."""
+        with self._condition:
             self._failure = error
-            self._changed.notify_all()
+            self._condition.notify_all()
 
-    def put_runs(self, runs: Sequence[Emitted]) -> None:
+    def put_tuples(self, emitted: Sequence[EmittedTuples]) -> None:
         """Add tuples, waiting for space, or drop them after discard()."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._discards or self._rows < self._most_rows)
-            if self._discards:
+        with self._condition:
+            self._condition.wait_for(lambda: self._is_discarding or self._rows < self._max_rows)
+            if self._is_discarding:
                 return
-            self._runs += runs
+            self._emitted += emitted
             # One call may exceed the bound: otherwise a larger batch could never be added.
-            self._rows += sum(len(run.tuples) for run in runs)
-            self._changed.notify_all()
+            self._rows += sum(len(batch.tuples) for batch in emitted)
+            self._condition.notify_all()
 
     def discard(self) -> None:
         """Drop all queued and future tuples, because the output is no longer wanted."""
-        with self._changed:
-            self._discards = True
-            self._runs, self._rows = [], 0
-            self._changed.notify_all()
+        with self._condition:
+            self._is_discarding = True
+            self._emitted, self._rows = [], 0
+            self._condition.notify_all()
 
-    def take(self, timeout: float) -> tuple[list[ControlMessage], list[Emitted]]:
+    def take_all(self, timeout: float) -> tuple[list[ControlMessage], list[EmittedTuples]]:
         """Remove and return everything, after at most `timeout` seconds. Raises the error of fail()."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._messages or self._runs or self._failure), timeout)
+        with self._condition:
+            self._condition.wait_for(lambda: bool(self._messages or self._emitted or self._failure), timeout)
             if self._failure is not None:
                 raise self._failure
             messages, self._messages = self._messages, []
-            runs, self._runs, self._rows = self._runs, [], 0
-            self._changed.notify_all()
-            return messages, runs
+            emitted, self._emitted, self._rows = self._emitted, [], 0
+            self._condition.notify_all()
+            return messages, emitted
 
 
 @dataclass(slots=True, eq=False)
 class ControlChannel:
     """Sends and receives the control messages of a PySpark task or submitter. A context manager.
 
-    A reader thread calls `received` with each message of this run to the task id `mailbox`, and `failed` once
-    no message can arrive. With `waits`, it retries until the worker has an assignment with the task. The exit
-    waits up to 5 seconds until sent messages are acknowledged.
+    A reader thread calls `on_message` with each message of this run to `control_task`, and `on_failure` once
+    no message can arrive. With `waits_for_task`, it retries until the worker has an assignment with the task.
+    The exit waits up to 5 seconds until sent messages are acknowledged.
     """
 
     client: Client
-    run: str
-    mailbox: int
-    received: Callable[[ControlMessage], None]
-    failed: Callable[[TuplewireError], None]
-    waits: bool = field(default=False, kw_only=True)
+    run_id: str
+    control_task: int
+    on_message: Callable[[ControlMessage], None]
+    on_failure: Callable[[TuplewireError], None]
+    waits_for_task: bool = field(default=False, kw_only=True)
     _closed: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread = field(init=False)
 
@@ -172,28 +172,28 @@ class ControlChannel:
             while not self._closed.is_set():
                 try:
                     # A task id that has moved belongs to another run, which must keep its consumer.
-                    subscription = self.client.recv([self.mailbox], follow=False)
+                    subscription = self.client.recv([self.control_task], follow=False)
                     if self._closed.is_set():  # client.close() may have missed the new subscription
                         subscription.close()
                     self._read(subscription)
                 except (UnknownTaskError, UnreachableError):  # Spark may start its tasks much later
-                    if not self.waits:
+                    if not self.waits_for_task:
                         raise
                     self._closed.wait(_RETRY_SECONDS)
         except BaseException as error:  # noqa: BLE001 - no message can arrive after any error
             if not self._closed.is_set():
-                self.failed(as_tuplewire(error))
+                self.on_failure(to_tuplewire_error(error))
 
     def _read(self, subscription: Subscription) -> None:
         for received in subscription.messages():
             message = ControlMessage.from_bytes(received.message)
-            if message.run == self.run:
-                self.waits = False  # from now on, an unknown task is an error
-                self.received(message)
+            if message.run_id == self.run_id:
+                self.waits_for_task = False  # from now on, an unknown task is an error
+                self.on_message(message)
 
-    def send(self, mailbox: int, message: ControlMessage) -> None:
+    def send(self, control_task: int, message: ControlMessage) -> None:
         """Send a control message to a task id."""
-        self.client.send(TaskMessageBatch.from_columns([mailbox], [message.to_bytes()]))
+        self.client.send(TaskMessageBatch.from_columns([control_task], [message.to_bytes()]))
 
     def __enter__(self) -> Self:
         return self

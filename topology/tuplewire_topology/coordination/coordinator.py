@@ -12,16 +12,16 @@ from typing import Any
 
 from tuplewire.errors import TuplewireError
 from tuplewire_topology.coordination.control_channel import ControlKind, ControlMessage
-from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.executor_worker import ExecutorGroup
 from tuplewire_topology.running.statistics import ProcessReport
-from tuplewire_topology.serial.serializer import from_values
+from tuplewire_topology.serial.serializer import from_lists
 
-_FIRST_PAUSE_SECONDS = 0.005
-_PAUSE_SECONDS = 0.1
-_QUIET_SECONDS = 1.0
+_MIN_PAUSE_SECONDS = 0.005
+_MAX_PAUSE_SECONDS = 0.1
+_RESTART_WAVE_SECONDS = 1.0
 """The time between waves after a restart. Two equal reports at rest then end the topology."""
 _PROGRESS_SECONDS = 1.0
-SILENCE_SECONDS = 120.0
+REPORT_TIMEOUT_SECONDS = 120.0
 """The time limit for reports. It is long, because the user's code may hold the interpreter."""
 
 
@@ -36,22 +36,22 @@ class Order:
     kind: ControlKind
     values: tuple[Any, ...] = ()
 
-    def execute(self, worker: ExecutorWorker) -> ProcessReport | None:
-        """Execute the order in a worker of this process. For ASK, return its report, or raise its failure."""
+    def execute(self, worker: ExecutorGroup) -> ProcessReport | None:
+        """Execute the order in a worker of this process. GET_REPORT returns a report or raises a failure."""
         match self.kind:
-            case ControlKind.SWITCH:
-                worker.switch(active=self.values[0])
-            case ControlKind.TICK:
-                worker.tick(self.values)
-            case ControlKind.ASK:
+            case ControlKind.SET_ACTIVE:
+                worker.set_active(active=self.values[0])
+            case ControlKind.FINAL_TICK:
+                worker.send_final_tick(self.values)
+            case ControlKind.GET_REPORT:
                 (wave,) = self.values
                 report = worker.report(new_epoch=wave == 1)
-                worker.check()
+                worker.raise_if_failed()
                 return report
         return None
 
 
-class Termination:
+class TerminationDetector:
     """Collects the reports of all processes, and decides when the topology has finished. Not thread-safe.
 
     Each process reports in two waves, the second after all reports of the first. Suppose that all processes
@@ -61,7 +61,7 @@ class Termination:
     Distributed Computing 2 (1987).
 
     Processes have the numbers, or ranks, from 0. Requests must have the number `wave`. Only the first report
-    of each process with this number counts. `missing` has the processes without one.
+    of each process with this number counts. `unreported` has the processes without one.
 
     A restarted process loses its counters. Then use a new object with exact=False: the topology has finished
     if all processes are at rest in two waves with equal counts. This is right if a process is at rest only
@@ -69,176 +69,174 @@ class Termination:
     about tuples without acking.
     """
 
-    def __init__(self, ranks: int, *, exact: bool = True) -> None:
+    def __init__(self, n_ranks: int, *, exact: bool = True) -> None:
         self.wave = 1
-        self.over = not ranks
+        self.is_over = not n_ranks
         self.exact = exact
-        self._ranks = ranks
-        self.missing = set(range(ranks))
+        self._n_ranks = n_ranks
+        self.unreported = set(range(n_ranks))
         self._reports: dict[int, ProcessReport] = {}
-        self._before: dict[int, ProcessReport] | None = None
+        self._previous: dict[int, ProcessReport] | None = None
         """The reports of the previous wave, if all processes were at rest."""
 
-    def take(self, rank: int, wave: int, report: ProcessReport) -> bool:
+    def add_report(self, rank: int, wave: int, report: ProcessReport) -> bool:
         """Apply a report that a process made for a request. Return True if the topology has finished."""
-        if wave == self.wave and rank in self.missing:  # a repeated request may give a second report
-            self.missing.remove(rank)
+        if wave == self.wave and rank in self.unreported:  # a repeated request may give a second report
+            self.unreported.remove(rank)
             self._reports[rank] = report
-            if not self.missing:
+            if not self.unreported:
                 self._close_wave()
-        return self.over
+        return self.is_over
 
     @property
-    def at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """True if all processes were at rest in the previous wave."""
-        return self._before is not None
+        return self._previous is not None
 
     def _close_wave(self) -> None:
         reports, self._reports = self._reports, {}
-        at_rest = all(report.at_rest for report in reports.values())
-        if self._before is not None:
+        is_idle = all(report.is_idle for report in reports.values())
+        if self._previous is not None:
             if self.exact:  # the second wave does not have to be at rest: equal sums are sufficient
-                taken = sum(report.taken for report in self._before.values())
-                self.over = taken == sum(report.sent for report in reports.values())
+                received = sum(report.received for report in self._previous.values())
+                self.is_over = received == sum(report.sent for report in reports.values())
             else:
-                self.over = self._before == reports  # sums do not match after a restart
-        self._before = reports if at_rest else None
+                self.is_over = self._previous == reports  # sums do not match after a restart
+        self._previous = reports if is_idle else None
         self.wave += 1
-        if not self.over:
-            self.missing = set(range(self._ranks))
+        if not self.is_over:
+            self.unreported = set(range(self._n_ranks))
 
 
 class Coordinator:
     """Controls a topology until it has finished. Not thread-safe. Times are monotonic, in seconds.
 
     Activates the spouts when all workers are ready, and requests reports in waves until the topology has
-    finished (see Termination). Each level of bolts then gets its last tick and further waves, before the
-    close. While the submitter has deactivated the spouts, there are no waves. A stop deactivates spouts for
-    good, as if they were exhausted. A failure aborts all tasks. `over` is True after the last order.
+    finished (see TerminationDetector). Each level of bolts then gets its last tick and further waves, before
+    the close. While the submitter has deactivated the spouts, there are no waves. A stop deactivates spouts
+    for good, as if they were exhausted. A failure aborts all tasks. `is_over` is True after the last order.
     """
 
     def __init__(
         self,
-        ranks: int,
+        n_ranks: int,
         now: float,
         tick_levels: Iterable[Sequence[str]] = (),
         *,
-        opened: bool = False,
+        already_open: bool = False,
         exact: bool = True,
     ) -> None:
         """Coordinate workers (on Spark: PySpark tasks) with the numbers, or ranks, from 0.
 
-        tick_levels: the bolts that get their last tick together. opened: the tasks are open, and the
-        caller activates and deactivates the spouts. exact: see Termination.
+        tick_levels: the bolts that get their last tick together. already_open: the tasks are open, and the
+        caller activates and deactivates the spouts. exact: see TerminationDetector.
         """
-        self._ranks = ranks
+        self._n_ranks = n_ranks
         self._tick_levels = iter(tick_levels)
-        self._opening: set[int] = set() if opened else set(range(ranks))
+        self._unready: set[int] = set() if already_open else set(range(n_ranks))
         """The ranks with tasks that are not open yet."""
-        self.over = False
-        self._quiet = 0.0
-        self._termination = Termination(ranks, exact=exact)
-        self._rested = False
-        self._asked = 0
-        self._pause = _FIRST_PAUSE_SECONDS
-        self._ask_at = now
-        self._heard = now
-        self._told = now
-        self._stop: bool | None = None
+        self.is_over = False
+        self._min_interval = 0.0
+        self._detector = TerminationDetector(n_ranks, exact=exact)
+        self._was_idle = False
+        self._wave = 0
+        self._backoff = _MIN_PAUSE_SECONDS
+        self._next_wave_at = now
+        self._last_report_at = now
+        self._last_progress_at = now
+        self._stop_mode: bool | None = None
         self._active = True
-        self._switched = (opened, True)
-        """The values of the last SWITCH."""
+        self._sent_state = (already_open, True)
+        """The values of the last SET_ACTIVE."""
         self._failed = False
         self._counts: dict[int, tuple[int, int, int]] = {}
 
-    def take(self, message: ControlMessage, now: float) -> None:
+    def handle_message(self, message: ControlMessage, now: float) -> None:
         """Apply a control message that was sent to the coordinator."""
         match message.kind:
             case ControlKind.READY:
-                self._opening.discard(message.rank)
-                self._heard = now
+                self._unready.discard(message.rank)
+                self._last_report_at = now
             case ControlKind.REPORT:
                 wave, report, *counts = message.values
                 self._counts[message.rank] = (counts[0], counts[1], counts[2])
-                self.take_report(message.rank, wave, from_values(ProcessReport, report), now)
+                self.handle_report(message.rank, wave, from_lists(ProcessReport, report), now)
             case ControlKind.STATE:
-                self._active, self._stop = message.values
-                self._pause = _FIRST_PAUSE_SECONDS  # the end may be near
+                self._active, self._stop_mode = message.values
+                self._backoff = _MIN_PAUSE_SECONDS  # the end may be near
             case _:
                 raise TuplewireError(f"the coordinator accepts no message of the kind {message.kind}")
 
-    def take_report(self, rank: int, wave: int, report: ProcessReport, now: float) -> None:
+    def handle_report(self, rank: int, wave: int, report: ProcessReport, now: float) -> None:
         """Apply a worker's report for a wave."""
-        before = self._termination.wave
+        before = self._detector.wave
         self._failed |= report.failure is not None
-        self._termination.take(rank, wave, report)
-        if self._termination.wave > before:
-            self._heard = now
-            self._ask_at = now + max(self._next_pause(), self._quiet)
+        self._detector.add_report(rank, wave, report)
+        if self._detector.wave > before:
+            self._last_report_at = now
+            self._next_wave_at = now + max(self._next_delay(), self._min_interval)
 
-    def _next_pause(self) -> float:
+    def _next_delay(self) -> float:
         """Return 0 after the first wave at rest, to confirm it; else more and more time."""
-        rested, self._rested = self._rested, self._termination.at_rest
-        if self._rested and not rested:
+        was_idle, self._was_idle = self._was_idle, self._detector.is_idle
+        if self._was_idle and not was_idle:
             return 0.0
-        pause, self._pause = self._pause, min(2 * self._pause, _PAUSE_SECONDS)
+        pause, self._backoff = self._backoff, min(2 * self._backoff, _MAX_PAUSE_SECONDS)
         return pause
 
-    def forget_counts(self) -> None:
+    def use_inexact_counts(self) -> None:
         """Detect the end without exact counts from now on: a worker has restarted and lost its counts."""
-        if self._termination.exact:
-            self._quiet = _QUIET_SECONDS
-            self._ask_anew(exact=False)
+        if self._detector.exact:
+            self._min_interval = _RESTART_WAVE_SECONDS
+            self._restart_detection(exact=False)
 
-    def _ask_anew(self, *, exact: bool) -> None:
-        self._termination, self._asked = Termination(self._ranks, exact=exact), 0
-        self._pause, self._rested = _FIRST_PAUSE_SECONDS, False
+    def _restart_detection(self, *, exact: bool) -> None:
+        self._detector, self._wave = TerminationDetector(self._n_ranks, exact=exact), 0
+        self._backoff, self._was_idle = _MIN_PAUSE_SECONDS, False
 
-    def orders(self, now: float) -> list[Order]:
-        """Return the due orders. Raises TaskUnresponsiveError after SILENCE_SECONDS without a report."""
-        if self.over:
+    def next_orders(self, now: float) -> list[Order]:
+        """Return the due orders; TaskUnresponsiveError after REPORT_TIMEOUT_SECONDS without a report."""
+        if self.is_over:
             return []
         if self._failed:
-            self.over = True
+            self.is_over = True
             return [Order(ControlKind.ABORT)]
-        orders = [] if self._opening else self._go_on(now)
-        if not self.over and now - self._heard > SILENCE_SECONDS:
-            missing = sorted(self._opening or self._termination.missing)
-            names = ", ".join(f"PySpark task {rank}" for rank in missing)
-            raise TaskUnresponsiveError(
-                f"{names} has not answered for {SILENCE_SECONDS:g} s; see its executor's log"
-            )
+        orders = [] if self._unready else self._due_orders(now)
+        if not self.is_over and now - self._last_report_at > REPORT_TIMEOUT_SECONDS:
+            missing = sorted(self._unready or self._detector.unreported)
+            names, limit = ", ".join(f"PySpark task {rank}" for rank in missing), REPORT_TIMEOUT_SECONDS
+            raise TaskUnresponsiveError(f"{names} has not answered for {limit:g} s; see its executor's log")
         return orders
 
-    def _go_on(self, now: float) -> list[Order]:
+    def _due_orders(self, now: float) -> list[Order]:
         orders: list[Order] = []
-        state = (self._active and self._stop is None, self._stop is not False)
-        if self._switched != state:
-            self._switched = state
-            orders.append(Order(ControlKind.SWITCH, state))
-        if self._termination.over and not self._is_paused:
+        state = (self._active and self._stop_mode is None, self._stop_mode is not False)
+        if self._sent_state != state:
+            self._sent_state = state
+            orders.append(Order(ControlKind.SET_ACTIVE, state))
+        if self._detector.is_over and not self._is_paused:
             level = next(self._tick_levels, None)
             if level is None:
-                self.over = True
+                self.is_over = True
                 return [*orders, self._progress(), Order(ControlKind.CLOSE)]
             # The last ticks may emit tuples, so detect termination from the start.
-            self._ask_anew(exact=self._termination.exact)
-            self._ask_at = now
-            orders.append(Order(ControlKind.TICK, tuple(level)))
+            self._restart_detection(exact=self._detector.exact)
+            self._next_wave_at = now
+            orders.append(Order(ControlKind.FINAL_TICK, tuple(level)))
         if self._is_paused:
-            self._heard = now  # no reports are due
-        elif self._asked < self._termination.wave and now >= self._ask_at:
-            self._asked = self._termination.wave
-            orders.append(Order(ControlKind.ASK, (self._asked,)))
-        if now - self._told >= _PROGRESS_SECONDS:
-            self._told = now
+            self._last_report_at = now  # no reports are due
+        elif self._wave < self._detector.wave and now >= self._next_wave_at:
+            self._wave = self._detector.wave
+            orders.append(Order(ControlKind.GET_REPORT, (self._wave,)))
+        if now - self._last_progress_at >= _PROGRESS_SECONDS:
+            self._last_progress_at = now
             orders.append(self._progress())
         return orders
 
     @property
     def _is_paused(self) -> bool:
         """True while deactivated and not stopped: inactive spouts must not end the topology."""
-        return not self._active and self._stop is None
+        return not self._active and self._stop_mode is None
 
     def _progress(self) -> Order:
         counts = self._counts.values()
@@ -246,6 +244,6 @@ class Coordinator:
 
     def wait_seconds(self, now: float) -> float:
         """Return the seconds until the next order may be due without further messages."""
-        if not (self._opening or self.over) and self._asked < self._termination.wave and not self._is_paused:
-            return max(0.0, self._ask_at - now)
+        if not (self._unready or self.is_over) and self._wave < self._detector.wave and not self._is_paused:
+            return max(0.0, self._next_wave_at - now)
         return _PROGRESS_SECONDS

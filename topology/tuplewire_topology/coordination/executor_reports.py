@@ -14,20 +14,20 @@ from typing import Any, Self
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
-from tuplewire.text.events import LogRate, event_logger
+from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
-from tuplewire_topology.running.statistics import Counts, ExecutorStatistics, Latency
+from tuplewire_topology.running.statistics import Counts, ExecutorStatistics, LatencySum
 
 logger = event_logger(__name__)
 
-PERIOD_SECONDS = 1.0
-CALL_SECONDS = 2.0
-_END_SECONDS = 2 * CALL_SECONDS
+REPORT_INTERVAL_SECONDS = 1.0
+CALL_TIMEOUT_SECONDS = 2.0
+_JOIN_SECONDS = 2 * CALL_TIMEOUT_SECONDS
 """The time for a report in progress, and for the last one."""
-_HASTE_SECONDS = 0.5
+_FAILED_JOIN_SECONDS = 0.5
 """A shorter time after an error: a cancelled PySpark task has two seconds in total."""
 _PREFIX = "tuplewire_"
 
@@ -59,18 +59,18 @@ _GAUGES_BY_COMPONENT: _Table = (
     ("omitted_metrics", "omitted", "", "Metrics of spouts and bolts that exceed the limit of series."),
     ("spout_pending_tuples", "pending", "", "Tuples of a spout in flight."),
 )
-_QUEUES: _Table = (
+_QUEUE_GAUGES: _Table = (
     ("receive_queue_tuples", "population", "receive-population", "Tuples in an executor's queue."),
     ("receive_queue_capacity_tuples", "capacity", "receive-capacity", "Capacity of an executor's queue."),
-    ("receive_queue_fill_ratio", "fill", "receive-pct_full", "Fill of an executor's queue, 0 to 1."),
+    ("receive_queue_fill_ratio", "fill_ratio", "receive-pct_full", "Fill of an executor's queue, 0 to 1."),
     ("receive_queue_overflow_tuples", "overflow", "receive-overflow", "Tuples over the queue's capacity."),
     ("receive_queue_arrivals_per_second", "arrival_rate", "receive-arrival_rate_secs", "Mean over 10 s."),
     ("receive_queue_sojourn_seconds", "sojourn_seconds", "receive-sojourn_time_ms", "Wait in the queue."),
 )
-_ARRIVED: _Table = (
+_QUEUE_COUNTERS: _Table = (
     ("receive_queue_arrived_tuples", "arrived", "", "Tuples that have arrived in an executor's queue."),
 )
-_BEATS: _Table = (
+_HEARTBEAT_GAUGES: _Table = (
     ("executor_call_seconds", "call_seconds", "", "Time in one call of user code, at the last heartbeat."),
     ("executor_loop_age_seconds", "turned_seconds", "", "Age of the loop's turn, at the last heartbeat."),
     ("executor_stuck", "stuck", "", "1 while a call takes longer than nimbus.task.timeout.secs, else 0."),
@@ -92,10 +92,10 @@ def metric_families(
         *_families(counter, _BY_COMPONENT, counts),
         *_families(counter, _BY_SENDER, own, "source"),
         *_families(gauge, _GAUGES_BY_COMPONENT, own),
-        *_families(gauge, _QUEUES, queues, "executor"),
-        *_families(counter, _ARRIVED, queues, "executor"),
-        *_families(gauge, _BEATS, [(each, each) for each in beats], "executor"),
-        *_registered(statistics),
+        *_families(gauge, _QUEUE_GAUGES, queues, "executor"),
+        *_families(counter, _QUEUE_COUNTERS, queues, "executor"),
+        *_families(gauge, _HEARTBEAT_GAUGES, [(each, each) for each in beats], "executor"),
+        *_user_families(statistics),
     ]
 
 
@@ -107,13 +107,13 @@ def _families(
 ) -> Iterator[pb.MetricFamily]:
     """Yield the metrics of a table. `parts` has snapshots, each with the object that has the attributes."""
     for name, attribute, storm, text in table:
-        sums: defaultdict[tuple[str, ...], Latency] = defaultdict(Latency)
+        sums: defaultdict[tuple[str, ...], LatencySum] = defaultdict(LatencySum)
         for each, part in parts:
             executor = (f"{each.tasks[0]}-{each.tasks[-1]}",) if labels == ("executor",) else ()
             value = getattr(part, attribute)
             for own, number in value.items() if isinstance(value, Mapping) else [(executor, value)]:
                 total = sums[each.component, *([own] if isinstance(own, str) else own)]
-                timed = number if isinstance(number, Latency) else Latency(0, number)
+                timed = number if isinstance(number, LatencySum) else LatencySum(0, number)
                 total.count += timed.count
                 total.seconds += timed.seconds
         about = f"{text} Storm: __{storm}." if storm else text
@@ -127,7 +127,7 @@ def _families(
         yield family
 
 
-def _registered(statistics: Sequence[ExecutorStatistics]) -> Iterable[pb.MetricFamily]:
+def _user_families(statistics: Sequence[ExecutorStatistics]) -> Iterable[pb.MetricFamily]:
     """Return registered metrics. Workers may use a name for two kinds, which gives two families."""
     families: dict[tuple[str, str], pb.MetricFamily] = {}
     for executor in statistics:
@@ -145,17 +145,17 @@ def _registered(statistics: Sequence[ExecutorStatistics]) -> Iterable[pb.MetricF
 
 
 def component_statuses(
-    topology: Topology, executors: Sequence[Executor[Any]], first_task: int = 0
+    topology: Topology, executors: Sequence[Executor[Any]], task_offset: int = 0
 ) -> list[pb.ComponentStatus]:
-    """Return all components, with their executors here. `first_task` is the offset of task ids."""
+    """Return all components, with their executors here. `task_offset` is added to their ids."""
     statuses = []
     for name, component in topology.components.items():
-        here = [(each, each.tally.at_work(each.pulse)) for each in executors if each.component.id == name]
+        here = [(each, each.tally.live_totals(each.pulse)) for each in executors if each.component.id == name]
         tasks = topology.tasks_of(name)
         status = pb.ComponentStatus(
             component=name,
             kind=component.kind,
-            first_task=first_task + tasks[0],
+            first_task=task_offset + tasks[0],
             tasks=len(tasks),
             inputs=[
                 pb.InputStatus(
@@ -168,16 +168,16 @@ def component_statuses(
                 )
                 for source in component.inputs
             ],
-            executors=[_executor(*each, first_task) for each in here],
+            executors=[_executor(*each, task_offset) for each in here],
         )
         statuses.append(status)
     return statuses
 
 
-def _executor(executor: Executor[Any], counts: Counts, first_task: int) -> pb.ExecutorStatus:
+def _executor(executor: Executor[Any], counts: Counts, task_offset: int) -> pb.ExecutorStatus:
     queue = executor.queue.statistics()
     return pb.ExecutorStatus(
-        first_task=first_task + executor.tasks[0],
+        first_task=task_offset + executor.tasks[0],
         tasks=len(executor.tasks),
         emitted=counts.emitted,
         executed=counts.executed,
@@ -200,16 +200,16 @@ class ProgramReporter:
     The last report has the final numbers. After an error it has no metrics, which removes the earlier ones:
     Spark may run the stage again, and would count tuples twice. Failures are logged at most once a minute.
 
-    The thread closes `control`, and calls `report`.
+    The thread closes `control`, and calls `build_report`.
     """
 
-    def __init__(self, control: ControlClient, report: Callable[[], pb.ReportProgramRequest]) -> None:
+    def __init__(self, control: ControlClient, build_report: Callable[[], pb.ReportProgramRequest]) -> None:
         self._control = control
-        self._read = report
-        self._reported = False
+        self._build_report = build_report
+        self._has_reported = False
         self._failed = False
-        self._ended = threading.Event()
-        self._log_rate = LogRate()
+        self._stopping = threading.Event()
+        self._log_rate = LogRateLimiter()
         self._thread = threading.Thread(target=self._main, name="tuplewire-topology-reporter", daemon=True)
 
     def __enter__(self) -> Self:
@@ -218,23 +218,23 @@ class ProgramReporter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._failed = kind is not None
-        self._ended.set()
-        self._thread.join(_HASTE_SECONDS if self._failed else _END_SECONDS)
+        self._stopping.set()
+        self._thread.join(_FAILED_JOIN_SECONDS if self._failed else _JOIN_SECONDS)
 
     def _main(self) -> None:
         with self._control:
-            while not self._ended.wait(PERIOD_SECONDS):
+            while not self._stopping.wait(REPORT_INTERVAL_SECONDS):
                 self._report()
             self._report()
 
     def _report(self) -> None:
-        report = self._read()
-        report.ended = self._ended.is_set()
+        report = self._build_report()
+        report.ended = self._stopping.is_set()
         if self._failed:
-            if not self._reported:
+            if not self._has_reported:
                 return  # there are no earlier metrics to remove
             report.ClearField("metrics")
-        self._reported = True
+        self._has_reported = True
         try:
             self._control.report_program(report)
         except TuplewireError as error:

@@ -18,13 +18,13 @@ from tuplewire.errors import ClosedError
 from tuplewire.grouping.grouping import LoadSource, LocalitySource
 from tuplewire.text.events import event_logger
 from tuplewire_topology.acking.acker import TupleTracker, TupleUpdates
-from tuplewire_topology.authoring.collector import Emitted, Outbox
+from tuplewire_topology.authoring.collector import EmittedTuples, Outbox
 from tuplewire_topology.authoring.component import DeadLetter, TaskError, TaskHook, TopologyContext
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.topology_settings import ErrorPolicy, TopologySettings
-from tuplewire_topology.authoring.tuples import AddressedTuples, MessageId, Tuple
+from tuplewire_topology.authoring.tuples import AddressedTuples, Roots, Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
-from tuplewire_topology.running.outgoing import Outgoing
+from tuplewire_topology.running.outgoing import TaskRouter
 from tuplewire_topology.running.receive_queue import ReceiveQueue
 from tuplewire_topology.running.statistics import (
     ExecutorActivity,
@@ -37,7 +37,7 @@ from tuplewire_topology.running.tuple_transfer import Transfer
 
 logger = event_logger(__name__)
 
-BATCH = 1024
+MAX_BATCH = 1024
 """The number of queued or emitted tuples after which an executor sends the emitted ones."""
 
 
@@ -46,25 +46,25 @@ class ExecutorContext:
     """Services of the process that an executor uses. All callbacks run on the executor's thread.
 
     Attributes:
-        failed: Called with the error that ends an executor.
-        error: Called with each error that a task raises or reports.
-        dead_letter: Accepts tuples dropped by the error policy; returns False if it cannot store one.
-        track: Returns the tracker of a task's tuples. Without one, a spout's tuple is acked once it is sent,
-            as in Storm without ackers.
-        emitted: Called with emitted tuples before they are sent.
-        received: Called with each column of a bolt before it is executed.
+        on_failure: Called with the error that ends an executor.
+        on_error: Called with each error that a task raises or reports.
+        on_dead_letter: Accepts tuples dropped by the error policy; returns False if it cannot store one.
+        tracker_of: Returns the tracker of a task's tuples. Without one, a spout's tuple is acked once it is
+            sent, as in Storm without ackers.
+        on_emit: Called with emitted tuples before they are sent.
+        on_receive: Called with each column of a bolt before it is executed.
     """
 
     topology: Topology
     conf: Mapping[str, Any]
-    context: Callable[[int], TopologyContext]
+    new_context: Callable[[int], TopologyContext]
     transfer: Transfer
-    failed: Callable[[TaskError], None]
-    error: Callable[[TaskError], None]
-    dead_letter: Callable[[DeadLetter], object]
-    track: Callable[[int], TupleTracker | None] = lambda _: None
-    emitted: Callable[[Sequence[Emitted]], None] | None = None
-    received: Callable[[str, Sequence[Tuple]], None] | None = None
+    on_failure: Callable[[TaskError], None]
+    on_error: Callable[[TaskError], None]
+    on_dead_letter: Callable[[DeadLetter], object]
+    tracker_of: Callable[[int], TupleTracker | None] = lambda _: None
+    on_emit: Callable[[Sequence[EmittedTuples]], None] | None = None
+    on_receive: Callable[[str, Sequence[Tuple]], None] | None = None
     locality: LocalitySource = dict
     loads: LoadSource = dict
     metrics: UserMetrics = field(default_factory=UserMetrics)
@@ -72,14 +72,14 @@ class ExecutorContext:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """State of any task. The next flush reports the message IDs in `acked` and `failed` to the acker."""
+    """State of any task. The next flush reports `pending_acks` and `pending_fails` to the acker."""
 
     id: int
     outbox: Outbox
-    outgoing: Outgoing
+    router: TaskRouter
     tracker: TupleTracker | None
-    acked: list[MessageId] = field(default_factory=list)
-    failed: list[MessageId] = field(default_factory=list)
+    pending_acks: list[Roots] = field(default_factory=list)
+    pending_fails: list[Roots] = field(default_factory=list)
     hooks: Sequence[TaskHook] = ()
 
 
@@ -89,8 +89,8 @@ TaskKind = TypeVar("TaskKind", bound=Task)
 class Executor(ABC, Generic[TaskKind]):
     """Runs tasks of one component on its own thread. `tally` has its totals, `pulse` its current activity."""
 
-    opening = ExecutorActivity.PREPARE
-    closing = ExecutorActivity.CLEANUP
+    open_activity = ExecutorActivity.PREPARE
+    close_activity = ExecutorActivity.CLEANUP
 
     def __init__(self, tasks: range, executor_context: ExecutorContext) -> None:
         self.tasks = tasks
@@ -104,7 +104,7 @@ class Executor(ABC, Generic[TaskKind]):
         self._tasks: dict[int, TaskKind] = {}
         self._load = ExecutorLoad()
         self._refresh_due = self._rotation_due = False
-        self._stopping = self._finishing = self._abandoned = False
+        self._stopping = self._stop_when_empty = self._killed = False
         self.opened = threading.Event()
         """Set once all tasks are open, or one could not be opened."""
         name = f"executor {self.component.id} {tasks[0]}-{tasks[-1]}"
@@ -133,14 +133,14 @@ class Executor(ABC, Generic[TaskKind]):
         self._stopping = True
         self.queue.close()
 
-    def finish(self) -> None:
+    def stop_when_empty(self) -> None:
         """Request the end once the queue is empty. Does not wait."""
-        self._finishing = True
+        self._stop_when_empty = True
         self.queue.wake()
 
-    def abandon(self) -> None:
+    def kill(self) -> None:
         """End like a killed process: send nothing more, and do not close spouts and bolts."""
-        self._abandoned = True
+        self._killed = True
         self.stop()
 
     def join(self, timeout: float) -> bool:
@@ -151,10 +151,10 @@ class Executor(ABC, Generic[TaskKind]):
 
     def update_load(self) -> float:
         """Return the current load, 0 to 1; call this about once a second. See ExecutorLoad."""
-        counts, queue = self.tally.at_work(self.pulse), self.queue.statistics()
+        counts, queue = self.tally.live_totals(self.pulse), self.queue.statistics()
         busy_seconds = counts.execute.seconds + counts.sending_seconds
         wait = self._load.update(queue.arrived, counts.executed, busy_seconds)
-        return max(queue.fill, wait)  # a nearly full queue is a load even if tuples are fast
+        return max(queue.fill_ratio, wait)  # a nearly full queue is a load even if tuples are fast
 
     @property
     def pending(self) -> int:
@@ -170,8 +170,8 @@ class Executor(ABC, Generic[TaskKind]):
             self.tally.snapshot(),
             self.queue.statistics(),
             self.pending,
-            metrics.samples(self.tasks),
-            metrics.omitted(self.tasks),
+            metrics.collect(self.tasks),
+            metrics.count_omitted(self.tasks),
             received_bytes,
         )
 
@@ -180,186 +180,186 @@ class Executor(ABC, Generic[TaskKind]):
     def _main(self) -> None:
         try:
             for task in self.tasks:
-                self.pulse.enter(task, self.opening)
-                self._tasks[task] = self._always(task, partial(self._open, task))
+                self.pulse.enter(task, self.open_activity)
+                self._tasks[task] = self._call_user_code(task, partial(self._open_task, task))
             self.pulse.activity = ExecutorActivity.WAITING
             self.opened.set()
             while not self._stopping:
-                self.pulse.turn()
-                self._turn()
-                if self._finishing and self.queue.close_if_unused():
+                self.pulse.start_iteration()
+                self._run_once()
+                if self._stop_when_empty and self.queue.close_if_empty():
                     break
         except TaskError as error:
-            self._executor_context.failed(error)
+            self._executor_context.on_failure(error)
         except ClosedError:
             # An executor that this one sends to has stopped; its owner reports the cause.
             extra = {"component": self.component.id, "tasks": str(self.tasks)}
             logger.info("executor.abandoned", extra=extra)
         except BaseException as error:  # noqa: BLE001 - a user's sys.exit(), or a defect here
-            self._executor_context.failed(self._told(self.pulse.task, error))
+            self._executor_context.on_failure(self._report_error(self.pulse.task, error))
         finally:
             self.queue.close()
             self.opened.set()  # the starter must not wait for tasks that could not be opened
-            if not self._abandoned:
+            if not self._killed:
                 self._close_all()
             self.pulse.activity = ExecutorActivity.ENDED
 
     def _close_all(self) -> None:
         for task in self._tasks.values():
-            self.pulse.enter(task.id, self.closing)
+            self.pulse.enter(task.id, self.close_activity)
             try:
-                self._close(task)
+                self._close_task(task)
                 for hook in task.hooks:
                     hook.cleanup()
             except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
-                self._executor_context.failed(self._told(task.id, error))
+                self._executor_context.on_failure(self._report_error(task.id, error))
 
-    def _always(self, task: int, call: Callable[[], Any]) -> Any:
+    def _call_user_code(self, task: int, call: Callable[[], Any]) -> Any:
         """Call user code; an error from it ends the executor under every policy."""
         try:
             return call()
         except Exception as error:
-            raise self._told(task, error) from error
+            raise self._report_error(task, error) from error
 
     @abstractmethod
-    def _open(self, task: int) -> TaskKind:
+    def _open_task(self, task: int) -> TaskKind:
         """Return a task with its spout or bolt open."""
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         self.pulse.activity = ExecutorActivity.WAITING
-        for column in self.queue.consume(BATCH, self._patience()):
-            self._take(column)
+        for column in self.queue.consume(MAX_BATCH, self._poll_timeout()):
+            self._process(column)
         if self._rotation_due:  # requested by a timer, done here: trees and pending tuples have no lock
             self._rotation_due = False
             self._rotate()
 
-    def _patience(self) -> float | None:
+    def _poll_timeout(self) -> float | None:
         """Return the seconds to wait for tuples, or None to wait without limit."""
         return None
 
     @abstractmethod
-    def _take(self, column: AddressedTuples) -> None:
-        """Process a column, and then call _finished() with it."""
+    def _process(self, column: AddressedTuples) -> None:
+        """Process a column, and then call _on_processed() with it."""
 
-    def _finished(self, column: AddressedTuples) -> None:
-        if column.done is not None:
-            column.done()
-        self._executor_context.transfer.idle.count(-len(column.tuples))
+    def _on_processed(self, column: AddressedTuples) -> None:
+        if column.on_processed is not None:
+            column.on_processed()
+        self._executor_context.transfer.counter.add(-len(column.tuples))
 
     def _rotate(self) -> None:
         """Drop tracked tuples that exceed the timeout; bolts track none."""
 
-    def _close(self, task: TaskKind) -> None:
+    def _close_task(self, task: TaskKind) -> None:
         """Let a task's spout or bolt release its resources; acker tasks have none."""
 
-    def _parts(self, task: int) -> tuple[int, Outbox, Outgoing, TupleTracker | None]:
+    def _task_arguments(self, task: int) -> tuple[int, Outbox, TaskRouter, TupleTracker | None]:
         """Return the arguments that all kinds of Task share."""
-        around = self._executor_context
-        outgoing = Outgoing(around.topology, task, around.locality, around.loads)
-        outbox = Outbox(around.topology, task)
-        if around.transfer.settings.always_serialize:
-            outbox.serialize = around.transfer.serializer.serialize
-        return task, outbox, outgoing, around.track(task)
+        context = self._executor_context
+        router = TaskRouter(context.topology, task, context.locality, context.loads)
+        outbox = Outbox(context.topology, task)
+        if context.transfer.settings.always_serialize:
+            outbox.serialize = context.transfer.serializer.serialize
+        return task, outbox, router, context.tracker_of(task)
 
     # --- errors -----------------------------------------------------------------------------------------
 
-    def _told(self, task: int, error: BaseException, message: Tuple | None = None) -> TaskError:
-        told = TaskError(self.component.id, task, error, message)
+    def _report_error(self, task: int, error: BaseException, message: Tuple | None = None) -> TaskError:
+        task_error = TaskError(self.component.id, task, error, message)
         self.tally.errors += 1
-        logger.warning("task.error", extra={"reason": str(told)})
-        self._executor_context.error(told)
-        return told
+        logger.warning("task.error", extra={"reason": str(task_error)})
+        self._executor_context.on_error(task_error)
+        return task_error
 
-    def _raised(self, task: int, error: Exception, message: Tuple | None = None, tries: int = 0) -> bool:
+    def _use_policy(self, task: int, error: Exception, message: Tuple | None = None, tries: int = 0) -> bool:
         """Apply the error policy after `tries` calls; return True for a dead letter, or raise TaskError."""
-        told = self._told(task, error, message)
+        task_error = self._report_error(task, error, message)
         policy = self.settings.error_policy
         if policy is ErrorPolicy.FAIL:
-            raise told from error
+            raise task_error from error
         if policy is not ErrorPolicy.DEAD_LETTER or message is None:  # next_tuple() raises without a tuple
             return False
-        return self._executor_context.dead_letter(DeadLetter(message, told, tries)) is not False
+        return self._executor_context.on_dead_letter(DeadLetter(message, task_error, tries)) is not False
 
     # --- emitted tuples -----------------------------------------------------------------------------------
 
-    def _flush(self, task: TaskKind) -> list[Emitted]:
+    def _flush(self, task: TaskKind) -> list[EmittedTuples]:
         """Send and return the tuples that a task has emitted; report acked and failed tuples to the acker."""
-        if self._abandoned:
+        if self._killed:
             raise ClosedError("this executor's worker was killed")
         if self._refresh_due:  # requested by a timer, done here: only this thread uses the groupings
             self._refresh_due = False
             for each in self._tasks.values():
-                each.outgoing.refresh()
+                each.router.refresh()
         self.tally.count_acked()
-        runs = task.outbox.take()
-        began = self._began(task, runs)
-        lost: list[Tuple] = []
+        emitted = task.outbox.take_all()
+        started_keys = self._start_tracking(task, emitted)
+        unsent: list[Tuple] = []
         columns: list[AddressedTuples] = []
-        for run in runs:
-            copies = self._columns(task, run, lost)
-            stream = run.source.stream.name
-            self.tally.emitted_by[stream] += len(run.tuples)
+        for batch in emitted:
+            copies = self._columns(task, batch, unsent)
+            stream = batch.source.stream.name
+            self.tally.emitted_by[stream] += len(batch.tuples)
             for hook in task.hooks:
-                self._always(task.id, partial(hook.emitted, run.tuples))
+                self._call_user_code(task.id, partial(hook.on_emit, batch.tuples))
             self.tally.transferred_by[stream] += sum(len(column.tuples) for column in copies)
             columns += copies
         # The acker gets each copy before it is in flight, so no count is 0 too early (docs/design/acking.md).
-        columns += self._report_to_acker(task, began, columns, lost)
-        if runs and self._executor_context.emitted is not None:
-            self._executor_context.emitted(runs)
+        columns += self._report_to_acker(task, started_keys, columns, unsent)
+        if emitted and self._executor_context.on_emit is not None:
+            self._executor_context.on_emit(emitted)
         if columns:
             self._transfer(task, columns)
-        if task.failed:  # copies that could not be sent
+        if task.pending_fails:  # copies that could not be sent
             self._transfer(task, self._report_to_acker(task))
-        return runs
+        return emitted
 
     def _transfer(self, task: Task, columns: Sequence[AddressedTuples]) -> None:
         """Send columns, waiting for free space, and measure the time."""
         pulse = self.pulse
         activity, began = pulse.activity, pulse.clock()
         pulse.activity = ExecutorActivity.SENDING  # a wait for free space is not a stuck call
-        self.tally.sends_since = began
-        self._executor_context.transfer.send(columns, partial(self._undeliverable, task))
+        self.tally.send_started = began
+        self._executor_context.transfer.send(columns, partial(self._on_undeliverable, task))
         pulse.enter(pulse.task, activity)
-        self.tally.sends_since = None
+        self.tally.send_started = None
         self.tally.sending_seconds += pulse.clock() - began
 
-    def _columns(self, task: Task, run: Emitted, lost: list[Tuple]) -> list[AddressedTuples]:
-        """Return the columns of a run; add tuples to `lost` if a grouping raises an error for them."""
-        if run.task is not None:
-            return [AddressedTuples(run.task, run.tuples)]
+    def _columns(self, task: Task, batch: EmittedTuples, unsent: list[Tuple]) -> list[AddressedTuples]:
+        """Return the columns of a batch; add tuples to `unsent` if a grouping raises an error for them."""
+        if batch.target_task is not None:
+            return [AddressedTuples(batch.target_task, batch.tuples)]
         try:
-            routes = task.outgoing.route(run.source.stream.name, run.tuples)
+            routes = task.router.route(batch.source.stream.name, batch.tuples)
         except Exception as error:  # noqa: BLE001 - a grouping may be the user's code
-            if len(run.tuples) > 1:  # only the tuple that caused the error may fail
-                singles = [Emitted(run.source, None, [message]) for message in run.tuples]
-                return [column for single in singles for column in self._columns(task, single, lost)]
-            lost += run.tuples
-            self._raised(task.id, error, run.tuples[0])
+            if len(batch.tuples) > 1:  # only the tuple that caused the error may fail
+                singles = [EmittedTuples(batch.source, None, [message]) for message in batch.tuples]
+                return [column for single in singles for column in self._columns(task, single, unsent)]
+            unsent += batch.tuples
+            self._use_policy(task.id, error, batch.tuples[0])
             return []
-        take = run.tuples.__getitem__
+        take = batch.tuples.__getitem__
         return [AddressedTuples(target, list(map(take, positions))) for target, positions in routes.items()]
 
     def _report_to_acker(
         self,
         task: Task,
-        began: Sequence[Any] = (),
+        started_keys: Sequence[Any] = (),
         columns: Sequence[AddressedTuples] = (),
-        lost: Sequence[Tuple] = (),
+        unsent: Sequence[Tuple] = (),
     ) -> list[AddressedTuples]:
-        acked, task.acked = task.acked, []
-        failed, task.failed = task.failed, []
+        acked, task.pending_acks = task.pending_acks, []
+        failed, task.pending_fails = task.pending_fails, []
         if task.tracker is None:
             return []
-        return task.tracker.report(TupleUpdates(task.id, began, columns, lost, acked, failed))
+        return task.tracker.report(TupleUpdates(task.id, started_keys, columns, unsent, acked, failed))
 
-    def _began(self, task: TaskKind, runs: Sequence[Emitted]) -> list[Any]:
+    def _start_tracking(self, task: TaskKind, emitted: Sequence[EmittedTuples]) -> list[Any]:
         """Start to track emitted tuples; return the tracker's keys for tuples of spouts."""
         if task.tracker is not None:
-            task.tracker.derive(runs)
+            task.tracker.renumber(emitted)
         return []
 
-    def _undeliverable(self, task: Task, message: Tuple, error: Exception) -> None:
-        if message.message_id:
-            task.failed.append(message.message_id)
-        self._raised(task.id, error, message)
+    def _on_undeliverable(self, task: Task, message: Tuple, error: Exception) -> None:
+        if message.roots:
+            task.pending_fails.append(message.roots)
+        self._use_policy(task.id, error, message)

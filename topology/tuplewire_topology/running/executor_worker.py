@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire import tracing
-from tuplewire.errors import TopologyError, TuplewireError, WaitTimeoutError, as_tuplewire
+from tuplewire.errors import TopologyError, TuplewireError, WaitTimeoutError, to_tuplewire_error
 from tuplewire.grouping.grouping import Locality
-from tuplewire_topology.acking.acker import PARTS, Acker, AckerTracker
-from tuplewire_topology.authoring.collector import Emitted
+from tuplewire_topology.acking.acker import RETAINED_ROTATIONS, AckerClient, LocalTracker
+from tuplewire_topology.authoring.collector import EmittedTuples
 from tuplewire_topology.authoring.component import DeadLetter, TaskError, TopologyContext, start_hooks
 from tuplewire_topology.authoring.description import ACKER_COMPONENT, ComponentKind, Topology, WorkerContext
 from tuplewire_topology.authoring.topology_settings import TopologySettings
@@ -28,16 +28,16 @@ from tuplewire_topology.running.executor import Executor, ExecutorContext
 from tuplewire_topology.running.heartbeat import Heartbeats
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.statistics import ExecutorStatistics, Failure, ProcessReport
-from tuplewire_topology.running.timer import Cancel, SimulatedTimer, SystemTimer, Ticks, Timer
+from tuplewire_topology.running.timer import Cancel, SimulatedTimer, SystemTimer, TickScheduler, Timer
 from tuplewire_topology.running.tuple_transfer import Transfer
 
-_REFRESH_SECONDS = 1.0
-_OPEN_SECONDS = 60.0
-_IDLE_SECONDS = 0.005
+_REFRESH_INTERVAL_SECONDS = 1.0
+_OPEN_TIMEOUT_SECONDS = 60.0
+_POLL_SECONDS = 0.005
 """The interval of checks for an idle worker."""
 
 
-class ExecutorWorker:
+class ExecutorGroup:
     """Runs the executors of some tasks of a topology.
 
     Args:
@@ -46,7 +46,7 @@ class ExecutorWorker:
         link: Connects other processes with tasks of the topology.
         acker: Tracks tuples if the topology has no acker tasks (with_ackers). All workers must be in this
             process, and share it.
-        error, dead_letter, emitted, received: See ExecutorContext.
+        on_error, on_dead_letter, on_emit, on_receive: See ExecutorContext.
         state_file: Gets each heartbeat as JSON; removed after a clean end.
         port: The worker's port, for the contexts of its tasks.
     """
@@ -60,11 +60,11 @@ class ExecutorWorker:
         conf: Mapping[str, Any] | None = None,
         link: Link,
         timer: SimulatedTimer | None = None,
-        acker: Acker | None = None,
-        error: Callable[[TaskError], None] = lambda _: None,
-        dead_letter: Callable[[DeadLetter], object] = lambda _: False,
-        emitted: Callable[[Sequence[Emitted]], None] | None = None,
-        received: Callable[[str, Sequence[Tuple]], None] | None = None,
+        acker: LocalTracker | None = None,
+        on_error: Callable[[TaskError], None] = lambda _: None,
+        on_dead_letter: Callable[[DeadLetter], object] = lambda _: False,
+        on_emit: Callable[[Sequence[EmittedTuples]], None] | None = None,
+        on_receive: Callable[[str, Sequence[Tuple]], None] | None = None,
         state_file: Path | None = None,
         port: int = 0,
     ) -> None:
@@ -80,46 +80,45 @@ class ExecutorWorker:
         metrics = UserMetrics(self.settings.metrics_series)
         self._hook_context = hook_context = WorkerContext(topology_id, topology, self.tasks)
         self._hooks = ExitStack()
-        self.transfer = transfer = Transfer(topology, link, self.settings, tracing.active())
-        self.idle = transfer.idle
+        self.transfer = transfer = Transfer(topology, link, self.settings, tracing.get_tracing())
+        self.counter = transfer.counter
         self._executor_context = ExecutorContext(
             topology=topology,
             conf=conf,
-            context=lambda task: TopologyContext(
+            new_context=lambda task: TopologyContext(
                 topology_id, topology, task, port, self.tasks, metrics, hook_context.resources
             ),
             transfer=transfer,
-            failed=self._failed,
-            error=error,
-            dead_letter=dead_letter,
-            track=lambda task: acker if transfer.ackers is None else AckerTracker(topology, task),
-            emitted=emitted,
-            received=received,
+            on_failure=self._on_failure,
+            on_error=on_error,
+            on_dead_letter=on_dead_letter,
+            tracker_of=lambda task: acker if transfer.acker_tasks is None else AckerClient(topology, task),
+            on_emit=on_emit,
+            on_receive=on_receive,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=lambda: {**({} if link.worker is None else link.worker.loads()), **self._own_loads},
             metrics=metrics,
         )
         self.executors: list[Executor[Any]] = []
-        for executor_tasks in self._executors_of(self.tasks):
-            self._make(executor_tasks)
-        self._timer: Timer = timer or SystemTimer(lambda error: self._failed(as_tuplewire(error)))
-        self.heartbeats = Heartbeats(topology_id, lambda: self.executors, self._problem, state_file)
-        self._recurring: list[Cancel] = []
-        self._ticks = Ticks(self._timer, self.idle, self.transfer.send_outcomes)
+        for executor_tasks in self._executor_ranges(self.tasks):
+            self._create_executor(executor_tasks)
+        self._timer: Timer = timer or SystemTimer(lambda error: self._on_failure(to_tuplewire_error(error)))
+        self.heartbeats = Heartbeats(topology_id, lambda: self.executors, self._not_ready_reason, state_file)
+        self._cancels: list[Cancel] = []
+        self._ticks = TickScheduler(self._timer, self.counter, self.transfer.enqueue_system_tuples)
 
-    def _executors_of(self, wanted: frozenset[int]) -> Iterator[range]:
-        """Yield the tasks of each wanted executor; TopologyError if only some of its tasks are wanted."""
+    def _executor_ranges(self, assigned: frozenset[int]) -> Iterator[range]:
+        """Yield the tasks of each assigned executor; TopologyError if only some of its tasks are assigned."""
         topology = self._executor_context.topology
         for tasks in (each for name in topology.components for each in topology.executors_of(name)):
-            here = wanted.intersection(tasks)
-            if here and len(here) < len(tasks):
-                raise TopologyError(
-                    f"tasks {tasks[0]} to {tasks[-1]} share an executor, and a worker gets all or none"
-                )
-            if here:
+            local = assigned.intersection(tasks)
+            if local and len(local) < len(tasks):
+                names = f"tasks {tasks[0]} to {tasks[-1]}"
+                raise TopologyError(f"{names} share an executor, and a worker gets all or none")
+            if local:
                 yield tasks
 
-    def _make(self, tasks: range) -> Executor[Any]:
+    def _create_executor(self, tasks: range) -> Executor[Any]:
         component = self._executor_context.topology.component_of(tasks[0])
         kind: type[Executor[Any]] = SpoutExecutor if component.kind is ComponentKind.SPOUT else BoltExecutor
         executor = (AckerExecutor if component.id == ACKER_COMPONENT else kind)(tasks, self._executor_context)
@@ -135,55 +134,57 @@ class ExecutorWorker:
     # --- life -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open all tasks, then receive; spouts wait for switch(). Raises TaskError and WaitTimeoutError."""
+        """Open all tasks, then receive; spouts wait for set_active(). Raises TaskError, WaitTimeoutError."""
         self.heartbeats.beat()
         start_hooks(self._executor_context.conf, self._hook_context, self._hooks)
-        self._recurring.append(self._timer.every(self.settings.heartbeat_seconds, self.heartbeats.beat))
+        self._cancels.append(self._timer.every(self.settings.heartbeat_seconds, self.heartbeats.beat))
         self._open(self.executors)
-        self._recurring.append(self._timer.every(_REFRESH_SECONDS, self._refresh))
+        self._cancels.append(self._timer.every(_REFRESH_INTERVAL_SECONDS, self._refresh))
         self._started = True
 
     def _open(self, executors: Sequence[Executor[Any]]) -> None:
-        deadline = time.monotonic() + _OPEN_SECONDS
+        deadline = time.monotonic() + _OPEN_TIMEOUT_SECONDS
         for executor in executors:  # all start before the first wait, so tasks open in parallel
             executor.start()
         for executor in executors:
             if not executor.opened.wait(max(0.0, deadline - time.monotonic())):
-                raise WaitTimeoutError(f"{executor} has not been opened within {_OPEN_SECONDS:g} s")
-        self.check()
+                raise WaitTimeoutError(f"{executor} has not been opened within {_OPEN_TIMEOUT_SECONDS:g} s")
+        self.raise_if_failed()
         for executor in executors:
             if isinstance(executor, BoltExecutor) and executor.settings.tick_seconds:
                 for task in executor.tasks:
                     self._ticks.add(task, executor.settings.tick_seconds)
-            period = self.settings.message_timeout_seconds / PARTS
+            period = self.settings.message_timeout_seconds / RETAINED_ROTATIONS
             tracks = not isinstance(executor, BoltExecutor)  # ackers and spouts
-            if tracks and period and self.transfer.ackers is not None:
-                self._recurring.append(self._timer.every(period, executor.rotate))
+            if tracks and period and self.transfer.acker_tasks is not None:
+                self._cancels.append(self._timer.every(period, executor.rotate))
         # After all tasks are open, because the queues fill from now on.
-        self.link.open([executor.tasks for executor in executors], self.transfer.receive, self._failed)
+        self.link.subscribe([each.tasks for each in executors], self.transfer.receive, self._on_failure)
 
-    def switch(self, *, active: bool) -> None:
+    def set_active(self, *, active: bool) -> None:
         """Request tuples from the spouts, once the link is connected, or stop; tuples in flight continue."""
         for spout in self.spouts:
-            spout.switch(active=active)
+            spout.set_active(active=active)
 
-    def tick(self, bolts: Iterable[str]) -> None:
+    def send_final_tick(self, bolts: Iterable[str]) -> None:
         """Send the final tick to the tasks of these bolts, at the end of the topology."""
         topology = self._executor_context.topology
-        self._ticks.send_last(task for bolt in bolts for task in topology.tasks_of(bolt))
+        self._ticks.send_final(task for bolt in bolts for task in topology.tasks_of(bolt))
 
     def report(self, *, new_epoch: bool = False) -> ProcessReport:
         """Return the state of this process. new_epoch: exhausted spouts count as busy until asked again."""
         if new_epoch:
-            self.idle.epoch += 1
+            self.counter.epoch += 1
             for spout in self.spouts:
                 spout.queue.wake()
-        spouts, epoch = self.spouts, self.idle.epoch
-        at_rest, sent, taken = self.idle.traffic(lambda: all(spout.finished(epoch) for spout in spouts))
+        spouts, epoch = self.spouts, self.counter.epoch
+        is_idle, sent, received = self.counter.snapshot(
+            lambda: all(spout.finished(epoch) for spout in spouts)
+        )
         failure = None if self.failure is None else Failure.of(self.failure)
-        return ProcessReport(at_rest, sent, taken + self.link.lost(), failure)
+        return ProcessReport(is_idle, sent, received + self.link.lost_messages(), failure)
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise the worker's failure, if it has failed."""
         if self.failure is not None:
             raise self.failure
@@ -198,9 +199,9 @@ class ExecutorWorker:
                 return
             self._closed = True
         deadline = time.monotonic() + timeout
-        self.switch(active=False)
-        while self.failure is None and not self.report().at_rest and time.monotonic() < deadline:
-            time.sleep(_IDLE_SECONDS)
+        self.set_active(active=False)
+        while self.failure is None and not self.report().is_idle and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
         self._end_timer()
         for executor in self.executors:
             executor.stop()
@@ -214,13 +215,13 @@ class ExecutorWorker:
         if stuck:
             raise WaitTimeoutError(f"{', '.join(map(repr, stuck))} did not end within {timeout} s")
         if self.failure is None:  # the state file of a failed worker remains
-            self.heartbeats.end()
+            self.heartbeats.remove_file()
 
     def _end_timer(self) -> None:
         if isinstance(self._timer, SystemTimer):
             self._timer.close()
         self._ticks.remove(self.tasks)
-        for cancel in self._recurring:
+        for cancel in self._cancels:
             cancel()
 
     def _still_running(self, deadline: float) -> list[Executor[Any]]:
@@ -228,19 +229,19 @@ class ExecutorWorker:
 
     # --- moves ------------------------------------------------------------------------------------------
 
-    def follow(self, wanted: frozenset[int]) -> None:
-        """Remove the executors of tasks that are not wanted, and add the missing ones."""
+    def update_tasks(self, assigned: frozenset[int]) -> None:
+        """Remove the executors of tasks that are not assigned, and add the missing ones."""
         for executor in self.executors:
-            if wanted.isdisjoint(executor.tasks):
-                self.remove(executor.tasks, _OPEN_SECONDS)
-        for tasks in self._executors_of(wanted):
+            if assigned.isdisjoint(executor.tasks):
+                self.remove(executor.tasks, _OPEN_TIMEOUT_SECONDS)
+        for tasks in self._executor_ranges(assigned):
             if not self.tasks.issuperset(tasks):
                 self.add(tasks)
 
     def add(self, tasks: range) -> None:
         """Add and start an executor. Raises the errors of start()."""
         self.tasks |= frozenset(tasks)
-        self._open([self._make(tasks)])
+        self._open([self._create_executor(tasks)])
 
     def remove(self, tasks: range, timeout: float) -> None:
         """End an executor once it has emptied its queue; WaitTimeoutError if it does not end in time."""
@@ -248,16 +249,16 @@ class ExecutorWorker:
         self._ticks.remove(tasks)
         for task in tasks:  # from now on, other executors here send to these tasks over the link
             del self.transfer.queues[task]
-        executor.finish()
+        executor.stop_when_empty()
         if not executor.join(timeout):
             raise WaitTimeoutError(f"{executor} did not end within {timeout} s")
         self.executors = [each for each in self.executors if each is not executor]
-        self.link.leave(tasks)
+        self.link.unsubscribe(tasks)
         self.tasks -= frozenset(tasks)
-        self._executor_context.metrics.forget(tasks)
-        self.check()
+        self._executor_context.metrics.remove_tasks(tasks)
+        self.raise_if_failed()
 
-    def _failed(self, error: TuplewireError) -> None:
+    def _on_failure(self, error: TuplewireError) -> None:
         with self._lock:
             if self.failure is None:  # the first error is the cause; others may follow from it
                 self.failure = error
@@ -276,24 +277,24 @@ class ExecutorWorker:
         for executor in self.executors:
             executor.refresh()
 
-    def _problem(self) -> str:
+    def _not_ready_reason(self) -> str:
         if self.failure is not None:
             return f"failed: {self.failure}"
         if self._closed or not self._started:
             return "stopped" if self._closed else "starting"
-        return self.transfer.not_connected
+        return self.transfer.missing_connections
 
     @property
-    def not_ready(self) -> str:
+    def not_ready_reason(self) -> str:
         """The reason, in one line, why the worker is not ready, for a readiness probe; empty if it is."""
-        return self.heartbeats.not_ready
+        return self.heartbeats.not_ready_reason
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """True if a drain must wait for tuples, or for sent messages that the worker has not accepted."""
         if self.failure is not None:  # its tuples are never processed
             return False
-        return self.idle.present > 0 or self.link.pending > 0
+        return self.counter.in_progress > 0 or self.link.pending > 0
 
     def disconnect(self) -> None:
         """Close the link, which ends executors that wait for free space. See AttachedProgram."""

@@ -1,8 +1,8 @@
 """The heartbeats of a worker and its executors: a state file, a snapshot, and log entries for stuck calls.
 
 Used by executor_worker.py, with a timer that calls beat(). Owns the state file. Not thread-safe. Exceptions:
-`last` and `not_ready`. Design: docs/design/topologies.md (executors report their activity). Source: Storm's
-`WorkerState` heartbeats, `LSWorkerHeartbeat` and `LocalState`.
+`last` and `not_ready_reason`. Design: docs/design/topologies.md (executors report their activity). Source:
+Storm's `WorkerState` heartbeats, `LSWorkerHeartbeat` and `LocalState`.
 """
 
 from __future__ import annotations
@@ -41,41 +41,39 @@ class ExecutorHeartbeat:
     stuck: bool
 
     def __str__(self) -> str:
-        return (
-            f"task {self.task} of {self.component!r} has been in {self.activity}() "
-            f"for {self.call_seconds:.0f} s"
-        )
+        call = f"{self.activity}() for {self.call_seconds:.0f} s"
+        return f"task {self.task} of {self.component!r} has been in {call}"
 
 
 @dataclass(slots=True, eq=False)
 class Heartbeats:
     """The heartbeats of a worker. Call beat() every worker.heartbeat.frequency.secs.
 
-    `problem` returns a reason why the worker is not ready, other than a stuck call, or an empty string.
+    `get_problem` returns a reason why the worker is not ready, other than a stuck call, or an empty string.
     `last` has the activity of each executor.
     """
 
     topology_id: str
-    executors: Callable[[], Sequence[Executor[Any]]]
-    problem: Callable[[], str]
+    list_executors: Callable[[], Sequence[Executor[Any]]]
+    get_problem: Callable[[], str]
     file: Path | None
     last: Sequence[ExecutorHeartbeat] = field(init=False)
     _began: float = field(default_factory=time.monotonic)
     _stuck: frozenset[Executor[Any]] = frozenset()
 
     def __post_init__(self) -> None:
-        self.last = self._take()
+        self.last = self._check_executors()
 
     def beat(self) -> None:
         """Check every executor, log newly stuck ones, and replace the file. A failed write is only logged."""
-        self.last = self._take()
+        self.last = self._check_executors()
         if self.file is not None:
             state = {
                 "time": time.time(),
                 "topology_id": self.topology_id,
                 "process_id": os.getpid(),
                 "uptime_seconds": time.monotonic() - self._began,
-                "not_ready": self.not_ready,
+                "not_ready": self.not_ready_reason,
                 "executors": list(map(asdict, self.last)),
             }
             try:
@@ -84,18 +82,18 @@ class Heartbeats:
             except OSError as error:
                 logger.warning("heartbeat.not_written", extra={"path": str(self.file), "reason": str(error)})
 
-    def end(self) -> None:
+    def remove_file(self) -> None:
         """Remove the file after a clean end of the worker."""
         if self.file is not None:
             self.file.unlink(missing_ok=True)
 
     @property
-    def not_ready(self) -> str:
+    def not_ready_reason(self) -> str:
         """The current reason why the worker is not ready, with the calls that were stuck at the last beat."""
-        return "; ".join(filter(None, [self.problem(), *(str(beat) for beat in self.last if beat.stuck)]))
+        return "; ".join(filter(None, [self.get_problem(), *(str(beat) for beat in self.last if beat.stuck)]))
 
-    def _take(self) -> Sequence[ExecutorHeartbeat]:
-        beats = {each: _beat(each) for each in self.executors()}
+    def _check_executors(self) -> Sequence[ExecutorHeartbeat]:
+        beats = {each: _executor_heartbeat(each) for each in self.list_executors()}
         stuck = frozenset(each for each, beat in beats.items() if beat.stuck)
         for each in stuck - self._stuck:  # not again at each beat
             beat = beats[each]
@@ -110,9 +108,9 @@ class Heartbeats:
         return tuple(beats.values())
 
 
-def _beat(executor: Executor[Any]) -> ExecutorHeartbeat:
+def _executor_heartbeat(executor: Executor[Any]) -> ExecutorHeartbeat:
     pulse, component = executor.pulse, executor.component.id
     call_seconds = pulse.call_seconds()
-    activity, turned = pulse.activity.value, pulse.clock() - pulse.turned
+    activity, turned = pulse.activity.value, pulse.clock() - pulse.iteration_start
     stuck = call_seconds >= executor.settings.task_timeout_seconds
     return ExecutorHeartbeat(component, executor.tasks, pulse.task, activity, call_seconds, turned, stuck)

@@ -20,7 +20,7 @@ from tuplewire.errors import (
     RefusedMessagesError,
     TaskNotLocalError,
     TuplewireError,
-    as_tuplewire,
+    to_tuplewire_error,
 )
 from tuplewire.text.events import event_logger
 from tuplewire.values.batch import TaskMessageBatch
@@ -30,20 +30,20 @@ from tuplewire_topology.authoring.topology_settings import TopologySettings
 
 logger = event_logger(__name__)
 
-BLOCKED_SECONDS = 5.0
+BLOCKED_LOG_SECONDS = 5.0
 """The time after which the log reports that an executor waits for free space."""
 BLOCKED_AGAIN_SECONDS = 60.0
 
-Receive = Callable[[TaskGroup, Callable[[], None]], None]
+OnReceive = Callable[[TaskGroup, Callable[[], None]], None]
 """Accepts messages in order, without waiting; calls the function once they are processed."""
 
-Failed = Callable[[TuplewireError], None]
+OnFailure = Callable[[TuplewireError], None]
 
 
-class HostWorker(Protocol):
+class InProcessWorker(Protocol):
     """The worker in the process of the executors."""
 
-    def not_connected(self) -> str:
+    def missing_connections(self) -> str:
         """Return the missing required connections to other workers, as text; empty if none is missing."""
 
     def loads(self) -> Mapping[int, float]:
@@ -52,11 +52,11 @@ class HostWorker(Protocol):
     def report_loads(self, loads: Mapping[int, float]) -> None:
         """Report the loads of the tasks in this process."""
 
-    def dropped(self) -> int:
+    def dropped_messages(self) -> int:
         """Return the number of messages that the worker has dropped."""
 
-    def client(self, tasks: int, prefetch_messages: int) -> Client:
-        """Return a new client of the worker, with memory for the messages of `tasks` tasks."""
+    def create_client(self, n_tasks: int, prefetch_messages: int) -> Client:
+        """Return a new client of the worker, with memory for the messages of `n_tasks` tasks."""
 
 
 class Link:
@@ -74,43 +74,43 @@ class Link:
         self,
         client: Client,
         *,
-        first_task: int = 0,
-        spouts: Container[int] = (),
-        worker: HostWorker | None = None,
+        task_offset: int = 0,
+        spout_tasks: Container[int] = (),
+        worker: InProcessWorker | None = None,
     ) -> None:
         """Use a client of the worker that has the tasks. Its `overflow` must not be "fail".
 
-        first_task: added to every task id on the wire, to distinguish several runs of a topology. worker: if
+        task_offset: added to every task id on the wire, to distinguish several runs of a topology. worker: if
         it is in this process, it provides loads and the state of connections.
         """
         self.worker = worker
         self._client = client
-        self._spouts = spouts
-        client.traced = False  # tuples have their own spans
-        self._first_task = first_task
+        self._spout_tasks = spout_tasks
+        client.tracing_allowed = False  # tuples have their own spans
+        self._task_offset = task_offset
         self._closed = False
         self._subscriptions: dict[range, Callable[[], None]] = {}
 
     @classmethod
-    def to(cls, worker: HostWorker, topology: Topology, conf: Mapping[str, Any]) -> Self:
+    def for_worker(cls, worker: InProcessWorker, topology: Topology, conf: Mapping[str, Any]) -> Self:
         """Return a link to the worker in this process."""
         settings = TopologySettings.from_conf(conf)
-        client = worker.client(len(topology.tasks), settings.receive_queue_tuples)
-        return cls(client, spouts=topology.spout_tasks, worker=worker)
+        client = worker.create_client(len(topology.tasks), settings.receive_queue_tuples)
+        return cls(client, spout_tasks=topology.spout_tasks, worker=worker)
 
-    def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
-        """Deliver the messages of tasks, a range per executor. `failed` gets the error that ends this."""
+    def subscribe(self, tasks: Sequence[range], receive: OnReceive, on_failure: OnFailure) -> None:
+        """Deliver the messages of tasks, a range per executor. `on_failure` gets the error that ends this."""
         for each in tasks:
-            shifted = range(each.start + self._first_task, each.stop + self._first_task)
-            arrived, ended = partial(self._arrived, receive, failed), partial(self._failed, failed)
+            shifted = range(each.start + self._task_offset, each.stop + self._task_offset)
+            arrived, ended = partial(self._on_group, receive, on_failure), partial(self._on_end, on_failure)
             self._subscriptions[each] = self._client.push(shifted, arrived, ended)
 
-    def _arrived(
-        self, receive: Receive, failed: Failed, group: TaskGroup, acknowledge: Callable[[], None]
+    def _on_group(
+        self, receive: OnReceive, on_failure: OnFailure, group: TaskGroup, acknowledge: Callable[[], None]
     ) -> None:
-        (group,) = self._shifted([group], -self._first_task)
+        (group,) = self._with_offset([group], -self._task_offset)
         try:
-            if group.task in self._spouts:  # outcomes: see the class
+            if group.task in self._spout_tasks:  # outcomes: see the class
                 receive(group, lambda: None)
                 acknowledge()
             else:
@@ -119,29 +119,29 @@ class Link:
             # The executor has stopped. Its messages wait for the next consumer of the task.
             return
         except Exception as error:  # noqa: BLE001 - a defect must end the executors, not the stream
-            self._failed(failed, as_tuplewire(error))
+            self._on_end(on_failure, to_tuplewire_error(error))
 
-    def _failed(self, failed: Failed, error: TuplewireError) -> None:
+    def _on_end(self, on_failure: OnFailure, error: TuplewireError) -> None:
         # A worker in this process has moved the task, and the program follows the assignment.
         moved = self.worker is not None and isinstance(error, TaskNotLocalError)
         if not self._closed and not moved:
-            failed(error)
+            on_failure(error)
 
-    def leave(self, tasks: range) -> None:
+    def unsubscribe(self, tasks: range) -> None:
         """Deliver nothing more for the tasks of an executor that has stopped."""
         if (close := self._subscriptions.pop(tasks, None)) is not None:
             close()
 
     def send(self, groups: Sequence[TaskGroup]) -> None:
         """Send, waiting for free space without limit. Raises MessageTooLargeError and ClosedError."""
-        batch = TaskMessageBatch.from_groups(self._shifted(groups, self._first_task))
+        batch = TaskMessageBatch.from_groups(self._with_offset(groups, self._task_offset))
         began = time.monotonic()
-        patience = BLOCKED_SECONDS
+        log_after = BLOCKED_LOG_SECONDS
         while True:
             try:
-                self._client.send(batch, timeout=patience)
+                self._client.send(batch, timeout=log_after)
             except BufferFullError:
-                patience = BLOCKED_AGAIN_SECONDS  # later reports are less frequent
+                log_after = BLOCKED_AGAIN_SECONDS  # later reports are less frequent
                 tasks = sorted({group.task for group in groups})
                 seconds = round(time.monotonic() - began)
                 logger.warning("executors.blocked", extra={"tasks": tasks, "seconds": seconds})
@@ -149,7 +149,7 @@ class Link:
                 return
 
     @staticmethod
-    def _shifted(groups: Sequence[TaskGroup], by: int) -> Sequence[TaskGroup]:
+    def _with_offset(groups: Sequence[TaskGroup], by: int) -> Sequence[TaskGroup]:
         if not by:
             return groups
         return [
@@ -162,10 +162,10 @@ class Link:
         """The number of sent messages that the worker has not acknowledged."""
         return self._client.ledger().pending
 
-    def lost(self) -> int:
+    def lost_messages(self) -> int:
         """Return the number of accepted messages that will never arrive, so far."""
         dropped = sum(self._client.ledger().dropped.values())
-        return dropped if self.worker is None else dropped + self.worker.dropped()
+        return dropped if self.worker is None else dropped + self.worker.dropped_messages()
 
     def abort(self) -> None:
         """Stop immediately: senders that wait for free space get a ClosedError."""
@@ -182,7 +182,7 @@ class Link:
         self._closed = True
         try:
             for tasks in list(self._subscriptions):
-                self.leave(tasks)
+                self.unsubscribe(tasks)
             self._client.flush(max(0.0, deadline - time.monotonic()))
         except (FlushTimeoutError, RefusedMessagesError):
             if self.worker is None:

@@ -27,12 +27,12 @@ from tuplewire.grouping.grouping import (
     LocalitySource,
     RingGrouping,
     SingleGrouping,
-    keys_only,
+    check_hashable,
     stable_hash,
 )
 from tuplewire.grouping.load_aware import LoadAwareShuffle
 from tuplewire_topology.authoring.description import (
-    KEYED,
+    KEYED_GROUPINGS,
     CustomStreamGrouping,
     GroupingType,
     Input,
@@ -43,7 +43,7 @@ from tuplewire_topology.authoring.tuples import Stream, Tuple
 _values = attrgetter("values")
 
 
-class LocalOrShuffle(RingGrouping):
+class LocalOrShuffleGrouping(RingGrouping):
     """A round robin over the tasks of the sender's worker, or over all tasks if that worker owns none."""
 
     def __init__(self, context: GroupingContext) -> None:
@@ -57,7 +57,7 @@ class LocalOrShuffle(RingGrouping):
         self.turn_to(local or list(self.tasks))
 
 
-class PartialKey(SingleGrouping):
+class PartialKeyGrouping(SingleGrouping):
     """A grouping that sends equal keys to one of two tasks: the task that has received fewer messages so far.
 
     Two tasks therefore share a frequent key. They depend only on the key and the order of the tasks. Source:
@@ -67,20 +67,20 @@ class PartialKey(SingleGrouping):
     def __init__(self, tasks: Iterable[int]) -> None:
         super().__init__(tasks)
         self._sent = dict.fromkeys(self.tasks, 0)
-        self._pair_of = lru_cache(REMEMBERED_KEYS)(self._hashed)
+        self._candidates = lru_cache(REMEMBERED_KEYS)(self._compute_candidates)
 
     def choose(self, keys: Sequence[Key]) -> list[int]:
         sent = self._sent
         chosen = []
-        with keys_only(keys):
+        with check_hashable(keys):
             for key in keys:
-                one, other = self._pair_of(key)
+                one, other = self._candidates(key)
                 task = one if sent[one] <= sent[other] else other
                 sent[task] += 1
                 chosen.append(task)
         return chosen
 
-    def _hashed(self, key: Key) -> tuple[int, int]:
+    def _compute_candidates(self, key: Key) -> tuple[int, int]:
         count = len(self.tasks)
         # One hash gives both choices: the remainder the first, the quotient a different second one.
         further, first = divmod(stable_hash(key), count)
@@ -88,21 +88,21 @@ class PartialKey(SingleGrouping):
         return self.tasks[first], self.tasks[second]
 
 
-class All(Grouping):
+class AllGrouping(Grouping):
     """A grouping that sends every message to all tasks."""
 
     def route(self, keys: Sequence[Any]) -> Mapping[int, Sequence[int]]:
         return dict.fromkeys(self.tasks, range(len(keys))) if keys else {}
 
 
-class Global(SingleGrouping):
+class GlobalGrouping(SingleGrouping):
     """A grouping that sends every message to the task with the lowest id."""
 
     def choose(self, keys: Sequence[Any]) -> list[int]:
         return [min(self.tasks)] * len(keys)
 
 
-class Custom(Grouping):
+class CustomGrouping(Grouping):
     """A grouping that calls a user-defined one. Raises TopologyError if it returns an unknown task."""
 
     def __init__(self, context: GroupingContext, chooser: CustomStreamGrouping) -> None:
@@ -116,15 +116,14 @@ class Custom(Grouping):
         for position, values in enumerate(keys):
             for task in self._chooser.choose_tasks(values):
                 if task not in self._known:
-                    raise TopologyError(
-                        f"{type(self._chooser).__name__} chose task {task!r}, which is none of {self.tasks}"
-                    )
+                    name = type(self._chooser).__name__
+                    raise TopologyError(f"{name} chose task {task!r}, which is none of {self.tasks}")
                 positions[task].append(position)
         return positions
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Subscriber:
     """A bolt that subscribes to a stream, with the grouping of its subscription."""
 
     component: str
@@ -140,7 +139,7 @@ class Target:
             raise TopologyError(f"{self.component!r} subscribes to {self.subscription}: {error}") from error
 
     def _keys(self, tuples: Sequence[Tuple]) -> Sequence[Any]:
-        if self.subscription.grouping in KEYED:
+        if self.subscription.grouping in KEYED_GROUPINGS:
             key_of = itemgetter(*self.stream.positions(self.subscription.fields))
             return [key_of(message.values) for message in tuples]
         if self.subscription.grouping is GroupingType.CUSTOM:
@@ -154,55 +153,55 @@ def outbound_tasks(topology: Topology, here: Collection[int]) -> frozenset[int]:
         bolt
         for component in {topology.component_of(task).id for task in here if task in topology.tasks}
         for stream in topology.component(component).streams
-        for bolt, _ in topology.targets_of(component, stream.name)
+        for bolt, _ in topology.subscribers_of(component, stream.name)
     }
     return frozenset(task for bolt in bolts for task in topology.tasks_of(bolt)).difference(here)
 
 
-class Outgoing:
-    """The targets of one task. `locality` and `loads` may include more tasks; see GroupingContext."""
+class TaskRouter:
+    """Routes the tuples of one task. `locality` and `loads` may include more tasks; see GroupingContext."""
 
     def __init__(
         self, topology: Topology, task: int, locality: LocalitySource = dict, loads: LoadSource = dict
     ) -> None:
         source = topology.component_of(task)
-        self._targets: dict[str, list[Target]] = {}
+        self._subscribers: dict[str, list[Subscriber]] = {}
         for stream in source.streams:
-            targets = self._targets[stream.name] = []
-            for bolt, subscription in topology.targets_of(source.id, stream.name):
+            bolts = self._subscribers[stream.name] = []
+            for bolt, subscription in topology.subscribers_of(source.id, stream.name):
                 if subscription.grouping is not GroupingType.DIRECT:  # the emitter names the task
                     context = GroupingContext(topology.tasks_of(bolt), task, locality, loads)
-                    targets.append(Target(bolt, subscription, stream, _make(subscription, context, stream)))
+                    bolts.append(Subscriber(bolt, subscription, stream, _make(subscription, context, stream)))
 
     def route(self, stream: str, tuples: Sequence[Tuple]) -> dict[int, Sequence[int]]:
-        """Return, by task, the positions of its tuples, in order; empty for a direct stream. See Target."""
+        """Return, by task, the positions of its tuples, in order; empty for a direct stream."""
         positions: dict[int, Sequence[int]] = {}
-        for target in self._targets[stream]:
-            positions.update(target.route(tuples))
+        for subscriber in self._subscribers[stream]:
+            positions.update(subscriber.route(tuples))
         return positions
 
     def refresh(self) -> None:
         """Have every grouping read loads and distances again. Call this about once a second."""
-        for targets in self._targets.values():
-            for target in targets:
-                target.grouping.refresh()
+        for subscribers in self._subscribers.values():
+            for subscriber in subscribers:
+                subscriber.grouping.refresh()
 
 
 def _make(subscription: Input, context: GroupingContext, stream: Stream) -> Grouping:
-    if subscription.custom is None:
+    if subscription.custom_grouping is None:
         return _GROUPINGS[subscription.grouping](context)
-    chooser = deepcopy(subscription.custom)  # each task has its own state
+    chooser = deepcopy(subscription.custom_grouping)  # each task has its own state
     chooser.prepare(context, stream)
-    return Custom(context, chooser)
+    return CustomGrouping(context, chooser)
 
 
 _GROUPINGS: Mapping[GroupingType, Callable[[GroupingContext], Grouping]] = {
     GroupingType.SHUFFLE: lambda context: RingGrouping(context.tasks, context.source),
     GroupingType.NONE: lambda context: RingGrouping(context.tasks, context.source),
     GroupingType.FIELDS: lambda context: Fields(context.tasks),
-    GroupingType.ALL: lambda context: All(context.tasks),
-    GroupingType.GLOBAL: lambda context: Global(context.tasks),
-    GroupingType.LOCAL_OR_SHUFFLE: LocalOrShuffle,
-    GroupingType.PARTIAL_KEY: lambda context: PartialKey(context.tasks),
+    GroupingType.ALL: lambda context: AllGrouping(context.tasks),
+    GroupingType.GLOBAL: lambda context: GlobalGrouping(context.tasks),
+    GroupingType.LOCAL_OR_SHUFFLE: LocalOrShuffleGrouping,
+    GroupingType.PARTIAL_KEY: lambda context: PartialKeyGrouping(context.tasks),
     GroupingType.LOAD_AWARE_SHUFFLE: LoadAwareShuffle,
 }

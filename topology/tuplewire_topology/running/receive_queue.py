@@ -30,7 +30,7 @@ class QueueStatistics:
     arrival_rate: float  # per second, over the last ten seconds
 
     @property
-    def fill(self) -> float:
+    def fill_ratio(self) -> float:
         """The used share of the capacity, 0 to 1."""
         return min(1.0, self.population / self.capacity)
 
@@ -52,31 +52,31 @@ class ReceiveQueue:
         self.capacity = capacity
         self._clock = clock
         self._lock = threading.Lock()
-        self._filled = threading.Condition(self._lock)
-        self._emptied = threading.Condition(self._lock)
+        self._not_empty = threading.Condition(self._lock)
+        self._not_full = threading.Condition(self._lock)
         self._columns: deque[AddressedTuples] = deque()
         self._population = 0  # in tuples
         self._arrived = 0
         self._samples = deque([(clock(), 0)], _SAMPLES)  # the time, and the tuples so far
-        self._awake = False
+        self._wake_requested = False
         self._closed = False
-        self._waiting = 0  # publishers that wait for free space
+        self._blocked_publishers = 0  # publishers that wait for free space
 
     def publish(self, column: AddressedTuples) -> None:
         """Add tuples, waiting for free space without limit. They are added in parts, as space becomes free.
 
         Raises ClosedError if the queue is closed before the last part; parts already added stay. A column
-        with `done` must use publish_to_overflow.
+        with `on_processed` must use publish_to_overflow.
         """
         tuples = column.tuples
         with self._lock:
             while tuples:
-                self._waiting += 1
-                self._emptied.wait_for(lambda: self._population < self.capacity or self._closed)
-                self._waiting -= 1
-                room = self.capacity - self._population
-                self._add(AddressedTuples(column.task, tuples[:room]))  # raises if close() ended the wait
-                tuples = tuples[room:]
+                self._blocked_publishers += 1
+                self._not_full.wait_for(lambda: self._population < self.capacity or self._closed)
+                self._blocked_publishers -= 1
+                free = self.capacity - self._population
+                self._add(AddressedTuples(column.task, tuples[:free]))  # raises if close() ended the wait
+                tuples = tuples[free:]
 
     def publish_to_overflow(self, column: AddressedTuples) -> None:
         """Add tuples immediately, even over the capacity; ClosedError if the queue is closed.
@@ -93,7 +93,7 @@ class ReceiveQueue:
         self._columns.append(column)
         self._population += count
         self._arrived += count
-        self._filled.notify()
+        self._not_empty.notify()
 
     def consume(self, limit: int, timeout: float | None = None) -> list[AddressedTuples]:
         """Remove and return whole columns, in order, until they have `limit` tuples or the queue is empty.
@@ -101,8 +101,8 @@ class ReceiveQueue:
         Waits up to `timeout` seconds for the first (None: no limit), or until wake() or close().
         """
         with self._lock:
-            self._filled.wait_for(lambda: self._columns or self._awake or self._closed, timeout)
-            self._awake = False
+            self._not_empty.wait_for(lambda: self._columns or self._wake_requested or self._closed, timeout)
+            self._wake_requested = False
             taken: list[AddressedTuples] = []
             count = 0
             while self._columns and count < limit:
@@ -111,26 +111,26 @@ class ReceiveQueue:
                 count += len(column.tuples)
             self._population -= count
             if count:  # the space may be enough for several publishers
-                self._emptied.notify_all()
+                self._not_full.notify_all()
             return taken
 
     def wake(self) -> None:
         """End the consumer's current or next wait, even without tuples."""
         with self._lock:
-            self._awake = True
-            self._filled.notify()
+            self._wake_requested = True
+            self._not_empty.notify()
 
     def close(self) -> None:
         """Reject more tuples, and end every wait; queued tuples can still be consumed."""
         with self._lock:
             self._closed = True
-            self._filled.notify_all()
-            self._emptied.notify_all()
+            self._not_empty.notify_all()
+            self._not_full.notify_all()
 
-    def close_if_unused(self) -> bool:
+    def close_if_empty(self) -> bool:
         """Close the queue unless tuples are queued or wait for free space; return True if it is closed."""
         with self._lock:
-            if not self._columns and not self._waiting:
+            if not self._columns and not self._blocked_publishers:
                 self._closed = True
             return self._closed
 

@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 
 from tuplewire.errors import TuplewireError
 from tuplewire_topology.authoring.tuples import StreamId, Tuple, TupleSource
-from tuplewire_topology.authoring.user_metrics import UserSample
+from tuplewire_topology.authoring.user_metrics import MetricSnapshot
 from tuplewire_topology.running.receive_queue import QueueStatistics
 
 
@@ -54,23 +54,23 @@ FRAMEWORK_ACTIVITIES = frozenset(
 class Pulse:
     """The current activity of an executor's thread, which writes it. Costs one addition per tuple.
 
-    `calls` counts calls of user code. `turned` is the start of the current loop turn, by `clock`, in seconds.
+    `calls` counts calls of user code. `iteration_start` is the start of the current loop turn, by `clock`.
     """
 
     task: int
     clock: Callable[[], float] = time.monotonic
     activity: ExecutorActivity = ExecutorActivity.STARTING
     calls: int = 0
-    turned: float = field(init=False)
+    iteration_start: float = field(init=False)
     _seen: tuple[int, ExecutorActivity] = (0, ExecutorActivity.STARTING)
     _since: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._since = self.turned = self.clock()
+        self._since = self.iteration_start = self.clock()
 
-    def turn(self) -> None:
+    def start_iteration(self) -> None:
         """Record the start of a loop turn."""
-        self.turned = self.clock()
+        self.iteration_start = self.clock()
 
     def enter(self, task: int, activity: ExecutorActivity) -> None:
         """Record the start of a call of user code for a task."""
@@ -93,7 +93,7 @@ _source = attrgetter("source")
 
 
 @dataclass(slots=True)
-class Latency:
+class LatencySum:
     """The number of measurements, and their sum in seconds."""
 
     count: int = 0
@@ -120,9 +120,9 @@ class Counts:
     executed_by: Counter[StreamId] = field(default_factory=Counter)
     acked_by: Counter[StreamId] = field(default_factory=Counter)
     failed_by: Counter[StreamId] = field(default_factory=Counter)
-    execute: Latency = field(default_factory=Latency)
-    process: Latency = field(default_factory=Latency)
-    complete: Latency = field(default_factory=Latency)
+    execute: LatencySum = field(default_factory=LatencySum)
+    process: LatencySum = field(default_factory=LatencySum)
+    complete: LatencySum = field(default_factory=LatencySum)
     errors: int = 0
     sending_seconds: float = 0.0
 
@@ -165,12 +165,12 @@ class ExecutorStatistics:
     counts: Counts
     queue: QueueStatistics
     pending: int
-    metrics: Sequence[UserSample] = ()
+    metrics: Sequence[MetricSnapshot] = ()
     omitted: int = 0
     received_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
-class ColumnAtWork(NamedTuple):
+class CurrentColumn(NamedTuple):
     """The column that a bolt executes, and the readings of clock, tally and pulse at its start."""
 
     began: float
@@ -184,13 +184,13 @@ class ColumnAtWork(NamedTuple):
 class Tally(Counts):
     """The current totals. One thread writes, any thread reads.
 
-    `just_acked` are the sources of tuples acked since the last count_acked(); the executor appends to it.
-    `column` is the column in progress, and `sends_since` the start of the send in progress, if any.
+    `uncounted_acks` are the sources of tuples acked since the last count_acked(); the executor appends to it.
+    `column` is the column in progress, and `send_started` the start of the send in progress, if any.
     """
 
-    just_acked: list[TupleSource] = field(default_factory=list)
-    column: ColumnAtWork | None = None
-    sends_since: float | None = None
+    uncounted_acks: list[TupleSource] = field(default_factory=list)
+    column: CurrentColumn | None = None
+    send_started: float | None = None
 
     def count_executed(self, tuples: Sequence[Tuple]) -> None:
         """Count the tuples of an executed column."""
@@ -198,14 +198,14 @@ class Tally(Counts):
         self.execute.count += len(tuples)
 
     def count_acked(self) -> None:
-        """Count the tuples in `just_acked`."""
-        if self.just_acked:
-            _count(self.acked_by, self.just_acked)
-            self.just_acked = []
+        """Count the tuples in `uncounted_acks`."""
+        if self.uncounted_acks:
+            _count(self.acked_by, self.uncounted_acks)
+            self.uncounted_acks = []
 
-    def at_work(self, pulse: Pulse) -> Counts:
+    def live_totals(self, pulse: Pulse) -> Counts:
         """Return totals with the column in progress, at whose end they may fall. `pulse`: of this thread."""
-        counts, column, since = self.snapshot(), self.column, self.sends_since
+        counts, column, since = self.snapshot(), self.column, self.send_started
         now = pulse.clock()  # max() below guards against readings that do not match, as there is no lock
         if since is not None:
             counts.sending_seconds += max(0.0, now - since)
@@ -279,11 +279,11 @@ class ProcessFailedError(TuplewireError):
 class ProcessReport:
     """The state of one process at one moment, with the number of tuples passed to the link so far.
 
-    `at_rest` is True if no tuple is queued or executed, and all spouts are exhausted or inactive. `taken` is
-    the number of tuples received from the link, or lost by it.
+    `is_idle` is True if no tuple is queued or executed, and all spouts are exhausted or inactive. `received`
+    is the number of tuples received from the link, or lost by it.
     """
 
-    at_rest: bool
+    is_idle: bool
     sent: int
-    taken: int
+    received: int
     failure: Failure | None = None

@@ -1,8 +1,8 @@
 """Timers, and the ticks of a worker's tasks.
 
 Used by executor_worker.py, also for heartbeats, loads and timeouts, and by local clusters. Owns the thread of
-SystemTimer. Thread-safe. Exception: one thread at a time may change Ticks. Design: docs/design/acking.md.
-Source: Storm's `StormTimer`, `Time` with its simulated time, and `Executor.setupTicks`.
+SystemTimer. Thread-safe. Exception: one thread at a time may use TickScheduler. Design:
+docs/design/acking.md. Source: Storm's `StormTimer`, `Time` with simulated time, and `Executor.setupTicks`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import count
 
 from tuplewire.errors import ClosedError
 from tuplewire_topology.authoring.tuples import AddressedTuples, tick
-from tuplewire_topology.running.tuple_transfer import IdleWatch
+from tuplewire_topology.running.tuple_transfer import TupleCounter
 
 Action = Callable[[], None]
 Cancel = Callable[[], None]
@@ -30,39 +30,39 @@ class Timer:
         self._now = now
         self._changed = threading.Condition()
         self._heap: list[tuple[float, int, float, Action]] = []
-        self._order = count()  # identifies an action, and orders equal times
+        self._sequence = count()  # identifies an action, and orders equal times
 
     def every(self, period: float, action: Action) -> Cancel:
         """Call an action every `period` seconds (above 0), first after one period. It must not block."""
         with self._changed:
-            order = next(self._order)
-            heapq.heappush(self._heap, (self._now() + period, order, period, action))
+            sequence = next(self._sequence)
+            heapq.heappush(self._heap, (self._now() + period, sequence, period, action))
             self._changed.notify()  # it may be due before the action that the thread waits for
-        return partial(self._cancel, order)
+        return partial(self._cancel, sequence)
 
-    def _cancel(self, order: int) -> None:
+    def _cancel(self, sequence: int) -> None:
         with self._changed:
-            self._heap = [entry for entry in self._heap if entry[1] != order]
+            self._heap = [entry for entry in self._heap if entry[1] != sequence]
             heapq.heapify(self._heap)
 
-    def _pop(self, now: float) -> tuple[float, Action] | None:
+    def _next_due(self, now: float) -> tuple[float, Action] | None:
         """Return the next action due by now, with its due time, and schedule it one period later."""
         if not self._heap or self._heap[0][0] > now:
             return None
-        due, order, period, action = self._heap[0]
-        heapq.heapreplace(self._heap, (due + period, order, period, action))
+        due, sequence, period, action = self._heap[0]
+        heapq.heapreplace(self._heap, (due + period, sequence, period, action))
         return due, action
 
 
 class SystemTimer(Timer):
     """A timer on the system clock, with its own thread. A late action is called once for all missed periods.
 
-    `failed` is called with an error that an action raises; the timer then ends.
+    `on_failure` is called with an error that an action raises; the timer then ends.
     """
 
-    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+    def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         super().__init__(time.monotonic)
-        self._failed = failed
+        self._on_failure = on_failure
         self._closed = False
         self._thread = threading.Thread(target=self._main, name="timer", daemon=True)
         self._thread.start()
@@ -73,7 +73,7 @@ class SystemTimer(Timer):
                 for action in due:
                     action()
         except BaseException as error:  # noqa: BLE001 - the owner must get every error of an action
-            self._failed(error)
+            self._on_failure(error)
 
     def _due(self) -> list[Action] | None:
         """Wait until actions are due, and return each of them once; None after close()."""
@@ -81,7 +81,7 @@ class SystemTimer(Timer):
             while not self._closed:
                 now = self._now()
                 due: dict[Action, None] = {}  # an ordered set: an action may be due several times
-                while (popped := self._pop(now)) is not None:
+                while (popped := self._next_due(now)) is not None:
                     due[popped[1]] = None
                 if due:
                     return list(due)
@@ -109,39 +109,39 @@ class SimulatedTimer(Timer):
         end = self._time + seconds
         while True:
             with self._changed:
-                due = self._pop(end)
+                due = self._next_due(end)
                 self._time = end if due is None else due[0]
             if due is None:
                 return
             due[1]()
 
 
-class Ticks:
-    """The ticks of a worker's tasks. Ticks that are due while the idle watch is paused are omitted.
+class TickScheduler:
+    """The ticks of a worker's tasks. Ticks that are due while the tuple counter is paused are omitted.
 
-    `tell` queues a column for its task, and raises ClosedError if the executor has stopped.
+    `put` queues a column for its task, and raises ClosedError if the executor has stopped.
     """
 
-    def __init__(self, timer: Timer, idle: IdleWatch, tell: Callable[[AddressedTuples], None]) -> None:
+    def __init__(self, timer: Timer, counter: TupleCounter, put: Callable[[AddressedTuples], None]) -> None:
         self._timer = timer
-        self._idle = idle
-        self._tell = tell
+        self._counter = counter
+        self._put = put
         self._ticks: dict[int, Cancel] = {}
-        self._waiting: set[int] = set()
+        self._unprocessed: set[int] = set()
         """Tasks that have not processed their last tick. They get no other tick until then."""
 
     def add(self, task: int, seconds: float) -> None:
         """Send a task a tick every `seconds`."""
-        self._waiting.discard(task)
-        column = AddressedTuples(task, [tick(seconds)], partial(self._waiting.discard, task))
-        self._ticks[task] = self._timer.every(seconds, partial(self._give, column))
+        self._unprocessed.discard(task)
+        column = AddressedTuples(task, [tick(seconds)], partial(self._unprocessed.discard, task))
+        self._ticks[task] = self._timer.every(seconds, partial(self._enqueue_tick, column))
 
-    def send_last(self, tasks: Iterable[int]) -> None:
+    def send_final(self, tasks: Iterable[int]) -> None:
         """Send the final tick to each of these tasks that gets ticks."""
         for task in tasks:
             if task in self._ticks:
-                self._waiting.discard(task)  # the final tick is never skipped
-                self._give(AddressedTuples(task, [tick(0)], partial(self._waiting.discard, task)))
+                self._unprocessed.discard(task)  # the final tick is never skipped
+                self._enqueue_tick(AddressedTuples(task, [tick(0)], partial(self._unprocessed.discard, task)))
 
     def remove(self, tasks: Iterable[int]) -> None:
         """Stop the ticks of these tasks; tasks without ticks are ignored."""
@@ -149,14 +149,14 @@ class Ticks:
             if task in self._ticks:
                 self._ticks.pop(task)()
 
-    def _give(self, column: AddressedTuples) -> None:
+    def _enqueue_tick(self, column: AddressedTuples) -> None:
         # A slow task gets no backlog of ticks.
-        if column.task in self._waiting or not self._idle.enter():
+        if column.task in self._unprocessed or not self._counter.try_add():
             return
-        self._waiting.add(column.task)
+        self._unprocessed.add(column.task)
         try:
-            self._tell(column)
+            self._put(column)
         except ClosedError:
             return  # the executor has stopped, and needs no ticks
         finally:
-            self._idle.count(-1)  # the count of enter(); `tell` has counted the queued tick
+            self._counter.add(-1)  # the count of try_add(); `put` has counted the queued tick

@@ -3,7 +3,7 @@
 Used by executor_worker.py and its executors. A tuple is serialized once for all of its target tasks. A traced
 tuple carries the context of its emitter: in an attribute within a process, and in a header of its message
 between processes. Its spans are `emit` at a spout, and `execute` at bolts. Owns the counts of tuples in
-progress and of received bytes. Thread-safe. Exception: TaskObserver. Design: docs/design/acking.md.
+progress and of received bytes. Thread-safe. Exception: TaskTracer. Design: docs/design/acking.md.
 Source: Storm's `WorkerTransfer` and `transferLocal`.
 """
 
@@ -20,7 +20,7 @@ from tuplewire.errors import ClosedError, MalformedTupleError, MessageError
 from tuplewire.text.events import event_logger
 from tuplewire.tracing.context import MARK, TraceParent, context_of, entry_for, traceparent_of
 from tuplewire.values.group import TaskGroup
-from tuplewire_topology.acking.acker import check_id
+from tuplewire_topology.acking.acker import check_roots
 from tuplewire_topology.authoring.description import ACKER_COMPONENT, Component, ComponentKind, Topology
 from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples, Tuple
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tuplewire.tracing.spans import Attributes, Tracing
 
 
-class TaskObserver:
+class TaskTracer:
     """Creates the spans of a task. A spout's tuples start traces; a bolt's tuples join its input's trace."""
 
     def __init__(self, tracing: Tracing, component: Component, task: int) -> None:
@@ -42,18 +42,18 @@ class TaskObserver:
         self._context: TraceParent | None = None
         """The context of the span in progress."""
 
-    def emitted(self, stream: str, message: Tuple) -> None:
+    def trace_emit(self, stream: str, message: Tuple) -> None:
         """Set the context of a tuple if it belongs to a trace."""
         context = self._context
-        if self._component.kind is ComponentKind.SPOUT and self._tracing.samples():
+        if self._component.kind is ComponentKind.SPOUT and self._tracing.should_sample():
             about: Attributes = {"tuplewire.task": self._task, "tuplewire.stream": stream}
-            span = self._tracing.begin("emit", self._component.id, about)
+            span = self._tracing.start_span("emit", self._component.id, about)
             span.end()
             context = traceparent_of(span)
         if context is not None:
             message.trace = context, time.time_ns()
 
-    def around(self, execute: Callable[[Tuple], None]) -> Callable[[Tuple], None]:
+    def wrap(self, execute: Callable[[Tuple], None]) -> Callable[[Tuple], None]:
         """Return a function that executes a tuple, within its own span if the tuple is traced."""
 
         def execute_observed(message: Tuple) -> None:
@@ -63,11 +63,11 @@ class TaskObserver:
             context, since_ns = message.trace
             about: Attributes = {
                 "tuplewire.task": self._task,
-                "tuplewire.source": message.source.key,
+                "tuplewire.source": message.source.wire_id,
                 "tuplewire.waited_seconds": (time.time_ns() - since_ns) / 1e9,
             }
-            span = self._tracing.begin("execute", self._component.id, about, parent=context)
-            with self._tracing.around(span):
+            span = self._tracing.start_span("execute", self._component.id, about, parent=context)
+            with self._tracing.use_span(span):
                 self._context = traceparent_of(span)
                 try:
                     execute(message)
@@ -77,14 +77,14 @@ class TaskObserver:
         return execute_observed
 
 
-def with_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> TaskGroup:
+def with_trace_headers(group: TaskGroup, tuples: Sequence[Tuple]) -> TaskGroup:
     """Return the messages of these tuples, with their contexts as headers."""
     entries = [b"" if each.trace is None else entry_for(each.trace[0].decode()) for each in tuples]
     # A tuple that cannot be serialized has no payload, so payloads and tuples do not match.
     return group.with_headers(entries) if any(entries) and group.count == len(entries) else group
 
 
-def take_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> None:
+def read_trace_headers(group: TaskGroup, tuples: Sequence[Tuple]) -> None:
     """Set the contexts of tuples from the headers of their messages."""
     encoded = group.encoded_headers() if MARK in group.header_data else None
     if encoded is None or len(encoded) != len(tuples):  # malformed messages have no tuple
@@ -96,55 +96,55 @@ def take_contexts(group: TaskGroup, tuples: Sequence[Tuple]) -> None:
 
 logger = event_logger(__name__)
 
-Undeliverable = Callable[[Tuple, Exception], None]
+UndeliverableCallback = Callable[[Tuple, Exception], None]
 
 
-class IdleWatch:
+class TupleCounter:
     """Counts the tuples in the queues and executors of a worker. Thread-safe.
 
-    `present` is their number. A worker is idle if it is 0, and every spout is inactive or exhausted. `epoch`
-    is the number of waits that were started; each needs another round of the spouts. `paused`, set on any
-    thread, rejects ticks and other input from outside.
+    `in_progress` is their number. A worker is idle if it is 0, and every spout is inactive or exhausted.
+    `epoch` is the number of waits that were started; each needs another round of the spouts. `paused`, set
+    on any thread, rejects ticks and other input from outside.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self.present = 0
+        self.in_progress = 0
         self.epoch = 0
         self._sent = 0
         self._received = 0
         self.paused = False
 
-    def count(self, present: int, *, sent: int = 0, received: int = 0) -> None:
-        """Count tuples: a change of the present ones, and the numbers sent to and received from elsewhere.
+    def add(self, change: int, *, sent: int = 0, received: int = 0) -> None:
+        """Count tuples: a change of the number in progress, and the tuples sent and received elsewhere.
 
         Count new tuples before they can be executed or sent. Subtract executed ones after the tuples that
-        they caused were counted. A lost tuple is received, but never present.
+        they caused were counted. A lost tuple is received, but never in progress.
         """
         with self._lock:
-            self.present += present
+            self.in_progress += change
             self._sent += sent
             self._received += received
 
-    def enter(self) -> bool:
+    def try_add(self) -> bool:
         """Count one input from outside, such as a tick; while paused, return False and count nothing."""
         with self._lock:
             if not self.paused:
-                self.count(1)
+                self.add(1)
                 return True
             return False
 
-    def traffic(self, finished: Callable[[], bool]) -> tuple[bool, int, int]:
-        """Return whether the process is at rest with `finished` spouts, and the tuples sent and received."""
+    def snapshot(self, spouts_finished: Callable[[], bool]) -> tuple[bool, int, int]:
+        """Return whether the process is idle, given `spouts_finished`, and the tuples sent and received."""
         with self._lock:
-            return self.present == 0 and finished(), self._sent, self._received
+            return self.in_progress == 0 and spouts_finished(), self._sent, self._received
 
 
 @dataclass(slots=True, eq=False)
 class Transfer:
     """Sends columns to local queues or over the link, and queues received tuples. Thread-safe.
 
-    The owner adds and removes `queues`. `ackers` are the tasks that message IDs may name, if there are any.
+    The owner adds and removes `queues`. `acker_tasks` are the tasks that message IDs may name, if any.
     """
 
     topology: Topology
@@ -152,38 +152,38 @@ class Transfer:
     settings: TopologySettings
     tracing: Tracing | None
     queues: dict[int, ReceiveQueue] = field(default_factory=dict)
-    idle: IdleWatch = field(default_factory=IdleWatch)
-    ackers: range | None = field(init=False)
+    counter: TupleCounter = field(default_factory=TupleCounter)
+    acker_tasks: range | None = field(init=False)
     serializer: TupleSerializer = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _sizes: Counter[tuple[int | None, int]] = field(default_factory=Counter)
+    _received_bytes: Counter[tuple[int | None, int]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         has_ackers = ACKER_COMPONENT in self.topology.components
-        self.ackers = self.topology.tasks_of(ACKER_COMPONENT) if has_ackers else None
+        self.acker_tasks = self.topology.tasks_of(ACKER_COMPONENT) if has_ackers else None
         self.serializer = TupleSerializer(self.topology)
 
     @property
-    def not_connected(self) -> str:
+    def missing_connections(self) -> str:
         """The missing required connections, as text; empty if none, or if the worker is another process."""
-        return "" if self.link.worker is None else self.link.worker.not_connected()
+        return "" if self.link.worker is None else self.link.worker.missing_connections()
 
-    def send(self, columns: Sequence[AddressedTuples], undeliverable: Undeliverable) -> None:
+    def send(self, columns: Sequence[AddressedTuples], undeliverable: UndeliverableCallback) -> None:
         """Send columns, in order for each task, waiting for free space. Call this on an executor's thread.
 
         The tuples of a column have one source. Raises ClosedError if a target executor has stopped.
         """
-        known: dict[Tuple, bytes] = {}  # serialized tuples of this call
+        serialized: dict[Tuple, bytes] = {}  # serialized tuples of this call
         remote: list[TaskGroup] = []
         for column in columns:
             queue = self.queues.get(column.task)
             if queue is None:
-                remote += self._group(column, known, undeliverable)
+                remote += self._group(column, serialized, undeliverable)
                 continue
             if self.settings.always_serialize:
-                payloads = self._payloads(column, known, undeliverable)
+                payloads = self._payloads(column, serialized, undeliverable)
                 column = AddressedTuples(column.task, list(map(self.serializer.deserialize, payloads)))  # noqa: PLW2901
-            self.idle.count(len(column.tuples))
+            self.counter.add(len(column.tuples))
             # Never wait for its own queue, which only this thread empties, nor as the acker, because a spout
             # may be waiting for it (docs/design/acking.md).
             if column.tuples and (
@@ -197,58 +197,58 @@ class Transfer:
                 except ClosedError:
                     if self.queues.get(column.task) is queue:
                         raise
-                    self.idle.count(-len(column.tuples))  # removed here: send to the new worker
-                    remote += self._group(column, known, undeliverable)
+                    self.counter.add(-len(column.tuples))  # removed here: send to the new worker
+                    remote += self._group(column, serialized, undeliverable)
         if remote:
-            self.idle.count(0, sent=sum(map(len, remote)))  # first: no receiver may count them earlier
+            self.counter.add(0, sent=sum(map(len, remote)))  # first: no receiver may count them earlier
             self.link.send(remote)
 
     def _group(
-        self, column: AddressedTuples, known: dict[Tuple, bytes], undeliverable: Undeliverable
+        self, column: AddressedTuples, serialized: dict[Tuple, bytes], undeliverable: UndeliverableCallback
     ) -> list[TaskGroup]:
-        payloads = self._payloads(column, known, undeliverable)
+        payloads = self._payloads(column, serialized, undeliverable)
         if not payloads:
             return []
-        group = TaskGroup.joined(column.task, column.tuples[0].source_task, payloads)
-        return [with_contexts(group, column.tuples) if self.tracing is not None else group]
+        group = TaskGroup.from_checked(column.task, column.tuples[0].source_task, payloads)
+        return [with_trace_headers(group, column.tuples) if self.tracing is not None else group]
 
     def _payloads(
-        self, column: AddressedTuples, known: dict[Tuple, bytes], undeliverable: Undeliverable
+        self, column: AddressedTuples, serialized: dict[Tuple, bytes], undeliverable: UndeliverableCallback
     ) -> list[bytes]:
         payloads = []
         for message in column.tuples:
-            payload = known.get(message)
+            payload = serialized.get(message)
             if payload is None:
                 try:
-                    payload = known[message] = self.serializer.serialize(message)
+                    payload = serialized[message] = self.serializer.serialize(message)
                 except MessageError as error:
                     undeliverable(message, error)
                     continue
             payloads.append(payload)
         return payloads
 
-    def send_outcomes(self, column: AddressedTuples) -> None:
+    def enqueue_system_tuples(self, column: AddressedTuples) -> None:
         """Queue ticks and outcomes, which no component has emitted, without waiting."""
-        self.idle.count(len(column.tuples))
+        self.counter.add(len(column.tuples))
         self.queues[column.task].publish_to_overflow(column)
 
-    def receive(self, group: TaskGroup, done: Callable[[], None]) -> None:
+    def receive(self, group: TaskGroup, on_processed: Callable[[], None]) -> None:
         """Queue tuples from other processes without waiting; the credit of their senders bounds them.
 
-        Calls `done` once they are processed. Raises ClosedError if the executor of the task has stopped.
+        Calls `on_processed` afterwards. Raises ClosedError if the executor of the task has stopped.
         Source: Storm's `DeserializingConnectionCallback`.
         """
         if self.settings.size_metrics:
             with self._lock:
-                self._sizes[group.source, group.task] += len(group.data)
+                self._received_bytes[group.source, group.task] += len(group.data)
         if tuples := self._tuples(group):
             queue = self.queues.get(group.task)
             if queue is None:
                 raise ClosedError(f"task {group.task} no longer has an executor here")
-            self.idle.count(len(tuples), received=len(tuples))
-            queue.publish_to_overflow(AddressedTuples(group.task, tuples, done))
+            self.counter.add(len(tuples), received=len(tuples))
+            queue.publish_to_overflow(AddressedTuples(group.task, tuples, on_processed))
         else:  # no readable tuple: without an acknowledgement it would be delivered again
-            done()
+            on_processed()
 
     def _tuples(self, group: TaskGroup) -> list[Tuple]:
         """Return the readable tuples of a group; count and log the others."""
@@ -256,23 +256,23 @@ class Transfer:
         for payload in group.payloads():
             try:
                 message = self.serializer.deserialize(payload)
-                if message.message_id and self.ackers is not None:
-                    check_id(message.message_id, self.ackers)
+                if message.roots and self.acker_tasks is not None:
+                    check_roots(message.roots, self.acker_tasks)
                 tuples.append(message)
             except MalformedTupleError as error:
                 extra = {"source": group.source, "task": group.task, "reason": str(error)}
                 logger.warning("tuple.malformed", extra=extra)
                 # Its sender has counted it, and the sums must be equal at the end.
-                self.idle.count(0, received=1)
+                self.counter.add(0, received=1)
         if self.tracing is not None:
-            take_contexts(group, tuples)
+            read_trace_headers(group, tuples)
         return tuples
 
     def received_bytes(self, tasks: range) -> Mapping[str, int]:
         """Return the bytes received for tasks, by component. Source: see TopologySettings.size_metrics."""
         sizes: Counter[str] = Counter()
         with self._lock:
-            for (source, task), size in self._sizes.items():
+            for (source, task), size in self._received_bytes.items():
                 if task in tasks:
                     sizes["" if source is None else self.topology.component_of(source).id] += size
         return sizes

@@ -18,7 +18,7 @@ from tuplewire.errors import MalformedTupleError, UnsupportedValueError
 from tuplewire.packing.packing import FAULTS, pack_values, read_array_size, read_items, read_value
 from tuplewire.values.group import check_task
 from tuplewire_topology.authoring.description import Topology
-from tuplewire_topology.authoring.tuples import UNANCHORED, MessageId, Tuple, TupleSource
+from tuplewire_topology.authoring.tuples import NO_ROOTS, Roots, Tuple, TupleSource
 
 
 class TupleSerializer:
@@ -32,38 +32,36 @@ class TupleSerializer:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self._heads: dict[str, bytes] = {}
+        self._headers: dict[str, bytes] = {}
         # The last values, which neighbours often share. Each tuple is replaced as a whole, for other threads.
-        self._written: tuple[MessageId, bytes] = (UNANCHORED, _NO_ID)
-        self._read: tuple[bytes, TupleSource, MessageId] | None = None
+        self._last_written: tuple[Roots, bytes] = (NO_ROOTS, _NO_ID)
+        self._last_read: tuple[bytes, TupleSource, Roots] | None = None
         # Bounded: only sources of the topology are stored.
         self._sources: dict[str, TupleSource] = {}
 
     def serialize(self, message: Tuple) -> bytes:
         """Return a tuple as bytes. Raises UnsupportedValueError, naming the field, for other types."""
-        key = message.source.key
+        key = message.source.wire_id
         try:
-            head = self._heads.get(key)
+            head = self._headers.get(key)
             if head is None:
-                head = self._heads[key] = _HEAD + pack_values([key])[1:]
-            message_id, packed = self._written
-            if message.message_id is not message_id:
-                message_id = message.message_id
-                packed = pack_values([part for root in message_id for part in root])
-                self._written = message_id, packed
+                head = self._headers[key] = _HEAD + pack_values([key])[1:]
+            roots, packed = self._last_written
+            if message.roots is not roots:
+                roots = message.roots
+                packed = pack_values([part for root in roots for part in root])
+                self._last_written = roots, packed
             return head + packed + pack_values(message.values)
         except (TypeError, ValueError) as error:
-            raise UnsupportedValueError(
-                f"a tuple from {key} cannot be sent: {_unpackable(message)}"
-            ) from error
+            raise UnsupportedValueError(f"a tuple from {key} cannot be sent: {_bad_part(message)}") from error
 
     def deserialize(self, payload: bytes) -> Tuple:
         """Parse untrusted bytes. Raises MalformedTupleError, and no other error, if they are invalid."""
         where = "its source"
         try:
-            known = self._read
-            if known is not None and payload.startswith(known[0]):  # no value is a prefix of another
-                begin, source, message_id = known
+            last = self._last_read
+            if last is not None and payload.startswith(last[0]):  # no value is a prefix of another
+                begin, source, roots = last
                 at = len(begin)
             else:
                 if payload[:1] != _HEAD:
@@ -72,12 +70,12 @@ class TupleSerializer:
                 source = self._source(key)
                 where = "its message id"
                 size, at = read_array_size(payload, at)
-                message_id = UNANCHORED
+                roots = NO_ROOTS
                 if size:
                     flat, at = read_items(payload, at, size, 1)
-                    message_id = _message_id(flat)
-                if at <= _KEPT_BYTES:
-                    self._read = payload[:at], source, message_id
+                    roots = _parse_roots(flat)
+                if at <= _MAX_CACHED_BYTES:
+                    self._last_read = payload[:at], source, roots
             where = "its values"
             size, at = read_array_size(payload, at)
             fields = source.stream.fields
@@ -91,10 +89,10 @@ class TupleSerializer:
                 raise ValueError(f"{len(payload) - at} byte(s) too many")
         except FAULTS as error:
             if where is _FIELDS:
-                where = _first_fault(payload, start, fields)
+                where = _bad_field(payload, start, fields)
             problem = str(error) if isinstance(error, ValueError) else "ends too early"
             raise MalformedTupleError(f"{len(payload)} bytes are not a tuple: {where}: {problem}") from error
-        return Tuple(values, source, message_id)
+        return Tuple(values, source, roots)
 
     def _source(self, key: Any) -> TupleSource:
         if type(key) is not str:
@@ -108,13 +106,13 @@ class TupleSerializer:
             component = self.topology.component_of(int(task))
             stream = key[len(task) + len(component.id) + 2 :]
             source = self.topology.source(int(task), stream)
-            if source.key != key:  # from another topology
+            if source.wire_id != key:  # from another topology
                 raise ValueError(f"{reprlib.repr(key)}, but task {task} is one of {component.id!r}")
             self._sources[key] = source
         return source
 
 
-def _message_id(flat: list[Any]) -> MessageId:
+def _parse_roots(flat: list[Any]) -> Roots:
     tasks, ids = flat[::2], flat[1::2]
     if len(tasks) != len(ids) or not all(type(task) is int for task in tasks):
         raise ValueError("no pairs of a task and an id")
@@ -125,7 +123,7 @@ def _message_id(flat: list[Any]) -> MessageId:
     return tuple(zip(map(check_task, tasks), ids, strict=True))
 
 
-def _first_fault(payload: bytes, at: int, fields: Sequence[str]) -> str:
+def _bad_field(payload: bytes, at: int, fields: Sequence[str]) -> str:
     """Describe the first field that cannot be read, with its position."""
     for number, field in enumerate(fields, 1):
         try:
@@ -135,12 +133,10 @@ def _first_fault(payload: bytes, at: int, fields: Sequence[str]) -> str:
     raise AssertionError("every field can be read alone")
 
 
-def _unpackable(message: Tuple) -> str:
+def _bad_part(message: Tuple) -> str:
     """Return the first part of a tuple that cannot be packed, with the reason."""
-    parts = [
-        (f"field {field!r}", value) for field, value in zip(message.fields, message.values, strict=False)
-    ]
-    for name, part in [("its message id", message.message_id), *parts]:
+    parts = [(f"field {name!r}", value) for name, value in zip(message.fields, message.values, strict=False)]
+    for name, part in [("its message id", message.roots), *parts]:
         try:
             pack_values([part])
         except (TypeError, ValueError) as error:
@@ -151,7 +147,7 @@ def _unpackable(message: Tuple) -> str:
 _HEAD = b"\x93"  # an array of three
 _NO_ID = b"\x90"
 _MAX_TASK_DIGITS = 10
-_KEPT_BYTES = 256
+_MAX_CACHED_BYTES = 256
 """The maximum header size in the cache, so that senders do not control its memory."""
 _FIELDS = "its fields"
 
@@ -159,39 +155,39 @@ _FIELDS = "its fields"
 _Snapshot = TypeVar("_Snapshot")
 
 
-def to_values(snapshot: Any) -> Any:
+def to_lists(snapshot: Any) -> Any:
     """Return a snapshot as lists of values."""
     if is_dataclass(snapshot):
-        return [to_values(getattr(snapshot, field.name)) for field in fields(snapshot)]
+        return [to_lists(getattr(snapshot, field.name)) for field in fields(snapshot)]
     if isinstance(snapshot, range):
         return [snapshot.start, snapshot.stop]
     if isinstance(snapshot, Mapping):
-        return [[to_values(key), to_values(value)] for key, value in snapshot.items()]
+        return [[to_lists(key), to_lists(value)] for key, value in snapshot.items()]
     if isinstance(snapshot, list | tuple):
-        return list(map(to_values, snapshot))
+        return list(map(to_lists, snapshot))
     return snapshot
 
 
-def from_values(kind: type[_Snapshot], values: Any) -> _Snapshot:
-    """Return the snapshot of this type that was passed to to_values()."""
-    snapshot: _Snapshot = _of(kind, values)
+def from_lists(kind: type[_Snapshot], values: Any) -> _Snapshot:
+    """Return the snapshot of this type that was passed to to_lists()."""
+    snapshot: _Snapshot = _rebuild(kind, values)
     return snapshot
 
 
-def _of(kind: Any, value: Any) -> Any:
+def _rebuild(kind: Any, value: Any) -> Any:
     if is_dataclass(kind) or hasattr(kind, "_fields"):
-        return kind(*map(_of, get_type_hints(kind).values(), value))
+        return kind(*map(_rebuild, get_type_hints(kind).values(), value))
     if kind is range:
         return range(*value)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Counter:
-        return Counter({_of(arguments[0], key): each for key, each in value})
+        return Counter({_rebuild(arguments[0], key): each for key, each in value})
     if origin is Mapping:
-        return {_of(arguments[0], key): _of(arguments[1], each) for key, each in value}
+        return {_rebuild(arguments[0], key): _rebuild(arguments[1], each) for key, each in value}
     if origin is Sequence:
-        return [_of(arguments[0], each) for each in value]
+        return [_rebuild(arguments[0], each) for each in value]
     if origin is tuple:
         return tuple(value)
     if origin is UnionType:  # a snapshot or None
-        return value and _of(arguments[0], value)
+        return value and _rebuild(arguments[0], value)
     return value

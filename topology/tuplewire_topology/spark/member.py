@@ -21,7 +21,7 @@ from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.settings.config import Overflow
 from tuplewire.spark.version_check import VersionChecked
 from tuplewire.wire import control_pb2
-from tuplewire_topology.authoring.collector import Emitted
+from tuplewire_topology.authoring.collector import EmittedTuples
 from tuplewire_topology.authoring.component import DeadLetter
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.topology_settings import TopologySettings
@@ -34,26 +34,26 @@ from tuplewire_topology.coordination.control_channel import (
 )
 from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_reports import (
-    CALL_SECONDS,
+    CALL_TIMEOUT_SECONDS,
     ProgramReporter,
     component_statuses,
     metric_families,
 )
-from tuplewire_topology.running.executor_worker import ExecutorWorker
+from tuplewire_topology.running.executor_worker import ExecutorGroup
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.statistics import Failure, ProcessReport
-from tuplewire_topology.serial.serializer import from_values, to_values
+from tuplewire_topology.serial.serializer import from_lists, to_lists
 from tuplewire_topology.spark.plan import (
     START_SECONDS,
     SUBMITTER_TASK,
-    Joined,
-    Place,
+    Member,
     Plan,
     RunToken,
+    WorkerRef,
     credentials,
-    nearest_worker,
+    ensure_worker,
 )
-from tuplewire_topology.spark.rows import DEAD_LETTERS, ROWS_KEY, FailedRows, Output, Writer, as_output
+from tuplewire_topology.spark.rows import DEAD_LETTERS, ROWS_KEY, Batcher, FailedRows, Output, as_tuples
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,22 +64,22 @@ _WAIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Submitted(VersionChecked):
+class Submission(VersionChecked):
     """A topology in the form that Spark sends to the PySpark tasks. mapInArrow calls it in each task.
 
-    run: names this run, so that workers do not take two runs for restarts of each other. n_members: the
+    run_id: names this run, so that workers do not take two runs for restarts of each other. n_members: the
     number of PySpark tasks. workers: addresses, used in turn; if empty, each task uses its nearest worker.
     has_rows: True if the input is for a Rows spout. token: required by the workers that the run starts.
     """
 
     name: str
-    run: str
+    run_id: str
     topology: Topology
     conf: Mapping[str, Any]
     n_members: int
     output: Output
     workers: Sequence[str] = ()
-    submitter: Place | None = None
+    submitter: WorkerRef | None = None
     has_rows: bool = False
     token: RunToken = field(default_factory=RunToken)
 
@@ -97,17 +97,15 @@ class Submitted(VersionChecked):
             try:
                 plan = self._join(stack, context, rank, token_file)
             except TuplewireError as error:
-                yield Writer(self.output).failure(rank, error)  # after an exception, Spark would try again
+                yield Batcher(self.output).failure(rank, error)  # after an exception, Spark would try again
                 return
             if plan is not None:
                 yield from _TopologyMember(self, plan, rank, token_file, rows).run()
 
-    def _join(
-        self, stack: ExitStack, context: BarrierTaskContext, rank: int, token_file: Path
-    ) -> Plan | None:
+    def _join(self, stack: ExitStack, task: BarrierTaskContext, rank: int, token_file: Path) -> Plan | None:
         """Exchange addresses; return the plan, or None if another task has a problem. Raises its own."""
-        place, problem, version = None, None, 0
-        infos = context.getTaskInfos()
+        place, own_error, submitter_version = None, None, 0
+        infos = task.getTaskInfos()
         try:
             if len(infos) != self.n_members:
                 raise ConfigError(
@@ -116,23 +114,23 @@ class Submitted(VersionChecked):
                 )
             host = infos[rank].address.rpartition(":")[0]
             address = self.workers[rank % len(self.workers)] if self.workers else None
-            place = stack.enter_context(nearest_worker(address, host, self.name, token_file))
+            place = stack.enter_context(ensure_worker(address, host, self.name, token_file))
             if rank == 0 and self.submitter is not None and self.submitter.worker_id != place.worker_id:
                 # Each generation increases it.
-                access = credentials(token_file, own=self.submitter.own)
+                access = credentials(token_file, is_own=self.submitter.is_own)
                 with ControlClient(self.submitter.peer_address, START_SECONDS, credentials=access) as control:
-                    version = control.status().assignment_version
+                    submitter_version = control.status().assignment_version
         except TuplewireError as error:
-            problem = error
-        own = Joined(context.taskAttemptId(), place, version)
-        texts = context.allGather(json.dumps(to_values(own)))
-        joined = [from_values(Joined, json.loads(text)) for text in texts]
-        if problem is not None:  # raised only now, because the other tasks wait for allGather
-            raise problem
-        if any(each.place is None for each in joined):
+            own_error = error
+        own_info = Member(task.taskAttemptId(), place, submitter_version)
+        texts = task.allGather(json.dumps(to_lists(own_info)))
+        members = [from_lists(Member, json.loads(text)) for text in texts]
+        if own_error is not None:  # raised only now, because the other tasks wait for allGather
+            raise own_error
+        if any(each.place is None for each in members):
             return None
         try:
-            return Plan(self.topology, self.run, joined, self.submitter)
+            return Plan(self.topology, self.run_id, members, self.submitter)
         except ConfigError:
             if rank == 0:  # all tasks get the same error, and one report is enough
                 raise
@@ -143,53 +141,53 @@ class _TopologyMember:
     """A joined PySpark task. Raises UnreachableError or RefusedError if a worker rejects the assignment."""
 
     def __init__(
-        self, submitted: Submitted, plan: Plan, rank: int, token_file: Path, rows: Iterator[pa.RecordBatch]
+        self, submitted: Submission, plan: Plan, rank: int, token_file: Path, rows: Iterator[pa.RecordBatch]
     ) -> None:
         self._submitted = submitted
         self._token_file = token_file
         self._plan = plan
         self._rank = rank
-        self._writer = Writer(submitted.output)
+        self._writer = Batcher(submitted.output)
         self._inbox = ControlInbox()
         self._failed_rows = FailedRows()
-        self._problem: Exception | None = None
-        self._ends = False
+        self._first_error: Exception | None = None
+        self._is_finished = False
         self._aborted = False
         self._push_assignment()
-        client, mailbox = self._client("control"), plan.mailbox(rank)
-        self._control = ControlChannel(client, submitted.run, mailbox, self._receive, self._inbox.fail)
-        self._worker = self._executor_worker(rows)
+        client, task = self._create_client("control"), plan.control_task(rank)
+        self._control = ControlChannel(client, submitted.run_id, task, self._receive, self._inbox.fail)
+        self._worker = self._executor_group(rows)
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Run the executors to the end, and yield output. Yields errors: raising would rerun the stage."""
         place = self._plan.places[self._rank]
-        access = credentials(self._token_file, own=place.own)
-        control = ControlClient(place.address, CALL_SECONDS, credentials=access)
+        access = credentials(self._token_file, is_own=place.is_own)
+        control = ControlClient(place.address, CALL_TIMEOUT_SECONDS, credentials=access)
         with self._control, ProgramReporter(control, self._program_report):
             coordinator = None
             if self._rank == 0:
                 levels = self._submitted.topology.tick_levels(self._submitted.conf)
                 coordinator = Coordinator(self._submitted.n_members, time.monotonic(), levels)
-                self._to_submitter(ControlKind.BEGUN, self._plan.mailbox(0), self._submitted.n_members)
+                self._to_submitter(ControlKind.STARTED, self._plan.control_task(0), self._submitted.n_members)
             try:
                 self._worker.start()
-                self._send(self._plan.mailbox(0), ControlKind.READY)
+                self._send(self._plan.control_task(0), ControlKind.READY)
             except TuplewireError as error:
                 self._record_error(error)
                 self._report(0)
-            yield from self._loop(coordinator)
-            yield from self._end()
+            yield from self._run_loop(coordinator)
+            yield from self._finish()
             self._to_submitter(ControlKind.CLOSED)
 
-    def _client(self, purpose: str, **session: Any) -> Client:
+    def _create_client(self, purpose: str, **session: Any) -> Client:
         place = self._plan.places[self._rank]
         return Client(
             place.address,
             topology=self._plan.topology,
             worker_id=place.worker_id,
-            client_id=f"{self._submitted.run}-{self._rank}-{purpose}",
+            client_id=f"{self._submitted.run_id}-{self._rank}-{purpose}",
             incarnation=self._plan.generation + 1,  # increases when Spark runs the stage again
-            credentials=credentials(self._token_file, own=place.own),
+            credentials=credentials(self._token_file, is_own=place.is_own),
             **session,
         )
 
@@ -199,60 +197,58 @@ class _TopologyMember:
         return control_pb2.ReportProgramRequest(
             topology=plan.topology,
             receiver_id=plan.places[self._rank].worker_id,
-            program=f"{self._submitted.run}-{self._rank}",
+            program=f"{self._submitted.run_id}-{self._rank}",
             assignment_version=plan.version,
-            components=component_statuses(self._submitted.topology, worker.executors, plan.first_task),
+            components=component_statuses(self._submitted.topology, worker.executors, plan.task_offset),
             metrics=metric_families(worker.statistics(), worker.heartbeats.last),
         )
 
     def _push_assignment(self) -> None:
         with ExitStack() as stack:
-            controls = [
-                stack.enter_context(
-                    ControlClient(address, credentials=credentials(self._token_file, own=place.own))
-                )
-                for address, place in self._plan.told(self._rank)
-            ]
+            controls = []
+            for address, place in self._plan.assignment_targets(self._rank):
+                access = credentials(self._token_file, is_own=place.is_own)
+                controls.append(stack.enter_context(ControlClient(address, credentials=access)))
             for control in controls:
                 control.update_assignment(self._plan.assignment())
             for control in controls:  # a worker is ready only after it has connected to the others
                 control.wait_ready(START_SECONDS)
 
-    def _executor_worker(self, rows: Iterator[pa.RecordBatch]) -> ExecutorWorker:
+    def _executor_group(self, rows: Iterator[pa.RecordBatch]) -> ExecutorGroup:
         conf = dict(self._submitted.conf)
         session = asdict(TopologySettings.from_conf(conf).session)
         if session["overflow"] is Overflow.FAIL:
             session["overflow"] = Overflow.BLOCK  # executors wait for free space, as in every runtime
         if self._submitted.has_rows:
-            conf[ROWS_KEY] = (rows, self._failed_rows, self._emit_dead_letter)
+            conf[ROWS_KEY] = (rows, self._failed_rows, self._queue_dead_letter)
         topology = self._submitted.topology
-        return ExecutorWorker(
+        return ExecutorGroup(
             topology,
-            self._plan.shares[self._rank],
+            self._plan.tasks_by_rank[self._rank],
             topology_id=self._submitted.name,
             conf=conf,
             link=Link(
-                self._client("tuples", **session),
-                first_task=self._plan.first_task,
-                spouts=topology.spout_tasks,
+                self._create_client("tuples", **session),
+                task_offset=self._plan.task_offset,
+                spout_tasks=topology.spout_tasks,
             ),
-            error=self._failed_rows.add_error,
-            dead_letter=self._emit_dead_letter,
-            emitted=self._emit_output,
+            on_error=self._failed_rows.add_error,
+            on_dead_letter=self._queue_dead_letter,
+            on_emit=self._queue_output,
         )
 
-    def _emit_output(self, runs: Sequence[Emitted]) -> None:
-        wanted = list(filter(self._submitted.output.wants, runs))
-        if wanted:
-            self._inbox.put_runs(wanted)
+    def _queue_output(self, emitted: Sequence[EmittedTuples]) -> None:
+        included = list(filter(self._submitted.output.includes, emitted))
+        if included:
+            self._inbox.put_tuples(included)
 
-    def _emit_dead_letter(self, letter: DeadLetter) -> bool:
+    def _queue_dead_letter(self, letter: DeadLetter) -> bool:
         """Add a dead letter to the output, waiting for free space. Runs in an executor's thread.
 
         Returns False for a tuple that could not be sent: it has failed, and its spout may emit it again.
         """
         if letter.tries:
-            self._inbox.put_runs([as_output(letter)])
+            self._inbox.put_tuples([as_tuples(letter)])
         return letter.tries > 0
 
     # --- control messages -----------------------------------------------------------------------------
@@ -262,12 +258,12 @@ class _TopologyMember:
             self._inbox.put_message(message)
 
     def _record_error(self, error: Exception) -> None:
-        """Record the first problem. A failure of the executors comes first, as it causes other problems."""
-        self._problem = self._problem or self._worker.failure or error
+        """Record the first error. A failure of the executors comes first, as it causes other errors."""
+        self._first_error = self._first_error or self._worker.failure or error
 
-    def _send(self, mailbox: int, kind: ControlKind, *values: Any) -> None:
-        message = ControlMessage(self._submitted.run, self._plan.generation, self._rank, kind, values)
-        self._control.send(mailbox, message)
+    def _send(self, control_task: int, kind: ControlKind, *values: Any) -> None:
+        message = ControlMessage(self._submitted.run_id, self._plan.generation, self._rank, kind, values)
+        self._control.send(control_task, message)
 
     def _to_submitter(self, kind: ControlKind, *values: Any) -> None:
         if self._submitted.submitter is not None:
@@ -277,68 +273,70 @@ class _TopologyMember:
         report = self._worker.report(new_epoch=wave == 1)
         tallies = [each.tally.snapshot() for each in self._worker.executors]
         emitted, executed = sum(each.emitted for each in tallies), sum(each.executed for each in tallies)
-        self._problem = self._problem or self._worker.failure
-        if self._problem is not None:
-            report = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure.of(self._problem))
-        counts = emitted, executed, self._failed_rows.dead_letters
-        self._send(self._plan.mailbox(0), ControlKind.REPORT, wave, to_values(report), *counts)
+        self._first_error = self._first_error or self._worker.failure
+        if self._first_error is not None:
+            report = ProcessReport(is_idle=False, sent=0, received=0, failure=Failure.of(self._first_error))
+        counts = emitted, executed, self._failed_rows.dead_letter_count
+        self._send(self._plan.control_task(0), ControlKind.REPORT, wave, to_lists(report), *counts)
 
     # --- orders and output --------------------------------------------------------------------------------
 
-    def _loop(self, coordinator: Coordinator | None) -> Iterator[pa.RecordBatch]:
-        while not self._ends:
+    def _run_loop(self, coordinator: Coordinator | None) -> Iterator[pa.RecordBatch]:
+        while not self._is_finished:
             if coordinator is not None:
-                for order in coordinator.orders(time.monotonic()):
-                    self._tell(order)
+                for order in coordinator.next_orders(time.monotonic()):
+                    self._broadcast(order)
             seconds = _WAIT_SECONDS if coordinator is None else coordinator.wait_seconds(time.monotonic())
-            messages, runs = self._inbox.take(seconds)
-            yield from self._batches(runs)
+            messages, emitted = self._inbox.take_all(seconds)
+            yield from self._batches(emitted)
             for each in messages:
                 if coordinator is not None and each.kind in TO_COORDINATOR:
-                    coordinator.take(each, time.monotonic())
+                    coordinator.handle_message(each, time.monotonic())
                 else:
                     self._handle_order(each)
 
-    def _tell(self, order: Order) -> None:
+    def _broadcast(self, order: Order) -> None:
         if order.kind is ControlKind.PROGRESS:
             self._to_submitter(order.kind, *order.values)
             return
         for rank in range(self._submitted.n_members):
-            self._send(self._plan.mailbox(rank), order.kind, *order.values)
+            self._send(self._plan.control_task(rank), order.kind, *order.values)
 
     def _handle_order(self, message: ControlMessage) -> None:
-        if message.kind is ControlKind.ASK:
+        if message.kind is ControlKind.GET_REPORT:
             (wave,) = message.values
             self._report(wave)
         elif message.kind in {ControlKind.CLOSE, ControlKind.ABORT}:
-            self._ends = True
+            self._is_finished = True
             self._aborted = message.kind is ControlKind.ABORT
         else:
-            if message.kind is ControlKind.SWITCH and not message.values[1]:
+            if message.kind is ControlKind.SET_ACTIVE and not message.values[1]:
                 self._inbox.discard()  # a cancelled job: bolts must not wait until Spark reads their output
             Order(message.kind, message.values).execute(self._worker)
 
-    def _batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
-        self._failed_rows.dead_letters += sum(run.source.component == DEAD_LETTERS for run in runs)
+    def _batches(self, emitted: Sequence[EmittedTuples]) -> Iterator[pa.RecordBatch]:
+        self._failed_rows.dead_letter_count += sum(
+            batch.source.component == DEAD_LETTERS for batch in emitted
+        )
         try:
-            yield from self._writer.batches(runs)
+            yield from self._writer.batches(emitted)
         except TuplewireError as error:
             self._record_error(error)
             self._inbox.discard()
 
-    def _end(self) -> Iterator[pa.RecordBatch]:
+    def _finish(self) -> Iterator[pa.RecordBatch]:
         """Close the executors, and yield the last rows: the remaining output, and the report or failure."""
         if self._aborted:
             self._inbox.discard()
         try:
             self._worker.close(0.0 if self._aborted else _CLOSE_SECONDS)
-            self._worker.check()
+            self._worker.raise_if_failed()
         except TuplewireError as error:
             if not self._aborted:  # after an abort, the cause is already reported
                 self._record_error(error)
-        _, runs = self._inbox.take(0.0)
-        yield from self._batches(runs)
-        if self._problem is not None:
-            yield self._writer.failure(self._rank, self._problem)
+        _, emitted = self._inbox.take_all(0.0)
+        yield from self._batches(emitted)
+        if self._first_error is not None:
+            yield self._writer.failure(self._rank, self._first_error)
         else:
             yield self._writer.report(self._worker.statistics(), self._failed_rows)

@@ -30,7 +30,7 @@ from tuplewire.settings.addresses import (
     split_host_port,
 )
 from tuplewire.wire import control_pb2
-from tuplewire_topology.authoring.description import Topology, shares_of
+from tuplewire_topology.authoring.description import Topology, schedule_evenly
 
 SUBMITTER_TASK = MAX_TASK
 """The task id of control messages to the program that submitted the topology."""
@@ -42,19 +42,19 @@ _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - recognized, not bound
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerRef:
     """A worker, as a program next to it sees it.
 
-    address: for the program. peer_address: for other workers, host:port. version: its assignment's. own: True
-    if the run started it, so that it requires the run's token. tls: True if its peers use TLS.
+    address: for the program. peer_address: for other workers, host:port. is_own: True if the run started
+    it, so that it requires the run's token. tls: True if its peers use TLS.
     """
 
     address: str
     worker_id: str
     peer_address: str
     topology: str
-    version: int
-    own: bool = False
+    assignment_version: int
+    is_own: bool = False
     tls: bool = False
 
     def watch_command(self, token_file: str | None) -> str:
@@ -64,14 +64,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class Member:
     """The message of a PySpark task to the others at its start. place: None if it cannot take part.
 
     submitter_version: the assignment version at the submitter's worker; only from the first PySpark task.
     """
 
-    attempt: int
-    place: Place | None
+    attempt_id: int
+    place: WorkerRef | None
     submitter_version: int = 0
 
 
@@ -85,19 +85,19 @@ class Plan:
     """
 
     def __init__(
-        self, topology: Topology, run: str, joined: Sequence[Joined], submitter: Place | None = None
+        self, topology: Topology, run_id: str, members: Sequence[Member], submitter: WorkerRef | None = None
     ) -> None:
-        self.generation = min(each.attempt for each in joined)
-        self.shares = shares_of(topology, len(joined))
+        self.generation = min(each.attempt_id for each in members)
+        self.tasks_by_rank = schedule_evenly(topology, len(members))
         self._n_tasks = len(topology.tasks)
-        width = 1 + self._n_tasks + len(joined)
-        places = MAX_TASK // width  # blocks of ids: each generation uses the next one
-        self.first_task = (int(run[:8], 16) + self.generation) % places * width
-        self.places = [each.place for each in joined if each.place is not None]
+        block_size = 1 + self._n_tasks + len(members)
+        n_blocks = MAX_TASK // block_size  # blocks of ids: each generation uses the next one
+        self.task_offset = (int(run_id[:8], 16) + self.generation) % n_blocks * block_size
+        self.places = [each.place for each in members if each.place is not None]
         self._submitter = submitter
         workers = self.places if submitter is None else [*self.places, submitter]
         self.version = 1 + max(  # newer than at any worker, so that all workers accept it
-            *(place.version for place in workers), *(each.submitter_version for each in joined)
+            *(place.assignment_version for place in workers), *(each.submitter_version for each in members)
         )
         topologies = sorted({place.topology for place in workers})
         if len(topologies) > 1:
@@ -108,43 +108,43 @@ class Plan:
         self.topology = topologies[0]
         _check_admission(workers)
 
-    def mailbox(self, rank: int) -> int:
+    def control_task(self, rank: int) -> int:
         """Return the task id of control messages to a PySpark task."""
-        return self.first_task + self._n_tasks + 1 + rank
+        return self.task_offset + self._n_tasks + 1 + rank
 
     def assignment(self) -> control_pb2.Assignment:
         """Return the assignment of tasks to workers. PySpark tasks may share a worker."""
         tasks: dict[Peer, list[int]] = {}
-        for rank, (place, share) in enumerate(zip(self.places, self.shares, strict=True)):
-            own = tasks.setdefault(Peer(place.worker_id, place.peer_address), [])
-            own += [self.first_task + task for task in share]
-            own.append(self.mailbox(rank))
+        for rank, (place, share) in enumerate(zip(self.places, self.tasks_by_rank, strict=True)):
+            ids = tasks.setdefault(Peer(place.worker_id, place.peer_address), [])
+            ids += [self.task_offset + task for task in share]
+            ids.append(self.control_task(rank))
         if self._submitter is not None:
             place = self._submitter
             tasks.setdefault(Peer(place.worker_id, place.peer_address), []).append(SUBMITTER_TASK)
         return control_pb2.Assignment(
             version=self.version,
             topology=self.topology,
-            workers=[control_pb2.AssignedWorker(**peer._asdict(), tasks=own) for peer, own in tasks.items()],
+            workers=[control_pb2.AssignedWorker(**peer._asdict(), tasks=ids) for peer, ids in tasks.items()],
         )
 
-    def told(self, rank: int) -> list[tuple[str, Place]]:
+    def assignment_targets(self, rank: int) -> list[tuple[str, WorkerRef]]:
         """Return the workers that this PySpark task sends the assignment to, and their addresses.
 
         Its own worker is first. Rank 0 adds the submitter's worker if no PySpark task uses it.
         """
-        own = [(self.places[rank].address, self.places[rank])]
+        targets = [(self.places[rank].address, self.places[rank])]
         if rank == 0 and self._submitter is not None:
             ids = {place.worker_id for place in self.places}
             if self._submitter.worker_id not in ids:
-                own.append((self._submitter.peer_address, self._submitter))
-        return own
+                targets.append((self._submitter.peer_address, self._submitter))
+        return targets
 
 
-def _check_admission(places: Sequence[Place]) -> None:
+def _check_admission(places: Sequence[WorkerRef]) -> None:
     """Raise ConfigError if a worker of this run, which requires the run's token, would refuse others."""
-    others = [place for place in places if not place.own]
-    closed = [place for place in places if place.own and not place.tls]
+    others = [place for place in places if not place.is_own]
+    closed = [place for place in places if place.is_own and not place.tls]
     if closed and others:
         raise ConfigError(
             f"{closed[0].worker_id!r} was started for this run and takes its token only, which "
@@ -172,15 +172,15 @@ class RunToken:
             yield file
 
 
-def credentials(token_file: Path, *, own: bool) -> Credentials:
+def credentials(token_file: Path, *, is_own: bool) -> Credentials:
     """Return a worker's credentials: the environment's, with the run's token if the run started it."""
     found = Credentials.from_environment()
     # Plaintext is acceptable: the token is valid only during the run, and only at its own workers.
-    return replace(found, token_file=str(token_file), allow_plaintext=True) if own else found
+    return replace(found, token_file=str(token_file), allow_plaintext=True) if is_own else found
 
 
 @contextmanager
-def nearest_worker(address: str | None, host: str, topology: str, token_file: Path) -> Iterator[Place]:
+def ensure_worker(address: str | None, host: str, topology: str, token_file: Path) -> Iterator[WorkerRef]:
     """Yield the worker at `address` or TUPLEWIRE_ADDRESS; with neither, start one and stop it at the end.
 
     host: this machine's name for other machines. topology: of a started worker, unless TUPLEWIRE_TOPOLOGY is
@@ -191,18 +191,18 @@ def nearest_worker(address: str | None, host: str, topology: str, token_file: Pa
         address = address or os.environ.get(ADDRESS_VARIABLE)
         own = not address
         if not address:
-            worker = _own_worker(host, topology, token_file)
+            worker = _new_worker(host, topology, token_file)
             stack.callback(worker.stop)
             worker.start(START_SECONDS)
             address = worker.endpoints[0].unix_address
-        access = credentials(token_file, own=own)
+        access = credentials(token_file, is_own=own)
         with ControlClient(address, START_SECONDS, credentials=access) as control:
             status = control.status()
         tcp = next((each for each in status.addresses if not each.startswith("unix:")), "")
         named, _, port = tcp.rpartition(":")  # peers cannot connect to a wildcard address
         peer = join_host_port(_host_of(address, host), int(port)) if named in _WILDCARDS else tcp
-        tls = access.secures(peer)
-        yield Place(address, status.worker_id, peer, status.topology, status.assignment_version, own, tls)
+        tls = access.uses_tls(peer)
+        yield WorkerRef(address, status.worker_id, peer, status.topology, status.assignment_version, own, tls)
 
 
 def _host_of(address: str, here: str) -> str:
@@ -211,7 +211,7 @@ def _host_of(address: str, here: str) -> str:
     return here if not reached or is_loopback(reached) else reached
 
 
-def _own_worker(host: str, topology: str, token_file: Path) -> WorkerProcesses:
+def _new_worker(host: str, topology: str, token_file: Path) -> WorkerProcesses:
     """Return a worker that is not started yet."""
     if find_spec("tuplewire_service") is None:
         raise ConfigError(

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tuplewire.errors import ConfigError, MessageError, TopologyError, TuplewireError
 from tuplewire.spark.releases import arrow_schema, parse_schema
-from tuplewire.text.events import LogRate, event_logger
-from tuplewire_topology.authoring.collector import Emitted, SpoutOutputCollector
+from tuplewire.text.events import LogRateLimiter, event_logger
+from tuplewire_topology.authoring.collector import EmittedTuples, SpoutOutputCollector
 from tuplewire_topology.authoring.component import DeadLetter, Spout, TaskError, TopologyContext
 from tuplewire_topology.authoring.description import ComponentKind, Topology
 from tuplewire_topology.authoring.topology_settings import ErrorPolicy, TopologySettings
 from tuplewire_topology.authoring.tuples import DEFAULT_STREAM, SYSTEM_TASK, Stream, Tuple, TupleSource
 from tuplewire_topology.running.statistics import ExecutorStatistics, Failure, ProcessFailedError
-from tuplewire_topology.serial.serializer import from_values, to_values
+from tuplewire_topology.serial.serializer import from_lists, to_lists
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,7 @@ logger = event_logger(__name__)
 DEAD_LETTERS = "__dead_letters"
 """The name of the dead letters among the outputs. Components cannot have it: `__` is reserved."""
 
-_MOST_REASON = 1000
+_MAX_REASON = 1000
 _SOURCE = TupleSource(
     DEAD_LETTERS,
     SYSTEM_TASK,
@@ -60,7 +60,7 @@ def has_dead_letters(topology: Topology, conf: Mapping[str, Any]) -> bool:
     )
 
 
-def as_output(letter: DeadLetter) -> Emitted:
+def as_tuples(letter: DeadLetter) -> EmittedTuples:
     """Return a dead letter as a tuple that a bolt emits."""
     error, message = letter.error, letter.tuple
     values = (
@@ -70,11 +70,11 @@ def as_output(letter: DeadLetter) -> Emitted:
         message.source_task,
         message.source_stream,
         letter.tries,
-        _printable(letter.reason[:_MOST_REASON]),
+        _printable(letter.reason[:_MAX_REASON]),
         datetime.now(UTC),
         _printable(_as_json(message)),
     )
-    return Emitted(_SOURCE, None, [Tuple(values, _SOURCE)])
+    return EmittedTuples(_SOURCE, None, [Tuple(values, _SOURCE)])
 
 
 def _as_json(message: Tuple) -> str:
@@ -97,10 +97,10 @@ FAILURE = "failure"
 _BEGIN = "A topology has failed. "
 _SEPARATOR = "\n-- its traceback:\n"
 _END = "\n-- end of the traceback"
-_ROWS = 10_000
+_MAX_BATCH_ROWS = 10_000
 _EXAMPLES = 5
 _ERROR_CHARACTERS = 1000
-_log_rate = LogRate()
+_log_rate = LogRateLimiter()
 
 
 @dataclass(slots=True)
@@ -108,16 +108,16 @@ class FailedRows:
     """The rows that a Rows spout has dropped after their last attempt.
 
     Attributes:
-        rows: Their number. A row without an error was failed by a bolt, or timed out.
+        count: Their number. A row without an error was failed by a bolt, or timed out.
         examples: The first few rows of each PySpark task, as text.
         errors: The first few errors that the spouts and bolts of each PySpark task raised or reported.
-        dead_letters: The number of rows and other tuples in TopologyResult.dead_letters.
+        dead_letter_count: The number of rows and other tuples in TopologyResult.dead_letters.
     """
 
-    rows: int = 0
+    count: int = 0
     examples: list[str] = dataclasses.field(default_factory=list)
     errors: list[str] = dataclasses.field(default_factory=list)
-    dead_letters: int = 0
+    dead_letter_count: int = 0
 
     def add_error(self, error: TaskError) -> None:
         """Record an error of a spout or bolt."""
@@ -158,65 +158,63 @@ class Rows(Spout):
                 "a Rows spout runs on Spark alone: give run_topology the DataFrame, as rows=..., "
                 "or build the topology with another spout"
             )
-        self.batches, self.failed_rows, self.emit_dead_letter = conf[ROWS_KEY]
-        self.emits_dead_letters = TopologySettings.from_conf(conf).error_policy is ErrorPolicy.DEAD_LETTER
+        self.arrow_batches, self.failed_rows, self.on_dead_letter = conf[ROWS_KEY]
+        self.keeps_dead_letters = TopologySettings.from_conf(conf).error_policy is ErrorPolicy.DEAD_LETTER
         self.source = context.topology.source(context.task, DEFAULT_STREAM)
         self.rows: Iterator[tuple[Any, ...]] = iter(())
-        self.ended = False
+        self.input_ended = False
         self.emitted = 0
-        self.on_the_way: dict[int, tuple[Any, ...]] = {}
-        self.again: list[int] = []
+        self.in_flight: dict[int, tuple[Any, ...]] = {}
+        self.to_retry: list[int] = []
         self.failures: Counter[int] = Counter()
 
     def next_tuple(self) -> None:
-        if self.again:
-            number = self.again.pop()
-            self.collector.emit(self.on_the_way[number], message_id=number)
+        if self.to_retry:
+            number = self.to_retry.pop()
+            self.collector.emit(self.in_flight[number], message_id=number)
             return
         while (row := next(self.rows, None)) is None:
-            batch = next(self.batches, None)
+            batch = next(self.arrow_batches, None)
             if batch is None:
-                self.ended = True
+                self.input_ended = True
                 return
-            columns = [batch.column(name).to_pylist() for name in self.outputs]
-            self.rows = zip(*columns, strict=True)
+            self.rows = zip(*(batch.column(name).to_pylist() for name in self.outputs), strict=True)
         self.emitted += 1
-        self.on_the_way[self.emitted] = row
+        self.in_flight[self.emitted] = row
         self.collector.emit(row, message_id=self.emitted)
 
     @property
     def exhausted(self) -> bool:
-        return self.ended and not self.again
+        return self.input_ended and not self.to_retry
 
     def ack(self, message_id: Any) -> None:
-        del self.on_the_way[message_id]
+        del self.in_flight[message_id]
         self.failures.pop(message_id, None)
 
     def fail(self, message_id: Any) -> None:
         self.failures[message_id] += 1
         if self.failures[message_id] < self.attempts:
-            self.again.append(message_id)
+            self.to_retry.append(message_id)
             return
         del self.failures[message_id]
-        values = self.on_the_way.pop(message_id)
-        if self.emits_dead_letters:
+        values = self.in_flight.pop(message_id)
+        if self.keeps_dead_letters:
             error = MaxAttemptsExceededError("bolts have failed the row, or it took too long")
             message = Tuple(values, self.source)
-            told = TaskError(self.source.component, self.source.task, error, message)
-            self.emit_dead_letter(DeadLetter(message, told, self.attempts))
+            task_error = TaskError(self.source.component, self.source.task, error, message)
+            self.on_dead_letter(DeadLetter(message, task_error, self.attempts))
         shown = map(reprlib.repr, values)
         row = ", ".join(f"{name}={value}" for name, value in zip(self.outputs, shown, strict=True))
-        self.failed_rows.rows += 1
-        if self.failed_rows.rows <= _EXAMPLES:
+        self.failed_rows.count += 1
+        if self.failed_rows.count <= _EXAMPLES:
             self.failed_rows.examples.append(row)
         if count := _log_rate.due("rows given up"):
-            extra = {"rows": count, "attempts": self.attempts, "last": row}
-            logger.warning("spark.rows_failed", extra=extra)
+            logger.warning("spark.rows_failed", extra={"rows": count, "attempts": self.attempts, "last": row})
 
 
 def rows_spout(topology: Topology) -> str | None:
     """Return the id of the Rows spout, if any. Raises TopologyError if there are several."""
-    found = [each.id for each in topology.components.values() if isinstance(each.template, Rows)]
+    found = [each.id for each in topology.components.values() if isinstance(each.prototype, Rows)]
     if len(found) > 1:
         raise TopologyError(
             f"{' and '.join(map(repr, found))} are Rows spouts, and a topology on Spark has one DataFrame: "
@@ -229,11 +227,11 @@ def rows_spout(topology: Topology) -> str | None:
 class Output:
     """The bolts that return their default stream, and the schema of each; dead letters count as a bolt.
 
-    texts: the bolts for which the user gave no schema: their fields are returned as strings.
+    as_strings: the bolts for which the user gave no schema: their fields are returned as strings.
     """
 
     schemas: Mapping[str, StructType]
-    texts: frozenset[str]
+    as_strings: frozenset[str]
 
     @classmethod
     def of(
@@ -251,15 +249,15 @@ class Output:
                 for each in topology.components.values()
                 if each.kind is ComponentKind.BOLT
                 and any(stream.name == DEFAULT_STREAM for stream in each.streams)
-                and not topology.targets_of(each.id)
+                and not topology.subscribers_of(each.id)
             }
         schemas: dict[str, StructType] = {}
-        for name, wanted in outputs.items():
+        for name, requested in outputs.items():
             fields = topology.component(name).stream(DEFAULT_STREAM).fields
-            if wanted is None:
+            if requested is None:
                 schema = StructType([StructField(field, StringType()) for field in fields])
             else:
-                schema = parse_schema(wanted) if isinstance(wanted, str) else wanted
+                schema = parse_schema(requested) if isinstance(requested, str) else requested
             if len(schema.fields) != len(fields):
                 raise TopologyError(
                     f"the schema for {name!r} has the columns {', '.join(schema.names)}, and its tuples have "
@@ -270,16 +268,16 @@ class Output:
             kinds = dict.fromkeys(("task", "source_task", "tries"), IntegerType()) | {"time": TimestampType()}
             columns = [StructField(name, kinds.get(name, StringType())) for name in _SOURCE.stream.fields]
             schemas[DEAD_LETTERS] = StructType(columns)
-        return cls(schemas, frozenset(name for name, wanted in outputs.items() if wanted is None))
+        return cls(schemas, frozenset(name for name, requested in outputs.items() if requested is None))
 
     def stage_schema(self) -> StructType:
         """Return the schema of the stage's result."""
         from pyspark.sql.types import StringType, StructField, StructType
 
-        columns = [StructField(_column(place), schema) for place, schema in enumerate(self.schemas.values())]
+        columns = [StructField(_column(index), schema) for index, schema in enumerate(self.schemas.values())]
         return StructType([*columns, StructField(REPORT, StringType()), StructField(FAILURE, StringType())])
 
-    def checked(self, stage: DataFrame) -> DataFrame:
+    def with_check(self, stage: DataFrame) -> DataFrame:
         """Return the stage's rows after their shuffle, with a filter that fails the job for a failure row.
 
         Because of the shuffle, Spark runs the whole stage again if a process is lost. Failures of the user's
@@ -294,26 +292,26 @@ class Output:
     def frames(self, result: DataFrame) -> dict[str, DataFrame]:
         """Return the rows of each bolt, and of DEAD_LETTERS if the schemas include it."""
         return {
-            name: result.where(f"{_column(place)} IS NOT NULL").select(f"{_column(place)}.*")
-            for place, name in enumerate(self.schemas)
+            name: result.where(f"{_column(index)} IS NOT NULL").select(f"{_column(index)}.*")
+            for index, name in enumerate(self.schemas)
         }
 
-    def wants(self, run: Emitted) -> bool:
+    def includes(self, emitted: EmittedTuples) -> bool:
         """Return True if the result includes these tuples."""
-        return run.source.stream.name == DEFAULT_STREAM and run.source.component in self.schemas
+        return emitted.source.stream.name == DEFAULT_STREAM and emitted.source.component in self.schemas
 
 
-def _column(place: int) -> str:
-    return f"output_{place}"
+def _column(index: int) -> str:
+    return f"output_{index}"
 
 
-def failure_text(process: str, failure: Failure) -> str:
-    """Return a failure as the job's error message, for users and for failure_in()."""
+def encode_failure(process: str, failure: Failure) -> str:
+    """Return a failure as the job's error message, for users and for decode_failure()."""
     return f"{_BEGIN}{process}: {failure.summary}{_SEPARATOR}{failure.traceback.rstrip()}{_END}"
 
 
-def failure_in(text: str, topology: str) -> ProcessFailedError | None:
-    """Return the failure that failure_text() has put into a Spark error, or None."""
+def decode_failure(text: str, topology: str) -> ProcessFailedError | None:
+    """Return the failure that encode_failure() has put into a Spark error, or None."""
     _, begun, rest = text.partition(_BEGIN)
     process, colon, rest = rest.partition(": ")
     summary, separated, rest = rest.partition(_SEPARATOR)
@@ -323,51 +321,51 @@ def failure_in(text: str, topology: str) -> ProcessFailedError | None:
     return ProcessFailedError(f"{process} of topology {topology!r}", Failure(summary, traceback))
 
 
-def reports_in(result: DataFrame) -> tuple[list[ExecutorStatistics], FailedRows]:
+def collect_reports(result: DataFrame) -> tuple[list[ExecutorStatistics], FailedRows]:
     """Return the statistics of all executors, and the dropped rows of all PySpark tasks."""
     executors: list[ExecutorStatistics] = []
     failed_rows = FailedRows()
     for row in result.where(f"{REPORT} IS NOT NULL").select(REPORT).collect():
         statistics, (rows, examples, errors, letters) = json.loads(row[REPORT])
-        executors += [from_values(ExecutorStatistics, each) for each in statistics]
-        failed_rows.rows += rows
+        executors += [from_lists(ExecutorStatistics, each) for each in statistics]
+        failed_rows.count += rows
         failed_rows.examples += examples
         failed_rows.errors += errors
-        failed_rows.dead_letters += letters
+        failed_rows.dead_letter_count += letters
     return executors, failed_rows
 
 
-class Writer:
+class Batcher:
     """Builds record batches of Output.stage_schema()."""
 
     def __init__(self, output: Output) -> None:
-        self._texts = output.texts
+        self._as_strings = output.as_strings
         self._schema = arrow_schema(output.stage_schema())
-        self._kinds = dict(zip([*output.schemas, REPORT, FAILURE], self._schema.types, strict=True))
+        self._column_types = dict(zip([*output.schemas, REPORT, FAILURE], self._schema.types, strict=True))
 
-    def batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
+    def batches(self, emitted: Sequence[EmittedTuples]) -> Iterator[pa.RecordBatch]:
         """Yield tuples as record batches. Raises MessageError for a value that its column cannot hold."""
         rows: dict[str, list[Sequence[Any]]] = {}
-        for run in runs:
-            rows.setdefault(run.source.component, []).extend(message.values for message in run.tuples)
+        for batch in emitted:
+            rows.setdefault(batch.source.component, []).extend(message.values for message in batch.tuples)
         for component, column in rows.items():
-            for begin in range(0, len(column), _ROWS):
-                values = self._struct(component, column[begin : begin + _ROWS])
+            for begin in range(0, len(column), _MAX_BATCH_ROWS):
+                values = self._struct(component, column[begin : begin + _MAX_BATCH_ROWS])
                 yield self._batch({component: values}, len(values))
 
     def report(self, statistics: Sequence[ExecutorStatistics], failed_rows: FailedRows) -> pa.RecordBatch:
         """Return a PySpark task's last row, with its executors' statistics and its dropped rows."""
-        return self._batch({REPORT: json.dumps(to_values([statistics, failed_rows]))}, 1)
+        return self._batch({REPORT: json.dumps(to_lists([statistics, failed_rows]))}, 1)
 
     def failure(self, rank: int, error: BaseException) -> pa.RecordBatch:
         """Return an error as the row that fails the job."""
-        return self._batch({FAILURE: failure_text(f"PySpark task {rank}", Failure.of(error))}, 1)
+        return self._batch({FAILURE: encode_failure(f"PySpark task {rank}", Failure.of(error))}, 1)
 
     def _batch(self, columns: Mapping[str, Any], n_rows: int) -> pa.RecordBatch:
         import pyarrow as pa
 
         arrays = []
-        for name, kind in self._kinds.items():
+        for name, kind in self._column_types.items():
             value = columns.get(name)
             if isinstance(value, str):
                 value = pa.array([value], kind)
@@ -377,11 +375,11 @@ class Writer:
     def _struct(self, component: str, rows: Sequence[Sequence[Any]]) -> pa.StructArray:
         import pyarrow as pa
 
-        fields = list(self._kinds[component])
+        fields = list(self._column_types[component])
         arrays = []
         for field, column in zip(fields, zip(*rows, strict=True), strict=True):
             try:
-                values = list(map(_as_text, column)) if component in self._texts else column
+                values = list(map(_as_text, column)) if component in self._as_strings else column
                 arrays.append(pa.array(values, field.type))
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise MessageError(

@@ -26,9 +26,9 @@ from tuplewire_topology.coordination.control_channel import (
     ControlMessage,
 )
 from tuplewire_topology.running.statistics import ExecutorStatistics
-from tuplewire_topology.spark.member import Submitted
+from tuplewire_topology.spark.member import Submission
 from tuplewire_topology.spark.plan import SUBMITTER_TASK, credentials
-from tuplewire_topology.spark.rows import DEAD_LETTERS, FailedRows, failure_in, reports_in
+from tuplewire_topology.spark.rows import DEAD_LETTERS, FailedRows, collect_reports, decode_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,16 +85,16 @@ class SparkTopology:
     def __init__(
         self,
         spark: SparkSession,
-        submitted: Submitted,
-        action: Callable[[], DataFrame],
+        submitted: Submission,
+        run_job: Callable[[], DataFrame],
         stack: ExitStack,
         token_file: Path,
     ) -> None:
-        # `action` runs the job, and returns its rows. `stack` is closed at the end of the job.
+        # `run_job` runs the job, and returns its rows. `stack` is closed at the end of the job.
         self.name = submitted.name
         self.job_group = f"tuplewire-{uuid.uuid4().hex}"
         self._spark = spark
-        self._action = action
+        self._run_job = run_job
         self._result: DataFrame | None = None
         self._error: BaseException | None = None
         self._done = threading.Event()
@@ -103,83 +103,83 @@ class SparkTopology:
         self._lock = threading.Condition()
         self._progress = TopologyProgress()
         self._coordinator: tuple[int, int] | None = None
-        """The coordinator's generation and mailbox."""
+        """The coordinator's generation and control task."""
         self._closed: set[int] = set()
         self.watch_command = ""
         """The command that shows the topology live on this program's machine, or an empty string.
 
         Guarantee: it contains no token, but it may contain the name of a token file.
         """
-        self._stop: bool | None = None
+        self._stop_mode: bool | None = None
         self._active = True
         self._control: ControlChannel | None = None
         self._listener: Callable[[TopologyProgress], None] | None = None
         place = submitted.submitter
-        self._hears = place is not None
+        self._receiving = place is not None
         if place is not None:
-            access = credentials(token_file, own=place.own)
+            access = credentials(token_file, is_own=place.is_own)
             self.watch_command = place.watch_command(access.token_file)
             client = Client(
                 place.address,
                 topology=place.topology,
                 worker_id=place.worker_id,
-                client_id=f"{submitted.run}-submitter",
+                client_id=f"{submitted.run_id}-submitter",
                 credentials=access,
             )
-            self._control = stack.enter_context(
-                ControlChannel(
-                    client, submitted.run, SUBMITTER_TASK, self._receive, self._unheard, waits=True
-                )
+            callbacks = self._receive, self._on_control_failure
+            control = ControlChannel(
+                client, submitted.run_id, SUBMITTER_TASK, *callbacks, waits_for_task=True
             )
+            self._control = stack.enter_context(control)
         inheritable_thread(spark, self._main).start()
 
     def __repr__(self) -> str:
-        return f"<SparkTopology {self.name}: {'ended' if self.done else self._progress}>"
+        return f"<SparkTopology {self.name}: {'ended' if self.is_done else self._progress}>"
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """True if the job has finished, failed or been cancelled."""
         return self._done.is_set()
 
     @property
-    def reaches_worker(self) -> bool:
+    def can_control(self) -> bool:
         """True if this program can control the topology; False over Spark Connect without workers=[...]."""
         return self._control is not None
 
     def progress(self) -> TopologyProgress:
         """Return the progress, which may be about a second old."""
-        self._check_reach("cannot see how far the topology is")
+        self._require_control("cannot see how far the topology is")
         return self._progress
 
     def listen(self, listener: Callable[[TopologyProgress], None]) -> None:
         """Call a function with the progress, and in another thread with each update."""
-        self._check_reach("cannot receive progress")
+        self._require_control("cannot receive progress")
         self._listener = listener
         listener(self._progress)
 
     def activate(self) -> None:
         """Resume the spouts. Returns immediately. Source: Storm's `activate`."""
-        self._switch(active=True)
+        self._set_active(active=True)
 
     def deactivate(self) -> None:
         """Pause the spouts until activate() or stop(); the job continues. Returns immediately.
 
         Tuples in flight are processed. Source: Storm's `deactivate`.
         """
-        self._switch(active=False)
+        self._set_active(active=False)
 
-    def _switch(self, *, active: bool) -> None:
-        self._check_reach("cannot activate or deactivate the topology")
+    def _set_active(self, *, active: bool) -> None:
+        self._require_control("cannot activate or deactivate the topology")
         with self._lock:
             self._active = active
             self._send_state()
 
     def stop(self) -> None:
         """Stop the spouts, and process tuples in flight. Returns immediately; result() has the output."""
-        self._check_reach("cannot ask the topology to stop")
-        self._ask_to_stop(output_wanted=True)
+        self._require_control("cannot ask the topology to stop")
+        self._request_stop(keep_output=True)
 
-    def _check_reach(self, what: str) -> None:
+    def _require_control(self, what: str) -> None:
         if self._control is None:
             raise ConfigError(
                 f"this program reaches no worker, and {what}: submit it with workers=[...] that it "
@@ -215,8 +215,8 @@ class SparkTopology:
         if self._result is not None:
             frames = self._submitted.output.frames(self._result)
             letters = frames.pop(DEAD_LETTERS, None)
-            return TopologyResult(frames, *reports_in(self._result), letters)
-        failure = failure_in(str(self._error), self.name)
+            return TopologyResult(frames, *collect_reports(self._result), letters)
+        failure = decode_failure(str(self._error), self.name)
         if failure is not None:
             raise failure
         if self._was_cancelled:
@@ -231,12 +231,12 @@ class SparkTopology:
             current = self._progress.generation
             if current is not None and message.generation < current:
                 return  # Spark has replaced these PySpark tasks
-            if message.kind is ControlKind.BEGUN:
-                mailbox, members = message.values
-                self._coordinator = (message.generation, mailbox)
+            if message.kind is ControlKind.STARTED:
+                control_task, members = message.values
+                self._coordinator = (message.generation, control_task)
                 self._closed.clear()
                 self._progress = TopologyProgress(message.generation, members)
-                if not self._active or self._stop is not None:  # a new coordinator has no earlier state
+                if not self._active or self._stop_mode is not None:  # a new coordinator has no earlier state
                     self._send_state()
             elif message.kind is ControlKind.PROGRESS and self._coordinator is not None:
                 self._progress = TopologyProgress(message.generation, self._progress.members, *message.values)
@@ -246,24 +246,24 @@ class SparkTopology:
         if self._listener is not None:
             self._listener(self._progress)
 
-    def _unheard(self, _: Exception) -> None:
+    def _on_control_failure(self, _: Exception) -> None:
         """Continue without control messages. The end of the job does not depend on them."""
         with self._lock:
-            self._hears = False
+            self._receiving = False
             self._lock.notify_all()
 
-    def _ask_to_stop(self, *, output_wanted: bool) -> None:
+    def _request_stop(self, *, keep_output: bool) -> None:
         with self._lock:
-            self._stop = output_wanted and self._stop is not False  # unwanted output stays unwanted
+            self._stop_mode = keep_output and self._stop_mode is not False  # unwanted output stays unwanted
             self._send_state()
 
     def _send_state(self) -> None:
         """Send the wanted state to the coordinator, if there is one. A new one gets it from _receive()."""
         if self._coordinator is not None and self._control is not None:
-            generation, mailbox = self._coordinator
-            values = (self._active, self._stop)
-            message = ControlMessage(self._submitted.run, generation, SUBMITTER, ControlKind.STATE, values)
-            self._control.send(mailbox, message)
+            generation, control_task = self._coordinator
+            values = (self._active, self._stop_mode)
+            message = ControlMessage(self._submitted.run_id, generation, SUBMITTER, ControlKind.STATE, values)
+            self._control.send(control_task, message)
 
     # --- the job ------------------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class SparkTopology:
                 self._spark.sparkContext.setJobGroup(
                     self.job_group, f"tuplewire topology {self.name}", interruptOnCancel=False
                 )
-            self._result = self._action()
+            self._result = self._run_job()
         except BaseException as error:  # noqa: BLE001 - result() reports it
             self._error = error
         try:
@@ -294,12 +294,12 @@ class SparkTopology:
     def _drain(self) -> None:
         """Stop a cancelled topology; wait for the last message of each PySpark task, unless it has failed."""
         if self._was_cancelled and self._coordinator is not None:
-            self._ask_to_stop(output_wanted=False)
+            self._request_stop(keep_output=False)
         elif self._error is not None:
             return
         with self._lock:  # unread messages would remain at the worker
             self._lock.wait_for(
-                lambda: len(self._closed) == self._submitted.n_members or not self._hears, _CLOSE_SECONDS
+                lambda: len(self._closed) == self._submitted.n_members or not self._receiving, _CLOSE_SECONDS
             )
 
 
@@ -316,18 +316,17 @@ class TopologyProgress:
     members: int = 0
     emitted: int = 0
     executed: int = 0
-    dead_letters: int = 0
+    dead_letter_count: int = 0
 
     def __str__(self) -> str:
         if self.generation is None:
             return "waiting for Spark to start the PySpark tasks"
-        dead = f", {self.dead_letters:,} dead letters" if self.dead_letters else ""
-        return (
-            f"{self.members} PySpark tasks, emitted {self.emitted:,}, executed {self.executed:,} tuples{dead}"
-        )
+        dead = f", {self.dead_letter_count:,} dead letters" if self.dead_letter_count else ""
+        tuples = f"emitted {self.emitted:,}, executed {self.executed:,} tuples"
+        return f"{self.members} PySpark tasks, {tuples}{dead}"
 
 
-class ProgressLine:
+class ProgressPrinter:
     """Prints the watch command, then the progress at each new generation and every few seconds."""
 
     _EVERY_SECONDS = 5.0

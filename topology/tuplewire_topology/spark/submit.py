@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import TopologyError
 from tuplewire.settings.config import SessionSettings
-from tuplewire.settings.settings import KEY_PREFIX, keys_of, unknown
+from tuplewire.settings.settings import KEY_PREFIX, keys_of, unknown_error
 from tuplewire.spark.executors import check_slots
 from tuplewire.spark.releases import check_topology_session, is_remote
 from tuplewire.text.events import event_logger
-from tuplewire_topology.authoring.description import Topology, shares_of, with_ackers
+from tuplewire_topology.authoring.description import Topology, schedule_evenly, with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings
-from tuplewire_topology.spark.member import Submitted
-from tuplewire_topology.spark.plan import RunToken, nearest_worker
+from tuplewire_topology.spark.member import Submission
+from tuplewire_topology.spark.plan import RunToken, ensure_worker
 from tuplewire_topology.spark.rows import Output, has_dead_letters, rows_spout
-from tuplewire_topology.spark.running import ProgressLine, SparkTopology, TopologyProgress, TopologyResult
+from tuplewire_topology.spark.running import ProgressPrinter, SparkTopology, TopologyProgress, TopologyResult
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,14 +68,14 @@ def submit_topology(
     settings = TopologySettings.from_conf(conf)
     for key in conf:  # on Spark, messages use sidecars, so only the settings of sessions apply
         if key.startswith(KEY_PREFIX) and not key.startswith(SessionSettings.PREFIX):
-            raise unknown(f"setting {key!r} of a topology on Spark", key, keys_of(SessionSettings))
-    full = with_ackers(topology, settings.ackers)
-    members = len(shares_of(full, settings.workers))
+            raise unknown_error(f"setting {key!r} of a topology on Spark", key, keys_of(SessionSettings))
+    full = with_ackers(topology, settings.n_ackers)
+    members = len(schedule_evenly(full, settings.workers))
     check_topology_session(spark, remote=is_remote(spark))
     output = Output.of(topology, outputs, letters=has_dead_letters(topology, conf))
-    source = _input(spark, topology, rows, members)
+    source = _input_frame(spark, topology, rows, members)
     check_slots(spark, members, f"topology {name!r}")
-    run = uuid.uuid4().hex
+    run_id = uuid.uuid4().hex
     token = RunToken()
     with ExitStack() as stack:
         place = None
@@ -83,17 +83,17 @@ def submit_topology(
         if workers or not is_remote(spark):  # else Spark's machines may be unreachable for this program
             address = workers[0] if workers else None
             host = "127.0.0.1" if is_remote(spark) else spark.conf.get("spark.driver.host", "127.0.0.1")
-            place = stack.enter_context(nearest_worker(address, str(host), name, token_file))
+            place = stack.enter_context(ensure_worker(address, str(host), name, token_file))
         has_rows = rows is not None
-        submitted = Submitted(
-            name, run, full, conf, members, output, tuple(workers), place, has_rows=has_rows, token=token
+        submitted = Submission(
+            name, run_id, full, conf, members, output, tuple(workers), place, has_rows=has_rows, token=token
         )
-        _check_travels(submitted)
+        _check_picklable(submitted)
         stage = source.mapInArrow(submitted, output.stage_schema(), barrier=True)
-        checked = output.checked(stage.repartition(members))  # see Output.checked() for the shuffle
+        checked = output.with_check(stage.repartition(members))  # see Output.with_check() for the shuffle
         # The checkpoint stores the rows, so that a use of the result does not run the topology again.
-        action = partial(checked.localCheckpoint, eager=True)
-        running = SparkTopology(spark, submitted, action, stack.pop_all(), token_file)
+        run_job = partial(checked.localCheckpoint, eager=True)
+        running = SparkTopology(spark, submitted, run_job, stack.pop_all(), token_file)
         if running.watch_command:
             logger.info("topology.started", extra={"topology": name, "watch": running.watch_command})
         return running
@@ -120,21 +120,19 @@ def run_topology(
             command that shows more. Over Spark Connect, updates need `workers` that this program reaches;
             otherwise `progress` raises ConfigError.
     """
-    running = submit_topology(
-        spark, topology, conf=conf, outputs=outputs, rows=rows, workers=workers, name=name
-    )
+    job = submit_topology(spark, topology, conf=conf, outputs=outputs, rows=rows, workers=workers, name=name)
     try:
-        if progress is not None or running.reaches_worker:
-            running.listen(progress or ProgressLine(name, running.watch_command))
-        return running.result()
+        if progress is not None or job.can_control:
+            job.listen(progress or ProgressPrinter(name, job.watch_command))
+        return job.result()
     except BaseException:
-        if not running.done:
-            running.cancel()
-            running.wait(_CANCEL_SECONDS)
+        if not job.is_done:
+            job.cancel()
+            job.wait(_CANCEL_SECONDS)
         raise
 
 
-def _check_travels(submitted: Submitted) -> None:
+def _check_picklable(submitted: Submission) -> None:
     from pyspark import cloudpickle
 
     for component in submitted.topology.components.values():
@@ -147,7 +145,7 @@ def _check_travels(submitted: Submitted) -> None:
             ) from error
 
 
-def _input(spark: SparkSession, topology: Topology, rows: DataFrame | None, members: int) -> DataFrame:
+def _input_frame(spark: SparkSession, topology: Topology, rows: DataFrame | None, members: int) -> DataFrame:
     """Return a DataFrame with a partition for each PySpark task."""
     spout = rows_spout(topology)
     if (spout is None) != (rows is None):
@@ -164,10 +162,9 @@ def _input(spark: SparkSession, topology: Topology, rows: DataFrame | None, memb
             f"{spout!r} has {component.n_tasks} tasks in {component.parallelism} executors, and there are "
             f"{members} PySpark tasks: give it an executor for each, as many as topology.workers"
         )
-    wanted = component.template.outputs
-    missing = [column for column in wanted if column not in rows.columns]
+    fields = component.prototype.outputs
+    missing = [column for column in fields if column not in rows.columns]
     if missing:
-        raise TopologyError(
-            f"{spout!r} emits {', '.join(missing)}, and the DataFrame has only {', '.join(rows.columns)}"
-        )
-    return rows.select(*wanted).repartition(members)  # one partition for each PySpark task
+        known = ", ".join(rows.columns)
+        raise TopologyError(f"{spout!r} emits {', '.join(missing)}, and the DataFrame has only {known}")
+    return rows.select(*fields).repartition(members)  # one partition for each PySpark task

@@ -10,7 +10,7 @@ from tuplewire.connection.control_clients import ControlClients
 from tuplewire.errors import TuplewireError
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.rates import WorkerSample
-from tuplewire_service.control.control_messages import MOST_CLIENTS
+from tuplewire_service.control.control_messages import MAX_CLIENTS
 
 _ANSWER_SECONDS = 1.0  # with the interval of the page, a worker that hangs is shown within three seconds
 
@@ -36,16 +36,16 @@ class ClusterPoller(ControlClients):
 
         Raises TuplewireError while the first worker has never answered, as only it has the other addresses.
         """
-        self._ask(self._workers)
-        if newer := self._newest():
-            self._ask(self._take(newer))
+        self._poll_workers(self._workers)
+        if newer := self._fetch_newer_assignment():
+            self._poll_workers(self._apply_assignment(newer))
         return self._workers
 
-    def _ask(self, workers: Iterable[WorkerSample]) -> None:
-        asked = {each.address: each for each in workers}
-        answers = self.each(asked, self._status)
+    def _poll_workers(self, workers: Iterable[WorkerSample]) -> None:
+        by_address = {each.address: each for each in workers}
+        answers = self.call_all(by_address, self._status)
         for address, answer in answers.items():
-            worker = asked[address]
+            worker = by_address[address]
             if isinstance(answer, TuplewireError):
                 if not self._first.worker:  # no status has arrived yet
                     raise answer
@@ -59,9 +59,9 @@ class ClusterPoller(ControlClients):
     def _status(self, client: ControlClient) -> pb.GetStatusResponse:
         if self._first.worker:  # until it has answered, the user's timeout applies
             client.timeout = min(client.timeout, _ANSWER_SECONDS)
-        return client.status(MOST_CLIENTS, self._max_tasks)
+        return client.status(MAX_CLIENTS, self._max_tasks)
 
-    def _newest(self) -> pb.Assignment | None:
+    def _fetch_newer_assignment(self) -> pb.Assignment | None:
         found = [(each.now.assignment_version, each.address) for each in self._workers if each.now]
         version, address = max(found, default=(0, ""))
         if version <= self._version:
@@ -71,14 +71,14 @@ class ClusterPoller(ControlClients):
         except TuplewireError:
             return None  # the next poll tries again
 
-    def _take(self, assignment: pb.Assignment) -> list[WorkerSample]:
+    def _apply_assignment(self, assignment: pb.Assignment) -> list[WorkerSample]:
         """Apply an assignment to the list of workers; return the new ones. The first worker always stays."""
         self._version = assignment.version
         wanted = {each.worker_id: each.address for each in assignment.workers}
         self._workers = [
             each for each in self._workers if each is self._first or wanted.get(each.worker) == each.address
         ]
-        self.keep(each.address for each in self._workers)
+        self.close_except(each.address for each in self._workers)
         known = {each.worker for each in self._workers}
         new = [
             WorkerSample(each.worker_id, each.address, tasks=len(each.tasks))

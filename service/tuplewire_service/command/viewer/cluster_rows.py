@@ -15,19 +15,19 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.columns import (
     Column,
     Row,
-    in_order,
-    number_of,
-    share_of,
+    format_bytes,
+    format_number,
+    format_share,
+    format_tasks,
+    format_time,
+    format_yes_no,
     short_client,
-    size_of,
-    tasks_of,
-    time_of,
-    yes_of,
+    sorted_rows,
 )
-from tuplewire_service.command.viewer.rates import Hold, Holds, Interval, WorkerSample, holds_of, state_name
+from tuplewire_service.command.viewer.rates import Blocker, Interval, WorkerSample, blocking_tasks, state_name
 from tuplewire_service.command.viewer.topology_rows import (
-    BUSY,
-    HELD_UP,
+    BLOCKED_SHARE,
+    BUSY_SHARE,
     ComponentRow,
     EdgeRow,
     ExecutorRow,
@@ -35,17 +35,18 @@ from tuplewire_service.command.viewer.topology_rows import (
     component_rows,
     edge_rows,
     executor_rows,
-    slow_sentences,
+    slow_component_problems,
 )
 
 TABLES = ("workers", "tasks", "peers", "senders", "consumers", "losses", "executors")
 """The fields of ClusterRows that are shown as tables."""
-_HELD_UP = "backpressured_"
-_MOST = 0.99  # the quantile of latencies
+_BACKPRESSURED = "backpressured_"
+_P99 = 0.99  # the quantile of latencies
 NO_ANSWER = "no answer"
 """The state of a worker that did not answer the last request."""
-_FULL = 0.8  # the fill level at which a queue has a sentence, as in the alert TuplewireQueueFilling
-_MOST_FULL = 5
+_FULL_SHARE = 0.8  # the fill level at which a queue has a sentence, as in the alert TuplewireQueueFilling
+_MAX_FULL_QUEUES = 5
+_Blockers = Mapping[tuple[str, str], Blocker]  # by the worker that owns the task, and the task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +60,18 @@ class WorkerRow(Row):
     ORDER = ("worker", "address")
     worker: Annotated[str, Column("worker")]
     state: Annotated[str, Column("state")]
-    accepted_rate: Annotated[float | None, Column("in/s", number_of)] = None
-    acknowledged_rate: Annotated[float | None, Column("out/s", number_of)] = None
-    pending: Annotated[int, Column("pending", number_of)] = 0
-    busy: Annotated[float, Column("busy", share_of)] = 0.0
+    accepted_rate: Annotated[float | None, Column("in/s", format_number)] = None
+    acknowledged_rate: Annotated[float | None, Column("out/s", format_number)] = None
+    pending: Annotated[int, Column("pending", format_number)] = 0
+    busy: Annotated[float, Column("busy", format_share)] = 0.0
     idle: float = 0.0
-    backpressured: Annotated[float, Column("held up", share_of)] = 0.0
+    backpressured: Annotated[float, Column("held up", format_share)] = 0.0
     because: Annotated[str, Column("by")] = ""
-    connected_senders: Annotated[int, Column("senders", number_of)] = 0
-    remembered_senders: Annotated[int, Column("gone", number_of)] = 0
-    consumers: Annotated[int, Column("consumers", number_of)] = 0
-    smallest_window: Annotated[int | None, Column("window", number_of)] = None
-    memory_bytes: Annotated[int, Column("memory", size_of)] = 0
+    connected_senders: Annotated[int, Column("senders", format_number)] = 0
+    remembered_senders: Annotated[int, Column("gone", format_number)] = 0
+    consumers: Annotated[int, Column("consumers", format_number)] = 0
+    smallest_window: Annotated[int | None, Column("window", format_number)] = None
+    memory_bytes: Annotated[int, Column("memory", format_bytes)] = 0
     version: Annotated[str, Column("version")] = ""
     assignment_version: Annotated[int, Column("assignment")] = 0
     address: Annotated[str, Column("address")]
@@ -93,18 +94,18 @@ class TaskRow(Row):
     ORDER = ("blocking", "load", "received_rate")
     task: Annotated[int, Column("task")]
     worker: Annotated[str, Column("worker")]
-    received_rate: Annotated[float | None, Column("in/s", number_of)]
-    acknowledged_rate: Annotated[float | None, Column("out/s", number_of, minor=True)]
-    queued_messages: Annotated[int, Column("waiting", number_of)]
+    received_rate: Annotated[float | None, Column("in/s", format_number)]
+    acknowledged_rate: Annotated[float | None, Column("out/s", format_number, minor=True)]
+    queued_messages: Annotated[int, Column("waiting", format_number)]
     queued_bytes: int
-    load: Annotated[float, Column("full", share_of)]
-    oldest_seconds: Annotated[float, Column("oldest", time_of)]
-    blocking: Annotated[float, Column("blocks", share_of)]
+    load: Annotated[float, Column("full", format_share)]
+    oldest_seconds: Annotated[float, Column("oldest", format_time)]
+    blocking: Annotated[float, Column("blocks", format_share)]
     blocked_workers: Annotated[Sequence[str], Column("whom", ", ".join, minor=True)]
-    received_messages: Annotated[int, Column("received", number_of, minor=True)]
-    acknowledged_messages: Annotated[int, Column("acknowledged", number_of, minor=True)]
+    received_messages: Annotated[int, Column("received", format_number, minor=True)]
+    acknowledged_messages: Annotated[int, Column("acknowledged", format_number, minor=True)]
     congested: Annotated[bool, Column("congested", lambda value: "yes" if value else "", minor=True)]
-    subscribed: Annotated[bool, Column("consumed", yes_of, minor=True)]
+    subscribed: Annotated[bool, Column("consumed", format_yes_no, minor=True)]
     consumer: Annotated[str, Column("consumer", short_client)]
     component: Annotated[str, Column("component")]
 
@@ -121,16 +122,16 @@ class PeerRow(Row):
     ORDER = ("pending", "accepted_rate")
     worker: Annotated[str, Column("worker")]
     peer: Annotated[str, Column("to")]
-    connected: Annotated[bool, Column("connected", yes_of)]
-    accepted_rate: Annotated[float | None, Column("in/s", number_of)]
-    acknowledged_rate: Annotated[float | None, Column("acknowledged/s", number_of)]
-    pending: Annotated[int, Column("pending", number_of)]
-    dropped: Annotated[int, Column("dropped", number_of)]
-    accepted: Annotated[int, Column("accepted", number_of, minor=True)]
-    acknowledged: Annotated[int, Column("acknowledged", number_of, minor=True)]
-    reconnects: Annotated[int, Column("reconnects", number_of, minor=True)]
-    congested_tasks: Annotated[int, Column("congested tasks", number_of)]
-    blocking: Annotated[float, Column("blocks", share_of)]
+    connected: Annotated[bool, Column("connected", format_yes_no)]
+    accepted_rate: Annotated[float | None, Column("in/s", format_number)]
+    acknowledged_rate: Annotated[float | None, Column("acknowledged/s", format_number)]
+    pending: Annotated[int, Column("pending", format_number)]
+    dropped: Annotated[int, Column("dropped", format_number)]
+    accepted: Annotated[int, Column("accepted", format_number, minor=True)]
+    acknowledged: Annotated[int, Column("acknowledged", format_number, minor=True)]
+    reconnects: Annotated[int, Column("reconnects", format_number, minor=True)]
+    congested_tasks: Annotated[int, Column("congested tasks", format_number)]
+    blocking: Annotated[float, Column("blocks", format_share)]
     address: Annotated[str, Column("address")]
 
 
@@ -142,15 +143,15 @@ class SenderRow(Row):
     worker: Annotated[str, Column("worker")]
     sender: Annotated[str, Column("sender", short_client)]
     identity: Annotated[str, Column("identity")]
-    connected: Annotated[bool, Column("connected", yes_of)]
-    seconds: Annotated[float, Column("since", time_of)]
-    rate: Annotated[float | None, Column("messages/s", number_of)]
-    bytes_rate: Annotated[float | None, Column("bytes/s", size_of, minor=True)]
-    messages: Annotated[int, Column("messages", number_of, minor=True)]
-    bytes: Annotated[int, Column("bytes", size_of, minor=True)]
-    outstanding_messages: Annotated[int, Column("outstanding", number_of)]
-    window_messages: Annotated[int, Column("window", number_of)]
-    exhausted_tasks: Annotated[int, Column("waits for", number_of)]
+    connected: Annotated[bool, Column("connected", format_yes_no)]
+    seconds: Annotated[float, Column("since", format_time)]
+    rate: Annotated[float | None, Column("messages/s", format_number)]
+    bytes_rate: Annotated[float | None, Column("bytes/s", format_bytes, minor=True)]
+    messages: Annotated[int, Column("messages", format_number, minor=True)]
+    bytes: Annotated[int, Column("bytes", format_bytes, minor=True)]
+    outstanding_messages: Annotated[int, Column("outstanding", format_number)]
+    window_messages: Annotated[int, Column("window", format_number)]
+    exhausted_tasks: Annotated[int, Column("waits for", format_number)]
     address: Annotated[str, Column("address")]
 
 
@@ -162,9 +163,9 @@ class ConsumerRow(Row):
     worker: Annotated[str, Column("worker")]
     consumer: Annotated[str, Column("consumer", short_client)]
     identity: Annotated[str, Column("identity")]
-    seconds: Annotated[float, Column("since", time_of)]
-    outstanding_messages: Annotated[int, Column("outstanding", number_of)]
-    tasks: Annotated[Sequence[int], Column("tasks", tasks_of)]
+    seconds: Annotated[float, Column("since", format_time)]
+    outstanding_messages: Annotated[int, Column("outstanding", format_number)]
+    tasks: Annotated[Sequence[int], Column("tasks", format_tasks)]
     held_tasks: int
     address: Annotated[str, Column("address")]
 
@@ -177,8 +178,8 @@ class LossRow(Row):
     worker: Annotated[str, Column("worker")]
     what: Annotated[str, Column("what")]
     reason: Annotated[str, Column("reason")]
-    rate: Annotated[float | None, Column("messages/s", number_of)]
-    count: Annotated[int, Column("in all", number_of)]
+    rate: Annotated[float | None, Column("messages/s", format_number)]
+    count: Annotated[int, Column("in all", format_number)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,22 +204,22 @@ class ClusterRows:
 def cluster_rows(samples: Iterable[WorkerSample]) -> ClusterRows:
     """Return the rows of a cluster."""
     samples = list(samples)
-    known = [(each.now, Interval(each.before, each.now)) for each in samples if each.now is not None]
-    holds = holds_of(now for now, _ in known)
-    rows = ClusterRows(edges=edge_rows(known), workers=[_worker(each) for each in samples])
-    for now, over in known:
-        rows.executors.extend(executor_rows(now, over))
-    shares = {int(task): hold.share for (_, task), hold in holds.items() if task.isdecimal()}
-    rows.components.extend(component_rows(known, rows.executors, shares))
-    for now, over in known:
-        rows.tasks.extend(_tasks(now, over, holds, rows.components))
-        rows.peers.extend(_peers(now, over, holds))
-        rows.senders.extend(_senders(now, over))
+    answered = [(each.now, Interval(each.before, each.now)) for each in samples if each.now is not None]
+    blockers = blocking_tasks(now for now, _ in answered)
+    rows = ClusterRows(edges=edge_rows(answered), workers=[_worker(each) for each in samples])
+    for now, interval in answered:
+        rows.executors.extend(executor_rows(now, interval))
+    shares = {int(task): blocker.share for (_, task), blocker in blockers.items() if task.isdecimal()}
+    rows.components.extend(component_rows(answered, rows.executors, shares))
+    for now, interval in answered:
+        rows.tasks.extend(_tasks(now, interval, blockers, rows.components))
+        rows.peers.extend(_peers(now, interval, blockers))
+        rows.senders.extend(_senders(now, interval))
         rows.consumers.extend(_consumers(now))
-        rows.losses.extend(_losses(now, over))
-    rows.blocking.extend(_silent_sentences(samples, holds))
-    rows.blocking.extend(slow_sentences(rows.components, rows.edges, rows.executors))
-    rows.blocking.extend(_sentences(holds, rows))
+        rows.losses.extend(_losses(now, interval))
+    rows.blocking.extend(_unreachable_problems(samples, blockers))
+    rows.blocking.extend(slow_component_problems(rows.components, rows.edges, rows.executors))
+    rows.blocking.extend(_task_problems(blockers, rows))
     return rows
 
 
@@ -233,10 +234,10 @@ def _worker(sample: WorkerSample) -> WorkerRow:
             tasks=sample.tasks,
             silent_seconds=sample.silent_seconds,
         )
-    over = Interval(sample.before, now)
-    shares = over.shares(now)
-    held = {each: share for each, share in shares.items() if each.startswith(_HELD_UP) and share > 0}
-    before = over.before.ledger
+    interval = Interval(sample.before, now)
+    shares = interval.shares(now)
+    held = {each: share for each, share in shares.items() if each.startswith(_BACKPRESSURED) and share > 0}
+    before = interval.before.ledger
     return WorkerRow(
         worker=now.worker_id,
         address=sample.address,
@@ -248,9 +249,9 @@ def _worker(sample: WorkerSample) -> WorkerRow:
         busy=shares.get("busy", 0.0),
         idle=shares.get("idle", 0.0),
         backpressured=sum(held.values()),
-        because=max(held, key=held.__getitem__).removeprefix(_HELD_UP) if held else "",
-        accepted_rate=over.rate(now.ledger.accepted, before.accepted),
-        acknowledged_rate=over.rate(now.ledger.acknowledged, before.acknowledged),
+        because=max(held, key=held.__getitem__).removeprefix(_BACKPRESSURED) if held else "",
+        accepted_rate=interval.rate(now.ledger.accepted, before.accepted),
+        acknowledged_rate=interval.rate(now.ledger.acknowledged, before.acknowledged),
         pending=now.ledger.pending,
         tasks=now.local_tasks,
         connected_senders=now.connected_sessions,
@@ -258,46 +259,45 @@ def _worker(sample: WorkerSample) -> WorkerRow:
         consumers=now.subscribed_consumers,
         smallest_window=now.smallest_window if now.HasField("smallest_window") else None,
         dropped=sum(now.ledger.dropped.values()),
-        end_to_end_seconds=over.quantile(_MOST, now.end_to_end, over.before.end_to_end),
-        queue_wait_seconds=over.quantile(_MOST, now.queue_wait, over.before.queue_wait),
+        end_to_end_seconds=interval.quantile(_P99, now.end_to_end, interval.before.end_to_end),
+        queue_wait_seconds=interval.quantile(_P99, now.queue_wait, interval.before.queue_wait),
         states=shares,
     )
 
 
 def _tasks(
-    now: pb.GetStatusResponse, over: Interval, holds: Holds, components: Sequence[ComponentRow]
+    now: pb.GetStatusResponse, interval: Interval, blockers: _Blockers, components: Sequence[ComponentRow]
 ) -> Iterator[TaskRow]:
     consumers = {task: each.consumer_id for each in now.consumers for task in each.tasks}
-    nothing = Hold()
     for each in now.tasks:
-        received_rate, acknowledged_rate = over.task(each)
-        hold = holds.get((now.worker_id, str(each.task)), nothing)
-        yield TaskRow.of(
+        received_rate, acknowledged_rate = interval.task_rates(each)
+        blocker = blockers.get((now.worker_id, str(each.task)))
+        yield TaskRow.from_message(
             each,
             worker=now.worker_id,
             received_rate=received_rate,
             acknowledged_rate=acknowledged_rate,
             consumer=consumers.get(each.task, ""),
-            blocking=hold.share,
-            blocked_workers=hold.workers,
+            blocking=blocker.share if blocker else 0.0,
+            blocked_workers=blocker.workers if blocker else [],
             component=component_of(each.task, components),
         )
 
 
-def _peers(now: pb.GetStatusResponse, over: Interval, holds: Holds) -> Iterator[PeerRow]:
+def _peers(now: pb.GetStatusResponse, interval: Interval, blockers: _Blockers) -> Iterator[PeerRow]:
     blocking: dict[str, float] = {}
-    for (at, _), hold in holds.items():
-        if now.worker_id in hold.workers:
-            blocking[at] = max(blocking.get(at, 0.0), hold.share)
-    before = {(each.worker_id, each.address): each.ledger for each in over.before.peers}
+    for (at, _), blocker in blockers.items():
+        if now.worker_id in blocker.workers:
+            blocking[at] = max(blocking.get(at, 0.0), blocker.share)
+    before = {(each.worker_id, each.address): each.ledger for each in interval.before.peers}
     for each in now.peers:
         then = before.get((each.worker_id, each.address), pb.Ledger())
-        yield PeerRow.of(
+        yield PeerRow.from_message(
             each,
             worker=now.worker_id,
             peer=each.worker_id,
-            accepted_rate=over.rate(each.ledger.accepted, then.accepted),
-            acknowledged_rate=over.rate(each.ledger.acknowledged, then.acknowledged),
+            accepted_rate=interval.rate(each.ledger.accepted, then.accepted),
+            acknowledged_rate=interval.rate(each.ledger.acknowledged, then.acknowledged),
             pending=each.ledger.pending,
             dropped=sum(each.ledger.dropped.values()),
             accepted=each.ledger.accepted,
@@ -307,30 +307,30 @@ def _peers(now: pb.GetStatusResponse, over: Interval, holds: Holds) -> Iterator[
         )
 
 
-def _senders(now: pb.GetStatusResponse, over: Interval) -> Iterator[SenderRow]:
-    before = {(each.identity, each.sender_id): each for each in over.before.sessions}
+def _senders(now: pb.GetStatusResponse, interval: Interval) -> Iterator[SenderRow]:
+    before = {(each.identity, each.sender_id): each for each in interval.before.sessions}
     for each in now.sessions:
         at = each.identity, each.sender_id
         then = before.get(at, pb.SessionStatus())
         # A worker lists only some of many sessions, so a newly listed session may be an old one.
-        known = at in before or each.seconds < over.seconds
-        yield SenderRow.of(
+        known = at in before or each.seconds < interval.seconds
+        yield SenderRow.from_message(
             each,
             worker=now.worker_id,
             sender=each.worker_id or each.sender_id,
-            rate=over.rate(each.messages, then.messages) if known else None,
-            bytes_rate=over.rate(each.bytes, then.bytes) if known else None,
+            rate=interval.rate(each.messages, then.messages) if known else None,
+            bytes_rate=interval.rate(each.bytes, then.bytes) if known else None,
         )
 
 
 def _consumers(now: pb.GetStatusResponse) -> Iterator[ConsumerRow]:
     for each in now.consumers:
         tasks = list(each.tasks)
-        yield ConsumerRow.of(each, worker=now.worker_id, consumer=each.consumer_id, tasks=tasks)
+        yield ConsumerRow.from_message(each, worker=now.worker_id, consumer=each.consumer_id, tasks=tasks)
 
 
-def _losses(now: pb.GetStatusResponse, over: Interval) -> Iterator[LossRow]:
-    before = over.before
+def _losses(now: pb.GetStatusResponse, interval: Interval) -> Iterator[LossRow]:
+    before = interval.before
     for what, counts, then in (
         ("messages dropped", now.ledger.dropped, before.ledger.dropped),
         ("messages refused", now.refused_messages, before.refused_messages),
@@ -338,50 +338,51 @@ def _losses(now: pb.GetStatusResponse, over: Interval) -> Iterator[LossRow]:
     ):
         for reason, count in counts.items():
             if count:
-                yield LossRow(now.worker_id, what, reason, over.rate(count, then.get(reason, 0)), count)
+                yield LossRow(now.worker_id, what, reason, interval.rate(count, then.get(reason, 0)), count)
 
 
-def _silent_sentences(samples: Iterable[WorkerSample], holds: Holds) -> Iterator[str]:
+def _unreachable_problems(samples: Iterable[WorkerSample], blockers: _Blockers) -> Iterator[str]:
     for each in samples:
         if each.now is None:
-            waiting = {name for (at, _), hold in holds.items() if at == each.worker for name in hold.workers}
+            waiting = {name for (at, _), one in blockers.items() if at == each.worker for name in one.workers}
             whom = f", and blocks senders at {', '.join(sorted(waiting))}" if waiting else ""
             name = each.worker or each.address
             yield f"{name} has not answered for {each.silent_seconds:.0f} s{whom}: {each.problem}"
 
 
-def _sentences(holds: Holds, rows: ClusterRows) -> Iterator[str]:
+def _task_problems(blockers: _Blockers, rows: ClusterRows) -> Iterator[str]:
     tasks = {(each.worker, str(each.task)): each for each in rows.tasks}
     components = {each.component: each for each in rows.components}
     consumers = {(each.worker, task): each for each in rows.consumers for task in each.tasks}
     silent = {each.worker for each in rows.workers if each.state == NO_ANSWER}
 
     def is_covered(row: TaskRow) -> bool:
-        """Return True if slow_sentences() covers the task's component, or the one that it waits for."""
+        """Return True if slow_component_problems() covers its component, or the one that it waits for."""
         component = components.get(row.component)
-        return component is not None and (component.busy >= BUSY or component.held_up >= HELD_UP)
+        return component is not None and (component.busy >= BUSY_SHARE or component.held_up >= BLOCKED_SHARE)
 
     def reason(row: TaskRow) -> str:
         if (consumer := consumers.get((row.worker, row.task))) is not None:
             return f"{short_client(consumer.consumer)} has {consumer.outstanding_messages:,} unacknowledged"
         return "its consumer is not listed" if row.subscribed else "nobody consumes it"
 
-    for (worker, task), hold in sorted(holds.items(), key=lambda each: -each[1].share):
+    for (worker, task), blocker in sorted(blockers.items(), key=lambda each: -each[1].share):
         row = tasks.get((worker, task))
         if worker in silent or (row is not None and is_covered(row)):
             continue
         of = f" of {row.component}" if row is not None and row.component else ""
         yield (
-            f"task {task}{of} at {worker} blocks senders at {', '.join(hold.workers)}, for "
-            f"{hold.share:.0%} of the last {hold.span:.0f} s: "
+            f"task {task}{of} at {worker} blocks senders at {', '.join(blocker.workers)}, for "
+            f"{blocker.share:.0%} of the last {blocker.interval_seconds:.0f} s: "
             f"{f'see {worker} for why' if row is None else reason(row)}"
         )
-    full = [row for at, row in tasks.items() if row.load >= _FULL and at not in holds and not is_covered(row)]
-    for row in in_order(full)[:_MOST_FULL]:
-        oldest = f", the oldest for {time_of(row.oldest_seconds)}" if row.oldest_seconds else ""
+    loaded = {at: row for at, row in tasks.items() if row.load >= _FULL_SHARE}
+    full = [row for at, row in loaded.items() if not (at in blockers or is_covered(row))]
+    for row in sorted_rows(full)[:_MAX_FULL_QUEUES]:
+        oldest = f", the oldest for {format_time(row.oldest_seconds)}" if row.oldest_seconds else ""
         yield (
             f"the queue of task {row.task} at {row.worker} is {row.load:.0%} full: {row.queued_messages:,} "
             f"messages wait{oldest}; {reason(row)}"
         )
-    if len(full) > _MOST_FULL:
-        yield f"and {len(full) - _MOST_FULL} more queues are nearly full"
+    if len(full) > _MAX_FULL_QUEUES:
+        yield f"and {len(full) - _MAX_FULL_QUEUES} more queues are nearly full"

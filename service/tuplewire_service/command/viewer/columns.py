@@ -18,19 +18,19 @@ NOT_KNOWN = "-"
 _DEFAULT_ID = re.compile(r"(@.+:\d+)-[0-9a-f]{8}")
 
 
-def number_of(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Return a count or a rate with separators, small ones with one decimal; `-` for None."""
     if value is None:
         return NOT_KNOWN
     return f"{value:,.1f}" if 0 < value < 10 and value != int(value) else f"{value:,.0f}"
 
 
-def share_of(value: float) -> str:
+def format_share(value: float) -> str:
     """Return a share, 0 to 1, in percent; an empty string for 0."""
     return f"{value:.0%}" if value > 0 else ""
 
 
-def size_of(value: float | None) -> str:
+def format_bytes(value: float | None) -> str:
     """Return a number of bytes in B, KiB, MiB or GiB; `-` for None."""
     if value is None:
         return NOT_KNOWN
@@ -41,7 +41,7 @@ def size_of(value: float | None) -> str:
     return f"{value:,.1f} GiB"
 
 
-def time_of(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Return a time in days, hours, minutes or seconds, with one decimal; an empty string for 0."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
@@ -49,7 +49,7 @@ def time_of(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds > 0 else ""
 
 
-def tasks_of(value: Sequence[int]) -> str:
+def format_tasks(value: Sequence[int]) -> str:
     """Return the first five tasks, and the number of the others."""
     return f"{', '.join(map(str, value[:5]))}{f' and {len(value) - 5} more' if len(value) > 5 else ''}"
 
@@ -59,7 +59,7 @@ def short_client(client_id: str) -> str:
     return _DEFAULT_ID.sub(r"\1", client_id)
 
 
-def yes_of(value: bool) -> str:  # noqa: FBT001 - a cell's value
+def format_yes_no(value: bool) -> str:  # noqa: FBT001 - a cell's value
     """Return `yes` or `no`."""
     return "yes" if value else "no"
 
@@ -69,7 +69,7 @@ class Column:
     """A column: its title, and the format of its cells. A narrow terminal omits `minor` columns first."""
 
     title: str
-    shown: Callable[[Any], str] = str
+    format_cell: Callable[[Any], str] = str
     minor: bool = False
 
 
@@ -81,7 +81,7 @@ class Row:
     """The fields to sort by. The others decide between equal values of the first."""
 
     @classmethod
-    def of(cls, message: Message, **others: Any) -> Self:
+    def from_message(cls, message: Message, **others: Any) -> Self:
         """Return a row of `others` and of the message's fields that have the names of the row's fields."""
         same = {name: getattr(message, name) for name in cls.__slots__ if name not in others}
         return cls(**same, **others)
@@ -95,13 +95,13 @@ class Row:
 
     def cells(self) -> list[str]:
         """Return the text of each column."""
-        return [column.shown(getattr(self, name)) for name, column in self.columns().items()]
+        return [column.format_cell(getattr(self, name)) for name, column in self.columns().items()]
 
 
 _Row = TypeVar("_Row", bound=Row)
 
 
-def in_order(rows: Iterable[_Row], wanted: str = "") -> list[_Row]:
+def sorted_rows(rows: Iterable[_Row], wanted: str = "") -> list[_Row]:
     """Return the rows with `wanted` in a cell, ignoring case, the largest numbers first."""
     if wanted:
         rows = [row for row in rows if any(wanted.lower() in cell.lower() for cell in row.cells())]

@@ -25,12 +25,12 @@ from typing import Any
 
 from tuplewire.errors import TuplewireError
 from tuplewire_service.command.viewer.cluster_rows import TABLES, cluster_rows
-from tuplewire_service.command.viewer.columns import in_order
+from tuplewire_service.command.viewer.columns import sorted_rows
 from tuplewire_service.command.viewer.rates import WorkerSample
-from tuplewire_service.metrics.http_server import HttpAnswer, HttpServer
+from tuplewire_service.metrics.http_server import HttpResponse, HttpServer
 
 PAGE = Path(__file__).with_name("live_page.html")
-MOST_ROWS = 100  # of each kind, so that a browser stays fast with 10,000 tasks
+MAX_ROWS = 100  # of each kind, so that a browser stays fast with 10,000 tasks
 
 
 class LivePage(AbstractContextManager["LivePage"]):
@@ -59,23 +59,23 @@ class LivePage(AbstractContextManager["LivePage"]):
     def __exit__(self, *_: object) -> None:
         self._server.close()
 
-    def _live(self, headers: Message) -> HttpAnswer:
-        shown = headers.get("Authorization", "")
-        if not hmac.compare_digest(shown.encode(), f"Bearer {self._token}".encode()):
-            return HttpAnswer("use the link that the command printed\n", HTTPStatus.UNAUTHORIZED)
+    def _live(self, headers: Message) -> HttpResponse:
+        authorization = headers.get("Authorization", "")
+        if not hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
+            return HttpResponse("use the link that the command printed\n", HTTPStatus.UNAUTHORIZED)
         try:
             with self._lock:
                 # 0.9: a browser may poll a little early, and must not get old data.
                 if time.monotonic() - self._polled_at > 0.9 * self._interval:
-                    contents = {"pace": self._interval, **_contents(self._poll())}
+                    contents = {"pace": self._interval, **_page_data(self._poll())}
                     self._json = json.dumps(contents, default=_fields).encode()
                     self._polled_at = time.monotonic()
-                return HttpAnswer(self._json, content_type="application/json")
+                return HttpResponse(self._json, content_type="application/json")
         except TuplewireError as error:  # the first worker has never answered
-            return HttpAnswer(f"{error}\n", HTTPStatus.SERVICE_UNAVAILABLE)
+            return HttpResponse(f"{error}\n", HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def _contents(samples: Sequence[WorkerSample]) -> dict[str, Any]:
+def _page_data(samples: Sequence[WorkerSample]) -> dict[str, Any]:
     """Return the data of the page: the most important rows of each kind."""
     rows = cluster_rows(samples)
     answered = [each.now for each in samples if each.now is not None]
@@ -102,8 +102,8 @@ def _contents(samples: Sequence[WorkerSample]) -> dict[str, Any]:
         },
         "components": rows.components,
         "edges": rows.edges,
-        **{name: in_order(getattr(rows, name))[:MOST_ROWS] for name in TABLES},
-        "workers": rows.workers[:MOST_ROWS],  # the page describes the first one
+        **{name: sorted_rows(getattr(rows, name))[:MAX_ROWS] for name in TABLES},
+        "workers": rows.workers[:MAX_ROWS],  # the page describes the first one
         "blocking": rows.blocking,
     }
 
@@ -114,7 +114,7 @@ def _fields(row: Any) -> dict[str, Any]:
 
 
 @cache
-def _html() -> HttpAnswer:
+def _html() -> HttpResponse:
     """Return the page, with headers that restrict it to its own script, style and data."""
     text = PAGE.read_text(encoding="utf-8")
     script, style = (
@@ -133,4 +133,4 @@ def _html() -> HttpAnswer:
         ("Referrer-Policy", "no-referrer"),
         ("Cross-Origin-Resource-Policy", "same-origin"),
     )
-    return HttpAnswer(text, content_type="text/html; charset=utf-8", headers=headers)
+    return HttpResponse(text, content_type="text/html; charset=utf-8", headers=headers)

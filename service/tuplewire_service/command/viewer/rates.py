@@ -6,7 +6,7 @@ Used by the viewer and status_report.py. Owns no state. Thread-safe. Design: doc
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tuplewire.wire import control_pb2 as pb
@@ -46,7 +46,7 @@ class Interval:
         self._tasks = {(each.task, each.begin_sequence): each for each in self.before.tasks}
         self._all_listed = len(self.before.tasks) >= self.before.local_tasks
 
-    def task(self, task: pb.TaskStatus) -> tuple[float | None, float | None]:
+    def task_rates(self, task: pb.TaskStatus) -> tuple[float | None, float | None]:
         """Return the messages per second that a task received and that its consumer acknowledged, or None."""
         # A task that left and returned has a new begin_sequence: its counts restarted at zero.
         then = self._tasks.get((task.task, task.begin_sequence))
@@ -99,28 +99,25 @@ def _age(status: pb.GetStatusResponse) -> float:
 
 
 @dataclass(slots=True)
-class Hold:
-    """A task that blocks senders: for a `share` of the last `span` seconds, at these workers."""
+class Blocker:
+    """A task that blocks senders: for a `share` of the last `interval_seconds`, at these workers."""
 
     share: float = 0.0
-    span: float = 0.0
+    interval_seconds: float = 0.0
     workers: list[str] = field(default_factory=list)
 
 
-Holds = Mapping[tuple[str, str], Hold]  # by the worker that owns the task, and the task
-
-
-def holds_of(statuses: Iterable[pb.GetStatusResponse]) -> dict[tuple[str, str], Hold]:
+def blocking_tasks(statuses: Iterable[pb.GetStatusResponse]) -> dict[tuple[str, str], Blocker]:
     """Return the tasks that block senders, by the reports of the workers."""
-    holds: dict[tuple[str, str], Hold] = {}
+    blockers: dict[tuple[str, str], Blocker] = {}
     for status in statuses:
         for each in status.blocking:
             if each.recent_seconds <= 0 or status.recent.seconds <= 0:
                 continue
             at = status.worker_id if each.where == _LOCAL else each.where  # the owner of the task
-            hold = holds.setdefault((at, each.task), Hold())
+            blocker = blockers.setdefault((at, each.task), Blocker())
             share = min(1.0, each.recent_seconds / status.recent.seconds)
-            if share > hold.share:  # of the reports of several workers, the worst one counts
-                hold.share, hold.span = share, status.recent.seconds
-            hold.workers = sorted([*hold.workers, status.worker_id])
-    return holds
+            if share > blocker.share:  # of the reports of several workers, the worst one counts
+                blocker.share, blocker.interval_seconds = share, status.recent.seconds
+            blocker.workers = sorted([*blocker.workers, status.worker_id])
+    return blockers

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.viewer.columns import Column, Row, number_of, share_of
+from tuplewire_service.command.viewer.columns import Column, Row, format_number, format_share
 from tuplewire_service.command.viewer.rates import Interval
 
-BUSY = 0.8  # the share of its time from which an executor counts as at its limit
-HELD_UP = 0.2  # the share of its time from which an executor counts as blocked
-_FULL = 0.5
+BUSY_SHARE = 0.8  # the share of its time from which an executor counts as at its limit
+BLOCKED_SHARE = 0.2  # the share of its time from which an executor counts as blocked
+_FULL_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +28,16 @@ class ExecutorRow(Row):
     component: Annotated[str, Column("component")]
     worker: Annotated[str, Column("worker")]
     first_task: Annotated[int, Column("first task")]
-    tasks: Annotated[int, Column("tasks", number_of)]
-    executed_rate: Annotated[float | None, Column("in/s", number_of)]
-    emitted_rate: Annotated[float | None, Column("out/s", number_of)]
-    busy: Annotated[float, Column("busy", share_of)]
-    held_up: Annotated[float, Column("held up", share_of)]
-    queued_tuples: Annotated[int, Column("waiting", number_of)]
-    full: Annotated[float, Column("full", share_of)]
-    pending: Annotated[int, Column("on the way", number_of)]
-    failed: Annotated[int, Column("failed", number_of)]
-    errors: Annotated[int, Column("errors", number_of)]
+    tasks: Annotated[int, Column("tasks", format_number)]
+    executed_rate: Annotated[float | None, Column("in/s", format_number)]
+    emitted_rate: Annotated[float | None, Column("out/s", format_number)]
+    busy: Annotated[float, Column("busy", format_share)]
+    held_up: Annotated[float, Column("held up", format_share)]
+    queued_tuples: Annotated[int, Column("waiting", format_number)]
+    full: Annotated[float, Column("full", format_share)]
+    pending: Annotated[int, Column("on the way", format_number)]
+    failed: Annotated[int, Column("failed", format_number)]
+    errors: Annotated[int, Column("errors", format_number)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,59 +76,59 @@ class EdgeRow:
     rate: float | None
 
 
-Known = tuple[pb.GetStatusResponse, Interval]  # a worker's status, and the interval before it
+StatusInterval = tuple[pb.GetStatusResponse, Interval]  # a worker's status, and the interval before it
 
 
-def executor_rows(now: pb.GetStatusResponse, over: Interval) -> Iterator[ExecutorRow]:
+def executor_rows(now: pb.GetStatusResponse, interval: Interval) -> Iterator[ExecutorRow]:
     """Yield the executors of a worker."""
     before = {
         (each.component, executor.first_task, executor.tasks): executor
-        for each in over.before.components
+        for each in interval.before.components
         for executor in each.executors
     }
     for component in now.components:
         for each in component.executors:
             at = component.component, each.first_task, each.tasks
             then = before.get(at, pb.ExecutorStatus())
-            yield ExecutorRow.of(
+            yield ExecutorRow.from_message(
                 each,
                 component=component.component,
                 worker=now.worker_id,
-                executed_rate=over.rate(each.executed, then.executed),
-                emitted_rate=over.rate(each.emitted, then.emitted),
-                busy=over.share(each.busy_seconds, then.busy_seconds),
-                held_up=over.share(each.sending_seconds, then.sending_seconds),
+                executed_rate=interval.rate(each.executed, then.executed),
+                emitted_rate=interval.rate(each.emitted, then.emitted),
+                busy=interval.share(each.busy_seconds, then.busy_seconds),
+                held_up=interval.share(each.sending_seconds, then.sending_seconds),
                 full=min(1.0, each.queued_tuples / each.queue_capacity) if each.queue_capacity else 0.0,
             )
 
 
-def edge_rows(workers: Sequence[Known]) -> list[EdgeRow]:
+def edge_rows(workers: Sequence[StatusInterval]) -> list[EdgeRow]:
     """Return the edges of the topology, with the total rate of each on all workers."""
     edges: dict[tuple[str, str, str, str], float | None] = {}
-    for now, over in workers:
+    for now, interval in workers:
         before = {
             (each.component, source.component, source.stream): source.executed
-            for each in over.before.components
+            for each in interval.before.components
             for source in each.inputs
         }
         for each in now.components:
             for source in each.inputs:
                 edge = source.component, each.component, source.stream, source.grouping
                 then = before.get((each.component, source.component, source.stream), 0)
-                edges[edge] = _sum([edges.get(edge), over.rate(source.executed, then)])
+                edges[edge] = _sum([edges.get(edge), interval.rate(source.executed, then)])
     return [EdgeRow(*edge, rate) for edge, rate in edges.items()]
 
 
 def component_rows(
-    workers: Sequence[Known], executors: Iterable[ExecutorRow], blocking: Mapping[int, float]
+    workers: Sequence[StatusInterval], executors: Iterable[ExecutorRow], blocking: Mapping[int, float]
 ) -> list[ComponentRow]:
     """Return the components of the topology, in its order. `blocking` is by task; see TaskRow."""
     known = {each.component: each for now, _ in workers for each in now.components}
-    here: dict[str, list[ExecutorRow]] = {name: [] for name in known}
+    by_component: dict[str, list[ExecutorRow]] = {name: [] for name in known}
     for row in executors:
-        here[row.component].append(row)
-    held = {name for name, rows in here.items() if _most(rows, "held_up") >= HELD_UP}
-    return [_component(each, here[name], held, blocking) for name, each in known.items()]
+        by_component[row.component].append(row)
+    held = {name for name, rows in by_component.items() if _max_of(rows, "held_up") >= BLOCKED_SHARE}
+    return [_component(each, by_component[name], held, blocking) for name, each in known.items()]
 
 
 def _component(
@@ -136,11 +136,11 @@ def _component(
 ) -> ComponentRow:
     tasks = range(component.first_task, component.first_task + component.tasks)
     blocks = max((share for task, share in blocking.items() if task in tasks), default=0.0)
-    busy, held_up, full = (_most(rows, each) for each in ("busy", "held_up", "full"))
+    busy, held_up, full = (_max_of(rows, each) for each in ("busy", "held_up", "full"))
     # A busy component is slow only if tuples or other components wait for it. A component that blocks others
     # and is not blocked itself is slow even if it is not busy.
-    waited_for = full >= _FULL or any(each.component in held for each in component.inputs)
-    return ComponentRow.of(
+    waited_for = full >= _FULL_SHARE or any(each.component in held for each in component.inputs)
+    return ComponentRow.from_message(
         component,
         executors=len(rows),
         workers=sorted({each.worker for each in rows}),
@@ -153,16 +153,16 @@ def _component(
         failed=sum(each.failed for each in rows),
         errors=sum(each.errors for each in rows),
         blocking=blocks,
-        slow=(busy >= BUSY and (waited_for or blocks > 0)) or (blocks > 0 and held_up < HELD_UP),
+        slow=(busy >= BUSY_SHARE and (waited_for or blocks > 0)) or (blocks > 0 and held_up < BLOCKED_SHARE),
     )
 
 
-def slow_sentences(
+def slow_component_problems(
     components: Sequence[ComponentRow], edges: Sequence[EdgeRow], executors: Sequence[ExecutorRow]
 ) -> Iterator[str]:
     """Yield a sentence for each slow component at its limit, the busiest first."""
     by_name = {each.component: each for each in components}
-    at_limit = [each for each in components if each.slow and each.busy >= BUSY]
+    at_limit = [each for each in components if each.slow and each.busy >= BUSY_SHARE]
     for slow in sorted(at_limit, key=lambda each: -each.busy):
         own = [each for each in executors if each.component == slow.component]
         worst = max(own, key=lambda each: each.busy)
@@ -170,7 +170,7 @@ def slow_sentences(
         tasks = f"task {last}" if worst.tasks == 1 else f"tasks {worst.first_task} to {last}"
         sources = {edge.source for edge in edges if edge.target == slow.component}
         waiting = sorted(
-            (by_name[each] for each in sources if each in by_name and by_name[each].held_up >= HELD_UP),
+            (by_name[each] for each in sources if each in by_name and by_name[each].held_up >= BLOCKED_SHARE),
             key=lambda each: -each.held_up,
         )
         whom = ", ".join(f"{each.component}, which waits for {each.held_up:.0%} of it" for each in waiting)
@@ -186,7 +186,7 @@ def component_of(task: int, components: Iterable[ComponentRow]) -> str:
     return next((each.component for each in components if 0 <= task - each.first_task < each.tasks), "")
 
 
-def _most(rows: Iterable[ExecutorRow], name: str) -> float:
+def _max_of(rows: Iterable[ExecutorRow], name: str) -> float:
     return max((getattr(each, name) for each in rows), default=0.0)
 
 

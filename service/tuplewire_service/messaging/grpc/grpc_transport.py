@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from tuplewire.connection.channels import ChannelFactory
-from tuplewire.connection.grpc_channel import GrpcStream, grpc_stream_opener, server_options, trailing_of
+from tuplewire.connection.grpc_channel import GrpcStream, grpc_stream_opener, refusal_metadata, server_options
 from tuplewire.connection.stream import StreamBroken, StreamOpener
 from tuplewire.errors import (
     ConfigError,
@@ -35,14 +35,14 @@ from tuplewire.errors import (
 from tuplewire.identity.credentials import Credentials
 from tuplewire.session.retry import Backoff
 from tuplewire.settings.addresses import join_host_port, split_host_port
-from tuplewire.settings.settings import Kind, setting, several
+from tuplewire.settings.settings import Kind, list_of, setting
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire.wire.messaging_pb2_grpc import add_MessagingServicer_to_server
 from tuplewire_service.messaging.grpc.restarting_server import RestartingServer
 from tuplewire_service.messaging.server_stream import (
-    EVERYTHING,
-    HELLO_SECONDS,
-    IAccess,
+    FULL_ACCESS,
+    HANDSHAKE_SECONDS,
+    AccessRights,
     ServerStream,
     code_of,
     ended_to_wire,
@@ -51,7 +51,7 @@ from tuplewire_service.messaging.streamed_transport import StreamedContext, Stre
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 
-def _address(address: str) -> str:
+def _parse_address(address: str) -> str:
     if address.startswith("unix:"):
         if not address.startswith("unix:///"):
             raise ConfigError(f"{address!r} is not a Unix socket; write unix:///absolute/path")
@@ -59,21 +59,21 @@ def _address(address: str) -> str:
     return join_host_port(*split_host_port(address))
 
 
-_ADDRESSES = several(
-    Kind("ADDRESS", "host:port", str, _address), "ADDRESSES", "a list of host:port or unix:///path"
+_ADDRESSES = list_of(
+    Kind("ADDRESS", "host:port", str, _parse_address), "ADDRESSES", "a list of host:port or unix:///path"
 )
-_MOST_MILLIS = 2**31 - 1
+_MAX_MILLIS = 2**31 - 1
 """gRPC treats this value as no limit."""
 _MAX_CONNECTION_STREAMS = 1000
 """Maximum number of open streams on one connection. Tuplewire's clients open one."""
 _IDLE_CONNECTION_SECONDS = 300.0
 """A connection without streams or calls is closed after this time."""
-_LAST_CALLS_SECONDS = 2.0
+_AGE_GRACE_SECONDS = 2.0
 """Seconds from the end of new calls on an aged connection to its close; calls have finished by then."""
 
 
 def _millis(seconds: float) -> int:
-    return max(1, min(_MOST_MILLIS, int(seconds * 1000)))
+    return max(1, min(_MAX_MILLIS, int(seconds * 1000)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,21 +85,21 @@ class GrpcSettings(TransportSettings):
 
 Context = grpc.aio.ServicerContext[Any, Any]
 """The context of a call."""
-Admit = Callable[[Context], IAccess]
+AdmitFunction = Callable[[Context], AccessRights]
 """Returns the rights of a method's caller. Raises RefusedError for a caller that is not admitted."""
 
 
 class GrpcServerStream(GrpcStream, ServerStream):
     """A gRPC call in progress, as a stream."""
 
-    def __init__(self, context: Context, admit: Admit | None) -> None:
+    def __init__(self, context: Context, admit: AdmitFunction | None) -> None:
         super().__init__(context)
         self._context = context
         self.peer = context.peer()
         self._admit = admit
 
-    def admit(self) -> IAccess:
-        return EVERYTHING if self._admit is None else self._admit(self._context)
+    def admit(self) -> AccessRights:
+        return FULL_ACCESS if self._admit is None else self._admit(self._context)
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
         """See ServerStream: ends with a status that has the error code in its trailing metadata."""
@@ -116,13 +116,13 @@ class GrpcServerStream(GrpcStream, ServerStream):
         elif isinstance(error, PermissionDeniedError):
             status = grpc.StatusCode.PERMISSION_DENIED
         ended = ended_to_wire(error)
-        trailing = trailing_of(code_of(error), ended.owner, ended.owner_id)
+        trailing = refusal_metadata(code_of(error), ended.owner, ended.owner_id)
         await self._context.abort(status, ended.detail, trailing)
         raise AssertionError  # abort() raises; this is for the type checker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcWiring:
+class GrpcOptions:
     """The collaborators of a context; by default it serves only Messaging, to all callers.
 
     Attributes:
@@ -135,13 +135,13 @@ class GrpcWiring:
 
     services: Sequence[grpc.GenericRpcHandler] = ()
     tls: grpc.ServerCredentials | None = None
-    admit: Admit | None = None
+    admit: AdmitFunction | None = None
     channel_factory: ChannelFactory = field(default_factory=lambda: ChannelFactory(Credentials()))
     socket_mode: int | None = None
 
 
-def _bytes_server(server: grpc.aio.Server) -> Any:
-    """Return a server for the generated function. Its streams carry bytes, like streams of bytes_channel."""
+def _raw_registrar(server: grpc.aio.Server) -> Any:
+    """Return a server for the generated function. Its streams carry bytes, like streams of raw_channel."""
 
     def add(service: str, methods: Mapping[str, Any]) -> None:
         handler = grpc.stream_stream_rpc_method_handler
@@ -167,7 +167,7 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
     def _new_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(options=self._options())
         servicer = SimpleNamespace(Send=partial(self._serve, "Send"), Recv=partial(self._serve, "Recv"))
-        add_MessagingServicer_to_server(servicer, _bytes_server(server))  # type: ignore[no-untyped-call]
+        add_MessagingServicer_to_server(servicer, _raw_registrar(server))  # type: ignore[no-untyped-call]
         server.add_generic_rpc_handlers(self._context.wiring.services)
         return server
 
@@ -191,14 +191,14 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
             *server_options(settings.session),
             ("grpc.max_allowed_incoming_connections", settings.max_connections),
             ("grpc.max_concurrent_streams", _MAX_CONNECTION_STREAMS),
-            ("grpc.server_handshake_timeout_ms", _millis(HELLO_SECONDS)),
+            ("grpc.server_handshake_timeout_ms", _millis(HANDSHAKE_SECONDS)),
             ("grpc.max_connection_idle_ms", _millis(_IDLE_CONNECTION_SECONDS)),
         ]
         # A certificate is checked only at the handshake, so TLS connections have a maximum age.
         if self._context.wiring.tls is not None:
             options += [
                 ("grpc.max_connection_age_ms", _millis(settings.max_connection_seconds)),
-                ("grpc.max_connection_age_grace_ms", _millis(_LAST_CALLS_SECONDS)),
+                ("grpc.max_connection_age_grace_ms", _millis(_AGE_GRACE_SECONDS)),
             ]
         return options
 
@@ -213,13 +213,13 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
 class GrpcContext(StreamedContext):
     """Binds the Messaging service and connects to it. Source: Storm's `messaging.netty.Context`."""
 
-    kind = GrpcSettings
-    server = GrpcServerConnection
+    settings_class = GrpcSettings
+    server_class = GrpcServerConnection
     settings: GrpcSettings
 
-    def __init__(self, settings: GrpcSettings | None = None, wiring: GrpcWiring | None = None) -> None:
+    def __init__(self, settings: GrpcSettings | None = None, wiring: GrpcOptions | None = None) -> None:
         super().__init__(settings)
-        self.wiring = wiring or GrpcWiring()
+        self.wiring = wiring or GrpcOptions()
 
     def _stream_opener(self, topology_id: str, host: str, port: int) -> StreamOpener:
         del topology_id  # the hello contains it

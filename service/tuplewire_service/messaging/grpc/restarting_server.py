@@ -27,7 +27,7 @@ logger = event_logger(__name__)
 
 _MAIN_LOOP, _SHUTDOWN = "AioServer._server_main_loop", "AioServer.shutdown"
 """The coroutine that accepts calls, and the one that runs after its failure, in grpcio 1.74 to 1.85."""
-_AS_LONG_AS_IT_TAKES = 1e9
+_NO_LIMIT_SECONDS = 1e9
 _POLLS, _POLL_SECONDS = 100, 0.01
 
 
@@ -36,7 +36,7 @@ class RestartingServer:
     """A sequence of servers at the same addresses. Call only from the event loop.
 
     Attributes:
-        make: Returns an unbound server with its handlers.
+        make_server: Returns an unbound server with its handlers.
         credentials: The credentials of every TCP address.
         backoff: The delays between attempts to bind an address again.
         socket_mode: The file mode of Unix sockets; None: as the process's umask sets it.
@@ -44,7 +44,7 @@ class RestartingServer:
         restarts: Number of failed servers that were replaced.
     """
 
-    make: Callable[[], grpc.aio.Server]
+    make_server: Callable[[], grpc.aio.Server]
     credentials: grpc.ServerCredentials | None
     backoff: Backoff
     socket_mode: int | None
@@ -58,7 +58,7 @@ class RestartingServer:
 
     async def start(self, addresses: Sequence[str]) -> None:
         """Bind all addresses; port 0 is any free port. Raises BindError."""
-        server = self.make()
+        server = self.make_server()
         self.addresses = [self._listen(server, address) for address in addresses]
         await self._serve(server)
 
@@ -94,31 +94,31 @@ class RestartingServer:
         before = asyncio.all_tasks()
         self._servers.append(server)
         await server.start()
-        for task in _called(_MAIN_LOOP) - before:
-            task.add_done_callback(lambda task: self._ended(server, task))
+        for task in _tasks_running(_MAIN_LOOP) - before:
+            task.add_done_callback(lambda task: self._on_main_loop_end(server, task))
 
-    def _ended(self, server: grpc.aio.Server, main_loop: asyncio.Task[None]) -> None:
+    def _on_main_loop_end(self, server: grpc.aio.Server, main_loop: asyncio.Task[None]) -> None:
         # A clean stop ends the main loop as well.
         if self._stopping:
             return
         self.restarts += 1
         reason = "cancelled" if main_loop.cancelled() else repr(main_loop.exception())
         logger.error("server.ended", extra={"addresses": self.addresses, "reason": reason})
-        for task in _called(_SHUTDOWN):  # it fails with the same error, which is already logged
+        for task in _tasks_running(_SHUTDOWN):  # it fails with the same error, which is already logged
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        for coroutine in (self._watch(server), self._start_again()):
+        for coroutine in (self._await_streams(server), self._restart()):
             task = asyncio.get_running_loop().create_task(coroutine)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _watch(self, server: grpc.aio.Server) -> None:
+    async def _await_streams(self, server: grpc.aio.Server) -> None:
         """Keep a failed server until its last stream has finished."""
-        await server.stop(_AS_LONG_AS_IT_TAKES)
+        await server.stop(_NO_LIMIT_SECONDS)
         self._servers.remove(server)
 
-    async def _start_again(self) -> None:
-        await self._sockets_removed()
-        server = self.make()
+    async def _restart(self) -> None:
+        await self._await_socket_removal()
+        server = self.make_server()
         try:
             for address in self.addresses:
                 await self._listen_again(server, address)
@@ -139,7 +139,7 @@ class RestartingServer:
                 self.backoff.succeeded()
                 return
 
-    async def _sockets_removed(self) -> None:
+    async def _await_socket_removal(self) -> None:
         """Wait until the failed server has removed its sockets; otherwise it would remove the new ones."""
         paths = [Path(each.removeprefix("unix://")) for each in self.addresses if each.startswith("unix:")]
         for _ in range(_POLLS):
@@ -148,7 +148,7 @@ class RestartingServer:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-def _called(name: str) -> set[asyncio.Task[Any]]:
+def _tasks_running(name: str) -> set[asyncio.Task[Any]]:
     return {task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__qualname__", "") == name}
 
 

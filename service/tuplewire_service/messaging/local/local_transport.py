@@ -13,9 +13,9 @@ import contextlib
 from itertools import count
 from typing import ClassVar, NoReturn
 
-from tuplewire.connection.loop import watched
+from tuplewire.connection.loop import report_errors
 from tuplewire.connection.memory_stream import (
-    MEMORY,
+    MEMORY_PREFIX,
     MemoryClientStream,
     MemoryStream,
     memory_servers,
@@ -23,19 +23,19 @@ from tuplewire.connection.memory_stream import (
 )
 from tuplewire.connection.stream import StreamBroken, StreamOpener
 from tuplewire.errors import BindError, TuplewireError, UnreachableError
-from tuplewire_service.messaging.server_stream import EVERYTHING, OWN_PROGRAM, IAccess, ServerStream
+from tuplewire_service.messaging.server_stream import FULL_ACCESS, AccessRights, ServerStream
 from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer
 
 _FIRST_EPHEMERAL_PORT = 49152
 
 
 class _LocalServerStream(MemoryStream, ServerStream):
-    def __init__(self, peer: str, access: IAccess) -> None:
+    def __init__(self, peer: str, access: AccessRights) -> None:
         super().__init__()
         self.peer = peer
         self._access = access
 
-    def admit(self) -> IAccess:
+    def admit(self) -> AccessRights:
         return self._access
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
@@ -47,7 +47,7 @@ class _LocalServerStream(MemoryStream, ServerStream):
 class LocalServer(StreamedServer["LocalContext"]):
     """Accepts streams of the same process."""
 
-    pins_loop = False  # a fork does not affect its streams, and the child starts without servers
+    blocks_fork = False  # a fork does not affect its streams, and the child starts without servers
 
     async def _bind(self) -> int:
         """Take a port, or any free one for 0. Raises BindError if the topology already has a server there."""
@@ -60,13 +60,13 @@ class LocalServer(StreamedServer["LocalContext"]):
         free = (e for e in count(_FIRST_EPHEMERAL_PORT) if (self._topology, e) not in memory_servers)
         port = self.port or next(free)
         memory_servers[self._topology, port] = self._open
-        self.addresses = [f"{MEMORY}{port}"]
+        self.addresses = [f"{MEMORY_PREFIX}{port}"]
         return port
 
     def _open(self, method: str) -> MemoryClientStream:
         near, far = MemoryClientStream(), _LocalServerStream(self.addresses[0], self._context.access)
         near.join(far)
-        task = watched(asyncio.create_task(self._serve_stream(method, far), name=f"local {method}"))
+        task = report_errors(asyncio.create_task(self._serve_stream(method, far), name=f"local {method}"))
         self._streams[task] = far
         task.add_done_callback(self._streams.pop)
         return near
@@ -87,15 +87,15 @@ class LocalServer(StreamedServer["LocalContext"]):
             await asyncio.wait(self._streams, timeout=grace)
         for task, stream in list(self._streams.items()):
             # First the reason, because a cancelled handler reports none.
-            stream.disconnect(UnreachableError(f"{MEMORY}{self.port} was closed"))
+            stream.disconnect(UnreachableError(f"{MEMORY_PREFIX}{self.port} was closed"))
             task.cancel()
 
 
 class LocalContext(StreamedContext):
     """Binds and connects within the process. All instances share one registry."""
 
-    server = LocalServer
-    access: ClassVar[IAccess] = EVERYTHING
+    server_class = LocalServer
+    access: ClassVar[AccessRights] = FULL_ACCESS
     """The rights of the callers of its servers."""
 
     def _stream_opener(self, topology_id: str, host: str, port: int) -> StreamOpener:
@@ -103,7 +103,11 @@ class LocalContext(StreamedContext):
         return memory_stream_opener(topology_id, port)
 
 
+class _OwnProgramAccess(AccessRights):
+    is_own_program = True
+
+
 class OwnProgramContext(LocalContext):
     """Binds the server of a worker for the program in its own process."""
 
-    access = OWN_PROGRAM
+    access = _OwnProgramAccess()

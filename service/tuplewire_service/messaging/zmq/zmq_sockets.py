@@ -22,14 +22,14 @@ import zmq
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import BindError, ConfigError
 from tuplewire.settings.config import MIB
-from tuplewire.settings.settings import SECONDS_OR_ZERO, choice, count, storm_setting
-from tuplewire_service.messaging.claimed_socket import claimed_socket
+from tuplewire.settings.settings import SECONDS_OR_ZERO, choice, integer, storm_setting
+from tuplewire_service.messaging.claimed_socket import claim_socket
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 Socket = zmq.Socket[bytes]
 
 _HANDSHAKE_MILLIS = 5000
-_BESIDE_MESSAGES = 1000
+_CONTROL_FRAMES = 1000
 _MAX_PATH = 107
 """Maximum length of a Unix socket's path in bytes."""
 _FREE_PORTS = range(49152, 65536)
@@ -41,13 +41,13 @@ class ZmqSettings(TransportSettings):
 
     REFUSED = (*TransportSettings.REFUSED, "tuplewire.zmq.")  # every key of this transport is a key of Storm
 
-    threads: int = storm_setting("zmq.threads", count(), 1, "number of ZeroMQ's I/O threads")
+    threads: int = storm_setting("zmq.threads", integer(), 1, "number of ZeroMQ's I/O threads")
     linger_seconds: float = storm_setting(
         "zmq.linger.millis", SECONDS_OR_ZERO, 5.0, "maximum time to send the last written data after a close"
     )
     hwm: int = storm_setting(
         "zmq.hwm",
-        count(0),
+        integer(0),
         1000,
         "maximum number of unread messages of a stream in flight; 0: only the limit in bytes applies",
     )
@@ -90,12 +90,12 @@ def _ipc_path(port: int) -> Path:
     return path
 
 
-def claimed_ipc_port(port: int, claim: ExitStack) -> int:
+def claim_ipc_port(port: int, claim: ExitStack) -> int:
     """Claim a port of local mode, or any free one for 0, until `claim` is closed. Raises BindError."""
     # In random order, because several workers may start at the same time.
     for candidate in [port] if port else random.sample(_FREE_PORTS, len(_FREE_PORTS)):
         with contextlib.suppress(BindError):
-            claim.enter_context(claimed_socket(_ipc_path(candidate)))
+            claim.enter_context(claim_socket(_ipc_path(candidate)))
             return candidate
     raise BindError(f"cannot listen on {ipc_endpoint(port)}: it is in use; choose another port, or 0")
 
@@ -110,17 +110,17 @@ class Sockets:
     def __init__(self, settings: ZmqSettings) -> None:
         self._settings = settings
         self._context: zmq.Context[Socket] | None = None
-        self._process = 0
+        self._pid = 0
         self._open: set[Socket] = set()
         self._closed = asyncio.Event()
 
     def make(self, kind: int) -> Socket:
         """Return a socket with connections that close with their peer and do not reconnect."""
-        if self._context is None or self._process != os.getpid():
+        if self._context is None or self._pid != os.getpid():
             self._context = zmq.Context(self._settings.threads)
             # Each connecting stream needs two sockets, and ZeroMQ's default limit is about a thousand.
             self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
-            self._process = os.getpid()
+            self._pid = os.getpid()
             self._open = set()
             messaging_loop().suspendables.add(self)
         settings = self._settings
@@ -131,8 +131,8 @@ class Sockets:
         # A closed socket drops unsent messages, because the session sends them again.
         made.set(zmq.LINGER, 0)
         # The window is the effective limit; this adds capacity for frames outside the window.
-        made.set(zmq.SNDHWM, settings.hwm + _BESIDE_MESSAGES if settings.hwm else 0)
-        made.set(zmq.RCVHWM, settings.hwm + _BESIDE_MESSAGES if settings.hwm else 0)
+        made.set(zmq.SNDHWM, settings.hwm + _CONTROL_FRAMES if settings.hwm else 0)
+        made.set(zmq.RCVHWM, settings.hwm + _CONTROL_FRAMES if settings.hwm else 0)
         made.set(zmq.MAXMSGSIZE, session.max_request_bytes)
         # Heartbeats detect a peer that has stopped without closing its connection.
         made.set(zmq.HEARTBEAT_IVL, silence)
@@ -144,17 +144,17 @@ class Sockets:
         made.set(zmq.IMMEDIATE, 1)
         return made
 
-    def watch(self, watched: Socket) -> Socket:
+    def watch(self, socket: Socket) -> Socket:
         """Return the socket that reports events of another socket's connections."""
-        monitor = watched.get_monitor_socket()
+        monitor = socket.get_monitor_socket()
         self._open.add(monitor)
         return monitor
 
-    def close(self, closed: Socket, linger_millis: int = 0) -> None:
+    def close(self, socket: Socket, linger_millis: int = 0) -> None:
         """Close a socket. ZeroMQ still sends its messages, for at most `linger_millis` milliseconds."""
-        if closed in self._open:
-            self._open.discard(closed)
-            closed.close(linger_millis)
+        if socket in self._open:
+            self._open.discard(socket)
+            socket.close(linger_millis)
             self._closed.set()
 
     async def suspend(self) -> None:
@@ -171,11 +171,11 @@ class Sockets:
         """End ZeroMQ's threads, once lingering messages are sent or have timed out."""
         context, self._context = self._context, None
         # In the child of a fork, ZeroMQ's threads do not exist, and term() would wait for them.
-        if context is not None and self._process == os.getpid():
+        if context is not None and self._pid == os.getpid():
             context.term()
 
 
-_TURN = 100
+_MESSAGES_PER_TURN = 100
 """Maximum number of messages received before other callbacks of the loop run."""
 
 
@@ -192,17 +192,17 @@ class Pump:
         self._take = take
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.get(zmq.FD))
-        self._looking: asyncio.Handle | None = None
+        self._read_handle: asyncio.Handle | None = None
         self._closed = False
-        self._loop.add_reader(self._descriptor, self.drain)
-        self._look()
+        self._loop.add_reader(self._descriptor, self.receive_waiting)
+        self._schedule_read()
 
-    def drain(self) -> None:
-        """Receive waiting messages, at most `_TURN` in one turn of the loop."""
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
-        for _ in range(_TURN):
+    def receive_waiting(self) -> None:
+        """Receive waiting messages, at most `_MESSAGES_PER_TURN` in one turn of the loop."""
+        if self._read_handle is not None:
+            self._read_handle.cancel()
+            self._read_handle = None
+        for _ in range(_MESSAGES_PER_TURN):
             if self._closed:
                 return
             try:
@@ -211,11 +211,11 @@ class Pump:
                 return
             self._take(parts)
         # More messages may wait, but the descriptor signals only changes.
-        self._look()
+        self._schedule_read()
 
-    def _look(self) -> None:
-        if self._looking is None and not self._closed:
-            self._looking = self._loop.call_soon(self.drain)
+    def _schedule_read(self) -> None:
+        if self._read_handle is None and not self._closed:
+            self._read_handle = self._loop.call_soon(self.receive_waiting)
 
     def send(self, parts: Sequence[bytes]) -> None:
         """Send a message immediately. Raises zmq.ZMQError if there is no peer or no space."""
@@ -225,12 +225,12 @@ class Pump:
             self._socket.get(zmq.EVENTS)  # makes the socket process pending changes
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         finally:
-            self._look()
+            self._schedule_read()
 
     def close(self) -> None:
         """Stop watching the socket, before it is closed."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._descriptor)
-            if self._looking is not None:
-                self._looking.cancel()
+            if self._read_handle is not None:
+                self._read_handle.cancel()

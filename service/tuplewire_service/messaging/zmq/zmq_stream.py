@@ -40,23 +40,23 @@ from tuplewire.errors import (
     RefusedError,
     TuplewireError,
     UnreachableError,
-    refused,
+    refusal_error,
 )
 from tuplewire_service.messaging.server_stream import MAX_DETAIL_LENGTH, ServerStream, code_of
 from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
 
 _HEADER = struct.Struct("!BQQ")
-_GRANT_PARTS = 4
+_GRANT_DIVISOR = 4
 """An allowance update is sent once it is at least this fraction (1/4) of the window."""
 _CONNECT_SECONDS = 5.0
 
-NO_HANDSHAKE = {
+HANDSHAKE_FAILURES = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the listener ended the handshake",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the listener is not a Tuplewire worker",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the listener requires credentials",
 }
-_LOST = {
-    **NO_HANDSHAKE,
+_LOSS_REASONS = {
+    **HANDSHAKE_FAILURES,
     zmq.EVENT_CLOSED: "no process listens there",
     zmq.EVENT_DISCONNECTED: "the connection was lost",
 }
@@ -82,12 +82,12 @@ class Allowance(NamedTuple):
         """Return the sum."""
         return Allowance(self.messages + messages, self.size_bytes + size_bytes)
 
-    def below(self, most: Allowance) -> bool:
+    def is_below(self, limit: Allowance) -> bool:
         """Return True if another message may be sent; the last one may exceed the bytes."""
-        return self.messages < most.messages and self.size_bytes < most.size_bytes
+        return self.messages < limit.messages and self.size_bytes < limit.size_bytes
 
 
-NOTHING = Allowance(0, 0)
+ZERO = Allowance(0, 0)
 
 
 class Frame(NamedTuple):
@@ -124,21 +124,21 @@ def encode_refusal(code: str, detail: str) -> bytes:
 def decode_refusal(body: bytes) -> RefusedError:
     """Return the error of a REFUSED frame."""
     code, _, detail = body.decode(errors="replace").partition("\0")
-    return refused(code, detail)
+    return refusal_error(code, detail)
 
 
-class ZmqInFlight:
+class ZmqFlowControl:
     """The counts of one side of a stream."""
 
     def __init__(self, window: tuple[int, int]) -> None:
         """Start a stream. `window` is the amount of unread messages that the other side may send."""
         self._window = window
-        self._sent = self._allowed = self._arrived = self._read = self._granted = NOTHING
+        self._sent = self._allowed = self._arrived = self._read = self._granted = ZERO
 
     @property
-    def open(self) -> bool:
+    def can_write(self) -> bool:
         """True if the other side accepts another message."""
-        return self._sent.below(self._allowed)
+        return self._sent.is_below(self._allowed)
 
     def on_allowance(self, allowance: Allowance) -> None:
         """Apply the allowance of the other side."""
@@ -152,7 +152,7 @@ class ZmqInFlight:
     def on_arrival(self, size_bytes: int) -> None:
         """Count a message of the other side. Raises MalformedError if it exceeds the allowance."""
         # The peer knows only the allowance that was sent last, which may be below the current one.
-        if not self._arrived.below(self._granted):
+        if not self._arrived.is_below(self._granted):
             raise MalformedError(
                 f"more was sent than the {self._granted.messages} messages that were allowed"
             )
@@ -163,10 +163,10 @@ class ZmqInFlight:
         self._read = self._read.plus(1, size_bytes)
 
     @property
-    def due(self) -> bool:
+    def is_grant_due(self) -> bool:
         """True if the allowance has grown enough to send it to the other side."""
         counts = zip(self._read, self._window, self._granted, strict=True)
-        return any(read + window - told >= window / _GRANT_PARTS for read, window, told in counts)
+        return any(read + window - told >= window / _GRANT_DIVISOR for read, window, told in counts)
 
     def next_allowance(self) -> Allowance:
         """Return the current allowance of the other side, and record it as sent."""
@@ -180,15 +180,15 @@ class ZmqStream(BufferedStream):
     def __init__(self, send: Callable[[Sequence[bytes]], None], window: tuple[int, int]) -> None:
         super().__init__()
         self._send = send
-        self._flow = ZmqInFlight(window)
+        self._flow = ZmqFlowControl(window)
 
     async def write(self, data: bytes) -> None:
         """See MessageStream: waits while the other side has no space, which limits a burst."""
         # Within the allowance, a write never reaches a high-water mark, where a ROUTER drops messages.
-        while self.broken is None and not self._flow.open:
-            self._room.clear()
-            await self._room.wait()
-        self._put(FrameKind.DATA, data)
+        while self.failure is None and not self._flow.can_write:
+            self._space_event.clear()
+            await self._space_event.wait()
+        self._send_frame(FrameKind.DATA, data)
         self._flow.on_sent(len(data))
 
     async def read(self) -> bytes | None:
@@ -196,34 +196,34 @@ class ZmqStream(BufferedStream):
             return None
         data: bytes = self._arrived.popleft()
         self._flow.on_read(len(data))
-        if self._flow.due:
-            self.greet()
+        if self._flow.is_grant_due:
+            self.send_grant()
         return data
 
-    def take(self, frame: Frame) -> None:
+    def on_frame(self, frame: Frame) -> None:
         """Apply a frame of the other side. Raises MalformedError if it is not expected."""
         self._flow.on_allowance(frame.allowance)
-        self._room.set()
+        self._space_event.set()
         if frame.kind is FrameKind.DATA:
-            if self._done:
+            if self._peer_finished:
                 raise MalformedError("a message came after the end of its stream")
             self._flow.on_arrival(len(frame.body))
             self._arrived.append(frame.body)
             self._changed.set()
         elif frame.kind is FrameKind.DONE:
-            self._done = True
+            self._peer_finished = True
             self._changed.set()
         elif frame.kind is not FrameKind.GRANT:
             raise MalformedError(f"a frame of kind {frame.kind.name} within a stream")
 
-    def greet(self) -> None:
+    def send_grant(self) -> None:
         """Send the current allowance to the other side, unless it is disconnected."""
         with contextlib.suppress(StreamBroken):  # a reader gets the error, after the messages that arrived
-            self._put(FrameKind.GRANT)
+            self._send_frame(FrameKind.GRANT)
 
-    def _put(self, kind: FrameKind, body: bytes = b"") -> None:
-        if self.broken is not None:
-            raise StreamBroken from self.broken
+    def _send_frame(self, kind: FrameKind, body: bytes = b"") -> None:
+        if self.failure is not None:
+            raise StreamBroken from self.failure
         try:
             self._send(encode(kind, self._flow.next_allowance(), body))
         except zmq.ZMQError as error:
@@ -238,27 +238,27 @@ class ZmqServerStream(ZmqStream, ServerStream):
         super().__init__(send, window)
         self.peer = peer
 
-    def opened(self, allowance: Allowance) -> None:
+    def on_open(self, allowance: Allowance) -> None:
         """Apply the other side's allowance, and answer."""
         self._flow.on_allowance(allowance)
-        self.greet()
+        self.send_grant()
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
-        self.reject(error)
+        self.send_refusal(error)
         raise StreamBroken from error
 
-    def reject(self, error: TuplewireError) -> None:
+    def send_refusal(self, error: TuplewireError) -> None:
         """Send the reason for the end to the other side, unless the stream has already ended."""
-        self._last(FrameKind.REFUSED, encode_refusal(code_of(error), str(error)[:MAX_DETAIL_LENGTH]))
+        self._send_final(FrameKind.REFUSED, encode_refusal(code_of(error), str(error)[:MAX_DETAIL_LENGTH]))
 
     def finish(self) -> None:
         """Notify the other side of a clean end, unless the stream has already ended."""
-        self._last(FrameKind.DONE)
+        self._send_final(FrameKind.DONE)
 
-    def _last(self, kind: FrameKind, body: bytes = b"") -> None:
+    def _send_final(self, kind: FrameKind, body: bytes = b"") -> None:
         # If the stream was ended before, the peer has the first reason, or is disconnected.
         with contextlib.suppress(StreamBroken):
-            self._put(kind, body)
+            self._send_frame(kind, body)
         self.disconnect(UnreachableError("the stream was ended on this side"))
 
 
@@ -284,7 +284,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
         self._socket = sockets.make(zmq.DEALER)
         self._monitor = sockets.watch(self._socket)
         self._pump = Pump(self._socket, self._take_parts)
-        self._watch = Pump(self._monitor, self._take_event)
+        self._monitor_pump = Pump(self._monitor, self._take_event)
         self._connected = asyncio.Event()
         self._answered = asyncio.Event()
         super().__init__(self._pump.send, window)
@@ -298,14 +298,14 @@ class _ZmqClientStream(ZmqStream, ClientStream):
                 await self._connected.wait()
                 # The reason is raised below.
                 with contextlib.suppress(StreamBroken):
-                    self._put(FrameKind.OPEN, method.encode())
+                    self._send_frame(FrameKind.OPEN, method.encode())
                 await self._answered.wait()
         except TimeoutError:
             raise UnreachableError(f"{self._address}: no answer within {_CONNECT_SECONDS:.0f} s") from None
         except zmq.ZMQError as error:
             raise UnreachableError(f"{self._address}: {error}") from error
-        if self.broken is not None:
-            raise self.broken
+        if self.failure is not None:
+            raise self.failure
 
     def _take_parts(self, parts: list[zmq.Frame]) -> None:
         # The ways in which a stream ends for the connecting side:
@@ -318,7 +318,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
             if frame.kind is FrameKind.REFUSED:
                 self.disconnect(decode_refusal(frame.body))
             else:
-                self.take(frame)
+                self.on_frame(frame)
         except MalformedError as error:
             self.disconnect(ProtocolError(f"{self._address} does not answer as a Tuplewire worker: {error}"))
         self._answered.set()
@@ -327,27 +327,27 @@ class _ZmqClientStream(ZmqStream, ClientStream):
         event = zmq.Event(parse_monitor_message([part.bytes for part in parts])["event"])
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected.set()
-        elif event in _LOST:
-            self._pump.drain()  # the last messages, above all the reason for the end
-            self.disconnect(UnreachableError(f"{self._address}: {_LOST[event]}"))
+        elif event in _LOSS_REASONS:
+            self._pump.receive_waiting()  # the last messages, above all the reason for the end
+            self.disconnect(UnreachableError(f"{self._address}: {_LOSS_REASONS[event]}"))
 
-    def disconnect(self, why: TuplewireError) -> None:
-        super().disconnect(why)
+    def disconnect(self, reason: TuplewireError) -> None:
+        super().disconnect(reason)
         self._connected.set()
         self._answered.set()
 
     async def done_writing(self) -> None:
-        self._put(FrameKind.DONE)
+        self._send_frame(FrameKind.DONE)
 
     async def end(self) -> TuplewireError:
         ended = UnreachableError(f"{self._address}: the stream ended")
         self.disconnect(ended)
-        return self.broken or ended
+        return self.failure or ended
 
     def close(self) -> None:
         """Close the connection, which ends the stream for the other side."""
         self.disconnect(UnreachableError(f"{self._address}: the stream was closed on this side"))
-        self._watch.close()
+        self._monitor_pump.close()
         self._pump.close()
         self._socket.disable_monitor()
         self._sockets.close(self._monitor)

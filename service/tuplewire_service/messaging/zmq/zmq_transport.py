@@ -15,7 +15,7 @@ from functools import cached_property
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from tuplewire.connection.loop import watched
+from tuplewire.connection.loop import report_errors
 from tuplewire.connection.stream import StreamBroken, StreamOpener
 from tuplewire.errors import (
     BindError,
@@ -28,18 +28,18 @@ from tuplewire.errors import (
 )
 from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.server_stream import code_of, log_refusal
-from tuplewire_service.messaging.streamed_transport import Serve, StreamedContext, StreamedServer
+from tuplewire_service.messaging.streamed_transport import StreamedContext, StreamedServer, StreamHandler
 from tuplewire_service.messaging.zmq.zmq_sockets import (
     Pump,
     Sockets,
     ZmqSettings,
-    claimed_ipc_port,
+    claim_ipc_port,
     ipc_endpoint,
     tcp_endpoint,
 )
 from tuplewire_service.messaging.zmq.zmq_stream import (
-    NO_HANDSHAKE,
-    NOTHING,
+    HANDSHAKE_FAILURES,
+    ZERO,
     Frame,
     FrameKind,
     ZmqServerStream,
@@ -52,7 +52,7 @@ from tuplewire_service.messaging.zmq.zmq_stream import (
 _MAX_STREAMS = 20_000
 """Maximum number of open streams of one server."""
 _UNBIND_SECONDS = 2.0
-_LEAVE_SECONDS = 1.0
+_PEER_CLOSE_SECONDS = 1.0
 """Seconds for peers to read the end of their streams and to close their connections."""
 _CHECK_SECONDS = 0.05
 _CHECK_SECONDS_PER_CONNECTION = 1e-4
@@ -71,7 +71,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
     ) -> None:
         self._settings, self._sockets = context.settings, context.sockets
         self._streams: dict[bytes, ZmqServerStream] = {}
-        self._over: set[bytes] = set()
+        self._ended_connections: set[bytes] = set()
         """Connections with an ended or invalid stream; their frames are ignored."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._claim = ExitStack()
@@ -94,15 +94,15 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             self._close_sockets(0)
             raise
         self._pump = Pump(self._socket, self._take)
-        self._watch = Pump(self._monitor, self._take_event)
-        self._check_after(self._settings.session.keepalive_seconds)
+        self._monitor_pump = Pump(self._monitor, self._take_event)
+        self._schedule_check(self._settings.session.keepalive_seconds)
         return port
 
     def _listen(self) -> int:
         settings = self._settings
         local = settings.cluster_mode == "local"
         if local:
-            port = claimed_ipc_port(self.port, self._claim)
+            port = claim_ipc_port(self.port, self._claim)
             endpoint = ipc_endpoint(port)
         else:
             endpoint = tcp_endpoint(settings.host, self.port)
@@ -121,17 +121,17 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
 
     def _take(self, parts: list[zmq.Frame]) -> None:
         connection = parts[0].bytes
-        if connection in self._over:
+        if connection in self._ended_connections:
             return
         stream = self._streams.get(connection)
         try:
             frame = decode([part.bytes for part in parts[1:]])
             if stream is not None:
-                stream.take(frame)
+                stream.on_frame(frame)
             else:
                 self._open(connection, frame, _address_of(parts[-1]))
         except TuplewireError as error:
-            self._turn_away(connection, stream, error)
+            self._refuse(connection, stream, error)
 
     def _open(self, connection: bytes, frame: Frame, address: str) -> None:
         if frame.kind is not FrameKind.OPEN:
@@ -146,17 +146,17 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
                 f"{_MAX_STREAMS} streams are open already; close some, or connect to another worker"
             )
         stream = self._stream(connection, f"zmq:{address}")
-        stream.opened(frame.allowance)
+        stream.on_open(frame.allowance)
         self._streams[connection] = stream
         task = self._thread.loop.create_task(self._serve_stream(connection, stream, serve), name="zmq stream")
-        self._tasks.add(watched(task))
+        self._tasks.add(report_errors(task))
         task.add_done_callback(self._tasks.discard)
 
     def _stream(self, connection: bytes, peer: str) -> ZmqServerStream:
         window = self._settings.stream_window
         return ZmqServerStream(lambda parts: self._pump.send([connection, *parts]), window, peer)
 
-    async def _serve_stream(self, connection: bytes, stream: ZmqServerStream, serve: Serve) -> None:
+    async def _serve_stream(self, connection: bytes, stream: ZmqServerStream, serve: StreamHandler) -> None:
         try:
             # The ways in which a stream ends:
             # 1. The handler returns: the peer receives DONE.
@@ -169,33 +169,33 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         except StreamBroken:
             pass  # the peer has disconnected, so no status can be sent
         except Exception:
-            stream.reject(RefusedError("the receiver has a defect; see its log"))
+            stream.send_refusal(RefusedError("the receiver has a defect; see its log"))
             raise
         finally:
             stream.disconnect(UnreachableError("the stream was ended on this side"))
             del self._streams[connection]
-            self._over.add(connection)
+            self._ended_connections.add(connection)
 
-    def _turn_away(self, connection: bytes, stream: ZmqServerStream | None, error: TuplewireError) -> None:
+    def _refuse(self, connection: bytes, stream: ZmqServerStream | None, error: TuplewireError) -> None:
         # An open stream is broken off, so its handler ends as in case 3 of _serve_stream().
         stream = stream or self._stream(connection, "a stranger")
         self._refused_streams[code_of(error)] += 1
         log_refusal(stream.peer, error)
-        stream.reject(error)
-        self._over.add(connection)
+        stream.send_refusal(error)
+        self._ended_connections.add(connection)
 
     def _take_event(self, parts: list[zmq.Frame]) -> None:
         event = parse_monitor_message([part.bytes for part in parts])["event"]
         if event == zmq.EVENT_DISCONNECTED:
             # A check costs time for each connection; see docs/design/sessions.md (ZeroMQ between workers).
-            known = len(self._streams) + len(self._over)
-            self._check_after(_CHECK_SECONDS + known * _CHECK_SECONDS_PER_CONNECTION)
+            known = len(self._streams) + len(self._ended_connections)
+            self._schedule_check(_CHECK_SECONDS + known * _CHECK_SECONDS_PER_CONNECTION)
         elif event == zmq.EVENT_CLOSED:
             self._unbound.set()
-        elif event in NO_HANDSHAKE:
+        elif event in HANDSHAKE_FAILURES:
             self._refused_streams["MALFORMED"] += 1
 
-    def _check_after(self, seconds: float) -> None:
+    def _schedule_check(self, seconds: float) -> None:
         """Check the streams after `seconds`, or earlier if a check is scheduled."""
         loop = self._thread.loop
         if self._next_check is not None:
@@ -209,18 +209,18 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         self._next_check = None
         # To a disconnected peer, a send fails, which ends its stream.
         for stream in self._streams.values():
-            stream.greet()
+            stream.send_grant()
         # A peer ignores this frame if it has a reason already, because only the first one counts.
-        farewell = encode(FrameKind.REFUSED, NOTHING, encode_refusal("UNSPECIFIED", "the stream has ended"))
-        for connection in list(self._over):
+        refusal = encode(FrameKind.REFUSED, ZERO, encode_refusal("UNSPECIFIED", "the stream has ended"))
+        for connection in list(self._ended_connections):
             try:
-                self._pump.send([connection, *farewell])
+                self._pump.send([connection, *refusal])
             except zmq.Again:
                 pass  # it is connected, but does not read
             except zmq.ZMQError:
-                self._over.discard(connection)
+                self._ended_connections.discard(connection)
         self._checked.set()
-        self._check_after(self._settings.session.keepalive_seconds)
+        self._schedule_check(self._settings.session.keepalive_seconds)
 
     async def _unbind(self, grace: float | None) -> None:
         self._unbinding = True
@@ -234,10 +234,10 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         # docs/design/drain.md (senders during a drain).
         if grace is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LEAVE_SECONDS):
-                    while self._over:
+                async with asyncio.timeout(_PEER_CLOSE_SECONDS):
+                    while self._ended_connections:
                         self._checked.clear()
-                        self._check_after(_CHECK_SECONDS)
+                        self._schedule_check(_CHECK_SECONDS)
                         await self._checked.wait()
         if self._next_check is not None:
             self._next_check.cancel()
@@ -248,7 +248,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_UNBIND_SECONDS):
                 await self._unbound.wait()
-        self._watch.close()
+        self._monitor_pump.close()
         self._pump.close()
         self._close_sockets(linger)
 
@@ -273,8 +273,8 @@ class ZmqContext(StreamedContext):
     In local mode (`storm.cluster.mode`), a port is a Unix socket of this machine for any host.
     """
 
-    kind = ZmqSettings
-    server = ZmqServerConnection
+    settings_class = ZmqSettings
+    server_class = ZmqServerConnection
     settings: ZmqSettings
 
     @cached_property

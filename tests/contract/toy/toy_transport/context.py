@@ -52,7 +52,7 @@ class ToyServer(StreamedServer["ToyContext"]):
 class ToyContext(StreamedContext):
     """Has the settings of every transport."""
 
-    server = ToyServer
+    server_class = ToyServer
 
     def _stream_opener(self, topology_id: str, host: str, port: int) -> StreamOpener:
         del topology_id  # the hello contains it

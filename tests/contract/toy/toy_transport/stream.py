@@ -8,7 +8,7 @@ import json
 from typing import NoReturn
 
 from tuplewire.connection.stream import ClientStream, MessageStream, StreamBroken
-from tuplewire.errors import TuplewireError, UnreachableError, refused
+from tuplewire.errors import TuplewireError, UnreachableError, refusal_error
 from tuplewire_service.messaging.server_stream import ServerStream, code_of
 
 DATA, DONE, REFUSED = 0, 1, 2
@@ -40,7 +40,7 @@ class ToyStream(MessageStream):
         except (OSError, asyncio.IncompleteReadError) as error:
             raise StreamBroken from error
         if kind == REFUSED:
-            self._why = refused(*json.loads(data))
+            self._why = refusal_error(*json.loads(data))
             raise StreamBroken from self._why
         return data if kind == DATA else None
 
