@@ -20,7 +20,7 @@ def log_lost(address: str, messages: int) -> None:
     """Log an upper bound on the number of messages that were lost with a receiver."""
     if messages:
         reason = "`messages` is the maximum number lost with the receiver"
-        logger.warning("receiver.died", extra={"peer": address, "messages": messages, "reason": reason})
+        logger.warning("receiver.lost", extra={"peer": address, "messages": messages, "reason": reason})
 
 
 class RefusedMessages:

@@ -30,7 +30,7 @@ Workers: TypeAlias = Sequence[str] | Callable[[], Iterable[str] | Mapping[str, s
 """Addresses (host:port), or a function that returns addresses or a mapping from addresses to owners."""
 
 _CALL_SECONDS = 3.0
-_WARNINGS = {"worker.silent", "worker.expired", "assignment.refused", "membership.superseded"}
+_WARNINGS = {"worker.unresponsive", "worker.expired", "assignment.refused", "membership.superseded"}
 
 
 class MembershipKeywords(TypedDict, total=False):

@@ -152,7 +152,7 @@ class Registry:
         elif now - member.unresponsive_since >= self.expire_seconds:
             self._forget(member, "worker.expired")
         elif not known:
-            self.events.append(("worker.silent", member.log_fields(reason=problem)))
+            self.events.append(("worker.unresponsive", member.log_fields(reason=problem)))
 
     def _forget(self, member: _Member, event: str) -> None:
         del self._members[member.address]

@@ -130,7 +130,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         held = self._tasks.poll_all()
         latest = {task for task in held if self._options.starts_at(task) is Start.LATEST}
         if given_up := {task: held[task].tail - held[task].acknowledged for task in sorted(latest)}:
-            logger.info("spark.starts_latest", extra={"given_up": given_up})
+            logger.info("spark.starts_latest", extra={"skipped_messages": given_up})
         return initial_offset(held, latest).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name

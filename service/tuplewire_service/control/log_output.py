@@ -99,7 +99,7 @@ class LogOutput(logging.Handler, Collector):
         if not (0 < seconds <= MAX_SECONDS and 0 <= every_seconds <= MAX_SECONDS):
             raise MalformedError(f"a change of the log lasts over 0 to {MAX_SECONDS:g} s, and is undone then")
         change = {"level": level, "every_seconds": every_seconds, "seconds": seconds}
-        logger.warning("log.changed", extra={**by, **change})
+        logger.warning("log_level.changed", extra={**by, **change})
         if self._restore_timer is not None:
             self._restore_timer.cancel()
         self._apply(level, every_seconds)
@@ -108,7 +108,7 @@ class LogOutput(logging.Handler, Collector):
     def _restore(self) -> None:
         self._restore_timer = None
         self._apply(self._configured_level, LogRateLimiter.QUIET_SECONDS)
-        logger.warning("log.restored", extra={"level": self._configured_level})
+        logger.warning("log_level.restored", extra={"level": self._configured_level})
 
     def _apply(self, level: str, every_seconds: float) -> None:
         logging.getLogger().setLevel(level.upper())

@@ -154,7 +154,9 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         tap = taps.open_tap(wanted, woken.set)
         self._tap_errors[woken] = None
         who = {"client": context.peer(), "identity": access.owner, "tasks": _format_tasks(wanted.tasks)}
-        logger.info("tap.began", extra={**who, "sample": wanted.sample, "per_second": wanted.max_per_second})
+        logger.info(
+            "tap.started", extra={**who, "sample": wanted.sample, "per_second": wanted.max_per_second}
+        )
         began = time.monotonic()
         try:
             with access.track_stream(lambda error: self._end_tap(woken, error)):

@@ -128,7 +128,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         cleanup.callback(admin.close)
         _log_addresses(config, servers, admin)
         if not (config.tasks or config.assignment_file) and (reason := runtime.ready_problem()):
-            logger.info("worker.waiting", extra={"reason": reason})
+            logger.info("worker.not_ready", extra={"reason": reason})
         if config.address_file:
             cleanup.enter_context(_address_file(Path(config.address_file), config, servers, admin))
         if program is not None:

@@ -60,7 +60,7 @@ class StateFile:
         if lost:
             reason = "`messages` is the maximum number lost with this worker's previous process"
             about = {"messages": lost, "incarnation": state["incarnation"], "reason": reason}
-            logger.warning("worker.died", extra=about)
+            logger.warning("worker.predecessor_failed", extra=about)
         return lost
 
     async def update_periodically(self, unretained: Callable[[], int]) -> None:

@@ -150,7 +150,7 @@ class Rejections:
         group, inbound = found
         self.rejection_count += 1
         copy, drop_reason = self._copy_of(group, rejection)
-        event = "message.rejected" if drop_reason is None else "message.given_up"
+        event = "message.rejected" if drop_reason is None else "message.reject_limit_reached"
         if messages := self._log_rate.due((event, task)):
             extra = {"task": task, "messages": messages, "reason": rejection.reason or "none was given"}
             logger.warning(event, extra=extra)

@@ -249,7 +249,7 @@ def test_a_drain_ends_a_tap(tmp_path: Path) -> None:
             with pytest.raises(DrainingError, match="draining"):
                 list(tapped)
         assert worker.process.wait(_SECONDS) == 0
-        assert "tap.began client=ipv4:127.0.0.1" in worker.log
+        assert "tap.started client=ipv4:127.0.0.1" in worker.log
         assert "tasks=3 sample=0.5 per_second=100" in worker.log
         assert "tap.ended" in worker.log
 

@@ -102,25 +102,25 @@ def test_the_level_changes_for_a_time(worker: Running) -> None:
     """A lower log level applies only for the given time; both changes are logged."""
     with ControlClient(worker.address) as control, closing(control.tap([1])) as tapped:
         next(tapped)
-    assert "tap.began" not in worker.log
+    assert "tap.started" not in worker.log
     ran = run_command("log-level", "--address", worker.address, "info", "--for", "600", "--every", "0.5")
     assert ran.returncode == 0, ran.stderr
     assert "logs info for 600 s, and the same event of a peer at most once in 0.5 s" in ran.stdout
-    assert "log.changed" in worker.log
+    assert "log_level.changed" in worker.log
     assert "level=info every_seconds=0.5 seconds=600.0" in worker.log
     with ControlClient(worker.address) as control:
         with closing(control.tap([2])) as tapped:
             next(tapped)
-        eventually(lambda: "tap.began" in worker.log, SECONDS)
+        eventually(lambda: "tap.started" in worker.log, SECONDS)
         recent = control.debug()["log.txt"].decode()
-        assert "tap.began" in recent
+        assert "tap.started" in recent
         control.set_logging("info", seconds=0.5)  # replaces the ten minutes
 
         def silent() -> bool:
-            before = worker.log.count("tap.began")
+            before = worker.log.count("tap.started")
             with closing(control.tap([1])) as tapped:
                 next(tapped)
-            return worker.log.count("tap.began") == before
+            return worker.log.count("tap.started") == before
 
         eventually(silent, SECONDS)
         for level, seconds in (("loud", 1.0), ("info", 0.0), ("info", 1e9)):
@@ -146,7 +146,9 @@ def test_the_rate_changes_for_a_time(worker: Running) -> None:
         control.set_logging("warning", seconds=600, every_seconds=0.2)
         eventually(lambda: refusals() >= before + 4, SECONDS / 2, "more than two a minute")
         control.set_logging("info", seconds=0.1)
-    eventually(lambda: "log.restored" in worker.log.rpartition("log.changed")[2], SECONDS, "it is over")
+    eventually(
+        lambda: "log_level.restored" in worker.log.rpartition("log_level.changed")[2], SECONDS, "it is over"
+    )
     after = refusals()
     assert [refusals() for _ in range(5)] == [after] * 5
 

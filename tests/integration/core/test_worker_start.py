@@ -130,7 +130,7 @@ def test_json_log_is_one_object_per_line(tmp_path: Path) -> None:
     with running(tmp_path, "--log-format=json", "--transport=zmq") as worker:
         worker.end()
         events = [json.loads(line) for line in worker.log.splitlines()]
-    assert {"worker.waiting", "worker.started", "worker.drained"} <= {event["event"] for event in events}
+    assert {"worker.not_ready", "worker.started", "worker.drained"} <= {event["event"] for event in events}
     assert [(event["event"], event["transport"]) for event in events if "transport" in event] == [
         ("worker.started", "zmq")
     ]
