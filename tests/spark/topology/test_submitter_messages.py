@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 SECONDS = 60.0
 
 
-def test_a_job_is_done_once_all_mail_is_read(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_done_once_all_are_read(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is done after its last control message was read, even if Spark reports its end earlier."""
     monkeypatch.setattr(running, "_CLOSE_SECONDS", SECONDS)  # a busy machine may need more than five
     go_on = threading.Event()
@@ -36,15 +36,15 @@ def test_a_job_is_done_once_all_mail_is_read(spark: SparkSession, monkeypatch: p
         return spark.range(1)
 
     words = wordcount_topology(Path("book.txt"))
-    with WorkerProcesses(1, "mail") as local, ExitStack() as stack:
+    with WorkerProcesses(1, "words") as local, ExitStack() as stack:
         local.assign({0: [SUBMITTER_TASK]})
         (worker,) = local.endpoints
         control = stack.enter_context(ControlClient(worker.unix_address))
-        place = WorkerRef(worker.unix_address, worker.worker_id, worker.address, "mail", 1)
-        submitted = Submission("mail", "run", words, {}, 2, Output({}, frozenset()), submitter=place)
+        place = WorkerRef(worker.unix_address, worker.worker_id, worker.address, "words", 1)
+        submitted = Submission("words", "run", words, {}, 2, Output({}, frozenset()), submitter=place)
         file = stack.enter_context(submitted.token.as_file())
         topology = running.SparkTopology(spark, submitted, action, ExitStack(), file)
-        member = stack.enter_context(Client(worker.unix_address, topology="mail"))
+        member = stack.enter_context(Client(worker.unix_address, topology="words"))
 
         def tell(rank: int, kind: ControlKind, *values: Any) -> None:
             payload = ControlMessage("run", 7, rank, kind, values).to_bytes()
