@@ -31,8 +31,8 @@ _JOIN_SECONDS = 0.5
 _POLL_AFTER_SECONDS = 1.0
 """A member that has waited for this time polls the workers of the members that it waits for."""
 _LOG_SECONDS = 30.0
-_LEAVE_SECONDS = 1.0
-"""The maximum time that a leaving member waits until all others leave."""
+_LEAVE_SECONDS = 3.0
+"""The maximum time that a leaving member waits until all others leave; with an error, a third of it."""
 _ABORT_SECONDS = 3.0
 """The maximum time that a leaving member with an error waits for acknowledgements."""
 
@@ -255,13 +255,14 @@ class TeamConnection:
         text = "" if error is None else f"{type(error).__name__}: {error}"[:2000]
         note = self.formation.notice(Kind.ABORT if text else Kind.LEAVE, text.encode(errors="replace"))
         now, self._closing = time.monotonic(), True
-        recent = now - _LEAVE_SECONDS / 2  # a member that has left after this time still reads
+        seconds = _LEAVE_SECONDS if error is None else _LEAVE_SECONDS / 3
+        recent = now - seconds / 2  # a member that has left after this time still reads
         try:
             if self._read_at < recent:
                 self._receive()  # members that have left in the meantime would not read the note
             unsent = {rank for rank, each in self._others.items() if not 0 < each.left_at < recent}
             # The last messages of the others would stay in the queue of this task, and delay a drain.
-            while time.monotonic() < now + _LEAVE_SECONDS:
+            while time.monotonic() < now + seconds:
                 unsent = {rank for rank in unsent if not self._send(rank, note)}
                 if not unsent and all(each.left_at for each in self._others.values()):
                     break

@@ -222,7 +222,7 @@ class Team(NotPicklable):
     def close(self, error: BaseException | None = None) -> None:
         """Leave the team; with an error, fail the other ranks' calls with it. A second call does nothing.
 
-        Waits up to a second until the other ranks leave, then for acknowledgements. The end of the block
+        Waits up to 3 seconds until the other ranks leave, then for acknowledgements. The end of the block
         calls it. Does nothing in a forked process.
 
         Raises:
