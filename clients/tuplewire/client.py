@@ -371,7 +371,7 @@ class Client(BaseClient, RequestMethods):
             timeout: See flush(). 0: drop unacknowledged messages immediately, without an error.
 
         Raises:
-            FlushTimeoutError: The timeout has passed. The client is closed, the rest is dropped{closed}.
+            FlushTimeoutError: The timeout has passed. The client is closed; the rest is dropped (`closed`).
         """
         if self._process_token is not _process_token:
             self._reset()

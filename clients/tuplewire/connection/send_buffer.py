@@ -125,7 +125,7 @@ class SendBuffer:
 
     def _full_error(self, waited: float | None) -> BufferFullError:
         return BufferFullError(
-            f"no room {f'for {waited} s' if waited else 'now'}: {self._pending_text} pending, "
+            f"no space {f'for {waited:g} s' if waited else 'now'}: {self._pending_text} pending; "
             f"the receiver is slow or gone{self._problem()}"
         )
 
@@ -134,7 +134,7 @@ class SendBuffer:
         return f"{counted(self.pending_messages, 'message')} ({counted(self.window.size_bytes, 'byte')})"
 
     def send_one(self, task: Any, payload: Any, source: int | None = None) -> bool:
-        """Accept one message if an append and a few comparisons are enough; otherwise return False.
+        """Accept one message without waiting for space; return False if it does not fit.
 
         Also return False for an invalid task or payload: then call offer(). Raises the errors of offer().
         """
@@ -145,7 +145,7 @@ class SendBuffer:
             and type(task) is int
             and 0 <= task <= MAX_TASK
             and len(payload) <= submitted.small_bytes
-            # 1. and 2. in SubmissionQueue. The number of entries is read before the room, as explained there.
+            # 1. and 2. in SubmissionQueue. It explains why the number of entries is read first.
             and (len(entries) < submitted.entry_limit or self._has_room_for(task))
         ):
             entries.append((task, source, payload))
@@ -153,7 +153,7 @@ class SendBuffer:
             if submitted.notified_pass != submitted.pass_number:
                 self.wake()
             return True
-        # 3. in SubmissionQueue: there is no published room, or the message is not small.
+        # 3. in SubmissionQueue: there is no published space, or the message is not small.
         return self._send_one_counted(task, payload, source)
 
     def _has_room_for(self, task: int) -> bool:
@@ -341,7 +341,7 @@ class SendBuffer:
 
     def notify(self) -> None:
         """Wake all callers that wait; with the lock."""
-        # Without published room, the next caller takes the lock and gets the error.
+        # Without published space, the next caller takes the lock and gets the error.
         if self.closing or self.failure is not None:
             self.submitted.publish_no_space()
         self.changed.notify_all()
@@ -376,7 +376,7 @@ class SendBuffer:
             self.drop_all(DropReason.REFUSED)
 
     def mark_ended(self) -> bool:
-        """Accept no more messages, and return True; False if it was closed before. With the lock."""
+        """Accept no more messages, and return True; False at a second call. With the lock."""
         if self.ended:
             return False
         # take_back() must also return messages that are only submitted.

@@ -75,7 +75,7 @@ class SendingEnd(ReconnectingStream):
         self._probe_due = False
         self._probe_timer = ProbeTimer(self._loop)
         self._pacer = Pacer(settings.linger_seconds)
-        self._receiver_draining = False  # True if the receiver drains, and has closed the stream cleanly
+        self._receiver_draining = False  # True once the receiver has announced its drain on this stream
 
     def __repr__(self) -> str:
         return f"<SendingEnd {self.address} {self.buffer!r} {self.connection_state}>"
@@ -144,7 +144,7 @@ class SendingEnd(ReconnectingStream):
     # A cancelled call leaves a session that accepts no more messages. Another call must then end it.
 
     async def close_async(self, timeout: float = 10.0) -> None:
-        """Wait for acknowledgements until the timeout, say goodbye, and drop the rest."""
+        """Wait for acknowledgements; then say goodbye, or at the timeout drop the rest."""
         await self._finish(timeout)
         await self._end()  # 1.
 

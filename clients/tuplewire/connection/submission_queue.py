@@ -77,7 +77,7 @@ class SubmissionQueue:
         self.extra_messages = 0
         self._counted = self.messages = self.size_bytes = 0
         self.by_flow: dict[int, int] = {}
-        """The number of messages of each flow at the last update_counts(), as `messages` and `size_bytes`."""
+        """Messages of each flow; like `messages` and `size_bytes`, as of the last update_counts()."""
 
     def update_counts(self) -> None:
         """Bring the counts up to date. An interrupt in between leaves them too high, never too low."""

@@ -157,8 +157,8 @@ class Membership:
             if not self._is_registered(at_least):
                 hint = f"; where they are is not known: {self._problem}" if self._problem else ""
                 raise UnreachableError(
-                    f"not {at_least} settled workers within {timeout:g} s: start one next to each executor, "
-                    f"and see that this program reaches them{hint}\n{self._status}"
+                    f"no settled membership with {at_least} workers after {timeout:g} s: start one next to "
+                    f"each executor, and see that this program reaches them{hint}\n{self._status}"
                 )
             return self._status
 

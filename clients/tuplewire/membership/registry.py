@@ -350,7 +350,7 @@ class Registry:
         member.refusal = str(outcome)
 
     def status(self) -> MembershipStatus:
-        """Return the state of the membership as values."""
+        """Return an immutable snapshot of the membership."""
         tasks = self._tasks_by_worker()
         workers = [
             MemberStatus(

@@ -16,7 +16,7 @@ MAX_UNREQUESTED = 32
 
 
 class AckRequestPolicy:
-    """Chooses the frames of one stream that request an acknowledgement. Not thread-safe."""
+    """Chooses the frames of a session or delivery stream that request an acknowledgement. Not thread-safe."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=QUICK_FRAMES - 1)

@@ -86,7 +86,7 @@ class PendingMessages:
         self._released: list[SettledMessages] = []
         self._written = self._written_bytes = 0
         self.blocked_flows: dict[int, None] = {}
-        """Flows with messages but without credit, as of the last next_frame()."""
+        """Flows with messages but without credit; next_frame() adds them."""
         self.messages = self.size_bytes = 0
         """Pending messages (waiting, in flight, or retained until processed), and their payload bytes."""
 

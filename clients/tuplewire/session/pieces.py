@@ -20,7 +20,7 @@ def wire_bytes(group: TaskGroup) -> int:
 
 
 def max_piece_messages(group: TaskGroup, max_bytes: int) -> int:
-    """Return the number of messages with columns of lengths of at most `max_bytes`; at least 1."""
+    """Return the maximum number of messages with `max_bytes` for their columns of lengths; at least 1."""
     return max(1, max_bytes // (2 * LENGTH_BYTES if group.header_lengths else LENGTH_BYTES))
 
 

@@ -74,8 +74,8 @@ class TaskOffset:
 class QueueState:
     """The messages of a task on a worker: those after `acknowledged`, up to `tail`.
 
-    worker: its incarnation. congested: True if the queue is nearly full. start: the sequence after which the
-    task's messages start there. consumer: the subscribed consumer; empty: none.
+    worker: the worker's incarnation. congested: True if the queue is nearly full. start: the sequence after
+    which the task's messages start there. consumer: the subscribed consumer; empty: none.
     """
 
     worker_id: str

@@ -135,7 +135,7 @@ class BadRowFilter:
             f"the message has more than {limit} bytes, with its key and headers: the worker's "
             "max_message_bytes": pc.greater(sizes, limit),
             "the task is null": pc.is_null(tasks),
-            f"a task id is from {MIN_TASK} to {MAX_TASK}": pc.or_(
+            f"the task is not from {MIN_TASK} to {MAX_TASK}": pc.or_(
                 pc.less(tasks, MIN_TASK), pc.greater(tasks, MAX_TASK)
             ),
             "the task is not in the assignment": pc.is_in(tasks, value_set=unknown),

@@ -140,7 +140,7 @@ class TaskPoller(TaskWorkers):
         return found
 
     def poll_once(self) -> dict[int, QueueState]:
-        """Do the same as poll_tasks() for the tasks, from the newest assignment and without a retry."""
+        """Poll all tasks once, with a fresh assignment, without retries; return their states."""
         self.owners.by_task = {}
         return self._poll(self._tasks)
 
@@ -235,7 +235,7 @@ class TaskPoller(TaskWorkers):
             self[peer.address].acknowledge(self._topology, peer.worker_id, held[tasks[0]].worker, ends)
 
     def previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner:
-        """Return the final state of a task's previous owner. worker: its incarnation.
+        """Return the final state of a task's previous owner. worker: the owner's incarnation.
 
         Wait while it forwards messages or is unreachable, for at most the timeout.
         """

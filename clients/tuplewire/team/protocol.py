@@ -175,7 +175,7 @@ class Matching:
         self._check(message, self._number)
         stream.arrived[message.position] = message
         if len(stream.arrived) > WINDOW:
-            raise TeamError(f"rank {message.rank} has sent more than {WINDOW} pieces before their calls")
+            raise TeamError(f"rank {message.rank} has sent more than {WINDOW} pieces that no call has taken")
 
     def _check(self, message: Message, number: int) -> None:
         """Compare a piece with this rank's call, if it belongs to a call up to this number."""

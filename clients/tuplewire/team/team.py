@@ -81,7 +81,7 @@ class Team(NotPicklable):
         """
         named = list(tasks)
         if len(check_tasks(named)) < len(named):
-            raise errors.ConfigError("a team has a task for each rank, and a task is named twice")
+            raise errors.ConfigError("the tasks of a team must differ, and a task is named twice")
         if not 0 <= rank < len(named):
             raise errors.ConfigError(f"rank {rank} is not one of the {len(named)} ranks of this team")
         seconds = checked_timeout(timeout)
@@ -281,7 +281,9 @@ class Team(NotPicklable):
 
     def _check_rank(self, rank: int, *, other: bool = False) -> int:
         if not 0 <= rank < self.size or (other and rank == self.rank):
-            raise errors.MessageError(f"rank {rank} is this process, or not one of {self.size} ranks")
+            raise errors.MessageError(
+                f"rank {rank} is not {'another' if other else 'a'} rank from 0 to {self.size - 1}"
+            )
         return rank
 
     def _one_for_each(self, values: Sequence[Any] | None) -> dict[int, Any]:

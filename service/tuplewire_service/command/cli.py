@@ -199,6 +199,6 @@ def _add_run(commands: Any) -> None:
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"cannot load the job {point.name!r} from {point.value}: {error}; "
-                "install what declares it again"
+                "reinstall the package that declares it"
             ) from error
         add_job(jobs, point.name)

@@ -179,8 +179,8 @@ class ProgramReports:
         used = sum(each.size for each in others)
         if used + size > MAX_BYTES:
             raise ResourceLimitError(
-                f"the report is {size} bytes, and those of other programs at this worker {used}, of "
-                f"{MAX_BYTES} in all: lower topology.user.metrics.series"
+                f"the report has {size} bytes; the other programs use {used} of {MAX_BYTES} bytes: "
+                "lower topology.user.metrics.series"
             )
         components = sum(each.ByteSize() for each in report.components)
         if components + sum(each.component_bytes for each in others) > MAX_COMPONENT_BYTES:

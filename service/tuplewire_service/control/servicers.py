@@ -314,7 +314,7 @@ class ServiceHandlers(grpc.GenericRpcHandler):
 
 def _request(method: Any, data: bytes | None) -> Any:
     if data is None:
-        raise MalformedError("a call without a request")
+        raise MalformedError("the call has no request")
     try:
         return method.request_deserializer(data)
     except DecodeError as error:

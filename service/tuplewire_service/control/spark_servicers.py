@@ -67,7 +67,7 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         if not groups:
             raise MalformedError("a piece of an attempt has at least one message")
         if any(group.forwarded or group.entry_sequence for group in groups):
-            raise MalformedError("only a worker forwards messages")
+            raise MalformedError("only a worker may forward messages")
         for _, denied in self.admit(context).denied_groups(groups):
             raise denied
         check_sizes(groups, self.worker.settings.session.max_message_bytes)

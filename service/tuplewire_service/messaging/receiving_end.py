@@ -40,7 +40,7 @@ MAX_SESSIONS = 10_000
 _MIN_WINDOW_MESSAGES = 64
 _OWNER = itemgetter(0)
 _MAX_CACHED_INBOUNDS = 256
-"""Maximum number of cached inbounds, because entry workers change over time."""
+"""Maximum number of cached inbound sessions, because entry workers change over time."""
 
 
 def worker_number(worker_id: str, incarnation: int) -> int:
@@ -104,7 +104,7 @@ class SenderStream:
         """End the stream with an error, after a last acknowledgement; only the first error counts."""
         if self.end_error is None:
             self.end_error = error
-            # Without a read, the task may be writing: do not cancel it; _serve_stream() raises the error.
+            # Without a read, the task may be writing: do not cancel it; SendService raises the error.
             if self.cancellable_task is not None:
                 self.cancellable_task.cancel()
 

@@ -327,7 +327,7 @@ class SendService(StreamService):
         for group in groups:
             # Forwarded messages need no credit, so a program could send them without a bound.
             if group.forwarded and not session.worker_number:
-                raise MalformedError("only a worker passes messages on")
+                raise MalformedError("only a worker may forward messages")
             # The sum comes first: nearly always, the whole group is within the limit.
             if group.size_bytes > limit and (size := max(group.message_sizes())) > limit:
                 raise PayloadTooLargeError(

@@ -108,7 +108,7 @@ class Guard:
         return Access(self, caller)
 
     def check_identity(self, caller: Caller) -> tuple[str | None, bool]:
-        """Return the name of its token, if any, and True if it may be a worker. Raises as admit() does."""
+        """Return the caller's token name, if any, and True if it may be a worker. Raises as admit() does."""
         worker = caller.has_certificate and any_name_matches(caller.names, self.worker_names())
         # Workers do not need to be in the list of clients.
         names = self.client_names if caller.has_certificate and not worker else ()
@@ -128,16 +128,16 @@ class Guard:
 
     def _token(self, caller: Caller, tokens: Sequence[Token]) -> Token:
         if caller.authorization is None:
-            self.denied(caller.identity, "no_token", "no token was shown")
+            self.denied(caller.identity, "no_token", "no token was presented")
             raise UnauthenticatedError(
-                "this worker requires a token: name its file (token_file, TUPLEWIRE_TOKEN_FILE), or show it "
+                "this worker requires a token: name its file (token_file, TUPLEWIRE_TOKEN_FILE), or send it "
                 "as the metadata authorization: Bearer TOKEN"
             )
         token = find_token(caller.authorization, tokens)
         if token is None:
-            self.denied(caller.identity, "wrong_token", "the token is none of this worker's")
+            self.denied(caller.identity, "wrong_token", "this worker does not know the token")
             raise UnauthenticatedError(
-                "the token that was shown is none of this worker's: compare the token files of both sides"
+                "this worker does not know the presented token: compare the token files of both sides"
             )
         return token
 

@@ -69,7 +69,7 @@ class RouteHistory:
 
 @dataclass(slots=True, eq=False)
 class Move:
-    """A task that is moving to another worker. All earlier messages used the connection `original`."""
+    """A task that moves to, from or past this worker. All earlier messages used the connection `original`."""
 
     own: int
     since: float
@@ -311,7 +311,7 @@ class EntrySequences:
 
 
 class LostWorkers:
-    """Workers that disconnected without notice. Programs resend their messages, which may arrive earlier."""
+    """Workers that disconnected without notice. Programs resend messages, perhaps before the originals."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, None] = {}

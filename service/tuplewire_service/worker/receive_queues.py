@@ -137,7 +137,7 @@ class ReceiveQueues:
         return left
 
     def is_drained(self, task: int) -> bool:
-        """Return True if the queue of a removed task is empty."""
+        """Return True unless a removed task still has its queue, or a task was opened early."""
         return task not in self._unassigned_tasks and task not in self._leaving
 
     def is_leaving(self, task: int) -> bool:

@@ -113,7 +113,7 @@ class Rejections:
         recv: Callable[[ReceivedBatch], None],
         has_owner: Callable[[int], bool],
     ) -> None:
-        """Send copies through `recv`. `has_owner` returns True if a worker owns a task."""
+        """Send copies through `recv`. `has_owner`: True if messages for a task can be queued or forwarded."""
         self.rejection_count = 0
         """Total number of rejections."""
         self.ignore_delays = False

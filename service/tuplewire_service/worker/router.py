@@ -62,7 +62,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     ) -> None:
         """On a departure report, call `on_departures(reported, new)`; `new` omits known ones and sinks."""
         self.table, self.newest_peer_version = RoutingTable(settings.worker_id), 0
-        """The newest assignment version that other workers have reported in a frame."""
+        """The routes, and the newest assignment version that other workers have reported in a frame."""
         self._settings = settings
         self.observer = observer
         self._ledger, self.activity = Ledger(), ConditionEvent()
@@ -160,7 +160,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._reclaim_from_departed()
 
     def _reclaim_from_departed(self) -> None:
-        """Reclaim messages that departed workers had not accepted; messages they had forwarded go first."""
+        """Reroute messages that departed workers had not accepted, after those that they had forwarded."""
         self._transfer.send_all()  # send by the old routes
         ended = self.connections.find_ended_peers(self.departures, self._moves.old_owners())
         for peer, tasks in ended.items():
@@ -169,7 +169,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self.connections.replace(peer)
 
     def mark_dead(self, peers: Collection[Peer]) -> None:
-        """Treat peers as dead until an assignment names them. The next one reroutes or drops messages."""
+        """Treat peers as dead until assigned again. The next assignment reroutes or drops their messages."""
         self._dead.update(peers)
 
     def _end_moves(self, tasks: Iterable[int] | None = None) -> None:
@@ -292,7 +292,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return True
 
     def location_of(self, task: int) -> str:
-        """Return the location of a task in the current assignment: LOCAL or a worker id."""
+        """Return a task's location in the current assignment: a worker id or LOCAL, also without owner."""
         owner = None if task in self.queues else self.table.owner_by_task.get(task)
         return LOCAL if owner is None else owner.worker_id
 

@@ -128,7 +128,7 @@ class Worker:
         self.program_loads: Mapping[int, float] = {}
         """The loads of the program's tasks, 0 to 1; a load counts if it exceeds that of the queue."""
         self.congested: frozenset[int] = frozenset()
-        """Congested tasks; see congested()."""
+        """Congested tasks; see find_congested()."""
         self._advertise = advertise
         self._intake = AcceptedPeers.ALL
         self._accepted_peers_lock = asyncio.Lock()

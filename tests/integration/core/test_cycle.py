@@ -120,7 +120,7 @@ def test_cycle_without_room_gets_an_error_and_goes_on(pair: Pair) -> None:
             return bool(near.errors or far.errors)
 
         eventually(overfilled, 60, "an error for want of room")
-        assert "no room for 0.2 s" in str((near.errors + far.errors)[0])
+        assert "no space for 0.2 s" in str((near.errors + far.errors)[0])
         ended = (near.finished, near.given_up, far.finished, far.given_up)
         eventually(lambda: sum(map(len, ended)) == seeded, 90, "all finished or given up")
         assert sorted(number for each in ended for number in each) == list(range(seeded))

@@ -91,7 +91,7 @@ def test_what_the_worker_may_have_is_waited_for(pair: Pair) -> None:
         producer.send(numbered(task, range(QUEUE)))
         eventually(lambda: queued(pair.near, task) == QUEUE)
         assert not producer.try_send(task, b"1000")
-        with pytest.raises(BufferFullError, match=f"no room for 0.1 s: {QUEUE:,} messages"):
+        with pytest.raises(BufferFullError, match=f"no space for 0.1 s: {QUEUE:,} messages"):
             producer.send(task, b"1000", timeout=0.1)
         with Client(pair.near.address, topology=TOPOLOGY) as consumer:
             subscription = consumer.recv([task], timeout=10)

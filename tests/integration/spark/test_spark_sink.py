@@ -308,7 +308,7 @@ def test_bad_rows_are_dropped_or_go_to_a_task(guarantee: str, caplog: pytest.Log
         assert [each["why"][:24] for each in stories] == [
             "the message is null",
             "the message has more tha",
-            "a task id is from 0 to 2",
+            "the task is not from 0 t",
             "the task is null",
         ]
         assert stories[1]["message"] == "x" * 1000 + "..."

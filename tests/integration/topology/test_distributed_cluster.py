@@ -272,7 +272,7 @@ def test_a_topology_that_does_not_travel(tmp_path: Path) -> None:
     """A spout with an attribute that cannot be pickled raises an error with advice."""
     topology = words.topology()
     topology.components["lines"].prototype.lock = threading.Lock()
-    with pytest.raises(TopologyError, match=r"make in open\(\) or prepare\(\)"):
+    with pytest.raises(TopologyError, match=r"create in open\(\) or prepare\(\)"):
         save_topology(topology, tmp_path / "topology.pickle")
 
 

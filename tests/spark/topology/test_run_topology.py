@@ -359,7 +359,7 @@ def test_what_does_not_fit(spark: SparkSession) -> None:
         run_topology(spark, plain, rows=spark.range(1))
     bound = Double()
     bound.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(TopologyError, match=r"'double' cannot be sent .* make in open\(\) or prepare\(\)"):
+    with pytest.raises(TopologyError, match=r"'double' cannot be sent .* create in open\(\) or prepare\(\)"):
         run_topology(spark, doubling(Numbers(1), bound))
     of_rows = doubling(Rows("number"), Double(), 2)
     with pytest.raises(TopologyError, match="emits the rows of a DataFrame: give it"):

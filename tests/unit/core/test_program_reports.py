@@ -131,7 +131,7 @@ def test_series_and_bytes_are_bounded(
         ("sizes", "bill", "1"): 2,
         ("orders", "bill", "7"): 1,
     }
-    with pytest.raises(ResourceLimitError, match=r"of 5000 in all: lower topology\.user\.metrics\.series"):
+    with pytest.raises(ResourceLimitError, match=r"of 5000 bytes: lower topology\.user\.metrics\.series"):
         worker.take(*[counter(1, 1, component="c" * 256)] * 20, program="r")
     assert len(worker.values()) == 3
 

@@ -49,8 +49,8 @@ def test_good_rows_stay_as_they_are(kind: pa.DataType, text: pa.DataType) -> Non
             "the message has more than 4 bytes, with its key and headers: the worker's max_message_bytes (t",
         ),
         (None, b"a", "the task is null (task None, message 'a')"),
-        (-1, b"\xff", "a task id is from 0 to 2147483647 (task -1, message '\\\\\\\\xff')"),
-        (2**31, b"a", "a task id is from 0 to 2147483647"),
+        (-1, b"\xff", "the task is not from 0 to 2147483647 (task -1, message '\\\\\\\\xff')"),
+        (2**31, b"a", "the task is not from 0 to 2147483647"),
         (3, b"a", "the task is not in the assignment (task 3"),
     ],
 )

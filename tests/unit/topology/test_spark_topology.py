@@ -162,7 +162,7 @@ def test_silence_is_an_error(opened: bool) -> None:  # noqa: FBT001 - the two ca
         talk.tell(mail(1, ControlKind.READY))
         talk.tell(report(0, 1))
     talk.now += REPORT_TIMEOUT_SECONDS
-    with pytest.raises(TaskUnresponsiveError, match=r"^PySpark task 1 has not answered for 120 s"):
+    with pytest.raises(TaskUnresponsiveError, match=r"^no answer for 120 s from worker\(s\) 1 \(on Spark"):
         talk.tell()
 
 

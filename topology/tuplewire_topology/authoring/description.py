@@ -148,7 +148,7 @@ class Topology:
     def __init__(self, components: Iterable[Component], worker_hooks: Iterable[WorkerHook] = ()) -> None:
         self.worker_hooks = list(worker_hooks)
         """The user's hooks. Each worker runs copies of them."""
-        # Sorted, so that all processes give the same ids to tasks; the acker does not shift the other ids.
+        # Sorted, so that all processes give the same ids to tasks; the acker is last, so it shifts no ids.
         ordered = sorted(components, key=lambda each: (each.id == ACKER_COMPONENT, each.id))
         self.components = {component.id: component for component in ordered}
         for component in self.components.values():

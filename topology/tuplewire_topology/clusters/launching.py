@@ -265,7 +265,7 @@ def _pickled(topology: Topology) -> bytes:
     except Exception as error:
         raise TopologyError(
             f"the topology cannot be written for other processes: {error}; "
-            "make in open() or prepare() what a spout or bolt cannot take along"
+            "create in open() or prepare() objects that cannot be pickled"
         ) from error
 
 

@@ -44,8 +44,8 @@ class ControlKind(StrEnum):
     REPORT = "report"
     """To the coordinator: wave, ProcessReport, and numbers of emitted, executed and dead-letter tuples."""
     STATE = "state"
-    """To the coordinator, from the submitter: True for active spouts; and None, or if it must drain, True, or
-    False to discard further output."""
+    """To the coordinator, from the submitter: (active, stop). stop: None, or True to drain, or False to
+    drain and discard the output."""
     SET_ACTIVE = "switch"
     """From the coordinator: True for active spouts, and False to discard further output."""
     FINAL_TICK = "tick"

@@ -26,7 +26,7 @@ REPORT_TIMEOUT_SECONDS = 120.0
 
 
 class TaskUnresponsiveError(TuplewireError):
-    """A PySpark task does not respond. Spark must run the stage again."""
+    """A worker does not respond. On Spark, it is a PySpark task, and Spark must run the stage again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +204,9 @@ class Coordinator:
         orders = [] if self._unready else self._due_orders(now)
         if not self.is_over and now - self._last_report_at > REPORT_TIMEOUT_SECONDS:
             missing = sorted(self._unready or self._detector.unreported)
-            names, limit = ", ".join(f"PySpark task {rank}" for rank in missing), REPORT_TIMEOUT_SECONDS
-            raise TaskUnresponsiveError(f"{names} has not answered for {limit:g} s; see its executor's log")
+            names = f"{', '.join(map(str, missing))} (on Spark: PySpark tasks)"
+            text = f"no answer for {REPORT_TIMEOUT_SECONDS:g} s from worker(s) {names}; see their logs"
+            raise TaskUnresponsiveError(text)
         return orders
 
     def _due_orders(self, now: float) -> list[Order]:

@@ -34,7 +34,7 @@ from tuplewire_topology.running.tuple_transfer import Transfer
 _REFRESH_INTERVAL_SECONDS = 1.0
 _OPEN_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.005
-"""The interval of checks for an idle worker."""
+"""The interval of checks in close() that the executors are idle."""
 
 
 class ExecutorGroup:
@@ -114,7 +114,7 @@ class ExecutorGroup:
             local = assigned.intersection(tasks)
             if local and len(local) < len(tasks):
                 names = f"tasks {tasks[0]} to {tasks[-1]}"
-                raise TopologyError(f"{names} share an executor, and a worker gets all or none")
+                raise TopologyError(f"{names} share an executor: an executor group gets all or none")
             if local:
                 yield tasks
 
@@ -172,7 +172,7 @@ class ExecutorGroup:
         self._ticks.send_final(task for bolt in bolts for task in topology.tasks_of(bolt))
 
     def report(self, *, new_epoch: bool = False) -> ProcessReport:
-        """Return the state of this process. new_epoch: exhausted spouts count as busy until asked again."""
+        """Return the state of this process. new_epoch: exhausted spouts count as busy until polled again."""
         if new_epoch:
             self.counter.epoch += 1
             for spout in self.spouts:
@@ -185,7 +185,7 @@ class ExecutorGroup:
         return ProcessReport(is_idle, sent, received + self.link.lost_messages(), failure)
 
     def raise_if_failed(self) -> None:
-        """Raise the worker's failure, if it has failed."""
+        """Raise the failure, if there is one."""
         if self.failure is not None:
             raise self.failure
 

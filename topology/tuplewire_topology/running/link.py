@@ -122,7 +122,7 @@ class Link:
             self._on_end(on_failure, to_tuplewire_error(error))
 
     def _on_end(self, on_failure: OnFailure, error: TuplewireError) -> None:
-        # A worker in this process has moved the task, and the program follows the assignment.
+        # Not a failure: the task has moved, and the program in this process follows the assignment.
         moved = self.worker is not None and isinstance(error, TaskNotLocalError)
         if not self._closed and not moved:
             on_failure(error)

@@ -235,7 +235,7 @@ class ExecutorLoad:
         self._per_tuple = 0.0
 
     def update(self, arrived: int, executed: int, seconds: float) -> float:
-        """Return a wait of w seconds as w / (1 + w). The arguments are totals; `seconds` is busy time."""
+        """Return the load w / (1 + w) for a wait of w s. The arguments are totals; `seconds` is busy time."""
         tuples, spent = executed - self._executed, max(0.0, seconds - self._seconds)
         self._executed, self._seconds = executed, seconds
         latest = spent / tuples if tuples > 0 else max(self._per_tuple, spent)  # else one took it all

@@ -43,7 +43,7 @@ class TaskTracer:
         """The context of the span in progress."""
 
     def trace_emit(self, stream: str, message: Tuple) -> None:
-        """Set the context of a tuple if it belongs to a trace."""
+        """Set the trace context of a tuple, if any; a spout may start the trace."""
         context = self._context
         if self._component.kind is ComponentKind.SPOUT and self._tracing.should_sample():
             about: Attributes = {"tuplewire.task": self._task, "tuplewire.stream": stream}

@@ -116,7 +116,7 @@ class Submission(VersionChecked):
             address = self.workers[rank % len(self.workers)] if self.workers else None
             place = stack.enter_context(ensure_worker(address, host, self.name, token_file))
             if rank == 0 and self.submitter is not None and self.submitter.worker_id != place.worker_id:
-                # Each generation increases it.
+                # Each generation increases the assignment version.
                 access = credentials(token_file, is_own=self.submitter.is_own)
                 with ControlClient(self.submitter.peer_address, START_SECONDS, credentials=access) as control:
                     submitter_version = control.status().assignment_version

@@ -142,7 +142,7 @@ class Plan:
 
 
 def _check_admission(places: Sequence[WorkerRef]) -> None:
-    """Raise ConfigError if a worker of this run, which requires the run's token, would refuse others."""
+    """Raise ConfigError if a worker started for this run would refuse the other workers."""
     others = [place for place in places if not place.is_own]
     closed = [place for place in places if place.is_own and not place.tls]
     if closed and others:

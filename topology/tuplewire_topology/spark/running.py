@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _CLOSE_SECONDS = 5.0
-"""The time to wait for the last messages of PySpark tasks. Spark kills the tasks of a cancelled job earlier;
-the messages of other jobs are already in transit."""
+"""The time to wait for the last messages of PySpark tasks. Spark kills the tasks of a cancelled job earlier.
+After a success, the messages are already in transit."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class TopologyResult:
     def frame(self) -> DataFrame:
         """The rows of the only bolt in frames. Raises TopologyError if there are more bolts or none."""
         if len(self.frames) != 1:
-            known = ", ".join(map(repr, self.frames)) or "none"
-            raise TopologyError(f"the outputs are of {known}: take one of frames, by its component")
+            known = ", ".join(map(repr, self.frames)) or "no bolt"
+            raise TopologyError(f"there are outputs of {known}: use frames[component]")
         return next(iter(self.frames.values()))
 
 
@@ -148,7 +148,7 @@ class SparkTopology:
 
     def progress(self) -> TopologyProgress:
         """Return the progress, which may be about a second old."""
-        self._require_control("cannot see how far the topology is")
+        self._require_control("cannot get its progress")
         return self._progress
 
     def listen(self, listener: Callable[[TopologyProgress], None]) -> None:

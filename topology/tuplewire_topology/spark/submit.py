@@ -80,7 +80,7 @@ def submit_topology(
     with ExitStack() as stack:
         place = None
         token_file = stack.enter_context(token.as_file())
-        if workers or not is_remote(spark):  # else Spark's machines may be unreachable for this program
+        if workers or not is_remote(spark):  # otherwise Spark's machines may be unreachable for this program
             address = workers[0] if workers else None
             host = "127.0.0.1" if is_remote(spark) else spark.conf.get("spark.driver.host", "127.0.0.1")
             place = stack.enter_context(ensure_worker(address, str(host), name, token_file))
@@ -141,7 +141,7 @@ def _check_picklable(submitted: Submission) -> None:
         except Exception as error:
             raise TopologyError(
                 f"{component.id!r} cannot be sent to Spark's executors: {error}; "
-                "make in open() or prepare() what a spout or bolt cannot take along"
+                "create in open() or prepare() objects that cannot be pickled"
             ) from error
 
 
