@@ -63,10 +63,10 @@ class Client(BaseClient):
             buffer = self._get_buffer()
             if self._observer is not None and self._observer.should_sample():
                 groups = as_groups(messages, payload, self.source, key, headers)
-                with self._observer.sending(groups, self.address, buffer.window.max_message_bytes) as sent:
-                    await buffer.send_async(sent, timeout)
+                with self._observer.sending(groups, self.address, buffer.window.max_message_bytes) as traced:
+                    await buffer.send_async(traced, timeout)
                 return
-        if key is not None or headers or not buffer.send_one(messages, payload, self.source):
+        if key is not None or headers or not buffer.try_send_one(messages, payload, self.source):
             await buffer.send_async(as_groups(messages, payload, self.source, key, headers), timeout)
 
     async def flush(self, timeout: float | None = None) -> None:
@@ -120,7 +120,7 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
         If the call is cancelled, the next call returns the batch. The previous one is acknowledged even then.
         """
         self.acknowledge(self._finished_count)
-        return self._batch_of(await self._receiver.take_async(self._timeout))
+        return self._start_batch(await self._receiver.take_async(self._timeout))
 
     async def messages(
         self, count: int | None = None, *, quiet: float | None = None, seconds: float | None = None

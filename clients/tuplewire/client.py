@@ -112,7 +112,7 @@ class BaseClient(NotPicklable):
         self._lock = threading.RLock()  # a signal handler may send while its thread connects
         self._id = self._client_id or new_client_id()
         self._sender: SendingEnd | None = None
-        self._unstarted_sender: SendingEnd | None = None
+        self._created_sender: SendingEnd | None = None
         """The sender from its creation on. _sender is set once it has started; see _get_buffer()."""
         self._observer: ProgramObserver | None = None
         self._receivers: WeakSet[Receiver] = WeakSet()
@@ -205,7 +205,7 @@ class BaseClient(NotPicklable):
             if accepted:  # a span that does not end is never exported
                 sending.end(None)
             return accepted
-        if key is None and not headers and buffer.send_one(messages, payload, self.source):
+        if key is None and not headers and buffer.try_send_one(messages, payload, self.source):
             return True
         return buffer.offer(as_groups(messages, payload, self.source, key, headers))
 
@@ -215,7 +215,7 @@ class BaseClient(NotPicklable):
             self._reset()
         if self._sender is None or self._closed:
             # Create the sender without the lock, because a logging handler may send with this client.
-            made = self._unstarted_sender = self._unstarted_sender or self._new_sender()
+            made = self._created_sender = self._created_sender or self._new_sender()
             with self._lock:
                 if self._closed:
                     raise ClosedError("the client is closed")
@@ -308,10 +308,10 @@ class Client(BaseClient, RequestMethods):
             buffer = self._get_buffer()
             if self._observer is not None and self._observer.should_sample():
                 groups = as_groups(messages, payload, self.source, key, headers)
-                with self._observer.sending(groups, self.address, buffer.window.max_message_bytes) as sent:
-                    buffer.send(sent, timeout=timeout)
+                with self._observer.sending(groups, self.address, buffer.window.max_message_bytes) as traced:
+                    buffer.send(traced, timeout=timeout)
                 return
-        if key is not None or headers or not buffer.send_one(messages, payload, self.source):
+        if key is not None or headers or not buffer.try_send_one(messages, payload, self.source):
             buffer.send(as_groups(messages, payload, self.source, key, headers), timeout=timeout)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -378,8 +378,8 @@ class Client(BaseClient, RequestMethods):
         wait_seconds = self._settings.flush_timeout(timeout)
         with self._lock:
             self._closed = True
-            # An interrupt may have left only _unstarted_sender; see _get_buffer().
-            sender = self._sender or self._unstarted_sender
+            # An interrupt may have left only _created_sender; see _get_buffer().
+            sender = self._sender or self._created_sender
         for receiver in list(self._receivers):
             messaging_loop().run(receiver.close())
         if sender is not None and not sender.buffer.ended:

@@ -137,7 +137,7 @@ class BaseSubscription(NotPicklable):
     def _messages_of(self, arrived: ArrivedBatch, limit: IterationLimit) -> Iterator[TaskMessage]:
         """Yield the messages of a batch within the limit, except messages that will be redelivered."""
         self._finished_count = 0
-        batch = self._batch_of(arrived)[: limit.remaining]
+        batch = self._start_batch(arrived)[: limit.remaining]
         self._last_index = len(batch) - 1
         given = 0
         for self._finished_count, message in enumerate(batch):
@@ -149,7 +149,7 @@ class BaseSubscription(NotPicklable):
         self._finished_count = len(batch)
         limit.remaining = limit.remaining - given if time.monotonic() < limit.deadline else 0
 
-    def _batch_of(self, arrived: ArrivedBatch | None) -> TaskMessageBatch:
+    def _start_batch(self, arrived: ArrivedBatch | None) -> TaskMessageBatch:
         if arrived is None:
             raise WaitTimeoutError(f"nothing arrived from {self._receiver.address} for {self._timeout} s")
         self._current = arrived
@@ -190,7 +190,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
 
     def __next__(self) -> TaskMessageBatch:
         """Acknowledge the previous batch, and return the next one. The class lists the errors."""
-        return self._batch_of(self._take(self._timeout))
+        return self._start_batch(self._take(self._timeout))
 
     def _take(self, timeout: float | None) -> ArrivedBatch | None:
         # The receiver runs on the event loop of the parent, which a forked child does not have.

@@ -347,7 +347,7 @@ class SessionMachine(RuleBasedStateMachine):
             worker.consumer_id == consumer.id and consumer.window.worker_incarnation == worker.incarnation
         )
         worker.consumer_id = consumer.id
-        cursors = consumer.window.all_cursors()
+        cursors = consumer.window.take_all_cursors()
         self.acknowledge(limit - 1)
         for cursor in cursors:
             log = worker.logs[cursor.task]

@@ -218,7 +218,7 @@ class ConsumerStream(ReconnectingStream):
 
     async def _open(self, stream: ClientStream) -> None:
         with self._lock:
-            cursors = self.window.all_cursors()
+            cursors = self.window.take_all_cursors()
             # The cursors in this request report every acknowledgement, unless some need a later request.
             told = self._confirmed_acks if self.window.changed_tasks else self._ack_count
         subscribe = pb.Subscribe(

@@ -139,7 +139,7 @@ class ControlClient:
         """
         return bool(self._call("Drain", _drain_request(drain_seconds)).started)
 
-    def await_drain(self, drain_seconds: float | None = None, *, timeout: float) -> int:
+    def wait_for_drain(self, drain_seconds: float | None = None, *, timeout: float) -> int:
         """Drain (see drain()), wait at most `timeout` seconds, and return the number of dropped messages."""
         request = _drain_request(drain_seconds)
         request.wait = True

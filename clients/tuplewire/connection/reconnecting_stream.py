@@ -202,7 +202,7 @@ class ReconnectingStream(ABC):
             with contextlib.suppress(StreamBroken):  # stream.end() returns the reason
                 try:
                     await self._open(stream)
-                    backoff.succeeded()
+                    backoff.reset()
                     self._may_retry = True
                     self._cancel_warning()
                     await self._run_stream(stream)

@@ -104,7 +104,7 @@ class SendBuffer:
 
         Do not call this on the event loop. Raises BufferFullError, and the errors of offer().
         """
-        if len(groups) == 1 and self._try_send_one(groups[0]):  # this way needs no lock
+        if len(groups) == 1 and self._try_send_group(groups[0]):  # this way needs no lock
             return
         wait_seconds = self._settings.send_timeout(timeout)
         with self.lock:
@@ -112,8 +112,9 @@ class SendBuffer:
                 raise self._full_error(wait_seconds)
         self.wake()
 
-    def _try_send_one(self, group: TaskGroup) -> bool:
-        return group.count == 1 and group.payload_only and self.send_one(group.task, group.data, group.source)
+    def _try_send_group(self, group: TaskGroup) -> bool:
+        plain = group.count == 1 and group.payload_only
+        return plain and self.try_send_one(group.task, group.data, group.source)
 
     async def send_async(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
         """Do the same as send, on any event loop. A cancelled call accepts no messages."""
@@ -133,7 +134,7 @@ class SendBuffer:
     def _pending_text(self) -> str:
         return f"{counted(self.pending_messages, 'message')} ({counted(self.window.size_bytes, 'byte')})"
 
-    def send_one(self, task: Any, payload: Any, source: int | None = None) -> bool:
+    def try_send_one(self, task: Any, payload: Any, source: int | None = None) -> bool:
         """Accept one message without waiting for space; return False if it does not fit.
 
         Also return False for an invalid task or payload: then call offer(). Raises the errors of offer().
@@ -146,7 +147,7 @@ class SendBuffer:
             and 0 <= task <= MAX_TASK
             and len(payload) <= submitted.small_bytes
             # 1. and 2. in SubmissionQueue. It explains why the number of entries is read first.
-            and (len(entries) < submitted.entry_limit or self._has_room_for(task))
+            and (len(entries) < submitted.entry_limit or self._has_space_for(task))
         ):
             entries.append((task, source, payload))
             # After an interrupt at this point, notified_pass is unchanged, and the next call wakes the loop.
@@ -156,7 +157,7 @@ class SendBuffer:
         # 3. in SubmissionQueue: there is no published space, or the message is not small.
         return self._send_one_counted(task, payload, source)
 
-    def _has_room_for(self, task: int) -> bool:
+    def _has_space_for(self, task: int) -> bool:
         """Return True if a small message fits because its task has fewer than others."""
         submitted, entries = self.submitted, len(self.submitted.entries)
         return (
@@ -267,12 +268,12 @@ class SendBuffer:
         self._request_acks()
         with self.lock:
             self.changed.wait_for(lambda: self._all_settled, timeout)
-        self._raise_flush(timeout)
+        self._raise_flush_error(timeout)
 
     async def flush_async(self, timeout: float | None = None) -> None:
         """Do the same as flush, on any event loop. A cancelled call changes nothing."""
         await self.wait_settled(timeout)
-        self._raise_flush(timeout)
+        self._raise_flush_error(timeout)
 
     async def wait_settled(self, timeout: float | None) -> None:
         """Do the same as flush_async, without an error."""
@@ -289,7 +290,7 @@ class SendBuffer:
     def _all_settled(self) -> bool:
         return not self.pending_messages or self.failure is not None
 
-    def _raise_flush(self, timeout: float | None) -> None:
+    def _raise_flush_error(self, timeout: float | None) -> None:
         with self.lock:
             refused = self.refused.take_texts()
             if self.failure is not None:
@@ -384,7 +385,7 @@ class SendBuffer:
         self.closing = self.ended = True
         return True
 
-    def drop_pending(self) -> None:
+    def end_and_drop(self) -> None:
         """End, and drop all pending messages."""
         with self.lock:
             if self.mark_ended():

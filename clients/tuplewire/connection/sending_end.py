@@ -175,7 +175,7 @@ class SendingEnd(ReconnectingStream):
     async def _end(self) -> None:
         if not self.buffer.ended:
             await self.suspend()
-            self.buffer.drop_pending()
+            self.buffer.end_and_drop()
             self._refresh()
 
     def close(self, timeout: float = 10.0) -> None:

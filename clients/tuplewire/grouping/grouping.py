@@ -116,7 +116,7 @@ class RingGrouping(SingleGrouping):
 
 
 @contextmanager
-def check_hashable(keys: Iterable[Key]) -> Iterator[None]:
+def explain_unhashable(keys: Iterable[Key]) -> Iterator[None]:
     """Raise ConfigError with the type of the value if a key cannot be hashed."""
     try:
         yield
@@ -137,7 +137,7 @@ class Fields(SingleGrouping):
         self._task_of = lru_cache(REMEMBERED_KEYS)(self._hashed)
 
     def choose(self, keys: Sequence[Key]) -> list[int]:
-        with check_hashable(keys):
+        with explain_unhashable(keys):
             return list(map(self._task_of, keys))
 
     def _hashed(self, key: Key) -> int:
@@ -154,8 +154,8 @@ fields = Fields
 """The fields grouping: equal keys are sent to the same task, from all processes."""
 
 
-Field = str | bytes | float | Decimal | Fraction | None
-Key = Field | tuple[Field, ...]
+FieldValue = str | bytes | float | Decimal | Fraction | None
+Key = FieldValue | tuple[FieldValue, ...]
 """The value of a field, or of several fields. Numbers may have any type, including numpy's."""
 
 

@@ -118,7 +118,7 @@ class WorkerProcesses:
             for index in range(self._count):
                 self._children.append(Child(self._command(index)))
             self.endpoints = [
-                await_bound(child, child.command.log.with_suffix(".json"), deadline)
+                wait_for_bound(child, child.command.log.with_suffix(".json"), deadline)
                 for child in self._children
             ]
         except BaseException:
@@ -266,7 +266,7 @@ def worker_words(
     ]
 
 
-def await_bound(worker: Child, file: Path, deadline: float) -> Endpoint:
+def wait_for_bound(worker: Child, file: Path, deadline: float) -> Endpoint:
     """Wait until a worker has written its addresses to a file, and return them.
 
     deadline: in monotonic time. Raises LaunchError with the end of its log if it exits, or at the deadline.

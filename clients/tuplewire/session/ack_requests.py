@@ -22,7 +22,7 @@ class AckRequestPolicy:
         self._times: deque[float] = deque(maxlen=QUICK_FRAMES - 1)
         self._unrequested = 0
 
-    def is_due(self, now: float, *, urgent: bool = False) -> bool:
+    def ack_due(self, now: float, *, urgent: bool = False) -> bool:
         """Return True if the next frame must request an acknowledgement. Call this once for each frame.
 
         Args:

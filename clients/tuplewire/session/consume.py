@@ -157,7 +157,7 @@ class ConsumeWindow:
         self._prefetch_bytes = prefetch_bytes
         self.changed_tasks: dict[int, None] = {}
         """The tasks of the cursors that take_changed() returns."""
-        self._sent_received: dict[int, int] = {}
+        self._reported_received: dict[int, int] = {}
         """The `received` sequence of each task in the last subscribe request, until it is answered."""
         self.worker_incarnation = 0
         """The incarnation of the worker that assigned the sequences; 0 before the first connection."""
@@ -185,14 +185,14 @@ class ConsumeWindow:
         self._generation += 1
         if worker_incarnation != self.worker_incarnation:
             self.worker_incarnation = worker_incarnation
-            self._sent_received.clear()
+            self._reported_received.clear()
             # 1. Each worker numbers the messages of a task itself.
             for task in self._tasks:
                 self._restart(task, 0)
         for task, received in starts:
             if (state := self._tasks.get(task)) is None:
                 continue
-            reported = self._sent_received.get(task, state.received)
+            reported = self._reported_received.get(task, state.received)
             # 2. The subscribe request also reported rejections. If the awaited one was among them, the worker
             # redelivers from there on.
             if received != reported or 0 < state.blocking_rejection <= state.reported_rejections:
@@ -201,7 +201,7 @@ class ConsumeWindow:
             elif state.rejections:
                 state.forget_rejections(state.reported_rejections)
                 self.changed_tasks[task] = None  # they no longer use up credit
-        self._sent_received.clear()
+        self._reported_received.clear()
 
     def _restart(self, task: int, received: int) -> _Position:
         before = self._tasks[task]
@@ -326,13 +326,13 @@ class ConsumeWindow:
         self._resend_rejections()
         self.changed_tasks.update(dict.fromkeys(self._subscribed_tasks))
 
-    def all_cursors(self) -> list[TaskCursor]:
+    def take_all_cursors(self) -> list[TaskCursor]:
         """Return every cursor for a subscribe request. Some of its rejections may wait for take_changed()."""
         self._resend_rejections()
         # Clear this first: a cursor with too many rejections is added again.
         self.changed_tasks.clear()
         cursors = [self._cursor(task) for task in self._subscribed_tasks]
-        self._sent_received = {cursor.task: cursor.received for cursor in cursors}
+        self._reported_received = {cursor.task: cursor.received for cursor in cursors}
         return cursors
 
     def _resend_rejections(self) -> None:

@@ -27,10 +27,10 @@ def count_to_drop(held: int, offered: int, bound: int) -> int:
     return min(held, over) if over > 0 else 0
 
 
-class OldestTask:
-    """Finds the task with the oldest message. The cost is independent of the number of messages.
+class OldestFlow:
+    """Finds the flow with the oldest message. The cost is independent of the number of messages.
 
-    A heap contains, for each task, the age of its first message at an earlier time. That message may have
+    A heap contains, for each flow, the age of its first message at an earlier time. That message may have
     been sent or dropped since then; find() corrects the entry when it reads it.
     """
 
@@ -38,28 +38,28 @@ class OldestTask:
         self._heap: list[tuple[int, int]] = []
         self._known: set[int] = set()
 
-    def add(self, task: int, age: int) -> None:
-        """Record a message that was appended to its task. Ages never decrease."""
-        if task not in self._known:
-            self._known.add(task)
-            heappush(self._heap, (age, task))
+    def add(self, flow: int, age: int) -> None:
+        """Record a message that was appended to its flow. Ages never decrease."""
+        if flow not in self._known:
+            self._known.add(flow)
+            heappush(self._heap, (age, flow))
 
     def find(self, age_of: Callable[[int], int]) -> int:
-        """Return the task with the oldest message. At least one task must have a message.
+        """Return the flow with the oldest message. At least one flow must have a message.
 
-        `age_of` returns the age of a task's oldest message, or 0 if the task has no message.
+        `age_of` returns the age of a flow's oldest message, or 0 if the flow has no message.
         """
         heap = self._heap
         while True:
-            known, task = heap[0]
-            age = age_of(task)
+            known, flow = heap[0]
+            age = age_of(flow)
             if age == known:
-                return task
+                return flow
             if age:  # the first message has changed: correct the entry, and check the new minimum
-                heapreplace(heap, (age, task))
+                heapreplace(heap, (age, flow))
             else:
                 heappop(heap)
-                self._known.discard(task)
+                self._known.discard(flow)
 
 
 class PendingMessages:
@@ -73,7 +73,7 @@ class PendingMessages:
     def __init__(self, settings: SessionSettings) -> None:
         self._settings = settings
         self._drops_oldest = settings.overflow is Overflow.DROP_OLDEST
-        self._oldest = OldestTask()
+        self._oldest = OldestFlow()
         self._retain = settings.ack_mode is AckMode.PROCESSED
         self._flows: dict[int, Flow] = {}
         self._flows_by_task: dict[int, list[Flow]] = {}

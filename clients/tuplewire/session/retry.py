@@ -22,6 +22,6 @@ class Backoff:
         self._ceiling = 2 * ceiling
         return ceiling * self._random()
 
-    def succeeded(self) -> None:
+    def reset(self) -> None:
         """Reset the delay, because the connection was established."""
         self._ceiling = self._initial

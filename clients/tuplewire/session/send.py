@@ -28,7 +28,7 @@ MAX_FRAMES_IN_FLIGHT = 8
 """The maximum number of unacknowledged frames while frames follow each other quickly. A stream would queue
 any number of frames; held back here, messages are merged into few large frames. Rare frames do not request an
 immediate acknowledgement, and up to 64 of them may be unacknowledged."""
-_MAX_ASKED = 2  # requests for an acknowledgement in flight; see docs/design/credit.md
+_MAX_ACK_REQUESTS = 2  # requests for an acknowledgement in flight; see docs/design/credit.md
 
 
 class SendWindow(PendingMessages):
@@ -40,8 +40,8 @@ class SendWindow(PendingMessages):
         self.has_more = False
         """True if messages with credit, or repeated frames, were left by the last next_frame()."""
         self._initial_credit = 0, 0
-        """The first credit of a flow, in messages and bytes, unless `_lower_credit` has its own."""
-        self._lower_credit: dict[int, tuple[int, int]] = {}
+        """The first credit of a flow, in messages and bytes, unless `_reduced_credit` has its own."""
+        self._reduced_credit: dict[int, tuple[int, int]] = {}
         self._flows_to_close: dict[int, None] = {}
         self._closed_in_frame: dict[int, int] = {}
         self._ack_requests = AckRequestPolicy()
@@ -115,7 +115,7 @@ class SendWindow(PendingMessages):
         if number < 0:
             flow.limit_messages = flow.limit_bytes = sys.maxsize
         else:
-            flow.limit_messages, flow.limit_bytes = self._lower_credit.get(number, self._initial_credit)
+            flow.limit_messages, flow.limit_bytes = self._reduced_credit.get(number, self._initial_credit)
 
     def on_connected(self, welcome: Welcome) -> None:
         """Continue over a new stream according to the receiver's welcome.
@@ -153,7 +153,7 @@ class SendWindow(PendingMessages):
             self._resend = deque(self._in_flight)
         else:
             # 3. Credits in this welcome are for tasks with a smaller share; see session/shares.py.
-            self._lower_credit = {_flow_of(grant): (grant.messages, grant.bytes) for grant in welcome.credits}
+            self._reduced_credit = {_flow_of(each): (each.messages, each.bytes) for each in welcome.credits}
             self._start_over()
         self._apply_limits(welcome)
         self._ready = {number: None for number, flow in self._forwarded_first() if flow.pending}
@@ -213,7 +213,7 @@ class SendWindow(PendingMessages):
             self.has_more = True
             return frame.out()
         # Messages that arrive until an acknowledgement share one large frame; see docs/design/credit.md.
-        if len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT and self._has_max_frames:
+        if len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT and self._waits_for_ack:
             return None
         entries: list[Entry] = []
         room = self._max_frame_bytes
@@ -237,7 +237,7 @@ class SendWindow(PendingMessages):
         # A frame without messages can still report closed flows.
         if not entries and not self._flows_to_close:
             return None
-        ack_requested = self._ack_requests.is_due(now, urgent=urgent or self._is_short_of_space(entries))
+        ack_requested = self._ack_requests.ack_due(now, urgent=urgent or self._is_short_of_space(entries))
         closing = self._take_closing() if self._flows_to_close else ()
         frame = InFlightFrame(self._next_sequence, entries, closing, ack_requested)
         self._next_sequence += 1
@@ -246,11 +246,10 @@ class SendWindow(PendingMessages):
         return frame.out()
 
     @property
-    def _has_max_frames(self) -> bool:
-        frames = self._in_flight
-        return (
-            len(frames) >= MAX_FRAMES_IN_FLIGHT and sum(each.ack_requested for each in frames) >= _MAX_ASKED
-        )
+    def _waits_for_ack(self) -> bool:
+        if len(self._in_flight) < MAX_FRAMES_IN_FLIGHT:
+            return False
+        return sum(each.ack_requested for each in self._in_flight) >= _MAX_ACK_REQUESTS
 
     # --- unused flows -----------------------------------------------------------------------
 
@@ -271,7 +270,7 @@ class SendWindow(PendingMessages):
             # The receiver has no record of other flows, and refuses to close an unknown one.
             if flow.sent_messages:
                 self._flows_to_close[number] = None
-                self._lower_credit.pop(number, None)
+                self._reduced_credit.pop(number, None)
             task, forwarded = split_flow(number)
             self._flows_by_task[task].remove(flow)
             if not self._flows_by_task[task]:
@@ -332,7 +331,7 @@ class SendWindow(PendingMessages):
     @property
     def at_frame_limit(self) -> bool:
         """True if messages wait because the limit of unacknowledged frames is reached."""
-        return bool(self._ready) and self._has_max_frames
+        return bool(self._ready) and self._waits_for_ack
 
     def waiting_tasks(self) -> set[int]:
         """Return the tasks with messages that wait to be sent."""
@@ -352,8 +351,8 @@ class SendWindow(PendingMessages):
         flow = self._flows.get(number)
         if flow is None:
             # The first grant of a task with a smaller share can change before its first message is sent.
-            if number in self._lower_credit:
-                self._lower_credit[number] = grant.messages, grant.bytes
+            if number in self._reduced_credit:
+                self._reduced_credit[number] = grant.messages, grant.bytes
             return
         if sequence < flow.first_frame or number in self._flows_to_close:
             return  # a grant for the closed flow with this number

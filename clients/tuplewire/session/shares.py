@@ -24,10 +24,10 @@ class QueueShares:
     get a separate grant for each such task; few tasks are that full. Call only from the event loop.
     """
 
-    def __init__(self, total: Share, least: Share) -> None:
-        """Divide `total` of each task's queue. No share is below `least` while the queue has free space."""
+    def __init__(self, total: Share, minimum: Share) -> None:
+        """Divide `total` of each task's queue. No share is below `minimum` while the queue has free space."""
         self.total = total
-        self.min_share = least
+        self.min_share = minimum
         self._sessions = 1
         self.initial = self._share_of(total)
         """The share of a queue without many messages of closed sessions."""

@@ -64,21 +64,21 @@ class Kind:
         return (self.write or self.plain)(value)
 
 
-def in_range(least: float, most: float = math.inf) -> Callable[[Any], Any]:
+def in_range(minimum: float, maximum: float = math.inf) -> Callable[[Any], Any]:
     """Return a function that accepts numbers within bounds."""
 
     def read(value: Any) -> Any:
-        if not least <= value <= most:
+        if not minimum <= value <= maximum:
             raise ValueError
         return value
 
     return read
 
 
-def integer(least: int = 1, most: int | None = None) -> Kind:
+def integer(minimum: int = 1, maximum: int | None = None) -> Kind:
     """Return the kind of whole numbers within bounds."""
-    allowed = f"a whole number from {least}" + ("" if most is None else f" to {most}")
-    return Kind("COUNT", allowed, int, in_range(least, math.inf if most is None else most), int)
+    allowed = f"a whole number from {minimum}" + ("" if maximum is None else f" to {maximum}")
+    return Kind("COUNT", allowed, int, in_range(minimum, math.inf if maximum is None else maximum), int)
 
 
 def _parse_size(text: str) -> int:
@@ -88,8 +88,8 @@ def _parse_size(text: str) -> int:
     return int(match[1]) * _UNITS[(match[2] or match[3] or "").lower()]
 
 
-def _seconds(least: float, words: str) -> Kind:
-    finite = in_range(least, sys.float_info.max)
+def _seconds(minimum: float, words: str) -> Kind:
+    finite = in_range(minimum, sys.float_info.max)
     return Kind("SECONDS", f"a time in seconds, {words}", (int, float), finite, float)
 
 

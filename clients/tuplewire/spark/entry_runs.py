@@ -79,10 +79,10 @@ def merge(one: LastSequences, other: LastSequences) -> dict[int, int]:
     return {worker: max(one.get(worker, 0), other.get(worker, 0)) for worker in {**one, **other}}
 
 
-def still_to_come(before: LastSequences, entries: LastSequences) -> dict[int, int]:
-    """Return the part of `before` that may still be redelivered after the messages of `entries`.
+def still_to_come(read_before: LastSequences, entries: LastSequences) -> dict[int, int]:
+    """Return the part of `read_before` that may still be redelivered after the messages of `entries`.
 
     An entry worker's messages arrive in order, so none up to its last message in `entries` can follow.
     """
-    left = {worker: entry for worker, entry in before.items() if entries.get(worker, 0) < entry}
+    left = {worker: entry for worker, entry in read_before.items() if entries.get(worker, 0) < entry}
     return dict(list(left.items())[-MAX_BEFORE:])

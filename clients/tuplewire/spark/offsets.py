@@ -123,14 +123,14 @@ class Offset:
         """Return the object for a value of to_json()."""
         return cls({int(task): TaskOffset.from_json(each) for task, each in offset["tasks"].items()})
 
-    def relocate_to(self, held: QueueStates) -> Offset:
+    def relocate_to(self, states: QueueStates) -> Offset:
         """Return the position in only these tasks, at their current workers.
 
         A new task starts as in initial_offset(). A task that has moved starts at the start of its messages on
         the new worker; `before` contains its messages that were read.
         """
         offsets = {}
-        for task, each in held.items():
+        for task, each in states.items():
             offset = self.offsets.get(task)
             if offset is None:
                 offset = TaskOffset(each.worker, each.acknowledged, each.address, first=each.acknowledged)
@@ -141,28 +141,28 @@ class Offset:
         return Offset(offsets)
 
 
-def has_moved(offset: TaskOffset, held: QueueState) -> bool:
+def has_moved(offset: TaskOffset, state: QueueState) -> bool:
     """Return True if a task has moved since the offset, perhaps there and back."""
-    if offset.worker != held.worker or offset.sequence < held.start:
+    if offset.worker != state.worker or offset.sequence < state.start:
         return True
     # Messages were read before the start of the task's messages here: the task has been away and come back.
-    return offset.sequence == held.start and bool(offset.entries)
+    return offset.sequence == state.start and bool(offset.entries)
 
 
-def initial_offset(held: QueueStates, latest: Container[int] = ()) -> Offset:
+def initial_offset(states: QueueStates, latest: Container[int] = ()) -> Offset:
     """Return the position before all unacknowledged messages; in the tasks `latest`, after them."""
-    after = {task: each.tail if task in latest else each.acknowledged for task, each in held.items()}
-    return Offset({task: TaskOffset(each.worker, after[task], each.address) for task, each in held.items()})
+    after = {task: each.tail if task in latest else each.acknowledged for task, each in states.items()}
+    return Offset({task: TaskOffset(each.worker, after[task], each.address) for task, each in states.items()})
 
 
-def end_offsets(held: QueueStates) -> dict[int, TaskOffset]:
+def end_offsets(states: QueueStates) -> dict[int, TaskOffset]:
     """Return the position after all messages."""
-    return {task: TaskOffset(each.worker, each.tail, each.address) for task, each in held.items()}
+    return {task: TaskOffset(each.worker, each.tail, each.address) for task, each in states.items()}
 
 
-def check_not_consumed(start: Offset, held: QueueStates) -> None:
+def check_not_consumed(start: Offset, states: QueueStates) -> None:
     """Raise DataLossError if another consumer has acknowledged messages after `start`; see relocate_to()."""
-    for task, each in held.items():
+    for task, each in states.items():
         offset = start.offsets[task]
         if each.acknowledged > offset.sequence or each.tail < offset.sequence:
             raise DataLossError(
@@ -203,19 +203,19 @@ def loss_error(task: int, offset: TaskOffset, previous_owner: PreviousOwner, las
     )
 
 
-def check_still_assigned(tasks: Iterable[int], held: QueueStates) -> None:
+def check_still_assigned(tasks: Iterable[int], states: QueueStates) -> None:
     """Raise DataLossError if a task that a query has to read is no longer assigned."""
-    if gone := sorted(task for task in tasks if task not in held)[:10]:
+    if gone := sorted(task for task in tasks if task not in states)[:10]:
         raise DataLossError(
             f"task {', '.join(map(str, gone))} is no longer assigned, and its unread messages are lost. Set "
             "failOnDataLoss=false to continue without them"
         )
 
 
-def check_removed(start: Offset, held: QueueStates) -> None:
-    """Raise ConfigError if a query stops reading tasks (`held`) that still have unread messages."""
+def check_removed(start: Offset, states: QueueStates) -> None:
+    """Raise ConfigError if a query stops reading tasks (`states`) that still have unread messages."""
     left = {}
-    for task, each in held.items():
+    for task, each in states.items():
         offset = start.offsets[task]
         read = 0 if has_moved(offset, each) else offset.sequence
         if (count := each.tail - max(each.acknowledged, read)) > 0:
@@ -232,7 +232,7 @@ def check_removed(start: Offset, held: QueueStates) -> None:
 
 def next_offset(
     start: Offset,
-    held: QueueStates,
+    states: QueueStates,
     *,
     target: Mapping[int, TaskOffset] | None = None,
     min_messages: int = 1,
@@ -246,22 +246,22 @@ def next_offset(
     max_bytes: limits for all tasks together, divided in proportion to their waiting messages. Bytes are
     estimated from the mean size of a task's messages at its worker; at least one message is read.
     """
-    begins = {task: each.acknowledged for task, each in held.items()}
+    begins = {task: each.acknowledged for task, each in states.items()}
     for task, offset in start.offsets.items():
-        if task in held and offset.worker == held[task].worker:  # another incarnation starts a new numbering
+        if task in states and offset.worker == states[task].worker:  # another incarnation has a new numbering
             begins[task] = max(begins[task], offset.sequence)
-    bounds = end_offsets(held) if target is None else {**start.offsets, **target}
+    bounds = end_offsets(states) if target is None else {**start.offsets, **target}
     ends = {
         task: min(each.tail, bounds[task].sequence) if bounds[task].worker == each.worker else each.tail
-        for task, each in held.items()
+        for task, each in states.items()
     }
-    waiting = {task: max(0, ends[task] - begins[task]) for task in held}
+    waiting = {task: max(0, ends[task] - begins[task]) for task in states}
     # With a congested queue, senders wait, so fewer messages than min_messages may be all that can arrive.
-    if sum(waiting.values()) < min_messages and not any(each.congested for each in held.values()):
+    if sum(waiting.values()) < min_messages and not any(each.congested for each in states.values()):
         return start
     if max_bytes is not None:
-        sizes = {task: each.size_bytes / max(1, each.tail - each.acknowledged) for task, each in held.items()}
-        total = sum(waiting[task] * sizes[task] for task in held)
+        sizes = {task: now.size_bytes / max(1, now.tail - now.acknowledged) for task, now in states.items()}
+        total = sum(waiting[task] * sizes[task] for task in states)
         if total > max_bytes:
             fitting = int(sum(waiting.values()) * max_bytes / total)
             max_messages = max(1, fitting if max_messages is None else min(fitting, max_messages))
@@ -272,7 +272,7 @@ def next_offset(
         task: TaskOffset(each.worker, begins[task] + taken[task], each.address)
         if taken[task]
         else start.offsets[task]
-        for task, each in held.items()
+        for task, each in states.items()
     }
     return Offset(offsets)
 
@@ -326,15 +326,15 @@ def _start(first: TaskOffset | None, last: TaskOffset) -> int:
     return 0 if first is None else first.sequence
 
 
-def ranges(start: Offset, end: Offset, held: QueueStates, runs: Mapping[int, Runs]) -> list[Range]:
+def ranges(start: Offset, end: Offset, states: QueueStates, runs: Mapping[int, Runs]) -> list[Range]:
     """Return the ranges of a micro-batch.
 
-    held: the state of the tasks; a task that is no longer assigned is skipped. runs: the messages' numbers at
+    states: the states of tasks; a task that is no longer assigned is skipped. runs: the messages' numbers at
     the workers of the end. A task without runs has moved since: its messages are found by these numbers.
     """
     found = []
     for task, last in task_ends(start, end).items():
-        if (each := held.get(task)) is not None:
+        if (each := states.get(task)) is not None:
             first = start.offsets.get(task)
             after = {} if first is None else first.passed
             there = runs.get(task) if each.worker == last.worker else None

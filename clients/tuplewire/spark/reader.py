@@ -83,20 +83,20 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
         """Return a partition for each task with messages. Raises SupersededError if one has a consumer."""
         with TaskPoller(self._options) as tasks:
             while True:
-                held = tasks.poll_all()
-                for task, each in held.items():
+                states = tasks.poll_all()
+                for task, each in states.items():
                     if each.consumer:
                         raise SupersededError(
                             f"task {task} has a consumer, {each.consumer!r}: .read needs a task without one"
                         )
-                start = initial_offset(held)
-                end = Offset(end_offsets(held))
+                start = initial_offset(states)
+                end = Offset(end_offsets(states))
                 wanted = {task: each.sequence for task, each in task_ends(start, end).items()}
-                runs = tasks.fetch_runs(wanted, held)
+                runs = tasks.fetch_runs(wanted, states)
                 if runs.keys() == wanted.keys():  # otherwise a task has moved since the poll
                     break
         end = add_entry_sequences(start, start, end, runs)
-        return [RangePartition(each, tasks.owners.others) for each in ranges(start, end, held, runs)]
+        return [RangePartition(each, tasks.owners.others) for each in ranges(start, end, states, runs)]
 
 
 class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -111,7 +111,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         super().__init__(options)
         self._tasks = TaskPoller(options)
         self._target: dict[int, TaskOffset] | None = None
-        self._held: dict[int, QueueState] = {}
+        self._states: dict[int, QueueState] = {}
         self._last_idle: dict[int, QueueState] = {}
         """The state at the last poll, if it resulted in no micro-batch."""
         self._end = Offset({})
@@ -127,11 +127,11 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the start of a new query: before all unacknowledged messages, or after them."""
-        held = self._tasks.poll_all()
-        latest = {task for task in held if self._options.starts_at(task) is Start.LATEST}
-        if given_up := {task: held[task].tail - held[task].acknowledged for task in sorted(latest)}:
+        states = self._tasks.poll_all()
+        latest = {task for task in states if self._options.starts_at(task) is Start.LATEST}
+        if given_up := {task: states[task].tail - states[task].acknowledged for task in sorted(latest)}:
             logger.info("spark.starts_latest", extra={"skipped_messages": given_up})
-        return initial_offset(held, latest).to_json()
+        return initial_offset(states, latest).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return the limit in messages; latestOffset() applies the others, too."""
@@ -162,26 +162,27 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         deadline = time.monotonic() + _IDLE_SECONDS
         while True:
             wait = 0.0 if self._target is not None else max(0.0, deadline - time.monotonic())
-            held = self._tasks.poll_all(self._last_idle, wait)
+            states = self._tasks.poll_all(self._last_idle, wait)
             now = time.monotonic()
-            begin = position.relocate_to(held)
-            self._check_previous_owners(position, held)
-            self._held = held
+            begin = position.relocate_to(states)
+            self._check_previous_owners(position, states)
+            self._states = states
             if self._options.fail_on_data_loss:
-                check_still_assigned((task for task in position.offsets if task in self._options.tasks), held)
-                check_not_consumed(begin, held)
+                wanted = self._options.tasks
+                check_still_assigned((task for task in position.offsets if task in wanted), states)
+                check_not_consumed(begin, states)
             end = next_offset(
                 begin,
-                held,
+                states,
                 target=self._target,
                 min_messages=self._min_messages(limit, now),
                 max_messages=max_messages,
                 max_bytes=max_bytes,
             )
-            if end is not begin and (numbers := self._numbered(position, begin, end, held)):
+            if end is not begin and (numbers := self._numbered(position, begin, end, states)):
                 self._last_batch, self._end, self._last_idle = now, numbers, {}
                 return numbers.to_json()
-            self._last_idle = held
+            self._last_idle = states
             if self._target is not None or now > deadline:
                 self._end = begin
                 return start
@@ -193,19 +194,19 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             return 1
         return least
 
-    def _numbered(self, position: Offset, begin: Offset, end: Offset, held: QueueStates) -> Offset | None:
+    def _numbered(self, position: Offset, begin: Offset, end: Offset, states: QueueStates) -> Offset | None:
         """Return the end with numbers that stay valid after a move; None if a task moved since the poll."""
         taken = {task: each.sequence for task, each in end.offsets.items() if each is not begin.offsets[task]}
-        self._runs = runs = self._tasks.fetch_runs(taken, held)
+        self._runs = runs = self._tasks.fetch_runs(taken, states)
         return add_entry_sequences(position, begin, end, runs) if runs.keys() == taken.keys() else None
 
-    def _check_previous_owners(self, position: Offset, held: QueueStates) -> None:
+    def _check_previous_owners(self, position: Offset, states: QueueStates) -> None:
         """With failOnDataLoss, wait until previous owners have forwarded all messages; raise if one fails."""
         for task, offset in position.offsets.items():
-            each = held.get(task)
+            each = states.get(task)
             if each is None or each.worker == offset.worker or (task, each.worker) in self._followed:
                 continue
-            last = self._held.get(task)
+            last = self._states.get(task)
             seen = last.tail - offset.sequence if last and last.worker == offset.worker else 0
             if self._options.fail_on_data_loss:
                 previous_owner = self._tasks.previous_owner(task, offset.worker, offset.address)
@@ -226,28 +227,28 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
         `lag` is the number of messages behind the last micro-batch, by task.
         """
-        if not self._held:
+        if not self._states:
             return None
         ends = self._end.offsets
         lag = {
             str(task): max(0, each.tail - ends[task].sequence)
-            for task, each in self._held.items()
+            for task, each in self._states.items()
             if task in ends
         }
-        return {**Offset(end_offsets(self._held)).to_json(), LAG_KEY: lag}
+        return {**Offset(end_offsets(self._states)).to_json(), LAG_KEY: lag}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return a partition for each task with messages in a micro-batch."""
         begin, last = map(Offset.from_json, (start, end))
-        held = self._held
-        if not held.keys() >= last.offsets.keys():  # after a restart, Spark repeats an older plan
-            held = self._tasks.poll_tasks(last.offsets.keys())
+        states = self._states
+        if not states.keys() >= last.offsets.keys():  # after a restart, Spark repeats an older plan
+            states = self._tasks.poll_tasks(last.offsets.keys())
         wanted = {task: each.sequence for task, each in task_ends(begin, last).items()}
         if self._options.fail_on_data_loss:
-            check_still_assigned(wanted, held)
-        lacking = [task for task in wanted if task not in self._runs and task in held]
-        runs = self._runs | self._tasks.fetch_runs({task: wanted[task] for task in lacking}, held)
-        return [RangePartition(each, self._tasks.owners.others) for each in ranges(begin, last, held, runs)]
+            check_still_assigned(wanted, states)
+        lacking = [task for task in wanted if task not in self._runs and task in states]
+        runs = self._runs | self._tasks.fetch_runs({task: wanted[task] for task in lacking}, states)
+        return [RangePartition(each, self._tasks.owners.others) for each in ranges(begin, last, states, runs)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge the committed messages."""

@@ -143,12 +143,12 @@ class BadRowFilter:
         return {reason: pc.fill_null(mask, False) for reason, mask in masks.items()}
 
 
-def _shortened(message: pa.Scalar, most: int) -> str | None:
+def _shortened(message: pa.Scalar, limit: int) -> str | None:
     value = message.as_py()
     if value is None:
         return None
     text = value if isinstance(value, str) else bytes(value).decode(errors="backslashreplace")
-    return text if len(text) <= most else f"{text[:most]}..."
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 class RowRouter:
@@ -177,7 +177,7 @@ class RowRouter:
         elif options.grouping is GroupingName.FIELDS:
             self._grouping = _fields(options.tasks)
 
-    def check_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def checked_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows that can be sent: `task`, `message`, and `encoded` if there are keys or headers.
 
         Raises BadRowsError for rows that cannot be sent, if the option badRows is `fail`. Bad rows for a task
@@ -214,7 +214,7 @@ class _LoadAware(LoadAwareShuffle):
     def __init__(self, address: str, tasks: tuple[int, ...], credentials: Credentials) -> None:
         super().__init__(GroupingContext(tasks, source=0, loads=self._reported))
         self._connect = partial(ControlClient, address, _LOAD_SECONDS, credentials=credentials)
-        self._looked = time.monotonic()
+        self._refreshed_at = time.monotonic()
 
     def _reported(self) -> dict[int, float]:
         try:
@@ -226,8 +226,8 @@ class _LoadAware(LoadAwareShuffle):
     def choose(self, keys: Sequence[Any]) -> list[int]:
         """Return a task for each message; refresh the loads first if they are older than a second."""
         now = time.monotonic()
-        if now - self._looked >= _REFRESH_SECONDS:
-            self._looked = now
+        if now - self._refreshed_at >= _REFRESH_SECONDS:
+            self._refreshed_at = now
             self.refresh()
         return super().choose(keys)
 

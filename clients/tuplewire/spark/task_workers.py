@@ -200,8 +200,8 @@ class TaskPoller(TaskWorkers):
             call.cancel()
             request.wait_millis = 0
 
-    def fetch_runs(self, last: Mapping[int, int], held: QueueStates) -> dict[int, Runs]:
-        """Return the entry numbers of messages, for tasks that have not moved since the poll of `held`.
+    def fetch_runs(self, last: Mapping[int, int], states: QueueStates) -> dict[int, Runs]:
+        """Return the entry numbers of messages, for tasks that have not moved since the poll of `states`.
 
         last: the last sequence for each task; 0: all. Raises UnreachableError.
         """
@@ -211,7 +211,7 @@ class TaskPoller(TaskWorkers):
             request = pb.PollRequest(topology=self._topology, receiver_id=peer.worker_id, tasks=polled)
             answer = self[peer.address].poll(request)
             for there in answer.tasks:
-                each = held[there.task]
+                each = states[there.task]
                 if (answer.incarnation, there.begin_sequence) == (each.worker, each.start):
                     entries = there.entries
                     numbered = zip(entries.messages, entries.workers, entries.entry_sequences, strict=True)
@@ -224,15 +224,15 @@ class TaskPoller(TaskWorkers):
         Offsets on workers that no longer own the task are skipped. Raises SupersededError if a task has a
         consumer, and the errors of poll_tasks().
         """
-        held = self.poll_tasks(offsets.keys())
+        states = self.poll_tasks(offsets.keys())
         behind = [
             task
-            for task, each in held.items()
+            for task, each in states.items()
             if offsets[task].worker == each.worker and each.acknowledged < offsets[task].sequence
         ]
         for peer, tasks in self.owners.by_worker(behind).items():
             ends = {task: offsets[task].sequence for task in tasks}
-            self[peer.address].acknowledge(self._topology, peer.worker_id, held[tasks[0]].worker, ends)
+            self[peer.address].acknowledge(self._topology, peer.worker_id, states[tasks[0]].worker, ends)
 
     def previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner:
         """Return the final state of a task's previous owner. worker: the owner's incarnation.

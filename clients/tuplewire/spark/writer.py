@@ -141,7 +141,7 @@ class _WriterBase(VersionChecked):
                 **options.session(workers.max_message_bytes),
             )
             try:
-                checked = router.check_rows(batches)
+                checked = router.checked_rows(batches)
                 if options.bad_rows == FAIL:
                     checked = buffered_until_checked(checked)
                 groups = (group for rows in split_batches(checked) for group in router.groups(rows))
@@ -160,7 +160,7 @@ class _WriterBase(VersionChecked):
         with AttemptStager(options, sink, epoch, partition, self._start_owners) as stage:
             try:
                 router = RowRouter(options, partition, stage)
-                for rows in split_batches(router.check_rows(batches)):
+                for rows in split_batches(router.checked_rows(batches)):
                     stage.add(router.groups(rows))
                 staged = {peer: each.SerializeToString() for peer, each in stage.end().items()}
             except BaseException:

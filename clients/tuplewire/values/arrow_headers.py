@@ -59,7 +59,7 @@ def encode_columns(
 
 def _encoded_keys(keys: pa.Array) -> pa.Array:
     keys = binary_column(keys, "key")
-    tagged = _joined(_lengths(keys, b"\x0a"), keys)
+    tagged = _joined(_length_prefixes(keys, b"\x0a"), keys)
     return pc.if_else(keys.is_valid(), tagged, EMPTY)
 
 
@@ -93,15 +93,15 @@ def _encoded_headers(headers: pa.Array) -> pa.Array:
             f"the headers column has {names.null_count} header(s) without a name; filter or fill them first"
         )
     # As in protobuf, an absent value is null, but an absent name is an empty string.
-    named = pc.if_else(pc.equal(names, EMPTY), EMPTY, _joined(_lengths(names, b"\x0a"), names))
-    fields = _joined(named, pc.fill_null(_joined(_lengths(values, b"\x12"), values), EMPTY))
-    written = _joined(_lengths(fields, b"\x12"), fields)
+    named = pc.if_else(pc.equal(names, EMPTY), EMPTY, _joined(_length_prefixes(names, b"\x0a"), names))
+    fields = _joined(named, pc.fill_null(_joined(_length_prefixes(values, b"\x12"), values), EMPTY))
+    written = _joined(_length_prefixes(fields, b"\x12"), fields)
     sizes = pc.fill_null(pc.list_value_length(headers), 0).cast(pa.int32())
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(sizes)])
     return pc.binary_join(pa.ListArray.from_arrays(offsets, written), EMPTY)
 
 
-def _lengths(values: pa.Array, tag: bytes) -> pa.Array:
+def _length_prefixes(values: pa.Array, tag: bytes) -> pa.Array:
     """Return the tag and the length that precede each value on the wire."""
     sizes = pc.binary_length(values).dictionary_encode()
     heads = [tag + varint(size) for size in sizes.dictionary.to_pylist()]

@@ -215,7 +215,7 @@ def _drain(arguments: argparse.Namespace) -> int:
             print(f"{line}; undelivered messages are dropped after {limit:g} s")
         if arguments.wait:
             print(escape_unprintable(f"{client.address} drains for at most {limit:g} s ..."), flush=True)
-            dropped = client.await_drain(arguments.deadline, timeout=limit + _CLOSE_SECONDS)
+            dropped = client.wait_for_drain(arguments.deadline, timeout=limit + _CLOSE_SECONDS)
             message = f"has drained, and dropped {counted(dropped, 'message') if dropped else 'no message'}"
         else:
             started = client.drain(arguments.deadline)

@@ -32,11 +32,11 @@ from tuplewire.values.message import encoded_of
 from tuplewire_service.command.messages import (
     MessageFormat,
     as_json,
-    await_reader,
     count_read_messages,
     make_message_writer,
     read_messages,
     read_payloads,
+    wait_for_reader,
 )
 from tuplewire_service.command.parsers import (
     COUNT_ARG,
@@ -207,7 +207,7 @@ def _recv(arguments: argparse.Namespace) -> int:
                         sizes.append(size)
                         if subscription.at_batch_end:
                             if stat.S_ISFIFO(mode):
-                                await_reader(out)
+                                wait_for_reader(out)
                             sizes.clear()
                 except BrokenPipeError:
                     subscription.acknowledge(count_read_messages(out, sizes))

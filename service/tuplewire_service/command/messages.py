@@ -165,7 +165,7 @@ def _escape_payload(payload: bytes, encoding: str) -> bytes:
     )
 
 
-def await_reader(out: BinaryIO) -> None:
+def wait_for_reader(out: BinaryIO) -> None:
     """Wait at most 1 s until a pipe's reader has read all. Raises BrokenPipeError if it closes the pipe."""
     poller = select.poll()
     poller.register(out, 0)  # reports only that the reader has closed the pipe

@@ -131,9 +131,9 @@ def _format_shares(state_seconds: Mapping[str, float]) -> str:
 
 
 def write_tables(
-    stream: TextIO, cluster: ClusterRows, most: int, wanted: str = "", width: int | None = None
+    stream: TextIO, cluster: ClusterRows, limit: int, wanted: str = "", width: int | None = None
 ) -> None:
-    """Write sentences about problems, and the first `most` rows of each table that have `wanted`.
+    """Write sentences about problems, and the first `limit` rows of each table that have `wanted`.
 
     `width` is the number of columns, by default those of the terminal; files and pipes have no limit. With
     a width, unused tasks are only counted, unless `wanted` is given.
@@ -150,7 +150,7 @@ def write_tables(
             continue
         columns = list(found[0].columns().values())
         rows = [row for row in found if wanted or not width or not (isinstance(row, TaskRow) and row.unused)]
-        lines = [row.cells() for row in rows[:most]]
+        lines = [row.cells() for row in rows[:limit]]
         if width:
             lines = [[_shorten(escape_unprintable(cell)) for cell in line] for line in lines]
         shown = _visible_columns(columns, lines, width)
@@ -159,7 +159,7 @@ def write_tables(
         if rows:
             write_table(stream, header, cells)
         if left := len(found) - len(lines):
-            what = f"{left} more" if len(rows) > most else counted(left, "idle task")
+            what = f"{left} more" if len(rows) > limit else counted(left, "idle task")
             write_text(stream, f"{'and ' if rows else ''}{what}; --json has all of them\n")
 
 

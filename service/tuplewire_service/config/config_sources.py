@@ -62,12 +62,12 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | 
     for name, origin, raw in given:
         values[name] = _SETTINGS[name].check(raw, origin, text=True)
         origins[name] = origin
-    program_conf = values.get("program_conf")
-    program_settings = settings_in(read_conf(program_conf)) if program_conf else {}
+    program_conf_file = values.get("program_conf_file")
+    program_settings = settings_in(read_conf(program_conf_file)) if program_conf_file else {}
     for name in program_settings.keys() - values.keys():
         values[name] = program_settings[name]
         if name in _SETTINGS and program_settings[name] != _SETTINGS[name].default:
-            origins[name] = str(program_conf)
+            origins[name] = str(program_conf_file)
     return LoadedConfig(WorkerConfig(**values), origins)
 
 

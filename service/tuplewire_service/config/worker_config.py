@@ -188,7 +188,7 @@ class WorkerConfig(WorkerSettings):
         None,
         "topology with tasks to run in this worker: package.module:function, or file.py:function",
     )
-    program_conf: str | None = setting(
+    program_conf_file: str | None = setting(
         FILE, None, "JSON file of the topology's settings; its worker settings override defaults"
     )
     program_state_file: str | None = setting(

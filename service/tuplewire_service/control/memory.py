@@ -49,7 +49,7 @@ def memory_limit(process: Path = Path("/proc/self/cgroup"), groups: Path = Path(
     return min(found)
 
 
-def await_stop(stop: Stop) -> StopRequest:
+def wait_for_stop(stop: Stop) -> StopRequest:
     """Wait for the first request to stop; periodically return free memory to the system."""
     gc.freeze()  # collections are faster without the objects from the start
     trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)

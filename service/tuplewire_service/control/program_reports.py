@@ -166,14 +166,14 @@ class ProgramReports:
                 f"a program reports again after less than {MIN_INTERVAL_SECONDS:g} s: report once a second"
             )
         others = [each for name, each in self._programs.items() if name != key]
-        size, component_bytes = self._check_room(report, others)
+        size, component_bytes = self._check_space(report, others)
         expires_at = now + (RETENTION_SECONDS if report.ended and report.metrics else REPORT_TIMEOUT_SECONDS)
         then, then_at = (report, now) if before is None else (before.report, before.reported_at)
         program = _Program(report, now, expires_at, then, then_at, size, component_bytes)
         self._trim_samples(program, MAX_SERIES - sum(each.series for each in others))
         self._programs[key] = program
 
-    def _check_room(self, report: pb.ReportProgramRequest, others: Collection[_Program]) -> tuple[int, int]:
+    def _check_space(self, report: pb.ReportProgramRequest, others: Collection[_Program]) -> tuple[int, int]:
         """Return the size of a report and of its components, in bytes. Raises ResourceLimitError."""
         size = report.ByteSize() + _OVERHEAD_BYTES
         used = sum(each.size for each in others)

@@ -57,7 +57,7 @@ class SenderStream:
         self.wake = asyncio.Event()
         self.notices: dict[tuple[str, int], pb.SendResponse] = {}
         """Messages besides acknowledgements: the latest of each kind and part, as a peer may never read."""
-        self.frames = BatchedEvent(self.wake, asyncio.get_running_loop())
+        self.frame_event = BatchedEvent(self.wake, asyncio.get_running_loop())
         """Accepted frames without an acknowledgement, gathered unless the sender requests one."""
         self.task = asyncio.current_task()
         self.cancellable_task: asyncio.Task[Any] | None = None
@@ -77,7 +77,7 @@ class SenderStream:
         key = notice.WhichOneof("kind") or "", part_key
         # A relieved task is reported once, so a later status must not replace the report.
         if key[0] == "backpressure" and key in self.notices:
-            _merge(self.notices[key].backpressure, notice.backpressure)
+            _merge_backpressure(self.notices[key].backpressure, notice.backpressure)
         else:
             self.notices[key] = notice
         self.wake.set()
@@ -109,7 +109,7 @@ class SenderStream:
                 self.cancellable_task.cancel()
 
 
-def _merge(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
+def _merge_backpressure(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
     congested = set(status.congested).difference(later.relieved).union(later.congested)
     relieved = set(status.relieved).union(later.relieved).difference(later.congested)
     status.congested[:] = sorted(congested)

@@ -295,7 +295,7 @@ class SendService(StreamService):
                 await self.receiver_ready.wait()
                 self._accept_frame(session, request)
                 # Others share an acknowledgement; see docs/design/credit.md (acknowledgements on request).
-                stream.frames.add(immediately=request.ack_immediately or session.state.urgent)
+                stream.frame_event.add(immediately=request.ack_immediately or session.state.urgent)
                 continue
             kind = request.WhichOneof("kind")
             if kind == "goodbye":
@@ -348,7 +348,7 @@ class SendService(StreamService):
         while not finished:
             await stream.wake.wait()
             stream.wake.clear()
-            stream.frames.mark_sent()
+            stream.frame_event.mark_sent()
             # Checked before the update is taken, so that the last round includes everything that was read.
             finished = stream.finished.is_set() and not self._awaits_releases(session, stream)
             notices, stream.notices = stream.notices, {}

@@ -201,12 +201,12 @@ class StreamedClient(IClientConnection):
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         buffer = self.end.buffer
         # A single message takes a shorter way; see docs/design/forks-and-interrupts.md.
-        if not buffer.send_one(messages, payload):
+        if not buffer.try_send_one(messages, payload):
             buffer.send(as_groups(messages, payload), timeout=timeout)
 
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
         buffer = self.end.buffer
-        return buffer.send_one(messages, payload) or buffer.offer(as_groups(messages, payload))
+        return buffer.try_send_one(messages, payload) or buffer.offer(as_groups(messages, payload))
 
     def statistics(self) -> ClientStatistics:
         counts, ack_handler = self.end.counts, self.end.ack_handler

@@ -50,7 +50,7 @@ class AdminServer(HttpServer):
         advice = "stop what uses it, or choose another address with --admin"
         super().__init__(listen, pages, "the admin port", advice)
 
-    def await_scrape(self, timeout: float) -> None:
+    def wait_for_scrape(self, timeout: float) -> None:
         """Wait until a scrape that starts from now on is complete, at most `timeout` seconds."""
         self._scraped = threading.Event()  # a scrape in progress sets the previous event
         self._scraped.wait(timeout)
@@ -58,7 +58,7 @@ class AdminServer(HttpServer):
     def _metrics(self, headers: Message) -> HttpResponse:
         # Only exemplars need OpenMetrics. It takes 1.4 times the time of the plain text.
         encode, content_type = choose_encoder(headers.get("Accept", "") if self._exemplars else "")
-        scraped = self._scraped  # before the values are read; see await_scrape()
+        scraped = self._scraped  # before the values are read; see wait_for_scrape()
         try:
             body = encode(self._registry)
         except Exception:

@@ -52,17 +52,17 @@ class SeriesNames:
         """Start without keys. The keys in `always_named` have their own name regardless of the limit."""
         self._limit = limit
         self._always = frozenset(always_named)
-        self._own: set[str] = set()
+        self._named_keys: set[str] = set()
         self._others: set[str] = set()
 
     def of(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the name of each key. The argument must contain all current keys."""
         keys = list(keys)
-        self._own.intersection_update(keys)
+        self._named_keys.intersection_update(keys)
         self._others.intersection_update(keys)
         for key in keys:
-            if not (key in self._always or key in self._own or key in self._others):
-                (self._own if len(self._own) < self._limit else self._others).add(key)
+            if not (key in self._always or key in self._named_keys or key in self._others):
+                (self._named_keys if len(self._named_keys) < self._limit else self._others).add(key)
         return {key: OTHER if key in self._others else key for key in keys}
 
 

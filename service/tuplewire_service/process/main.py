@@ -33,7 +33,7 @@ from tuplewire_service.config.stop import EXIT_DEFECT, EXIT_FAILED, EXIT_OK, Sto
 from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.log_output import LogOutput
-from tuplewire_service.control.memory import await_stop, memory_limit
+from tuplewire_service.control.memory import memory_limit, wait_for_stop
 from tuplewire_service.messaging.claimed_socket import claim_socket
 from tuplewire_service.metrics.admin_server import AdminServer
 from tuplewire_service.metrics.families import ProgramCollector
@@ -47,7 +47,7 @@ from tuplewire_service.worker.servers import Servers
 logger = event_logger(__name__)
 
 _CLOSE_SECONDS = 4.0  # with the default drain of 25 s, below 30 s, the grace period of Kubernetes and Spark
-_PROGRAM_SECONDS = 1.0  # for executors to end after the drain: they are idle, or abandoned
+_PROGRAM_CLOSE_SECONDS = 1.0  # for executors to end after the drain: they are idle, or abandoned
 _LAST_SCRAPE_SECONDS = 1.0  # for one more scrape if the drain dropped messages
 _SWITCH_SECONDS = 0.0005  # how long a scrape may delay the loop at a time; executors keep Python's 5 ms
 
@@ -102,7 +102,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         cleanup.callback(runtime.close)
         program = None
         if config.program:
-            conf = read_conf(config.program_conf) if config.program_conf else {}
+            conf = read_conf(config.program_conf_file) if config.program_conf_file else {}
             handle = Host(
                 runtime.worker, lambda limit: stop.request(StopRequest("program-failed", EXIT_FAILED, limit))
             )
@@ -134,7 +134,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         if program is not None:
             program.start(_advertised_addresses(config, servers)[0])
 
-        request = await_stop(stop)
+        request = wait_for_stop(stop)
 
         deadline = request.deadline_seconds or config.drain_seconds
         logger.info("worker.draining", extra={"reason": request.reason, "deadline_seconds": deadline})
@@ -150,8 +150,8 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
             extra={"ledger": str(ledger), "balanced": ledger.balanced},
         )
         if dropped:
-            admin.await_scrape(_LAST_SCRAPE_SECONDS)  # the counts are lost with the process
-        if program is not None and not program.close(_PROGRAM_SECONDS):
+            admin.wait_for_scrape(_LAST_SCRAPE_SECONDS)  # the counts are lost with the process
+        if program is not None and not program.close(_PROGRAM_CLOSE_SECONDS):
             stop.request(StopRequest("executors-stuck", EXIT_FAILED))
     defect = stop.pop_failure()  # a failure during the shutdown
     code = request.exit_code or (defect.exit_code if defect else EXIT_FAILED if dropped else EXIT_OK)
@@ -163,7 +163,7 @@ def _log_addresses(config: WorkerConfig, servers: Servers, admin: AdminServer) -
     bound = [("messages", each) for each in servers.addresses]
     bound += [("peers", each) for each in servers.peer_addresses]
     for purpose, address in [*bound, ("admin", admin.address)]:
-        logger.info("listening", extra={"purpose": purpose, "address": address})
+        logger.info("worker.listening", extra={"purpose": purpose, "address": address})
     logger.info(
         "worker.started",
         extra={
@@ -182,14 +182,15 @@ def _advertised_addresses(config: WorkerConfig, servers: Servers) -> tuple[str, 
     The host is `advertise` or the bound host. A port in `advertise` applies to programs only.
     """
     first = servers.addresses[0]
-    address = with_port(_named(config, first), split_host_port(first)[1])
+    address = with_port(_advertised_host(config, first), split_host_port(first)[1])
     for bound in servers.peer_addresses:
         port = split_host_port(bound)[1]
-        return address, join_host_port(split_host_port(with_port(_named(config, bound), port))[0], port)
+        host, _ = split_host_port(with_port(_advertised_host(config, bound), port))
+        return address, join_host_port(host, port)
     return address, ""
 
 
-def _named(config: WorkerConfig, bound: str) -> str:
+def _advertised_host(config: WorkerConfig, bound: str) -> str:
     """Return `advertise`, perhaps with a port, or the bound host; for a wildcard, this machine's name."""
     host, _ = split_host_port(bound)
     return config.advertise or add_brackets(socket.gethostname() if host in WILDCARD_HOSTS else host)

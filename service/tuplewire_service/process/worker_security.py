@@ -29,7 +29,7 @@ from tuplewire_service.security.permissions import read_rules
 logger = event_logger(__name__)
 
 _Content = TypeVar("_Content")
-_HEALTH = "/grpc.health.v1."  # open to all: probes have no token, and learn only if the worker is ready
+_HEALTH_PREFIX = "/grpc.health.v1."  # open to all: probes have no token, and learn only if a worker is ready
 _POLL_SECONDS = 1.0
 
 
@@ -94,7 +94,7 @@ class Security(Collector):
 
     def check_call(self, context: Context, method: str) -> None:
         """Raise RefusedError if the caller may not call /SERVICE/METHOD."""
-        if not method.startswith(_HEALTH):
+        if not method.startswith(_HEALTH_PREFIX):
             self.admit(context).check_control(method.rpartition("/")[2])
 
     async def watch(self) -> None:

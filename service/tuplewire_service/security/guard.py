@@ -113,7 +113,7 @@ class Guard:
         # Workers do not need to be in the list of clients.
         names = self.client_names if caller.has_certificate and not worker else ()
         if names and not any_name_matches(caller.names, names):
-            raise self.denied(
+            raise self.add_denial(
                 caller.identity,
                 "name",
                 f"a certificate with the names {', '.join(caller.names) or '(none)'} is not for this worker; "
@@ -128,20 +128,20 @@ class Guard:
 
     def _token(self, caller: Caller, tokens: Sequence[Token]) -> Token:
         if caller.authorization is None:
-            self.denied(caller.identity, "no_token", "no token was presented")
+            self.add_denial(caller.identity, "no_token", "no token was presented")
             raise UnauthenticatedError(
                 "this worker requires a token: name its file (token_file, TUPLEWIRE_TOKEN_FILE), or send it "
                 "as the metadata authorization: Bearer TOKEN"
             )
         token = find_token(caller.authorization, tokens)
         if token is None:
-            self.denied(caller.identity, "wrong_token", "this worker does not know the token")
+            self.add_denial(caller.identity, "wrong_token", "this worker does not know the token")
             raise UnauthenticatedError(
                 "this worker does not know the presented token: compare the token files of both sides"
             )
         return token
 
-    def denied(self, identity: str, reason: str, detail: str) -> PermissionDeniedError:
+    def add_denial(self, identity: str, reason: str, detail: str) -> PermissionDeniedError:
         """Count a denial, log it once a minute for each caller and reason, and return the error."""
         self.denials[reason] += 1
         if self._log_rate.due((identity, reason)):
@@ -261,7 +261,7 @@ class Access(AccessRights):
     def _check_topology(self, topology: str) -> None:
         granted = self._permissions()
         if granted is not None and not granted.has_rule:
-            raise self._guard.denied(
+            raise self._guard.add_denial(
                 self._who,
                 "topology",
                 f"{self._who} has no business in topology {topology!r}: no rule of the worker's permissions "
@@ -272,7 +272,7 @@ class Access(AccessRights):
         return self._may_not("task", action, f"the task in `{key}` of {_RULE_HINT}")
 
     def _may_not(self, reason: str, action: str, takes: str) -> PermissionDeniedError:
-        return self._guard.denied(self._who, reason, f"{self._who} may not {action}: that takes {takes}")
+        return self._guard.add_denial(self._who, reason, f"{self._who} may not {action}: that takes {takes}")
 
 
 def find_token(authorization: str, tokens: Iterable[Token]) -> Token | None:

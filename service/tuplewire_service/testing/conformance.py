@@ -159,7 +159,7 @@ class TransportConformance(TransportHarness):
             TestCase().assertRaises(ClosedError, client.send, 1, b"x")
             client.close()
 
-    def test_abort_counts_what_it_gives_up(self) -> None:
+    def test_abort_counts_dropped_messages(self) -> None:
         """Without a server, all messages are dropped and counted; a second abort() has no effect."""
         with self.context() as context:
             client = context.connect(TOPOLOGY, HOST, self.unused_port())

@@ -60,7 +60,7 @@ class Connections:
 
     def __repr__(self) -> str:
         return (
-            f"<Connections open={len(self._connections)} not_ready={len(self.disconnected_workers)} "
+            f"<Connections open={len(self._connections)} disconnected={len(self.disconnected_workers)} "
             f"closing={len(self._closing)} pending={self.pending_messages}>"
         )
 

@@ -109,7 +109,7 @@ class DeliveryLog:
         credit_bytes: int,
         max_bytes: int,
         may_repeat: Callable[[TaskGroup, Any], bool] | None = None,
-        most: int = MAX_FRAME_GROUPS,
+        limit: int = MAX_FRAME_GROUPS,
     ) -> list[Delivery]:
         """Return messages for the consumer and advance the delivery cursor.
 
@@ -120,13 +120,13 @@ class DeliveryLog:
                 has less than twice this size, plus one message.
             may_repeat: Returns True if a group of its inbound session may have been delivered before over
                 another route. The group is then marked as redelivered.
-            most: The maximum number of groups.
+            limit: The maximum number of groups.
         """
         deliveries: list[Delivery] = []
         free_bytes = credit_bytes - self._in_flight_bytes
         frame_room = max_bytes
         last = min(credit, self.tail)
-        while self.taken < last and free_bytes > 0 and frame_room > 0 and len(deliveries) < most:
+        while self.taken < last and free_bytes > 0 and frame_room > 0 and len(deliveries) < limit:
             entry = self._waiting.popleft()
             group = entry.group
             on_wire = wire_bytes(group)

@@ -62,7 +62,7 @@ class RouteHistory:
         self._ends[start:stop] = [last]
         self._destinations[start:stop] = [connection]
 
-    def before(self, entry_sequence: int) -> SendingEnd | None:
+    def destination_before(self, entry_sequence: int) -> SendingEnd | None:
         """Return the destination of the message before this entry sequence; None: the local queue."""
         return self._destinations[bisect_left(self._ends, entry_sequence - 1)]
 
@@ -71,7 +71,7 @@ class RouteHistory:
 class Move:
     """A task that moves to, from or past this worker. All earlier messages used the connection `original`."""
 
-    own: int
+    own_number: int
     since: float
     routes: list[_OldRoute] = field(default_factory=list)
     held_by_worker: dict[int, list[HeldGroup]] = field(default_factory=dict)
@@ -95,11 +95,11 @@ class Move:
         if inbound.worker_number:
             return False
         # 3. All earlier messages have lower entry sequences, so no two messages wait for each other.
-        return any(_is_behind(group, route.connection, self.own, self.own) for route in self.routes)
+        return any(_is_behind(group, old.connection, self.own_number, self.own_number) for old in self.routes)
 
     def must_hold(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Return True if messages must wait, see is_behind_old_route(), or if earlier ones are waiting."""
-        waiting = self.held_by_worker.get(entry_worker_of(group, inbound, self.own))
+        waiting = self.held_by_worker.get(entry_worker_of(group, inbound, self.own_number))
         if waiting and waiting[0][0].entry_sequence < group.entry_sequence:
             return True
         return self.is_behind_old_route(group, inbound)
@@ -116,23 +116,24 @@ class Move:
         # 1. A message that does not wait has no earlier message on an old route.
         if not (inbound.worker_number or self.own_messages_follow):
             return None
-        worker = entry_worker_of(group, inbound, self.own)
+        worker = entry_worker_of(group, inbound, self.own_number)
         # 2. A message that follows others never returns to an earlier route, so it arrives.
-        went_to = self.histories.setdefault(worker, RouteHistory(self.original)).before(group.entry_sequence)
+        history = self.histories.setdefault(worker, RouteHistory(self.original))
+        went_to = history.destination_before(group.entry_sequence)
         for route in self.routes:
             if route.connection is went_to and not route.lost:
-                return went_to if _is_behind(group, route.connection, worker, self.own) else None
+                return went_to if _is_behind(group, route.connection, worker, self.own_number) else None
         return None
 
     def record_route(self, group: TaskGroup, inbound: InboundSession, connection: SendingEnd | None) -> None:
         """Record the destination of messages; None is the local queue."""
-        worker = entry_worker_of(group, inbound, self.own)
+        worker = entry_worker_of(group, inbound, self.own_number)
         history = self.histories.setdefault(worker, RouteHistory(self.original))
         history.add(group.entry_sequence, group.next_sequence - 1, connection)
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Hold messages until take_ready() returns them."""
-        waiting = self.held_by_worker.setdefault(entry_worker_of(group, inbound, self.own), [])
+        waiting = self.held_by_worker.setdefault(entry_worker_of(group, inbound, self.own_number), [])
         # Returned messages may be older than held ones.
         insort(waiting, (group, inbound), key=lambda held: held[0].entry_sequence)
 
@@ -154,26 +155,26 @@ class Moves:
 
     def __init__(
         self,
-        own: int,
+        own_number: int,
         incarnation: int = 0,
-        connection: Callable[[Peer], SendingEnd | None] = lambda _: None,
+        get_connection: Callable[[Peer], SendingEnd | None] = lambda _: None,
         is_drained: Callable[[int], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without moves.
 
         Args:
-            own: This worker's number as an entry worker.
-            connection: Returns the connection to a worker.
+            own_number: This worker's number as an entry worker.
+            get_connection: Returns the connection to a worker.
             is_drained: Returns True if the local queue of a moving task is empty. Until then, new messages
                 follow through it without waiting.
             clock: Returns the time in seconds.
         """
-        self._own = own
-        self._connection = connection
+        self._number = own_number
+        self._get_connection = get_connection
         self._is_drained = is_drained
         self._clock = clock
-        self.successors = Successors(own, incarnation)
+        self.successors = Successors(own_number, incarnation)
         self.by_task: dict[int, Move] = {}
 
     def __len__(self) -> int:
@@ -181,7 +182,7 @@ class Moves:
 
     def get_or_start(self, task: int) -> Move:
         """Return the move of a task; start one if there is none."""
-        return self.by_task.setdefault(task, Move(self._own, self._clock()))
+        return self.by_task.setdefault(task, Move(self._number, self._clock()))
 
     def add_old_route(self, task: int, peer: Peer, connection: SendingEnd) -> None:
         """Record the previous connection of a task whose messages now take another route."""
@@ -215,14 +216,14 @@ class Moves:
         2. The task moves: follow the earlier messages, see Move.route_of_predecessors().
         3. The task does not move: no order is required.
         """
-        entered = entry_worker_of(group, inbound, self._own)
+        entered = entry_worker_of(group, inbound, self._number)
         after = self.successors.take(group.task, entered) if self.successors.by_task else None
         # 1. Only one message: later ones follow it, or wait for it.
         if after is not None and (peer := Peer(after.worker_id, after.address)) != owner:
-            connection = self._connection(peer)
-            way = None if owner is None else self._connection(owner)
+            connection = self._get_connection(peer)
+            way = None if owner is None else self._get_connection(owner)
             # If earlier messages are in flight to the owner, this one must follow them there.
-            if connection is not None and (way is None or not _is_behind(group, way, entered, self._own)):
+            if connection is not None and (way is None or not _is_behind(group, way, entered, self._number)):
                 self.add_old_route(group.task, peer, connection)
                 connection.ack_handler.watch_releases([group.task])
                 self.by_task[group.task].own_messages_follow = True
@@ -231,7 +232,7 @@ class Moves:
         move = self.by_task.get(group.task)
         return move, move.route_of_predecessors(group, inbound) if move is not None else None
 
-    def hold(self, group: TaskGroup, inbound: InboundSession) -> bool:
+    def try_hold(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Hold messages that must wait for earlier ones on an old route; return False if none must wait."""
         move = self.by_task.get(group.task)
         if move is None or not move.must_hold(group, inbound):
@@ -242,7 +243,7 @@ class Moves:
     def as_forwarded(self, groups: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
         """Yield messages that leave local queues, in the form that other workers receive."""
         for group, inbound in groups:
-            yield group.on_dequeue(0 if inbound.worker_number else self._own), inbound
+            yield group.on_dequeue(0 if inbound.worker_number else self._number), inbound
 
     def mark_lost(self, peers: Container[Peer]) -> None:
         """Treat these workers' routes as occupied until remove_routes(): their messages will be returned."""
@@ -254,9 +255,9 @@ class Moves:
         """Remove the routes of a closed connection; return its messages that wait for no other old route."""
         for move in self.by_task.values():
             move.routes = [route for route in move.routes if route.connection is not connection]
-        return [(group, inbound) for group, inbound in groups if not self.hold(group, inbound)]
+        return [(group, inbound) for group, inbound in groups if not self.try_hold(group, inbound)]
 
-    def take_released(self, tasks: Iterable[int]) -> list[HeldGroup]:
+    def take_ready(self, tasks: Iterable[int]) -> list[HeldGroup]:
         """Return, in order, the messages of these tasks that no longer wait; forget completed moves."""
         held_groups: list[HeldGroup] = []
         for task in self.filter_moving(tasks):
@@ -325,6 +326,6 @@ class LostWorkers:
             if len(self.numbers) > _MAX_LOST_WORKERS:
                 del self.numbers[next(iter(self.numbers))]
 
-    def had(self, group: TaskGroup, inbound: InboundSession) -> bool:
+    def accepted(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Return True if a lost worker accepted these messages, so that a copy may have arrived earlier."""
         return entry_worker_of(group, inbound) in self.numbers

@@ -62,7 +62,7 @@ class Publications:
 
     Args:
         queue_messages, queue_bytes: Limits of a task's unconsumed messages, which one group may exceed.
-        has_owner: Returns True if a worker owns a task.
+        can_route: Returns True if a worker owns a task.
         on_space_freed: Called when pop_ready() may return messages again.
 
     The object is the inbound session of all published messages; see InboundSession.
@@ -76,13 +76,13 @@ class Publications:
         self,
         queue_messages: int,
         queue_bytes: int,
-        has_owner: Callable[[int], bool],
+        can_route: Callable[[int], bool],
         on_space_freed: Callable[[], None],
     ) -> None:
         self.on_space_freed = on_space_freed
         self._max_messages = queue_messages
         self._max_bytes = queue_bytes
-        self._has_owner = has_owner
+        self._can_route = can_route
         self._last: dict[Sink, LastEpoch] = {}
         self._backlogs: dict[int, _Backlog] = {}
         self._ready_tasks: dict[int, None] = {}
@@ -254,7 +254,7 @@ class Publications:
         taken: list[ChosenGroup] = []
         for task in list(self._ready_tasks):
             backlog = self._backlogs[task]
-            while backlog.waiting and self._has_room(backlog) and self._has_owner(task):
+            while backlog.waiting and self._has_space(backlog) and self._can_route(task):
                 staged, last = chosen = backlog.waiting[0]
                 if staged.group is None:
                     # The task stays ready: the next call continues to read its files.
@@ -269,7 +269,7 @@ class Publications:
                 del self._ready_tasks[task]
         return taken
 
-    def _has_room(self, backlog: _Backlog) -> bool:
+    def _has_space(self, backlog: _Backlog) -> bool:
         return backlog.unreleased_messages < self._max_messages and backlog.unreleased_bytes < self._max_bytes
 
     def _account(self, backlog: _Backlog, last: LastEpoch, staged: StagedGroup, sign: int) -> None:

@@ -99,13 +99,13 @@ class QueueSubscription(ISubscription):
         self.nearly_full = False
         lost = self._consumers.lost_workers
         # A resent copy of a lost worker's message may have arrived earlier.
-        may_repeat = lost.had if lost.numbers else None
+        may_repeat = lost.accepted if lost.numbers else None
         while self.ready_tasks and max_bytes > 0 and len(deliveries) < MAX_FRAME_GROUPS:
             task = next(iter(self.ready_tasks))
             del self.ready_tasks[task]
             queue = self._queues_by_task[task]
             # 1. The new owner delivers the messages of a task that moves; see docs/design/moves.md.
-            if queue.is_leaving or (queue.blocked_until and self._consumers.rejections.is_blocked(queue)):
+            if queue.is_leaving or (queue.blocked_until and self._consumers.rejections.check_blocked(queue)):
                 continue
             most = MAX_FRAME_GROUPS - len(deliveries)
             taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, may_repeat, most)

@@ -56,7 +56,7 @@ class ReceiveQueues:
         self._touched: set[int] = set()
         self._tails: dict[int, int] = {}
         self._start = 0
-        self._unassigned_tasks: set[int] = set()
+        self._early_tasks: set[int] = set()
         self._watched_count = 0
         self.queue_wait = Durations()
         """Seconds that messages waited for their first delivery to a consumer."""
@@ -80,7 +80,7 @@ class ReceiveQueues:
         """
         wanted = set(tasks)
         # The assignment replaces the earlier guess from a peer's version.
-        self._unassigned_tasks.clear()
+        self._early_tasks.clear()
         for task in wanted - self._queues.keys():
             self._open_queue(task)
         removed = list(self._queues.keys() - wanted)
@@ -138,7 +138,7 @@ class ReceiveQueues:
 
     def is_drained(self, task: int) -> bool:
         """Return True unless a removed task still has its queue, or a task was opened early."""
-        return task not in self._unassigned_tasks and task not in self._leaving
+        return task not in self._early_tasks and task not in self._leaving
 
     def is_leaving(self, task: int) -> bool:
         """Return True if a task was removed and its messages are still queued here."""
@@ -148,7 +148,7 @@ class ReceiveQueues:
         """Own a task before its assignment arrives; return False if it is already local."""
         if task in self._queues:
             return False
-        self._unassigned_tasks.add(task)
+        self._early_tasks.add(task)
         self._open_queue(task)
         return True
 
@@ -347,7 +347,7 @@ class ReceiveQueues:
             return False
         queue = self._get_unconsumed(task)
         # Delivered first, because only delivered messages can be acknowledged.
-        self.record_delivery(queue, queue.log.take(sequence, sys.maxsize, sys.maxsize, most=TURN_GROUPS))
+        self.record_delivery(queue, queue.log.take(sequence, sys.maxsize, sys.maxsize, limit=TURN_GROUPS))
         done = queue.log.apply_progress(sequence, sequence, TURN_GROUPS)
         if done:
             self.on_acknowledged(task, done)

@@ -37,7 +37,7 @@ _COPY_OVERHEAD_BYTES = 512
 """Memory for a copy in addition to its payload and headers."""
 
 
-class GrownInboundSession:
+class GrownMessageSession:
     """The inbound session of a message that grew here. Releases to its sender use the original size."""
 
     __slots__ = ("_grown_bytes", "_inbound", "needs_release_acks", "origin", "sender_id", "worker_number")
@@ -49,7 +49,7 @@ class GrownInboundSession:
         self._inbound = inbound
         self._grown_bytes = grown_bytes
         # A message may grow with each rejection.
-        self.origin: InboundSession = inbound.origin if isinstance(inbound, GrownInboundSession) else inbound
+        self.origin: InboundSession = inbound.origin if isinstance(inbound, GrownMessageSession) else inbound
         """The original inbound session."""
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
@@ -111,9 +111,9 @@ class Rejections:
         settings: WorkerSettings,
         ledger: Ledger,
         recv: Callable[[ReceivedBatch], None],
-        has_owner: Callable[[int], bool],
+        can_route: Callable[[int], bool],
     ) -> None:
-        """Send copies through `recv`. `has_owner`: True if messages for a task can be queued or forwarded."""
+        """Send copies through `recv`. `can_route`: True if messages for a task can be queued or forwarded."""
         self.rejection_count = 0
         """Total number of rejections."""
         self.ignore_delays = False
@@ -121,7 +121,7 @@ class Rejections:
         self._settings = settings
         self._ledger = ledger
         self._recv = recv
-        self._has_owner = has_owner
+        self._can_route = can_route
         self._waiting: list[RejectedCopy] = []
         self._blocked_queues: dict[int, Queue] = {}
         self._numbers = count()
@@ -164,7 +164,7 @@ class Rejections:
         # 3. Later messages follow it, so the consumer receives its messages in order.
         if rejection.wait and drop_reason is None:
             grown = copy.size_bytes - group.size_bytes
-            log.replace_oldest(copy, GrownInboundSession(inbound, grown) if grown else inbound)
+            log.replace_oldest(copy, GrownMessageSession(inbound, grown) if grown else inbound)
             log.rewind(log.acknowledged)
             queue.blocked_until = max(queue.blocked_until, due)
             return None
@@ -260,10 +260,10 @@ class Rejections:
         self.release_originals()
         self.schedule(-math.inf)
 
-    def take_due(self, now: float, most: int) -> list[RejectedCopy]:
-        """Remove and return the copies that are due, at most `most`, in order."""
+    def take_due(self, now: float, limit: int) -> list[RejectedCopy]:
+        """Remove and return the copies that are due, at most `limit`, in order."""
         due: list[RejectedCopy] = []
-        while self._waiting and self._waiting[0].due <= now and len(due) < most:
+        while self._waiting and self._waiting[0].due <= now and len(due) < limit:
             due.append(heapq.heappop(self._waiting))
         return due
 
@@ -287,7 +287,7 @@ class Rejections:
         if self._waiting:
             self.schedule(self._waiting[0].due)
 
-    def is_blocked(self, queue: Queue) -> bool:
+    def check_blocked(self, queue: Queue) -> bool:
         """Return True if a rejected message blocks the queue until its delay has passed."""
         if not queue.blocked_until:
             return False
@@ -307,20 +307,20 @@ class Rejections:
 
     def _send(self, copies: Sequence[RejectedCopy], drop_reason: DropReason | None, now: float) -> None:
         """Send copies as messages of this worker; copies for tasks without an owner wait again."""
-        known = []
+        routable = []
         for copy in copies:
-            if self._has_owner(copy.group.task):
-                known.append(copy.group)
+            if self._can_route(copy.group.task):
+                routable.append(copy.group)
             else:
                 copy.due = now + _RECHECK_SECONDS
                 heapq.heappush(self._waiting, copy)
         # The original is settled before its copy is accepted, so the ledger counts both.
         if drop_reason is None:
-            self._ledger.acknowledged += len(known)
+            self._ledger.acknowledged += len(routable)
         else:
-            self._ledger.dropped[drop_reason] += len(known)
-        if known:
-            self._recv(ReceivedBatch.arrived(known, self))
+            self._ledger.dropped[drop_reason] += len(routable)
+        if routable:
+            self._recv(ReceivedBatch.arrived(routable, self))
 
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return the waiting copies."""

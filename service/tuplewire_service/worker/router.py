@@ -69,7 +69,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._drops = Drops(self._ledger)
         self._dead: set[Peer] = set()
         self.end_to_end = Durations()  # from acceptance by the sender to acknowledgement by the consumer
-        self.rejections = Rejections(settings, self._ledger, self.recv, self.has_owner)
+        self.rejections = Rejections(settings, self._ledger, self.recv, self.can_route)
         self.queues = ReceiveQueues(settings, self._on_acknowledged, self.table.not_local_error, observer)
         self.consumers = QueueConsumers(incarnation, self.queues, self.rejections)
         self._entry_sequences = EntrySequences()
@@ -117,7 +117,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._dead.difference_update(worker.peer for worker in assignment.workers)
         self._begin_moves(before, self.queues.set_local_tasks(self.table.local_tasks))
         self.refresh()
-        self._end_moves()
+        self._advance_moves()
         self.activity.set()
         counts = {"local_tasks": len(self.table.local_tasks), "peers": len(self.table.other_owners)}
         logger.info("assignment.changed", extra={"version": assignment.version, **counts})
@@ -136,7 +136,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             # 2. A worker that restarts at another address is another peer: the old one loses all tasks.
             lost = sorted(set(worker.tasks).difference(tasks))
             self._hold_behind_old_route(worker.peer, lost)
-            self._forget(lost)
+            self._forget_sequences(lost)
 
     def refresh(self) -> None:
         """Connect to the owners of outbound tasks, and to previous owners until their tasks have moved.
@@ -172,7 +172,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Treat peers as dead until assigned again. The next assignment reroutes or drops their messages."""
         self._dead.update(peers)
 
-    def _end_moves(self, tasks: Iterable[int] | None = None) -> None:
+    def _advance_moves(self, tasks: Iterable[int] | None = None) -> None:
         """Route messages that leave local queues, and held ones with empty old routes; None: of all tasks."""
         if not self._moves.by_task:
             return
@@ -180,16 +180,16 @@ class Router(IConnectionCallback, ISubscriptionSource):
         # Queues are emptied first: their messages are older than the held ones.
         self._reroute(self._moves.as_forwarded(self.queues.take_leaving(moving)))
         self._moves.forget_routes_to_owners(moving, self.table.owner_by_task)
-        self._reroute(self._moves.take_released(moving))
-        self._forget(moving)
+        self._reroute(self._moves.take_ready(moving))
+        self._forget_sequences(moving)
 
-    def _forget(self, tasks: Iterable[int]) -> None:
+    def _forget_sequences(self, tasks: Iterable[int]) -> None:
         """Forget the entry sequences of tasks without an owner and without messages in transit."""
         for task in tasks:
-            if not (task in self._moves.by_task or self.has_owner(task)):
+            if not (task in self._moves.by_task or self.can_route(task)):
                 self._entry_sequences.forget(task)
 
-    def has_owner(self, task: int) -> bool:
+    def can_route(self, task: int) -> bool:
         """Return True if messages for a task can be queued here or forwarded."""
         return task in self.queues or task in self.table.owner_by_task or self.queues.is_leaving(task)
 
@@ -199,7 +199,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             while waiting:
                 group, inbound = waiting[0]
                 if not self._route(group, inbound):
-                    self._drops.unroutable(group, inbound)
+                    self._drops.drop_unroutable(group, inbound)
                 waiting.popleft()
         finally:
             self._drops.count_lost(group for group, _ in waiting)
@@ -208,7 +208,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def _on_returned(self, connection: SendingEnd, left: Sequence[HeldGroup]) -> None:
         """Reroute the unacknowledged messages of a lost worker, then the messages that waited for them."""
         self._reroute(self._moves.remove_routes(connection, left))
-        self._end_moves()
+        self._advance_moves()
 
     def recv(self, batch: ReceivedBatch) -> None:
         """Route a batch to local queues or the transfer queue, or refuse its messages.
@@ -225,7 +225,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         sender_is_ahead = version > self.table.version and inbound.worker_number
         if sender_is_ahead:
             self.newest_peer_version = max(self.newest_peer_version, version)
-        now_micros, number = time.time_ns() // 1000, self._entry_sequences.assign_sequence
+        now_micros, assign = time.time_ns() // 1000, self._entry_sequences.assign_sequence
         # 1. Only programs are refused for an old version: no worker has accepted their messages yet.
         stale = 0 < version < self.table.version and not inbound.worker_number
         for group in batch.groups:
@@ -238,19 +238,20 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 batch.refuse(group, self.table.loop_error(task))
                 continue
             if not inbound.worker_number:
-                if not (task in self.table.owner_by_task or task in moving or self.has_owner(task)):  # 3.
+                if not (task in self.table.owner_by_task or task in moving or self.can_route(task)):  # 3.
                     batch.refuse(group, self.table.not_local_error(task))
                     continue
                 retained = inbound.needs_release_acks
-                group = number(group, now_micros, retained_upstream=retained)  # noqa: PLW2901
+                group = assign(group, now_micros, retained_upstream=retained)  # noqa: PLW2901
             if sender_is_ahead:  # 4. By this newer assignment, the task belongs here.
                 self._accept_early(task)
             # 5. and 6.
-            if not (task in moving and self._moves.hold(group, inbound)) and not self._route(group, inbound):
+            held = task in moving and self._moves.try_hold(group, inbound)
+            if not held and not self._route(group, inbound):
                 if not group.forwarded:
                     batch.refuse(group, self.table.not_local_error(task))  # 6.
                     continue
-                self._drops.unroutable(group, inbound)  # 6. Its program was already notified of acceptance.
+                self._drops.drop_unroutable(group, inbound)  # 6. Its program was notified of acceptance.
             self._ledger.accepted += group.count
         self._transfer.send_all()
         if self.taps.open_taps:
@@ -313,7 +314,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if not self._closing:  # nothing is consumed after the close
             for task, some in groupby(released, attrgetter("task")):
                 release(task, some)
-        self._end_moves({each.task for each in released} if self._moves.by_task else ())
+        self._advance_moves({each.task for each in released} if self._moves.by_task else ())
         self.activity.set()
 
     def _on_acknowledged(self, task: int, done: Sequence[Acknowledged]) -> None:
@@ -324,7 +325,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 self.end_to_end.add((now_micros - each.accepted_micros) / 1e6, each.messages)
             self._ledger.acknowledged += 0 if each.rejected else each.messages
         release(task, done)
-        self._end_moves((task,))
+        self._advance_moves((task,))
         self.activity.set()
         if self.observer is not None:
             self.observer.on_processed(task, self.end_to_end)
@@ -352,7 +353,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._on_departures(departures, new)
         self._moves.successors.add_departures(new, self.connections.unreleased())
         self.refresh()
-        self._end_moves()
+        self._advance_moves()
 
     def ledger(self) -> LedgerSnapshot:
         """Return the ledger of the whole worker."""

@@ -31,7 +31,7 @@ logger = event_logger(__name__)
 _MAX_READ_BYTES = 4 << 20
 _PROGRESS_WAIT_SECONDS = 0.5
 """Seconds that a response about an epoch waits for progress."""
-_ASKS_AGAIN_SECONDS = 3.0
+_REPEAT_SECONDS = 3.0
 """A live caller repeats its request within this time while messages wait."""
 _PREVIOUS_OWNER_SECONDS = 600.0
 """Seconds that a worker may continue to drain after it was removed from the assignment."""
@@ -47,10 +47,10 @@ class Sinks:
             settings.staging_memory_bytes, settings.staging_disk_bytes, settings.staging_seconds
         )
         self.publications = Publications(
-            settings.receive_queue_messages, settings.receive_queue_bytes, router.has_owner, self._start_pump
+            settings.receive_queue_messages, settings.receive_queue_bytes, router.can_route, self._start_task
         )
         self._log_rate = LogRateLimiter()
-        self._asked: dict[tuple[Sink, int], float] = {}
+        self._requested_at: dict[tuple[Sink, int], float] = {}
         self._previous_owners: dict[Peer, tuple[AssignedWorker, float]] = {}
         self._publish_task: asyncio.Task[None] | None = None
 
@@ -60,7 +60,7 @@ class Sinks:
         if self.publications.waiting_messages or self._publish_task:
             return True
         # A drain waits for this, so that a driver receives its result; see docs/design/sinks.md.
-        return any(asked > time.monotonic() - _ASKS_AGAIN_SECONDS for asked in self._asked.values())
+        return any(asked > time.monotonic() - _REPEAT_SECONDS for asked in self._requested_at.values())
 
     async def stage(
         self, sink: Sink, epoch: int, name: AttemptName, piece: int, groups: Sequence[TaskGroup]
@@ -74,7 +74,7 @@ class Sinks:
         """
         self.publications.check(sink, epoch)
         for group in groups:
-            if not self._router.has_owner(group.task):
+            if not self._router.can_route(group.task):
                 raise self._router.table.not_local_error(group.task)
         placement, stage = self.staging.reserve(sink, epoch, name, piece, groups, time.monotonic())
         if placement is Placement.NO_SPACE:
@@ -171,7 +171,7 @@ class Sinks:
             chosen, omitted = self.publications.choose(sink, epoch, attempts, stages, run, published)
             for staged in omitted:
                 self.staging.free_group(staged)
-            self._start_pump()
+            self._start_task()
         # The publishing task gets one turn, so that a small epoch is complete in the response.
         return chosen, (await self._wait_for_progress(sink, epoch, 0.0))[0]
 
@@ -189,23 +189,23 @@ class Sinks:
 
     async def _wait_for_progress(self, sink: Sink, epoch: int, seconds: float) -> tuple[int, list[int]]:
         """Return the waiting messages for a caller that repeats its request while there are any."""
-        self._asked[sink, epoch] = time.monotonic()
+        self._requested_at[sink, epoch] = time.monotonic()
         deadline = asyncio.get_running_loop().time() + seconds
         waiting = self.publications.progress_of
         await self._router.activity.wait_until(lambda: not (waiting(sink, epoch) or (0,))[0], deadline)
         found = waiting(sink, epoch) or (0, [])
         if not found[0]:
-            self._asked.pop((sink, epoch), None)
+            self._requested_at.pop((sink, epoch), None)
         return found
 
     def resume(self) -> None:
         """Expire old epochs and resume publishing. Called periodically and after a new assignment."""
         now = time.monotonic()
-        self._asked = {key: asked for key, asked in self._asked.items() if asked > now - _ASKS_AGAIN_SECONDS}
+        self._requested_at = {key: at for key, at in self._requested_at.items() if at > now - _REPEAT_SECONDS}
         for (_, name), epoch in self.staging.expire(now):
             logger.warning("staging.expired", extra={"sink": name, "epoch": epoch})
         if self.publications.retry_full_tasks():
-            self._start_pump()
+            self._start_task()
 
     def status(self) -> pb.SinkStatus:
         """Return the used space and the waiting messages."""
@@ -217,7 +217,7 @@ class Sinks:
             waits=staging.no_space_count,
         )
 
-    def _start_pump(self) -> None:
+    def _start_task(self) -> None:
         if self._publish_task is None:
             self._publish_task = report_errors(asyncio.create_task(self._publish_waiting(), name="publish"))
 
@@ -235,11 +235,10 @@ class Sinks:
 
     def _deliver(self, taken: Sequence[ChosenGroup], groups: Sequence[TaskGroup]) -> None:
         """Route groups; groups of tasks without an owner wait again."""
-        known = [self._router.has_owner(staged.task) for staged, _ in taken]
-        self.publications.put_back([each for each, holds in zip(taken, known, strict=True) if not holds])
-        held = list(compress(groups, known))
-        self._router.recv(ReceivedBatch.arrived(held, self.publications))
-        for staged, _ in compress(taken, known):
+        routable = [self._router.can_route(staged.task) for staged, _ in taken]
+        self.publications.put_back([each for each, ok in zip(taken, routable, strict=True) if not ok])
+        self._router.recv(ReceivedBatch.arrived(list(compress(groups, routable)), self.publications))
+        for staged, _ in compress(taken, routable):
             self.staging.free_group(staged)
 
 

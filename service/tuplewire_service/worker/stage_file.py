@@ -2,7 +2,7 @@
 
 All attempts share one file, because a file for each could exhaust the worker's descriptors. Closing an
 attempt punches a hole into the file (fallocate, Linux). On other systems, the space is freed with the file's
-last attempt. Used by staging.py and sinks.py. Owns the file. Thread-safe, except that each AttemptFile must
+last attempt. Used by staging.py and sinks.py. Owns the file. Thread-safe, except that each AttemptPart must
 be used by one thread at a time. Design: docs/design/sinks.md.
 """
 
@@ -32,7 +32,7 @@ class _SharedFile:
     def __init__(self, directory: str | None) -> None:
         self.directory = directory
         try:
-            self.file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - see AttemptFile.close()
+            self.file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - see AttemptPart.close()
         except OSError as error:
             raise _staging_error(directory, error) from error
         self.end = 0
@@ -48,22 +48,22 @@ class StageFiles:
         self._lock = threading.Lock()
         self._shared: _SharedFile | None = None
 
-    def create_part(self) -> AttemptFile:
+    def create_part(self) -> AttemptPart:
         """Return the part of a new attempt, which must be closed. Raises ResourceLimitError."""
         with self._lock:
             if self._shared is None or not self._shared.open_parts or self._shared.end >= _MAX_FILE_BYTES:
                 self._shared = _SharedFile(self._directory)
             self._shared.open_parts += 1
-            return AttemptFile(self._shared, self._lock)
+            return AttemptPart(self._shared, self._lock)
 
 
-class AttemptFile:
+class AttemptPart:
     """One attempt's part of the file. Use it from one thread at a time."""
 
     def __init__(self, shared: _SharedFile, lock: threading.Lock) -> None:
         self._shared = shared
         self._lock = lock
-        self._parts: list[tuple[int, int]] = []
+        self._ranges: list[tuple[int, int]] = []
 
     def write(self, groups: Iterable[TaskGroup]) -> list[tuple[int, int]]:
         """Write groups; return the offset and the length of each. Raises ResourceLimitError."""
@@ -72,9 +72,9 @@ class AttemptFile:
         with self._lock:
             # Reserve the range under the lock; the write itself needs no lock.
             start = self._shared.end
-            blocks = -(-len(rest) // _BLOCK_BYTES) * _BLOCK_BYTES
-            self._shared.end += blocks
-        self._parts.append((start, blocks))
+            reserved = -(-len(rest) // _BLOCK_BYTES) * _BLOCK_BYTES
+            self._shared.end += reserved
+        self._ranges.append((start, reserved))
         written = []
         offset = start
         for frame in frames:
@@ -101,8 +101,8 @@ class AttemptFile:
                 return
             descriptor = self._shared.file.fileno()
             if hasattr(_libc, "fallocate"):
-                for start, blocks in self._parts:
-                    _libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(blocks))
+                for start, reserved in self._ranges:
+                    _libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(reserved))
 
 
 def _staging_error(directory: str | None, error: OSError) -> ResourceLimitError:

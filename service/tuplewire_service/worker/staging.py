@@ -24,7 +24,7 @@ from tuplewire.errors import (
 )
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import TaskGroup
-from tuplewire_service.worker.stage_file import AttemptFile
+from tuplewire_service.worker.stage_file import AttemptPart
 
 Sink = tuple[str, str]
 """The owner and the name. Sinks of different owners are separate, even with the same name; see IAccess."""
@@ -90,7 +90,7 @@ class Staged:
     messages: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
-    file: AttemptFile | None = None
+    file: AttemptPart | None = None
     is_writing: bool = False
     is_dropped: bool = False
     remaining_groups: int = 0

@@ -59,7 +59,7 @@ class StateSeconds:
         self._waited = dict.fromkeys(TimeState, 0.0)
 
     def record_wait(
-        self, began: float, ended: float, *, local_full: bool, remote_full: bool, held_since: float | None
+        self, began: float, ended: float, *, local_full: bool, remote_full: bool, blocked_since: float | None
     ) -> None:
         """Account for one wait of the loop, during which nothing changed.
 
@@ -67,7 +67,7 @@ class StateSeconds:
             began, ended: The start and the end of the wait.
             local_full: A window for a local task is used up.
             remote_full: A window for a task of another worker is used up.
-            held_since: Time since which a connection cannot send; None if all can.
+            blocked_since: Time since which a connection cannot send; None if all can.
         """
         waited = self._waited
         # The causes have a fixed order, so the states add up to the age; see docs/design/status.md.
@@ -76,9 +76,9 @@ class StateSeconds:
             return
         state = TimeState.BACKPRESSURED_CREDIT if remote_full else TimeState.IDLE
         # A connection counts as blocked only after BLOCKED_SECONDS.
-        usual_until = ended if held_since is None else min(ended, max(began, held_since + BLOCKED_SECONDS))
-        waited[state] += usual_until - began
-        waited[TimeState.BACKPRESSURED_SOCKET] += ended - usual_until
+        until = ended if blocked_since is None else min(ended, max(began, blocked_since + BLOCKED_SECONDS))
+        waited[state] += until - began
+        waited[TimeState.BACKPRESSURED_SOCKET] += ended - until
 
     def seconds(self, now: float) -> dict[str, float]:
         """Return the seconds in each state since the start; their sum is the elapsed time."""
@@ -100,10 +100,10 @@ class BlockingTimes:
         self._seconds: dict[tuple[str, str], float] = {}
         self._is_removed: Callable[[int, str], bool] = lambda _task, _where: False
 
-    def add(self, blocked: Iterable[tuple[int, str]], elapsed: float) -> None:
+    def add(self, blocking: Iterable[tuple[int, str]], elapsed: float) -> None:
         """Add the seconds since the last sample to each task and place that blocks now."""
         seconds = self._seconds
-        for task, where in blocked:
+        for task, where in blocking:
             # No later call would forget a removed task or place.
             if self._is_removed(task, where):
                 continue
@@ -202,8 +202,8 @@ class Timekeeper:
         here = {self._router.location_of(task) == LOCAL for task in servers.longest_exhausted()}
         # Programs also send messages for tasks of other workers through this one.
         there = False in here or pressure.without_credit > 0
-        since = pressure.blocked_since
-        self._shares.record_wait(began, ended, local_full=True in here, remote_full=there, held_since=since)
+        then = pressure.blocked_since
+        self._shares.record_wait(began, ended, local_full=True in here, remote_full=there, blocked_since=then)
 
     def on_assignment(self, assignment: Assignment) -> None:
         """Forget the blocking times of tasks and workers outside the assignment."""

@@ -43,7 +43,7 @@ class Drops:
         self._ledger.dropped[reason] += group.count
         inbound.release(group.task, group.count, group.size_bytes)
 
-    def unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
+    def drop_unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Drop messages that were accepted for a task without an owner."""
         self.drop(group, inbound, DropReason.UNKNOWN_TASK, "no worker owns the task")
 
@@ -86,7 +86,7 @@ class TransferQueue:
         for group, inbound in queue:
             owner = self._table.owner_by_task.get(group.task)
             if owner is None:
-                self._drops.unroutable(group, inbound)
+                self._drops.drop_unroutable(group, inbound)
                 continue
             runs = runs_by_worker.setdefault(owner.worker_id, [])
             if runs and runs[-1][1] is inbound:
@@ -113,10 +113,10 @@ class TransferQueue:
         # A copy from a program may have been faster: the lost worker's messages are marked.
         if inbound.worker_number and connection is not None:
             if (lost := self._lost_workers).numbers:
-                groups = [each.as_redelivered() if lost.had(each, inbound) else each for each in groups]
+                groups = [each.as_redelivered() if lost.accepted(each, inbound) else each for each in groups]
             groups = list(_as_forwarded(groups, inbound.worker_number, connection))
         for group in self._submit(connection, inbound, groups):
-            self._drops.unroutable(group, inbound)
+            self._drops.drop_unroutable(group, inbound)
 
     def _submit(
         self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]

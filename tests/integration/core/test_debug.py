@@ -156,5 +156,5 @@ def test_the_rate_changes_for_a_time(worker: Running) -> None:
 def test_a_signal_writes_the_stacks(worker: Running) -> None:
     """A signal writes the stacks; this works even if the event loop is blocked."""
     os.kill(worker.process.pid, signal.SIGUSR1)
-    eventually(lambda: "in await_stop" in worker.log and "in _main" in worker.log, SECONDS)
+    eventually(lambda: "in wait_for_stop" in worker.log and "in _main" in worker.log, SECONDS)
     assert worker.process.poll() is None

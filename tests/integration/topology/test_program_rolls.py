@@ -44,7 +44,7 @@ class Site:
         (folder / "worker.toml").write_text(self._settings(rules))
         flags = (
             f"--config={folder}/worker.toml",
-            f"--program-conf={folder}/program.json",
+            f"--program-conf-file={folder}/program.json",
             "--program=helpers.numbered_spout:topology",
         )
         states = {name: f"--program-state-file={folder}/{name}.json" for name in NAMES}

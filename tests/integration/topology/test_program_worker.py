@@ -40,7 +40,7 @@ def flags_of(directory: Path, worker_id: str, conf: Conf = NO_CONF) -> list[str]
     (directory / "conf.json").write_text(json.dumps({"topology.acker.executors": 0, **conf}))
     return [
         "--program=helpers.words:topology",
-        f"--program-conf={directory}/conf.json",
+        f"--program-conf-file={directory}/conf.json",
         f"--program-state-file={directory}/{worker_id}.json",
     ]
 

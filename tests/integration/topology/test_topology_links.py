@@ -267,7 +267,7 @@ def ask_until_over(workers: Sequence[ExecutorGroup]) -> None:
     """Poll the workers until the topology has finished; raise TimeoutError if that takes too long."""
     termination = TerminationDetector(len(workers))
     deadline = time.monotonic() + SECONDS
-    while not termination.is_over:
+    while not termination.is_finished:
         for rank, worker in enumerate(workers):
             report = worker.report()
             assert report.failure is None, report.failure

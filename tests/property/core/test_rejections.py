@@ -122,7 +122,7 @@ class Scene:
             self.subscription.close()
         incarnation = self.window.worker_incarnation
         subscription = subscribe(
-            self.consumers, "c", self.window.all_cursors(), worker_incarnation=incarnation
+            self.consumers, "c", self.window.take_all_cursors(), worker_incarnation=incarnation
         )
         self.subscription = subscription
         self.window.on_connected(7, subscription.starts)

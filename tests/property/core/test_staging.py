@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tuplewire.errors import EpochTooLargeError, ResourceLimitError, SequenceGapError, StagedDataLostError
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.publications import Publications
-from tuplewire_service.worker.stage_file import AttemptFile
+from tuplewire_service.worker.stage_file import AttemptPart
 from tuplewire_service.worker.staging import AttemptName, Placement, StagedGroup, Staging
 
 PARTITIONS = 2
@@ -17,7 +17,7 @@ TASKS = 4
 SINK = ("me", "s")
 
 
-class File(AttemptFile):
+class File(AttemptPart):
     """A file of groups, without a disk."""
 
     def __init__(self) -> None:

@@ -96,10 +96,10 @@ def test_over_is_said_when_it_is_and_not_before(data: st.DataObject, count: int)
     """In any order of work, arrivals, requests and reports, no wave detects the end while work remains."""
     world = World(data, count)
     for _ in range(data.draw(st.integers(0, 60))):
-        if not world.termination.is_over:
+        if not world.termination.is_finished:
             world.step()
     while world.on_the_way or not all(process.at_rest for process in world.processes):
-        assert not world.termination.is_over
+        assert not world.termination.is_finished
         for process in world.processes:
             if process.spouts:
                 world.emit(process)
@@ -111,7 +111,7 @@ def test_over_is_said_when_it_is_and_not_before(data: st.DataObject, count: int)
         wave = world.termination.wave
         for number, process in enumerate(world.processes):
             world.termination.add_report(number, wave, process.report())
-    assert world.termination.is_over
+    assert world.termination.is_finished
 
 
 def test_counts_that_do_not_add_up() -> None:
@@ -128,7 +128,7 @@ def test_counts_that_do_not_add_up() -> None:
     for wave in (3, 4):
         for process, report in left.items():
             termination.add_report(process, wave, report)
-        assert termination.is_over == (wave == 4)
+        assert termination.is_finished == (wave == 4)
 
 
 def test_reports_that_do_not_count() -> None:
@@ -137,4 +137,4 @@ def test_reports_that_do_not_count() -> None:
     termination = TerminationDetector(1)
     assert not termination.add_report(1, 1, quiet)
     assert termination.unreported == {0}
-    assert TerminationDetector(0).is_over
+    assert TerminationDetector(0).is_finished

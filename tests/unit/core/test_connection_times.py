@@ -39,7 +39,7 @@ def test_backoff() -> None:
     """The ceiling of a delay doubles up to a maximum, until a success; the delay is random."""
     backoff = Backoff(0.5, 3.0, lambda: 1.0)
     assert [backoff.next() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
-    backoff.succeeded()
+    backoff.reset()
     assert backoff.next() == 0.5
     rolls = iter([0.0, 0.25, 0.99])
     backoff = Backoff(1.0, 100.0, lambda: next(rolls))

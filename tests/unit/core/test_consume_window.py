@@ -56,7 +56,7 @@ def test_room_that_was_void_is_told() -> None:
     window = opened(1, 2, 3, size_bytes=4)
     arrive(window, 1, "abcd")
     arrive(window, 1, "abcd", task=2)
-    assert [cursor.credit_bytes for cursor in window.all_cursors()] == [0, 0, 4]
+    assert [cursor.credit_bytes for cursor in window.take_all_cursors()] == [0, 0, 4]
     window.on_connected(WORKER, [(1, 9), (2, 4), (3, 2)])
     assert window.take_changed() == [cursor_of(1, 9, 9, 19, 4)]
     window.on_connected(WORKER + 1, [(1, 0), (2, 0), (3, 0)])
@@ -77,7 +77,7 @@ def test_what_the_worker_asks_for_is_told_at_once() -> None:
 
 def cursor(window: ConsumeWindow) -> pb.TaskCursor:
     """Return the task's cursor."""
-    (found,) = window.all_cursors()
+    (found,) = window.take_all_cursors()
     return found
 
 
@@ -128,7 +128,7 @@ def test_a_task_is_added_between_two_streams() -> None:
     window = opened(1)
     last = arrive(window, 1, "abc")
     window.set_tasks([1, 2])
-    assert [cursor.task for cursor in window.all_cursors()] == [1, 2]
+    assert [cursor.task for cursor in window.take_all_cursors()] == [1, 2]
     window.on_connected(WORKER, [(1, 3), (2, 40)])
     assert text_of(arrive(window, 41, "x", task=2)) == "x"
     assert window.acknowledge(last)
@@ -140,12 +140,12 @@ def test_a_removed_task_is_not_in_requests_and_continues_later() -> None:
     window = opened(1, 2)
     arrive(window, 1, "ab", task=2)
     window.set_tasks([1])
-    assert [cursor.task for cursor in window.all_cursors()] == [1]
+    assert [cursor.task for cursor in window.take_all_cursors()] == [1]
     window.on_connected(WORKER, [(1, 0)])
     window.mark_all_changed()
     assert [cursor.task for cursor in window.take_changed()] == [1]
     window.set_tasks([1, 2])
-    assert [(cursor.task, cursor.received) for cursor in window.all_cursors()] == [(1, 0), (2, 2)]
+    assert [(cursor.task, cursor.received) for cursor in window.take_all_cursors()] == [(1, 0), (2, 2)]
     window.on_connected(WORKER, [(1, 0), (2, 2)])
     assert text_of(arrive(window, 2, "bc", task=2)) == "c"
 

@@ -215,7 +215,7 @@ def test_no_request_is_longer_than_it_may_be(count: int, acknowledged: list[int]
 
 
 @pytest.mark.parametrize("wait_last", [False, True])
-@pytest.mark.parametrize("again", [ConsumeWindow.mark_all_changed, ConsumeWindow.all_cursors])
+@pytest.mark.parametrize("again", [ConsumeWindow.mark_all_changed, ConsumeWindow.take_all_cursors])
 def test_all_are_told_again_after_a_break(
     *, again: Callable[[ConsumeWindow], object], wait_last: bool
 ) -> None:
@@ -232,7 +232,7 @@ def test_a_window_waits_for_the_answer_to_a_rejection_that_was_not_in_the_subscr
     """Messages that arrive before the answer are dropped, and redelivered behind the rejected message."""
     client = Client()
     client.reject(2100, wait_last=True)
-    [subscribe] = client.window.all_cursors()
+    [subscribe] = client.window.take_all_cursors()
     assert subscribe.received == 2100
     client.window.on_connected(7, [(1, subscribe.received)])
     assert client.window.tasks_awaiting_answer() == {1}

@@ -73,7 +73,7 @@ def moving(*routes: Route, left: bool = True) -> Moves:
 
 def held(moves: Moves, group: TaskGroup, inbound: Program) -> bool:
     """Hold messages if they must wait; return True in this case."""
-    return moves.hold(group, cast("InboundSession", inbound))
+    return moves.try_hold(group, cast("InboundSession", inbound))
 
 
 def follows(moves: Moves, group: TaskGroup, inbound: Program, route: Route) -> bool:
@@ -90,7 +90,7 @@ def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
 
 def free(moves: Moves) -> list[int]:
     """Return the entry sequences of messages that no longer need to wait."""
-    return [group.entry_sequence for group, _ in moves.take_released(moves.filter_moving())]
+    return [group.entry_sequence for group, _ in moves.take_ready(moves.filter_moving())]
 
 
 def test_what_follows_waits_until_the_old_route_is_empty() -> None:
@@ -182,9 +182,9 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     moves.mark_lost({PEER})
     route.window.take_back()
     assert moves.by_task[TASK].must_hold(messages(3), WORKER)
-    assert moves.take_released(moves.filter_moving()) == []
+    assert moves.take_ready(moves.filter_moving()) == []
     moves.remove_routes(cast("SendingEnd", route), [])
-    assert [group.entry_sequence for group, _ in moves.take_released(moves.filter_moving())] == [2]
+    assert [group.entry_sequence for group, _ in moves.take_ready(moves.filter_moving())] == [2]
     assert TASK not in moves.by_task
 
 
@@ -250,7 +250,7 @@ def test_a_message_follows_earlier_ones_to_a_successor(*, entered: int, in_fligh
     """A message follows earlier ones to a drained worker's successor, unless later ones go to the owner."""
     route, other = Route(), Route()
     owner, routes = Peer("o", "o:1"), {Peer("o", "o:1"): route, Peer("s", "s:1"): other}
-    moves = Moves(OWN, connection=cast("Any", routes.get))
+    moves = Moves(OWN, get_connection=cast("Any", routes.get))
     successors = successors_to_wire({(TASK, entered): Successor("s", "s:1", 5)})
     departure = Departure(incarnation=3, successors=successors)
     moves.successors.add_departures([departure], [(PEER, 3, {(TASK, entered): 1})])
@@ -295,16 +295,16 @@ def test_what_a_lost_worker_had_accepted(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("tuplewire_service.worker.moves._MAX_LOST_WORKERS", 2)
     lost = LostWorkers()
     lost.on_worker_connection(OTHER, connected=True)
-    assert not lost.had(messages(1), WORKER)
+    assert not lost.accepted(messages(1), WORKER)
     lost.on_worker_connection(OTHER, connected=False)
-    assert lost.had(messages(1), WORKER)
-    assert lost.had(messages(1, passed_on=1), Program(300))
-    assert not lost.had(messages(1), PROGRAM)
-    assert not lost.had(messages(1), Program(300))
+    assert lost.accepted(messages(1), WORKER)
+    assert lost.accepted(messages(1, passed_on=1), Program(300))
+    assert not lost.accepted(messages(1), PROGRAM)
+    assert not lost.accepted(messages(1), Program(300))
     for number in (2, 3):
         lost.on_worker_connection(number, connected=False)
     inbound = [cast("InboundSession", Program(number)) for number in (OTHER, 2, 3)]
-    assert [lost.had(messages(1), each) for each in inbound] == [False, True, True]
+    assert [lost.accepted(messages(1), each) for each in inbound] == [False, True, True]
 
 
 OWN_INCARNATION = 9

@@ -100,7 +100,7 @@ def test_a_long_queue_is_read_from_any_place(groups: int) -> None:
     for number in range(groups):
         log.append(TaskGroup.from_checked(TASK, None, [b"%4d" % number, b"...."]))
     for acknowledged in (0, groups, groups * 3 // 2):
-        log.take(acknowledged, LARGE, LARGE, most=LARGE)
+        log.take(acknowledged, LARGE, LARGE, limit=LARGE)
         log.apply_progress(acknowledged, acknowledged)
         for after in range(acknowledged, 2 * groups):
             found = log.read(after, 2 * groups, LARGE)

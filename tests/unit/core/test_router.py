@@ -26,7 +26,7 @@ def test_messages_that_are_given_up_are_told_of(caplog: pytest.LogCaptureFixture
     """Dropped messages are logged by task, with number and reason, and their sender gets space again."""
     program, ledger = Program(), Ledger()
     drops = Drops(ledger)
-    drops.unroutable(TaskGroup.of(3, [b"x", b"y"]), program)
+    drops.drop_unroutable(TaskGroup.of(3, [b"x", b"y"]), program)
     (record,) = caplog.records
     assert record.getMessage().startswith("messages.dropped task=3 messages=2 reason=unknown_task")
     assert (ledger.dropped[DropReason.UNKNOWN_TASK], program.released) == (2, 2)

@@ -254,14 +254,14 @@ APART = QUICK_SECONDS
 def test_quick_frames_ask_more_often(times: list[float], asking: list[int]) -> None:
     """Every fourth frame requests an update if the last four were quick; otherwise, only every 32nd."""
     ack_requests = AckRequestPolicy()
-    assert [number for number, now in enumerate(times, 1) if ack_requests.is_due(now)] == asking
+    assert [number for number, now in enumerate(times, 1) if ack_requests.ack_due(now)] == asking
 
 
 def test_a_frame_that_somebody_waits_for_asks() -> None:
     """A frame that a caller waits for requests an acknowledgement at any rate, and restarts the count."""
     ack_requests = AckRequestPolicy()
-    assert ack_requests.is_due(0.0, urgent=True)
-    assert not ack_requests.is_due(APART)
+    assert ack_requests.ack_due(0.0, urgent=True)
+    assert not ack_requests.ack_due(APART)
 
 
 def test_as_many_frames_may_be_under_way_as_the_contract_allows() -> None:

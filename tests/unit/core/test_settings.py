@@ -203,8 +203,8 @@ def test_flags_variables_and_file_give_the_same_object(
     config = made(kind, each)
     texts = given(config)
     monkeypatch.chdir(tmp_path)
-    if "program_conf" in texts:
-        Path(texts["program_conf"]).write_text("{}", encoding="utf-8")
+    if "program_conf_file" in texts:
+        Path(texts["program_conf_file"]).write_text("{}", encoding="utf-8")
     variables = {settings_of(kind)[name].variable: text for name, text in texts.items()}
     by_flags, by_variables = load(texts, {}), load({}, variables)
     assert by_flags.config == by_variables.config == config

@@ -40,7 +40,7 @@ class Queues:
         self.received: list[TaskGroup] = []
         self.inbound: Any = None
 
-    def has_owner(self, task: int) -> bool:
+    def can_route(self, task: int) -> bool:
         return task in self.tasks
 
     def not_local_error(self, task: int) -> UnknownTaskError:
@@ -104,7 +104,7 @@ async def test_a_drain_waits_for_messages_without_room() -> None:
     assert await sinks.publish(SINK, 1, [staged]) == (5, 3)
     assert await sinks.await_progress(SINK, 1) == (3, [TASK])
     assert not staged_here(sinks)
-    sinks._asked.clear()  # the caller has disconnected
+    sinks._requested_at.clear()  # the caller has disconnected
     assert publishing(sinks)
     assert sinks.publications.unpublished() == {TASK: 3}
     consumed = []
@@ -259,7 +259,7 @@ async def test_what_has_no_room_in_memory_goes_through_the_file(tmp_path: Path) 
     with pytest.raises(EpochTooLargeError, match="staging-disk-bytes"):
         await stage(sinks, "1a", b"x" * 20_000)
     assert (await sinks.publish(SINK, 1, [name("0a", 8, 8)]))[0] == 8
-    sinks._asked.clear()
+    sinks._requested_at.clear()
     consumed = []
     while publishing(sinks) or queues.received:
         consumed += queues.consume()

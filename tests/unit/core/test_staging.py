@@ -18,7 +18,7 @@ from tuplewire.errors import (
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker import stage_file
-from tuplewire_service.worker.stage_file import AttemptFile, StageFiles
+from tuplewire_service.worker.stage_file import AttemptPart, StageFiles
 from tuplewire_service.worker.staging import (
     IDLE_SECONDS,
     AttemptName,
@@ -31,7 +31,7 @@ from tuplewire_service.worker.staging import (
 SINK, OTHER = ("me", "s"), ("me", "other")
 
 
-class File(AttemptFile):
+class File(AttemptPart):
     """A file that records whether it is closed."""
 
     def __init__(self) -> None:
@@ -278,12 +278,12 @@ def descriptors() -> set[str]:
     return {each for each in found if each.endswith("(deleted)")}
 
 
-def read(file: AttemptFile, places: list[tuple[int, int]]) -> list[TaskGroup]:
+def read(file: AttemptPart, places: list[tuple[int, int]]) -> list[TaskGroup]:
     """Return the groups at some places of a file."""
     return [group for place in places for group in file.read(*place)]
 
 
-def held_bytes(file: AttemptFile) -> int:
+def held_bytes(file: AttemptPart) -> int:
     """Return the disk space that the file uses."""
     return os.fstat(file._shared.file.fileno()).st_blocks * 512
 

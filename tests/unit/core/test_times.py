@@ -83,7 +83,11 @@ def test_states_add_up_to_the_time_that_has_passed(
         began = now + busy
         now = began + length
         shares.record_wait(
-            began, now, local_full=here, remote_full=there, held_since=None if held is None else began + held
+            began,
+            now,
+            local_full=here,
+            remote_full=there,
+            blocked_since=None if held is None else began + held,
         )
     seconds = shares.seconds(now)
     assert set(seconds) == {state.value for state in TimeState}
@@ -93,7 +97,7 @@ def test_states_add_up_to_the_time_that_has_passed(
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "held_since", "state"),
+    ("here", "there", "blocked_since", "state"),
     [
         (False, False, None, "idle"),
         (False, True, None, "backpressured_credit"),
@@ -103,11 +107,11 @@ def test_states_add_up_to_the_time_that_has_passed(
     ],
 )
 def test_a_wait_counts_for_what_holds_messages_up(
-    *, here: bool, there: bool, held_since: float | None, state: str
+    *, here: bool, there: bool, blocked_since: float | None, state: str
 ) -> None:
     """A full local queue takes priority over a blocked connection, and that over a full peer."""
     shares = StateSeconds(0.0)
-    shares.record_wait(10.0, 10.004, local_full=here, remote_full=there, held_since=held_since)
+    shares.record_wait(10.0, 10.004, local_full=here, remote_full=there, blocked_since=blocked_since)
     assert {name: s for name, s in shares.seconds(10.004).items() if s and name != "busy"} == {
         state: pytest.approx(0.004)
     }

@@ -44,7 +44,7 @@ def router(grouping: str, partition: int = 0) -> RowRouter:
 
 def groups_of(router: RowRouter, batch: pa.RecordBatch) -> list[TaskGroup]:
     """Return the groups for a batch of rows."""
-    return [group for rows in router.check_rows([batch]) for group in router.groups(rows)]
+    return [group for rows in router.checked_rows([batch]) for group in router.groups(rows)]
 
 
 def routed(router: RowRouter, batch: pa.RecordBatch) -> dict[int, list[bytes]]:

@@ -27,7 +27,7 @@ DEFAULT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 MAX_SERIES = 1000
 _MAX_OMITTED = 10_000
 """The maximum number of omitted metrics that are counted for each task."""
-_MAX_NAME = 100
+_MAX_LENGTH = 100
 _HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
 
 
@@ -199,8 +199,8 @@ class UserMetrics:
 
 def _exported_name(name: str) -> str:
     """Return the exported form of a name. Raises TopologyError for an invalid name."""
-    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
-        raise TopologyError(f"a metric's name is text of 1 to {_MAX_NAME} characters, not {name!r:.200}")
+    if not isinstance(name, str) or not 0 < len(name) <= _MAX_LENGTH:
+        raise TopologyError(f"a metric's name is text of 1 to {_MAX_LENGTH} characters, not {name!r:.200}")
     exported_name = re.sub(r"[^a-zA-Z0-9_]", "_", name).removesuffix("_total")  # exporters add this suffix
     if not exported_name.strip("_"):
         raise TopologyError(f"a metric's name needs a letter or a digit, unlike {name!r}")

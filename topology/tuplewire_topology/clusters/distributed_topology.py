@@ -98,7 +98,7 @@ class DistributedTopology(RunningTopology):
                 self.name,
                 self._settings.stop_seconds,
                 f"--program={reference}",
-                f"--program-conf={directory / 'conf.json'}",
+                f"--program-conf-file={directory / 'conf.json'}",
                 f"--state-file={files / f'{worker_id}.state'}",
                 options=self._settings.interpreter_options(port, worker_id, self.name),
             )
@@ -118,7 +118,7 @@ class DistributedTopology(RunningTopology):
             )
             self._workers.append(worker)
         for worker in self._workers:  # after all of them were started, so they start in parallel
-            worker.await_bound()
+            worker.wait_for_bound()
         self._assignment.version = 1
         for worker, tasks in zip(self._workers, tasks_by_worker, strict=True):
             self._assignment.workers.append(worker.endpoint.assigned(tasks))

@@ -19,7 +19,7 @@ from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, to_t
 from tuplewire.identity.credentials import Credentials
 from tuplewire.packing.packing import FAULTS, pack_values, read_value
 from tuplewire.processes.child import Child, Command, LaunchError
-from tuplewire.processes.worker_processes import Endpoint, await_bound
+from tuplewire.processes.worker_processes import Endpoint, wait_for_bound
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.session.retry import Backoff
 from tuplewire.settings.addresses import join_host_port, split_host_port
@@ -50,7 +50,7 @@ _STOP_MARGIN_SECONDS = 10.0
 class WorkerProcess:
     """Starts, restarts, calls and ends the process of a worker. Thread-safe.
 
-    `endpoint` has its addresses after await_bound(), `start_count` the number of starts, and `child` the
+    `endpoint` has its addresses after wait_for_bound(), `start_count` the number of starts, and `child` the
     newest process. From open_tasks() until stop(), one that fails is restarted, at growing intervals.
     """
 
@@ -95,7 +95,7 @@ class WorkerProcess:
         self.start_count += 1
         if self.start_count > 1:
             try:
-                self.await_bound(child)
+                self.wait_for_bound(child)
                 self._open_tasks()
             except TuplewireError:
                 child.wait_or_kill(time.monotonic())
@@ -137,10 +137,10 @@ class WorkerProcess:
     def _exit_error(self, code: int | None) -> TuplewireError:
         return LaunchError(f"{self.name} ended with code {code}\n{self.child.log_tail()}")
 
-    def await_bound(self, child: Child | None = None) -> None:
+    def wait_for_bound(self, child: Child | None = None) -> None:
         """Wait until the process has bound its port; LaunchError, with the end of its log, if it fails."""
         deadline = time.monotonic() + self._settings.start_seconds
-        self.endpoint = await_bound(child or self.child, self._address_file, deadline)
+        self.endpoint = wait_for_bound(child or self.child, self._address_file, deadline)
         self._port = split_host_port(self.endpoint.address)[1]  # a restart must keep the assigned address
         if self._control is not None:
             self._control.close()
@@ -181,7 +181,7 @@ class WorkerProcess:
     @property
     def _client(self) -> ControlClient:
         if self._control is None:
-            raise ClosedError(f"{self.name} has not bound its port yet; call await_bound() first")
+            raise ClosedError(f"{self.name} has not bound its port yet; call wait_for_bound() first")
         return self._control
 
     def _call(self, kind: str, *values: Any, seconds: float = _CALL_TIMEOUT_SECONDS) -> Any:

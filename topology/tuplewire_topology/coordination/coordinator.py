@@ -36,17 +36,17 @@ class Order:
     kind: ControlKind
     values: tuple[Any, ...] = ()
 
-    def execute(self, worker: ExecutorGroup) -> ProcessReport | None:
+    def execute(self, group: ExecutorGroup) -> ProcessReport | None:
         """Execute the order in a worker of this process. GET_REPORT returns a report or raises a failure."""
         match self.kind:
             case ControlKind.SET_ACTIVE:
-                worker.set_active(active=self.values[0])
+                group.set_active(active=self.values[0])
             case ControlKind.FINAL_TICK:
-                worker.send_final_tick(self.values)
+                group.send_final_tick(self.values)
             case ControlKind.GET_REPORT:
                 (wave,) = self.values
-                report = worker.report(new_epoch=wave == 1)
-                worker.raise_if_failed()
+                report = group.report(new_epoch=wave == 1)
+                group.raise_if_failed()
                 return report
         return None
 
@@ -71,7 +71,7 @@ class TerminationDetector:
 
     def __init__(self, n_ranks: int, *, exact: bool = True) -> None:
         self.wave = 1
-        self.is_over = not n_ranks
+        self.is_finished = not n_ranks
         self.exact = exact
         self._n_ranks = n_ranks
         self.unreported = set(range(n_ranks))
@@ -86,7 +86,7 @@ class TerminationDetector:
             self._reports[rank] = report
             if not self.unreported:
                 self._close_wave()
-        return self.is_over
+        return self.is_finished
 
     @property
     def is_idle(self) -> bool:
@@ -99,12 +99,12 @@ class TerminationDetector:
         if self._previous is not None:
             if self.exact:  # the second wave does not have to be at rest: equal sums are sufficient
                 received = sum(report.received for report in self._previous.values())
-                self.is_over = received == sum(report.sent for report in reports.values())
+                self.is_finished = received == sum(report.sent for report in reports.values())
             else:
-                self.is_over = self._previous == reports  # sums do not match after a restart
+                self.is_finished = self._previous == reports  # sums do not match after a restart
         self._previous = reports if is_idle else None
         self.wave += 1
-        if not self.is_over:
+        if not self.is_finished:
             self.unreported = set(range(self._n_ranks))
 
 
@@ -139,17 +139,19 @@ class Coordinator:
         self._min_interval = 0.0
         self._detector = TerminationDetector(n_ranks, exact=exact)
         self._was_idle = False
-        self._wave = 0
+        self._requested_wave = 0
         self._backoff = _MIN_PAUSE_SECONDS
         self._next_wave_at = now
         self._last_report_at = now
         self._last_progress_at = now
-        self._stop_mode: bool | None = None
+        self._stop_keeps_output: bool | None = None
+        """None: not stopped; False: the output is discarded."""
         self._active = True
         self._sent_state = (already_open, True)
         """The values of the last SET_ACTIVE."""
         self._failed = False
-        self._counts: dict[int, tuple[int, int, int]] = {}
+        self._counts_by_rank: dict[int, tuple[int, int, int]] = {}
+        """The emitted and executed tuples, and the dead letters."""
 
     def handle_message(self, message: ControlMessage, now: float) -> None:
         """Apply a control message that was sent to the coordinator."""
@@ -159,10 +161,10 @@ class Coordinator:
                 self._last_report_at = now
             case ControlKind.REPORT:
                 wave, report, *counts = message.values
-                self._counts[message.rank] = (counts[0], counts[1], counts[2])
+                self._counts_by_rank[message.rank] = (counts[0], counts[1], counts[2])
                 self.handle_report(message.rank, wave, from_lists(ProcessReport, report), now)
             case ControlKind.STATE:
-                self._active, self._stop_mode = message.values
+                self._active, self._stop_keeps_output = message.values
                 self._backoff = _MIN_PAUSE_SECONDS  # the end may be near
             case _:
                 raise TuplewireError(f"the coordinator accepts no message of the kind {message.kind}")
@@ -191,7 +193,7 @@ class Coordinator:
             self._restart_detection(exact=False)
 
     def _restart_detection(self, *, exact: bool) -> None:
-        self._detector, self._wave = TerminationDetector(self._n_ranks, exact=exact), 0
+        self._detector, self._requested_wave = TerminationDetector(self._n_ranks, exact=exact), 0
         self._backoff, self._was_idle = _MIN_PAUSE_SECONDS, False
 
     def next_orders(self, now: float) -> list[Order]:
@@ -211,11 +213,11 @@ class Coordinator:
 
     def _due_orders(self, now: float) -> list[Order]:
         orders: list[Order] = []
-        state = (self._active and self._stop_mode is None, self._stop_mode is not False)
+        state = (self._active and self._stop_keeps_output is None, self._stop_keeps_output is not False)
         if self._sent_state != state:
             self._sent_state = state
             orders.append(Order(ControlKind.SET_ACTIVE, state))
-        if self._detector.is_over and not self._is_paused:
+        if self._detector.is_finished and not self._is_paused:
             level = next(self._tick_levels, None)
             if level is None:
                 self.is_over = True
@@ -226,9 +228,9 @@ class Coordinator:
             orders.append(Order(ControlKind.FINAL_TICK, tuple(level)))
         if self._is_paused:
             self._last_report_at = now  # no reports are due
-        elif self._wave < self._detector.wave and now >= self._next_wave_at:
-            self._wave = self._detector.wave
-            orders.append(Order(ControlKind.GET_REPORT, (self._wave,)))
+        elif self._requested_wave < self._detector.wave and now >= self._next_wave_at:
+            self._requested_wave = self._detector.wave
+            orders.append(Order(ControlKind.GET_REPORT, (self._requested_wave,)))
         if now - self._last_progress_at >= _PROGRESS_SECONDS:
             self._last_progress_at = now
             orders.append(self._progress())
@@ -237,14 +239,14 @@ class Coordinator:
     @property
     def _is_paused(self) -> bool:
         """True while deactivated and not stopped: inactive spouts must not end the topology."""
-        return not self._active and self._stop_mode is None
+        return not self._active and self._stop_keeps_output is None
 
     def _progress(self) -> Order:
-        counts = self._counts.values()
+        counts = self._counts_by_rank.values()
         return Order(ControlKind.PROGRESS, tuple(sum(each[of] for each in counts) for of in range(3)))
 
     def wait_seconds(self, now: float) -> float:
         """Return the seconds until the next order may be due without further messages."""
-        if not (self._unready or self.is_over) and self._wave < self._detector.wave and not self._is_paused:
-            return max(0.0, self._next_wave_at - now)
-        return _PROGRESS_SECONDS
+        if self._unready or self.is_over or self._is_paused or self._requested_wave >= self._detector.wave:
+            return _PROGRESS_SECONDS
+        return max(0.0, self._next_wave_at - now)

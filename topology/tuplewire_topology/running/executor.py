@@ -119,7 +119,7 @@ class Executor(ABC, Generic[TaskKind]):
         """Open or prepare the tasks, then run them, on a new thread."""
         self.thread.start()
 
-    def refresh(self) -> None:
+    def refresh_groupings(self) -> None:
         """Have the groupings read loads and distances again before the next send."""
         self._refresh_due = True
 
@@ -304,13 +304,13 @@ class Executor(ABC, Generic[TaskKind]):
             self.tally.transferred_by[stream] += sum(len(column.tuples) for column in copies)
             columns += copies
         # The acker gets each copy before it is in flight, so no count is 0 too early (docs/design/acking.md).
-        columns += self._report_to_acker(task, started_keys, columns, unsent)
+        columns += self._acker_reports(task, started_keys, columns, unsent)
         if emitted and self._executor_context.on_emit is not None:
             self._executor_context.on_emit(emitted)
         if columns:
             self._transfer(task, columns)
         if task.pending_fails:  # copies that could not be sent
-            self._transfer(task, self._report_to_acker(task))
+            self._transfer(task, self._acker_reports(task))
         return emitted
 
     def _transfer(self, task: Task, columns: Sequence[AddressedTuples]) -> None:
@@ -340,7 +340,7 @@ class Executor(ABC, Generic[TaskKind]):
         take = batch.tuples.__getitem__
         return [AddressedTuples(target, list(map(take, positions))) for target, positions in routes.items()]
 
-    def _report_to_acker(
+    def _acker_reports(
         self,
         task: Task,
         started_keys: Sequence[Any] = (),

@@ -275,7 +275,7 @@ class ExecutorGroup:
         if self.link.worker is not None:
             self.link.worker.report_loads(self._own_loads)
         for executor in self.executors:
-            executor.refresh()
+            executor.refresh_groupings()
 
     def _not_ready_reason(self) -> str:
         if self.failure is not None:

@@ -27,7 +27,7 @@ from tuplewire.grouping.grouping import (
     LocalitySource,
     RingGrouping,
     SingleGrouping,
-    check_hashable,
+    explain_unhashable,
     stable_hash,
 )
 from tuplewire.grouping.load_aware import LoadAwareShuffle
@@ -72,7 +72,7 @@ class PartialKeyGrouping(SingleGrouping):
     def choose(self, keys: Sequence[Key]) -> list[int]:
         sent = self._sent
         chosen = []
-        with check_hashable(keys):
+        with explain_unhashable(keys):
             for key in keys:
                 one, other = self._candidates(key)
                 task = one if sent[one] <= sent[other] else other
@@ -147,15 +147,15 @@ class Subscriber:
         return tuples
 
 
-def outbound_tasks(topology: Topology, here: Collection[int]) -> frozenset[int]:
-    """Return the tasks elsewhere that the tasks `here` send to. Source: Storm's `workerOutboundTasks`."""
+def outbound_tasks(topology: Topology, local_tasks: Collection[int]) -> frozenset[int]:
+    """Return the tasks elsewhere that `local_tasks` send to. Source: Storm's `workerOutboundTasks`."""
     bolts = {
         bolt
-        for component in {topology.component_of(task).id for task in here if task in topology.tasks}
+        for component in {topology.component_of(task).id for task in local_tasks if task in topology.tasks}
         for stream in topology.component(component).streams
         for bolt, _ in topology.subscribers_of(component, stream.name)
     }
-    return frozenset(task for bolt in bolts for task in topology.tasks_of(bolt)).difference(here)
+    return frozenset(task for bolt in bolts for task in topology.tasks_of(bolt)).difference(local_tasks)
 
 
 class TaskRouter:

@@ -39,12 +39,12 @@ class TaskTracer:
         self._tracing = tracing
         self._component = component
         self._task = task
-        self._context: TraceParent | None = None
+        self._trace_context: TraceParent | None = None
         """The context of the span in progress."""
 
     def trace_emit(self, stream: str, message: Tuple) -> None:
         """Set the trace context of a tuple, if any; a spout may start the trace."""
-        context = self._context
+        context = self._trace_context
         if self._component.kind is ComponentKind.SPOUT and self._tracing.should_sample():
             about: Attributes = {"tuplewire.task": self._task, "tuplewire.stream": stream}
             span = self._tracing.start_span("emit", self._component.id, about)
@@ -68,11 +68,11 @@ class TaskTracer:
             }
             span = self._tracing.start_span("execute", self._component.id, about, parent=context)
             with self._tracing.use_span(span):
-                self._context = traceparent_of(span)
+                self._trace_context = traceparent_of(span)
                 try:
                     execute(message)
                 finally:
-                    self._context = None
+                    self._trace_context = None
 
         return execute_observed
 

@@ -156,7 +156,7 @@ class _TopologyMember:
         self._push_assignment()
         client, task = self._create_client("control"), plan.control_task(rank)
         self._control = ControlChannel(client, submitted.run_id, task, self._receive, self._inbox.fail)
-        self._worker = self._executor_group(rows)
+        self._group = self._executor_group(rows)
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Run the executors to the end, and yield output. Yields errors: raising would rerun the stage."""
@@ -170,7 +170,7 @@ class _TopologyMember:
                 coordinator = Coordinator(self._submitted.n_members, time.monotonic(), levels)
                 self._to_submitter(ControlKind.STARTED, self._plan.control_task(0), self._submitted.n_members)
             try:
-                self._worker.start()
+                self._group.start()
                 self._send(self._plan.control_task(0), ControlKind.READY)
             except TuplewireError as error:
                 self._record_error(error)
@@ -193,14 +193,14 @@ class _TopologyMember:
 
     def _program_report(self) -> control_pb2.ReportProgramRequest:
         """Return a report of the executors. Thread-safe."""
-        plan, worker = self._plan, self._worker
+        plan, group = self._plan, self._group
         return control_pb2.ReportProgramRequest(
             topology=plan.topology,
             receiver_id=plan.places[self._rank].worker_id,
             program=f"{self._submitted.run_id}-{self._rank}",
             assignment_version=plan.version,
-            components=component_statuses(self._submitted.topology, worker.executors, plan.task_offset),
-            metrics=metric_families(worker.statistics(), worker.heartbeats.last),
+            components=component_statuses(self._submitted.topology, group.executors, plan.task_offset),
+            metrics=metric_families(group.statistics(), group.heartbeats.last),
         )
 
     def _push_assignment(self) -> None:
@@ -259,7 +259,7 @@ class _TopologyMember:
 
     def _record_error(self, error: Exception) -> None:
         """Record the first error. A failure of the executors comes first, as it causes other errors."""
-        self._first_error = self._first_error or self._worker.failure or error
+        self._first_error = self._first_error or self._group.failure or error
 
     def _send(self, control_task: int, kind: ControlKind, *values: Any) -> None:
         message = ControlMessage(self._submitted.run_id, self._plan.generation, self._rank, kind, values)
@@ -270,10 +270,10 @@ class _TopologyMember:
             self._send(SUBMITTER_TASK, kind, *values)
 
     def _report(self, wave: int) -> None:
-        report = self._worker.report(new_epoch=wave == 1)
-        tallies = [each.tally.snapshot() for each in self._worker.executors]
+        report = self._group.report(new_epoch=wave == 1)
+        tallies = [each.tally.snapshot() for each in self._group.executors]
         emitted, executed = sum(each.emitted for each in tallies), sum(each.executed for each in tallies)
-        self._first_error = self._first_error or self._worker.failure
+        self._first_error = self._first_error or self._group.failure
         if self._first_error is not None:
             report = ProcessReport(is_idle=False, sent=0, received=0, failure=Failure.of(self._first_error))
         counts = emitted, executed, self._failed_rows.dead_letter_count
@@ -312,7 +312,7 @@ class _TopologyMember:
         else:
             if message.kind is ControlKind.SET_ACTIVE and not message.values[1]:
                 self._inbox.discard()  # a cancelled job: bolts must not wait until Spark reads their output
-            Order(message.kind, message.values).execute(self._worker)
+            Order(message.kind, message.values).execute(self._group)
 
     def _batches(self, emitted: Sequence[EmittedTuples]) -> Iterator[pa.RecordBatch]:
         self._failed_rows.dead_letter_count += sum(
@@ -329,8 +329,8 @@ class _TopologyMember:
         if self._aborted:
             self._inbox.discard()
         try:
-            self._worker.close(0.0 if self._aborted else _CLOSE_SECONDS)
-            self._worker.raise_if_failed()
+            self._group.close(0.0 if self._aborted else _CLOSE_SECONDS)
+            self._group.raise_if_failed()
         except TuplewireError as error:
             if not self._aborted:  # after an abort, the cause is already reported
                 self._record_error(error)
@@ -339,4 +339,4 @@ class _TopologyMember:
         if self._first_error is not None:
             yield self._writer.failure(self._rank, self._first_error)
         else:
-            yield self._writer.report(self._worker.statistics(), self._failed_rows)
+            yield self._writer.report(self._group.statistics(), self._failed_rows)

@@ -104,18 +104,19 @@ class SparkTopology:
         self._progress = TopologyProgress()
         self._coordinator: tuple[int, int] | None = None
         """The coordinator's generation and control task."""
-        self._closed: set[int] = set()
+        self._closed_ranks: set[int] = set()
         self.watch_command = ""
         """The command that shows the topology live on this program's machine, or an empty string.
 
         Guarantee: it contains no token, but it may contain the name of a token file.
         """
-        self._stop_mode: bool | None = None
+        self._stop_keeps_output: bool | None = None
+        """None: not stopped; False: the output is discarded."""
         self._active = True
         self._control: ControlChannel | None = None
         self._listener: Callable[[TopologyProgress], None] | None = None
         place = submitted.submitter
-        self._receiving = place is not None
+        self._receives_control = place is not None
         if place is not None:
             access = credentials(token_file, is_own=place.is_own)
             self.watch_command = place.watch_command(access.token_file)
@@ -234,14 +235,14 @@ class SparkTopology:
             if message.kind is ControlKind.STARTED:
                 control_task, members = message.values
                 self._coordinator = (message.generation, control_task)
-                self._closed.clear()
+                self._closed_ranks.clear()
                 self._progress = TopologyProgress(message.generation, members)
-                if not self._active or self._stop_mode is not None:  # a new coordinator has no earlier state
+                if not self._active or self._stop_keeps_output is not None:  # a new coordinator has no state
                     self._send_state()
             elif message.kind is ControlKind.PROGRESS and self._coordinator is not None:
                 self._progress = TopologyProgress(message.generation, self._progress.members, *message.values)
             elif message.kind is ControlKind.CLOSED:
-                self._closed.add(message.rank)
+                self._closed_ranks.add(message.rank)
                 self._lock.notify_all()
         if self._listener is not None:
             self._listener(self._progress)
@@ -249,19 +250,20 @@ class SparkTopology:
     def _on_control_failure(self, _: Exception) -> None:
         """Continue without control messages. The end of the job does not depend on them."""
         with self._lock:
-            self._receiving = False
+            self._receives_control = False
             self._lock.notify_all()
 
     def _request_stop(self, *, keep_output: bool) -> None:
         with self._lock:
-            self._stop_mode = keep_output and self._stop_mode is not False  # unwanted output stays unwanted
+            # Unwanted output stays unwanted.
+            self._stop_keeps_output = keep_output and self._stop_keeps_output is not False
             self._send_state()
 
     def _send_state(self) -> None:
         """Send the wanted state to the coordinator, if there is one. A new one gets it from _receive()."""
         if self._coordinator is not None and self._control is not None:
             generation, control_task = self._coordinator
-            values = (self._active, self._stop_mode)
+            values = (self._active, self._stop_keeps_output)
             message = ControlMessage(self._submitted.run_id, generation, SUBMITTER, ControlKind.STATE, values)
             self._control.send(control_task, message)
 
@@ -299,7 +301,8 @@ class SparkTopology:
             return
         with self._lock:  # unread messages would remain at the worker
             self._lock.wait_for(
-                lambda: len(self._closed) == self._submitted.n_members or not self._receiving, _CLOSE_SECONDS
+                lambda: len(self._closed_ranks) == self._submitted.n_members or not self._receives_control,
+                _CLOSE_SECONDS,
             )
 
 

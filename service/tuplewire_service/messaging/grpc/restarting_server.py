@@ -136,7 +136,7 @@ class RestartingServer:
                 logger.warning("server.not_bound", extra={"reason": str(error)})
                 await asyncio.sleep(self.backoff.next())
             else:
-                self.backoff.succeeded()
+                self.backoff.reset()
                 return
 
     async def _await_socket_removal(self) -> None:
