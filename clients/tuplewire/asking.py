@@ -126,7 +126,8 @@ class _PendingRequests:
         """Return the error for the first request without an answer."""
         task, *others = self.unanswered.values()
         state = self.states[task]
-        count = f" and from {len(others)} of {len(others) + len(self.answers)} others" if others else ""
+        total = len(others) + len(self.answers)
+        count = f" and to {len(others)} of {total} other requests" if others else ""
         text = f"no answer from task {task}{count} within {seconds:g} s: {state}"
         return errors.NoAnswerError(text, task, *state[:3])
 
