@@ -116,18 +116,16 @@ def raw_channel(channel: Any) -> Any:
     )
 
 
-def grpc_stream_opener(
-    address: str, settings: SessionSettings, channel_factory: ChannelFactory
-) -> StreamOpener:
+def grpc_stream_opener(address: str, settings: SessionSettings, factory: ChannelFactory) -> StreamOpener:
     """Return a function that opens streams to the worker at an address, each on a separate connection."""
 
     @asynccontextmanager
     async def open_stream(method: str) -> AsyncIterator[ClientStream]:
-        metadata = channel_factory.metadata(address)
-        async with await channel_factory.channel(address, channel_options(settings)) as channel:
+        metadata = factory.metadata(address)
+        async with await factory.channel(address, channel_options(settings)) as channel:
             stub = MessagingStub(raw_channel(channel))  # type: ignore[no-untyped-call]
             call = getattr(stub, method)(metadata=metadata)
-            stream = _GrpcClientStream(call, address, channel_factory.hint(address))
+            stream = _GrpcClientStream(call, address, factory.hint(address))
             try:
                 yield stream
             finally:

@@ -153,10 +153,8 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         taps = self.worker.router.taps
         tap = taps.open_tap(wanted, woken.set)
         self._tap_errors[woken] = None
-        who = {"client": context.peer(), "identity": access.owner, "tasks": _format_tasks(wanted.tasks)}
-        logger.info(
-            "tap.started", extra={**who, "sample": wanted.sample, "per_second": wanted.max_per_second}
-        )
+        by = {"client": context.peer(), "identity": access.owner, "tasks": _format_tasks(wanted.tasks)}
+        logger.info("tap.started", extra={**by, "sample": wanted.sample, "per_second": wanted.max_per_second})
         began = time.monotonic()
         try:
             with access.track_stream(lambda error: self._end_tap(woken, error)):
@@ -173,7 +171,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             del self._tap_errors[woken]
             taps.end(tap)
             counts = {"shown": tap.copied_messages, "omitted": tap.omitted, "passed": tap.passed_messages}
-            logger.info("tap.ended", extra={**who, **counts, "seconds": round(time.monotonic() - began, 1)})
+            logger.info("tap.ended", extra={**by, **counts, "seconds": round(time.monotonic() - began, 1)})
 
     def end_taps(self) -> None:
         """End every tap, because the worker drains."""

@@ -194,9 +194,7 @@ def _add_tasks(owners: dict[int, AssignedWorker], worker: AssignedWorker) -> Non
         except InvalidTaskError as error:
             raise ConfigError(f"worker {worker.worker_id}: {error}") from error
         if task in owners:
-            raise ConfigError(
-                f"task {task} is assigned to {owners[task].worker_id} and to {worker.worker_id}"
-            )
+            raise ConfigError(f"task {task} is assigned to {owners[task].worker_id} and {worker.worker_id}")
         owners[task] = worker
 
 

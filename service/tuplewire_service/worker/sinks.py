@@ -128,9 +128,7 @@ class Sinks:
         self.check(sink, epoch, names, {})
         self.staging.keep_only(sink, epoch, {each.attempt for each in names})
         lately = time.monotonic() - _PREVIOUS_OWNER_SECONDS
-        self._previous_owners = {
-            peer: each for peer, each in self._previous_owners.items() if each[1] > lately
-        }
+        self._previous_owners = {peer: old for peer, old in self._previous_owners.items() if old[1] > lately}
         workers = [worker for worker, _ in self._previous_owners.values()]
         return self.publications.begin(sink, epoch, run), workers
 

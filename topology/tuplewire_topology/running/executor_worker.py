@@ -178,9 +178,7 @@ class ExecutorGroup:
             for spout in self.spouts:
                 spout.queue.wake()
         spouts, epoch = self.spouts, self.counter.epoch
-        is_idle, sent, received = self.counter.snapshot(
-            lambda: all(spout.finished(epoch) for spout in spouts)
-        )
+        is_idle, sent, received = self.counter.snapshot(lambda: all(each.finished(epoch) for each in spouts))
         failure = None if self.failure is None else Failure.of(self.failure)
         return ProcessReport(is_idle, sent, received + self.link.lost_messages(), failure)
 

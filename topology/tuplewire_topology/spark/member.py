@@ -315,9 +315,7 @@ class _TopologyMember:
             Order(message.kind, message.values).execute(self._group)
 
     def _batches(self, emitted: Sequence[EmittedTuples]) -> Iterator[pa.RecordBatch]:
-        self._failed_rows.dead_letter_count += sum(
-            batch.source.component == DEAD_LETTERS for batch in emitted
-        )
+        self._failed_rows.dead_letter_count += sum(each.source.component == DEAD_LETTERS for each in emitted)
         try:
             yield from self._writer.batches(emitted)
         except TuplewireError as error:
