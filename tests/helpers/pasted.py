@@ -58,6 +58,7 @@ PASTED = (
     Pasted(("docs/how-to/asyncio.md",), ("received 1000",)),
     Pasted(("docs/how-to/from-storm.md",), ("'to': 200", "'not': 100")),
     Pasted(("docs/how-to/secure.md",)),
+    Pasted(("docs/how-to/trace.md",), (r"send 42 (\w{32}) [^\0]*process 42 \1",)),
     Pasted(("docs/how-to/transport.md",)),
     Pasted(("docs/reference/api/client.md",), ("42 b'a key' b'one'", "42 None b'three'")),
     Pasted(("docs/reference/api/topology.md",), (r"\[\('BE',\), \('TO',\)\]",)),
