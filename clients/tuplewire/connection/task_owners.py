@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tuplewire.errors import NotReadyError, UnknownTaskError, WrongTopologyError
 from tuplewire.settings.addresses import Peer
+from tuplewire.values.task_ids import TaskRanges
 from tuplewire.wire import control_pb2 as pb
 
 _MAX_OTHERS = 100
@@ -61,7 +62,7 @@ class TaskOwners:
 
     def unknown_error(self, tasks: Sequence[int]) -> UnknownTaskError:
         """Return the error for tasks that are not in the assignment."""
-        known = ", ".join(map(str, sorted(self.by_task)[:20])) or "none"
+        known = str(TaskRanges.of((task, task) for task in self.by_task)) or "none"
         return UnknownTaskError(
             f"task {', '.join(map(str, tasks[:10]))} is not in assignment version {self.version}, which "
             f"has {known}: use these tasks, or assign this one"

@@ -17,6 +17,7 @@ from tuplewire.settings.settings import Kind
 from tuplewire.values.group import check_task
 
 _MAX_TASKS = 100_000
+_MAX_SHOWN = 20
 _PART = re.compile(r"([0-9]{1,10})(?:(-)([0-9]{1,10})?)?")
 
 
@@ -65,6 +66,11 @@ class TaskRanges:
                 raise ConfigError(f"tasks are written like 1,2,10-19,100-, or *, not {text!r}")
             ranges.append((start, end))
         return cls.of(ranges)
+
+    def __str__(self) -> str:
+        ranges = zip(self.starts[:_MAX_SHOWN], self.ends, strict=False)
+        shown = [f"{start}" if start == end else f"{start}-{end}" for start, end in ranges]
+        return ", ".join([*shown, "..."] if len(self.starts) > _MAX_SHOWN else shown)
 
     def __contains__(self, task: object) -> bool:
         index = bisect_right(self.starts, task) - 1 if isinstance(task, int) else -1

@@ -24,7 +24,7 @@ def test_tasks_are_grouped_by_worker() -> None:
     owners.replace(assignment(3, {"a": [1, 2], "b": [3], "c": []}), "near:1")
     assert owners.by_worker([3, 1, 2, 9]) == {Peer("b", "b:1"): [3], Peer("a", "a:1"): [1, 2]}
     assert owners.by_address == {f"{name}:1": Peer(name, f"{name}:1") for name in "abc"}
-    assert "task 9 is not in assignment version 3, which has 1, 2, 3" in str(owners.unknown_error([9]))
+    assert "task 9 is not in assignment version 3, which has 1-3: use" in str(owners.unknown_error([9]))
 
 
 def test_addresses_start_with_the_own_worker_and_the_newest() -> None:
