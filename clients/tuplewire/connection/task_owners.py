@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tuplewire.errors import NotReadyError, UnknownTaskError, WrongTopologyError
 from tuplewire.settings.addresses import Peer
-from tuplewire.values.task_ids import TaskRanges
+from tuplewire.values.task_ids import format_tasks
 from tuplewire.wire import control_pb2 as pb
 
 _MAX_OTHERS = 100
@@ -62,8 +62,8 @@ class TaskOwners:
 
     def unknown_error(self, tasks: Sequence[int]) -> UnknownTaskError:
         """Return the error for tasks that are not in the assignment."""
-        known = str(TaskRanges.of((task, task) for task in self.by_task)) or "none"
+        known = format_tasks(self.by_task) or "none"
         return UnknownTaskError(
-            f"task {', '.join(map(str, tasks[:10]))} is not in assignment version {self.version}, which "
+            f"task {format_tasks(tasks)} is not in assignment version {self.version}, which "
             f"has {known}: use these tasks, or assign this one"
         )

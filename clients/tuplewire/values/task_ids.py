@@ -17,7 +17,6 @@ from tuplewire.settings.settings import Kind
 from tuplewire.values.group import check_task
 
 _MAX_TASKS = 100_000
-_MAX_SHOWN = 20
 _PART = re.compile(r"([0-9]{1,10})(?:(-)([0-9]{1,10})?)?")
 
 
@@ -67,11 +66,6 @@ class TaskRanges:
             ranges.append((start, end))
         return cls.of(ranges)
 
-    def __str__(self) -> str:
-        ranges = zip(self.starts[:_MAX_SHOWN], self.ends, strict=False)
-        shown = [f"{start}" if start == end else f"{start}-{end}" for start, end in ranges]
-        return ", ".join([*shown, "..."] if len(self.starts) > _MAX_SHOWN else shown)
-
     def __contains__(self, task: object) -> bool:
         index = bisect_right(self.starts, task) - 1 if isinstance(task, int) else -1
         return isinstance(task, int) and index >= 0 and task <= self.ends[index]
@@ -87,6 +81,14 @@ def parse_ranges(text: str) -> tuple[int, ...] | TaskRanges:
     parts = [part.strip() for part in text.split(",")]
     open_ = any(part == "*" or part.endswith("-") for part in parts)
     return TaskRanges.parse(text) if open_ else parse_tasks(text)
+
+
+def format_tasks(tasks: Iterable[int]) -> str:
+    """Return sorted task ids and ranges, such as `1, 2-9`, at most ten; `...` stands for the others."""
+    found = TaskRanges.of((task, task) for task in tasks)
+    ranges = zip(found.starts, found.ends, strict=True)
+    shown = [f"{start}" if start == end else f"{start}-{end}" for start, end in ranges]
+    return ", ".join([*shown[:10], "..."] if len(shown) > 10 else shown)
 
 
 def check_tasks(tasks: SupportsIndex | Iterable[SupportsIndex]) -> list[int]:

@@ -29,6 +29,7 @@ from tuplewire.text.formatting import escape_unprintable
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import encoded_of
+from tuplewire.values.task_ids import format_tasks
 from tuplewire_service.command.messages import (
     MessageFormat,
     as_json,
@@ -53,7 +54,6 @@ from tuplewire_service.command.parsers import (
     read_credentials,
 )
 from tuplewire_service.command.terminal import counted, write_table, write_text
-from tuplewire_service.command.viewer.columns import format_tasks
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 _NOTICE_SECONDS = 1.0
 _SHOWN_BYTES = 2000
-_HEADER = ("id", "time", "task", "source", "count", "bytes", "reason")
+_HEADER = ("id", "time (UTC)", "task", "source", "count", "bytes", "reason")
 
 
 def add_message_commands(commands: Any) -> None:
@@ -83,7 +83,7 @@ def add_message_commands(commands: Any) -> None:
     parser.add_argument("--count", **COUNT_ARG, help=about)
     about = "exit after SECONDS without a message; --timeout does not limit this wait"
     parser.add_argument("--idle", **SECONDS_ARG, help=about)
-    about = "list, replay or drop messages rejected too often"
+    about = "list, replay or drop messages rejected too often, at a worker with --dead-letter-task"
     parser = add_client_command(commands, _dead_letters, about, "list")
     about = "list; show with payloads; drop; or replay: send to their tasks again, and then drop"
     parser.add_argument("action", choices=list(_ACTIONS), help=about)
@@ -115,8 +115,8 @@ def client_of(
         control.wait_ready(arguments.timeout)
     from tuplewire.client import Client
 
-    refusals = logging.getLogger("tuplewire.connection.receiver_reports")
-    refusals.addFilter(lambda each: "messages.refused" not in each.msg)  # flush() raises them
+    for name in ("receiver_reports", "sending_end"):  # flush() raises the refusals
+        logging.getLogger(f"tuplewire.connection.{name}").addFilter(lambda each: ".refused" not in each.msg)
     credentials = read_credentials(arguments)
     client = Client(
         arguments.address, topology=arguments.topology, source=source, credentials=credentials, **settings
@@ -304,7 +304,9 @@ def _list(_: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
     for each in letters:
         source = "" if each.source is None else str(each.source)
         size = len(each.message.payload)
-        rows.append([each.id, each.time, str(each.task), source, str(each.count), str(size), each.reason])
+        rows.append(
+            [each.id, each.time[:19], str(each.task), source, str(each.count), str(size), each.reason]
+        )
     write_table(sys.stdout, _HEADER, rows)
 
 

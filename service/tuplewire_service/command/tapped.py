@@ -22,10 +22,11 @@ from tuplewire.packing.packing import FAULTS, read_array_size, read_items, read_
 from tuplewire.text.formatting import escape_unprintable, escape_value
 from tuplewire.values.headers import decode_headers
 from tuplewire.values.message import TaskMessage
+from tuplewire.values.task_ids import format_tasks
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.messages import PayloadFormat, as_json
 from tuplewire_service.command.parsers import fetch_owners, make_control_client
-from tuplewire_service.command.viewer.columns import format_tasks, short_client
+from tuplewire_service.command.viewer.columns import short_client
 
 _OWNER_CHECK_SECONDS = 1.0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -29,6 +29,7 @@ from tuplewire.errors import (
 from tuplewire.session.ledger import DropReason
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import check_task
+from tuplewire.values.task_ids import format_tasks
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
 from tuplewire_service.config.stop import Stop, StopRequest
@@ -61,8 +62,6 @@ _CHUNK_BYTES = 1 << 20
 """Limit of one piece: gRPC accepts responses of 4 MiB."""
 _TAP_BATCH_SECONDS = 0.05
 """Tapped messages within this time are sent in one response, which limits the wakeups of a reader."""
-_MAX_LOGGED_TASKS = 20
-"""Maximum number of tasks in a log entry."""
 
 
 # ruff: noqa: N802 - methods have the wire's names
@@ -153,7 +152,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         taps = self.worker.router.taps
         tap = taps.open_tap(wanted, woken.set)
         self._tap_errors[woken] = None
-        by = {"client": context.peer(), "identity": access.owner, "tasks": _format_tasks(wanted.tasks)}
+        by = {"client": context.peer(), "identity": access.owner, "tasks": format_tasks(wanted.tasks) or "*"}
         logger.info("tap.started", extra={**by, "sample": wanted.sample, "per_second": wanted.max_per_second})
         began = time.monotonic()
         try:
@@ -244,11 +243,6 @@ def _with_defaults(request: pb.TapRequest) -> pb.TapRequest:
         max_per_second=min(request.max_per_second or 100, MAX_PER_SECOND),
         max_bytes=min(request.max_bytes or 4096, MAX_COPY_BYTES),
     )
-
-
-def _format_tasks(tasks: Collection[int]) -> str:
-    shown = ",".join(map(str, sorted(tasks)[:_MAX_LOGGED_TASKS])) or "*"
-    return shown + ",..." if len(tasks) > _MAX_LOGGED_TASKS else shown
 
 
 class ServiceHandlers(grpc.GenericRpcHandler):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from tuplewire.values.task_ids import format_tasks
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.viewer.columns import (
     Column,
@@ -18,7 +19,6 @@ from tuplewire_service.command.viewer.columns import (
     format_bytes,
     format_number,
     format_share,
-    format_tasks,
     format_time,
     format_yes_no,
     short_client,

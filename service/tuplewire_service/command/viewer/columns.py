@@ -6,7 +6,7 @@ Used by viewer/ and status_report.py. Owns no state. Thread-safe. Design: docs/d
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_type_hints
@@ -47,11 +47,6 @@ def format_time(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.1f} s" if seconds > 0 else ""
-
-
-def format_tasks(value: Sequence[int]) -> str:
-    """Return the first five tasks, and the number of the others."""
-    return f"{', '.join(map(str, value[:5]))}{f' and {len(value) - 5} more' if len(value) > 5 else ''}"
 
 
 def short_client(client_id: str) -> str:
