@@ -294,8 +294,9 @@ class ControlClient:
                 if seen and not late:
                     raise  # it has answered, and has stopped since
                 if late:
+                    reason = seen or str(error).removeprefix(f"{self.address}: ")
                     raise UnreachableError(
-                        f"the worker at {self.address}: not ready after {timeout:g} s: {seen or error}"
+                        f"the worker at {self.address}: not ready after {timeout:g} s: {reason}"
                     ) from error
                 time.sleep(_POLL_SECONDS)
         raise UnreachableError(f"the worker at {self.address} is stopping; it will not become ready")

@@ -60,8 +60,8 @@ _CONTROL_SECONDS = 2.0
 _CERT_REJECTED = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed")
 """gRPC's errors if this side refuses a server's certificate."""
 _NO_CONNECTION = re.compile(
-    r"failed to connect to all addresses; last error: \w+: [^ ]+: "
-    r"(?:Failed to connect to remote host: )?(.+)",
+    r"(?:failed to connect to all addresses; last error: \w+: [^ ]+: "
+    r"(?:Failed to connect to remote host: )?|errors resolving [^ ]+: .*: )(.+?)\]?",
     re.DOTALL,
 )
 """gRPC's error for a failed connection; the group is the reason."""
