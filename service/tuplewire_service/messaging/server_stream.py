@@ -233,7 +233,8 @@ def check_receiver(worker_id: str, topology: str, peer: str, request: Any) -> No
         )
     if request.topology != topology:
         raise WrongTopologyError(
-            f"this worker serves topology {topology!r}, the {peer} belongs to {request.topology!r}"
+            f"this worker serves topology {topology!r}, the {peer} belongs to {request.topology!r}; "
+            "set the option topology (--topology)"
         )
 
 

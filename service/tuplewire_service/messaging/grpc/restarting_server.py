@@ -84,7 +84,7 @@ class RestartingServer:
                 port = server.add_secure_port(address, self.credentials)
         except RuntimeError as error:
             raise BindError(
-                f"cannot listen on {address}: it is in use, or not an address of this machine"
+                f"cannot listen on {address}: in use, or not an address of this machine; change --listen"
             ) from error
         return f"{address.rpartition(':')[0]}:{port}"
 
