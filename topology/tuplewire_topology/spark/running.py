@@ -335,17 +335,17 @@ class ProgressPrinter:
     _EVERY_SECONDS = 5.0
 
     def __init__(self, name: str, watch_command: str = "") -> None:
-        self._name = name
+        self._title = name if name == "topology" else f"topology {name}"
         self._written = 0.0
         self._generation: int | None = -1
         if watch_command:
-            print(f"topology {name}: watch it with {watch_command}", file=sys.stderr)
+            print(f"{self._title}: watch it with {watch_command}", file=sys.stderr)
 
     def __call__(self, progress: TopologyProgress) -> None:
         now = time.monotonic()
         if progress.generation != self._generation or now - self._written >= self._EVERY_SECONDS:
             self._written, self._generation = now, progress.generation
-            print(f"topology {self._name}: {progress}", file=sys.stderr, flush=True)
+            print(f"{self._title}: {progress}", file=sys.stderr, flush=True)
 
 
 class JobError(TuplewireError):
