@@ -15,6 +15,7 @@ from typing import Any
 
 import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.text.formatting import escape_unprintable
 from tuplewire_service.command.control_commands import add_control_commands
 from tuplewire_service.command.inspection_commands import add_inspection_commands
@@ -43,6 +44,7 @@ ENTRY_POINT_GROUP = "tuplewire.run"
 AddJob = Callable[[Any, str], None]
 """Adds a job's parser to subparsers, under a name. The parser's default `handler` returns the exit code."""
 _LINE_END = "\n"
+_START_A_WORKER = f"; start a worker there, or correct --address or {ADDRESS_VARIABLE}"
 _ZSH_COMPINIT = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"
 """Loads the completion system in a zsh without a configuration."""
 _EXTRA_BY_MODULE = {  # by optional module, the extra of the distribution that installs it
@@ -67,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except TuplewireError as error:
-        return _fail(arguments, str(error), EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
+        code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+        unreachable = "no connection: " in str(error) and "run" not in arguments[:1]
+        return _fail(arguments, f"{error}{_START_A_WORKER if unreachable else ''}", code)
     except ModuleNotFoundError as error:
         extra = _EXTRA_BY_MODULE.get((error.name or "").partition(".")[0])
         if extra is None:
@@ -77,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = f"{error.name} is not installed: pip install 'tuplewire[{extra}]'"
         return _fail(arguments, missing, EXIT_FAILED)
     except KeyboardInterrupt:
+        if not {"recv", "status", "tap", "top"}.isdisjoint(arguments[:1]):  # Ctrl-C is how to end them
+            return EXIT_INTERRUPTED
         return _fail(arguments, "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         _discard_output()  # the reader of the output closed the pipe
@@ -155,7 +161,7 @@ def _completion(arguments: argparse.Namespace) -> int:
 
 
 def _add_worker(commands: Any) -> None:
-    example = "--tasks 0-99 --listen-unix /run/tuplewire/worker.sock"
+    example = "--tasks 0-99 --listen-unix /tmp/tuplewire.sock"
     parser = add_command(commands, _worker, "run a worker, which owns the queues of its tasks", example)
     about = f"TOML file of settings; keys are the flags with _ for - (environment: {CONFIG_VARIABLE})"
     parser.add_argument("--config", metavar="FILE", type=Path, help=about)
@@ -192,7 +198,8 @@ def _add_run(commands: Any) -> None:
             f"there is no job to run: no installed package has an entry point in {ENTRY_POINT_GROUP!r}; "
             "install one that has, as tuplewire[demo]"
         )
-    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+    jobs: Any = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+    parser._action_groups[-1]._group_actions = jobs._choices_actions  # without a line for JOB
     for point in found:
         try:
             add_job: AddJob = point.load()

@@ -59,9 +59,9 @@ def add_control_commands(commands: Any) -> None:
     parser.add_argument("--watch", nargs="?", **POSITIVE_SECONDS_ARG, const=1.0, help=about)
     parser = add_client_command(commands, _assign, "apply an assignment to a worker", "assignment.json")
     about = (
-        'JSON: {"version": 1, "topology": "default", "workers": '
-        '[{"worker_id": "a", "address": "127.0.0.1:6700", "tasks": [0, 1]}]}; '
-        "worker_id is the worker's own id, as in `tuplewire status`"
+        'JSON: {"version": 2, "topology": "default", "workers": '
+        '[{"worker_id": "HOST:6700", "address": "127.0.0.1:6700", "tasks": [0, 1]}]}; '
+        "worker_id is as in `tuplewire status`, and version is higher than there"
     )
     parser.add_argument("file", metavar="FILE", type=Path, help=about)
     about = "accept a version more than 2^32 ahead, or with at most 2^32 later versions left"
@@ -211,6 +211,7 @@ def _drain(arguments: argparse.Namespace) -> int:
     with make_control_client(arguments) as client:
         status = client.status()
         limit = arguments.deadline or status.drain_seconds
+        started = not arguments.wait and client.drain(arguments.deadline)  # may be refused
         for line in unconsumed_task_lines(status):
             print(f"{line}; undelivered messages are dropped after {limit:g} s")
         if arguments.wait:
@@ -218,7 +219,6 @@ def _drain(arguments: argparse.Namespace) -> int:
             dropped = client.wait_for_drain(arguments.deadline, timeout=limit + _CLOSE_SECONDS)
             message = f"has drained, and dropped {counted(dropped, 'message') if dropped else 'no message'}"
         else:
-            started = client.drain(arguments.deadline)
             message = "is draining" if started else "was draining already"
     print(escape_unprintable(f"{client.address} {message}"))
     return EXIT_FAILED if dropped else EXIT_OK

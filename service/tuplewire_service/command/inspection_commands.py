@@ -100,7 +100,8 @@ def _top(arguments: argparse.Namespace) -> int:
         raise ConfigError("--web shows everything: leave --once, --json and --filter out")
     console = None if is_printed or arguments.web else console_of(sys.stdout)
     if console is None and not (is_printed or arguments.web):
-        raise ConfigError("the view needs rich and a terminal, not TERM=dumb: use --once, --json or --web")
+        lacks = "rich, and a TERM other than dumb" if sys.stdout.isatty() else "a terminal as its output"
+        raise ConfigError(f"the live view needs {lacks}: use --once, --json or --web")
     from tuplewire_service.command.status_report import MAX_LINES, write_tables
     from tuplewire_service.command.viewer.cluster_poller import ClusterPoller
     from tuplewire_service.command.viewer.cluster_rows import cluster_rows

@@ -9,7 +9,9 @@ import argparse
 import os
 from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
+from functools import partial
 from itertools import takewhile
+from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tuplewire.errors import ConfigError
@@ -34,7 +36,10 @@ if TYPE_CHECKING:
 
 Handler = Callable[[argparse.Namespace], int]
 
-EXIT_CODES = "Exit codes: 0 done; 1 failed; 64 wrong usage; 70 internal error; 130 interrupted."
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 failed; 64 wrong usage; 70 internal error; 130 or 143 Ctrl-C or SIGTERM "
+    "(for `worker` and `membership`, the second one)."
+)
 """The last part of each command's help."""
 _LOCAL_ADDRESS = "127.0.0.1:6700"
 _GROUPS = {
@@ -62,11 +67,14 @@ class _Help(argparse.Action):
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Shows options only in their list, because they would fill the usage line. Keeps examples on a line."""
+    """Shows options only in their list, as they would fill the usage line. Keeps examples and names whole."""
 
-    def _fill_text(self, text: str, *layout: Any) -> str:
-        fill, lines = super()._fill_text, text.splitlines()
-        return "\n".join(each if each.startswith("example:") else fill(each, *layout) for each in lines)
+    def _fill_text(self, text: str, width: int, _: str) -> str:
+        fold, lines = partial(fill, width=width, break_on_hyphens=False), text.splitlines()
+        return "\n".join(each if each.startswith("example:") else fold(each) for each in lines)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return wrap(text, width, break_on_hyphens=False)
 
     def _format_usage(self, usage: Any, actions: Any, _: Any, prefix: Any) -> str:
         words = [each for each in actions if not each.option_strings or each.required]

@@ -123,14 +123,14 @@ def test_dead_and_hung_workers_are_reported_within_a_poll() -> None:
 def test_without_a_terminal_it_says_what_to_do() -> None:
     """The live view requires a terminal; the error names the alternatives, or the unreachable worker."""
     ended = run_command("top", "--address", "127.0.0.1:1")
-    assert (ended.returncode, "not TERM=dumb: use --once, --json or --web" in ended.stderr) == (64, True)
+    assert (ended.returncode, "a terminal as its output: use" in ended.stderr) == (64, True)
     assert run_command("top", "--address", "127.0.0.1:1", "--once", "--interval=0").returncode == 64
     nobody = run_command("top", "--address", "127.0.0.1:1", "--once", "--timeout=0.5")
     assert (nobody.returncode, "127.0.0.1:1" in nobody.stderr) == (1, True)
 
 
 def test_a_terminal_gets_the_live_view(cluster: Cluster) -> None:
-    """The live view draws the filtered rows that fit; Ctrl-C restores the terminal, and prints one line."""
+    """The live view draws the filtered rows that fit; Ctrl-C restores the terminal, and prints nothing."""
     command = [*COMMAND, "top", "--address", cluster.near.address, "--interval=0.2", "--filter=worker-1"]
     with on_terminal(command, {**environment_without_ours(), "TERM": "xterm-256color"}) as shown:
         eventually(lambda: shown.seen().count(b"blocks senders") > 1, 60, "the culprit is drawn again")
@@ -140,5 +140,5 @@ def test_a_terminal_gets_the_live_view(cluster: Cluster) -> None:
         eventually(shown.ended, 60, "it ends")
         assert shown.process.returncode == 130
         after = shown.seen().rpartition(LEFT_SCREEN)[2]
-        assert after.count(b"tuplewire top: interrupted\r\n") == after.count(b"\n") == 1
+        assert b"interrupted" not in after
         assert shown.as_before()
