@@ -15,7 +15,6 @@ from typing import Any
 
 import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.text.formatting import escape_unprintable
 from tuplewire_service.command.control_commands import add_control_commands
 from tuplewire_service.command.inspection_commands import add_inspection_commands
@@ -44,7 +43,6 @@ ENTRY_POINT_GROUP = "tuplewire.run"
 AddJob = Callable[[Any, str], None]
 """Adds a job's parser to subparsers, under a name. The parser's default `handler` returns the exit code."""
 _LINE_END = "\n"
-_START_A_WORKER = f"; start a worker there, or correct --address or {ADDRESS_VARIABLE}"
 _ZSH_COMPINIT = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"
 """Loads the completion system in a zsh without a configuration."""
 _EXTRA_BY_MODULE = {  # by optional module, the extra of the distribution that installs it
@@ -70,8 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(arguments)
     except TuplewireError as error:
         code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+        advice = "; start a worker there, or correct --address or TUPLEWIRE_ADDRESS"
         unreachable = "no connection: " in str(error) and "run" not in arguments[:1]
-        return _fail(arguments, f"{error}{_START_A_WORKER if unreachable else ''}", code)
+        return _fail(arguments, f"{error}{advice if unreachable else ''}", code)
     except ModuleNotFoundError as error:
         extra = _EXTRA_BY_MODULE.get((error.name or "").partition(".")[0])
         if extra is None:

@@ -302,11 +302,9 @@ def _list(_: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
         return
     rows = []
     for each in letters:
-        source = "" if each.source is None else str(each.source)
-        size = len(each.message.payload)
-        rows.append(
-            [each.id, each.time[:19], str(each.task), source, str(each.count), str(size), each.reason]
-        )
+        source, size = "" if each.source is None else each.source, len(each.message.payload)
+        time_s = each.time[:19].replace("T", " ")  # a narrow terminal wraps it at the space
+        rows.append([*map(str, (each.id, time_s, each.task, source, each.count, size, each.reason))])
     write_table(sys.stdout, _HEADER, rows)
 
 

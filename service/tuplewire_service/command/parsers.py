@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[[argparse.Namespace], int]
 
-EXIT_CODES = (
-    "Exit codes: 0 done; 1 failed; 64 wrong usage; 70 internal error; 130 or 143 Ctrl-C or SIGTERM "
-    "(for `worker` and `membership`, the second one)."
-)
+EXIT_CODES = "Exit codes: 0 done; 1 failed; 64 wrong usage; 70 internal error; 130/143 cut short by a signal."
 """The last part of each command's help."""
 _LOCAL_ADDRESS = "127.0.0.1:6700"
 _GROUPS = {
