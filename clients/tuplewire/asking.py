@@ -44,9 +44,7 @@ def build_answer(message: TaskMessage, payload: bytes, *more: tuple[str, bytes])
     """Return the answer to a request, with more headers. Raises MessageError if it is not a request."""
     reply_to = parse_number(message.headers, REPLY_TO)
     if reply_to is None:
-        raise errors.MessageError(
-            "the message is not a request: check message.is_request before you answer it"
-        )
+        raise errors.MessageError("the message is not a request: check message.is_request before you answer")
     given = dict(message.headers).get(CORRELATION)
     return TaskMessage(reply_to, payload, headers=[(CORRELATION, given), *more])
 

@@ -153,9 +153,7 @@ class ZmqFlowControl:
         """Count a message of the other side. Raises MalformedError if it exceeds the allowance."""
         # The peer knows only the allowance that was sent last, which may be below the current one.
         if not self._arrived.is_below(self._granted):
-            raise MalformedError(
-                f"more was sent than the {self._granted.messages} messages that were allowed"
-            )
+            raise MalformedError(f"more was sent than the {self._granted.messages} allowed messages")
         self._arrived = self._arrived.plus(1, size_bytes)
 
     def on_read(self, size_bytes: int) -> None:
