@@ -65,14 +65,16 @@ class ReceiveSession:
             return None
         # 2. The next stream starts after the last accepted frame, and so closes the gap.
         if sequence != self.last_sequence + 1:
-            raise SequenceGapError(f"frame {sequence} came after frame {self.last_sequence}: resume it")
+            raise SequenceGapError(
+                f"frame {sequence} came after frame {self.last_sequence}; resume the session"
+            )
         credit = self.credit
         # Close before counting: the frame may use a closed flow again, with new counts.
         for flow in closed:
             credit.close(flow)
         # 3. Refuse only these groups, so that the stream and the other tasks continue.
         if len(groups) + len(credit.accounts) > MAX_TASKS and (over := credit.over_task_limit(groups)):
-            error: RefusedError = ResourceLimitError(f"a session sends to at most {MAX_TASKS} tasks")
+            error: RefusedError = ResourceLimitError(f"a session sends to at most {MAX_TASKS} tasks at once")
             denied = [*denied, *((group, error) for group in over)]
         if denied:
             without = {id(group) for group, _ in denied}

@@ -197,8 +197,7 @@ def _add_run(commands: Any) -> None:
             f"there is no job to run: no installed package has an entry point in {ENTRY_POINT_GROUP!r}; "
             "install one that has, as tuplewire[demo]"
         )
-    jobs: Any = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
-    parser._action_groups[-1]._group_actions = jobs._choices_actions  # without a line for JOB
+    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
     for point in found:
         try:
             add_job: AddJob = point.load()

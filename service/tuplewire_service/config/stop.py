@@ -112,7 +112,7 @@ class Stop:
 
     def _on_signal(self, number: int) -> None:
         if self._was_signalled:
-            os.write(2, b"tuplewire worker: second signal, exit without draining\n")
+            os.write(2, b"tuplewire: second signal, exit immediately\n")
             os._exit(128 + number)
         self._was_signalled = True
         self.request(StopRequest(signal.Signals(number).name))
