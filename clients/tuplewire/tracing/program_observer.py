@@ -1,4 +1,7 @@
-"""The spans `send`, `receive` and `process` of a program's messages. Design: docs/design/traces.md."""
+"""The spans `send`, `receive` and `process` of a program's messages.
+
+Used by clients and subscriptions with tracing. Owns no span. Thread-safe. Design: docs/design/traces.md.
+"""
 
 from __future__ import annotations
 
