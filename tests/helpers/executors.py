@@ -13,7 +13,7 @@ from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology,
 from tuplewire_topology.acking.acker import LocalTracker
 from tuplewire_topology.authoring.tuples import AddressedTuples
 from tuplewire_topology.running.component_executors import BoltExecutor
-from tuplewire_topology.running.executor_worker import ExecutorGroup
+from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.link import Link, OnFailure, OnReceive
 
 _POLL_SECONDS = 0.005

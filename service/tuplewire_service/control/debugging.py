@@ -1,6 +1,6 @@
 """Debug bundles: files with the state of a running worker process.
 
-Used by servicers.py, process/main.py and process/data_plane.py. Owns no state of the worker; it reads. Call
+Used by servicers.py and process/ (main.py, worker_runtime.py). Owns no state of the worker; it reads. Call
 only from the event loop. How-to: docs/how-to/debug.md. Guarantee: a bundle contains no secret. Settings name
 files, but their content is not included.
 """

@@ -2,7 +2,7 @@
 
 A program reports every second. A status contains its counts of one second ago, interpolated between the last
 two reports. Readers with another interval therefore see steady growth, and can compute rates and shares. Used
-by servicers.py and process/data_plane.py. Owns the last two reports of each program. Not thread-safe.
+by servicers.py and process/worker_runtime.py. Owns the last two reports of each program. Not thread-safe.
 Source: Storm's `WorkerMetricsProcessor`, which receives the measurements of a supervisor's workers.
 Design: docs/design/status.md.
 """

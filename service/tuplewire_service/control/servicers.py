@@ -1,6 +1,6 @@
 """The control service of a worker, and the gRPC handler of all services except Messaging.
 
-Used by process/data_plane.py. Owns no messages; it calls the worker. Call only from the event loop.
+Used by process/worker_runtime.py. Owns no messages; it calls the worker. Call only from the event loop.
 Design: docs/design/status.md, docs/design/identity.md (tokens and permissions), docs/design/traces.md (taps).
 """
 

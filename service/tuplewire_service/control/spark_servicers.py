@@ -1,6 +1,6 @@
 """The gRPC services Sinks and Source, with which Spark queries write and read.
 
-They call the worker's sinks and read its queues. Used by process/data_plane.py. Owns no state except the
+They call the worker's sinks and read its queues. Used by process/worker_runtime.py. Owns no state except the
 readers. Call only from the event loop. Design: docs/design/sinks.md and docs/design/readers.md.
 """
 

@@ -38,8 +38,8 @@ from tuplewire_service.messaging.claimed_socket import claim_socket
 from tuplewire_service.metrics.admin_server import AdminServer
 from tuplewire_service.metrics.families import ProgramCollector
 from tuplewire_service.metrics.worker_metrics import WorkerCollector
-from tuplewire_service.process.data_plane import WorkerRuntime
 from tuplewire_service.process.program import Host, load_program
+from tuplewire_service.process.worker_runtime import WorkerRuntime
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.routing_table import WILDCARD_HOSTS, with_port
 from tuplewire_service.worker.servers import Servers

@@ -1,7 +1,7 @@
 """A worker's state file: records a clean shutdown, or how many messages a crash would lose at most.
 
-Used by data_plane.py. Owns the file. Thread-safe. Source: Storm's `LocalState`, which has the heartbeat of a
-worker. Design: docs/design/moves.md.
+Used by worker_runtime.py. Owns the file. Thread-safe. Source: Storm's `LocalState`, which has the heartbeat
+of a worker. Design: docs/design/moves.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The security of a worker process: its certificate, token and permission files, applied to gRPC's calls.
 
-Used by data_plane.py. Owns the watched files and the guard. Call only from the event loop. Exception:
+Used by worker_runtime.py. Owns the watched files and the guard. Call only from the event loop. Exception:
 collect(). Design: docs/design/identity.md.
 """
 

@@ -1,7 +1,7 @@
 """The worker: its life cycle from start to drain, around a router and the servers that feed it.
 
 It uses IContext like any program: the server connections feed the router, and the router's client connections
-carry messages for other workers. Used by process/data_plane.py, the services of control/, and topologies.
+carry messages for other workers. Used by process/worker_runtime.py, the services of control/, and topologies.
 Owns the router, servers, sinks and tickers. Call only from the event loop.
 Source: Storm's `Worker`. Design: docs/design/drain.md.
 """

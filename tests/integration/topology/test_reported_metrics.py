@@ -41,7 +41,7 @@ from tuplewire_topology.coordination.executor_reports import (
     component_statuses,
     metric_families,
 )
-from tuplewire_topology.running.executor_worker import ExecutorGroup
+from tuplewire_topology.running.executor_group import ExecutorGroup
 
 SECONDS = 60.0
 """A worker accepts two reports per second."""

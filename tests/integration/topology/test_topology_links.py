@@ -26,7 +26,7 @@ from tuplewire_topology import BasicBolt, BasicOutputCollector, Bolt, Topology, 
 from tuplewire_topology.authoring.description import with_ackers
 from tuplewire_topology.coordination.control_channel import ControlChannel, ControlKind, ControlMessage
 from tuplewire_topology.coordination.coordinator import TerminationDetector
-from tuplewire_topology.running.executor_worker import ExecutorGroup
+from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.timer import SimulatedTimer
 from tuplewire_topology.serial.serializer import TupleSerializer

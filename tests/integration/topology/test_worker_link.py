@@ -32,7 +32,7 @@ from tuplewire_topology import (
 from tuplewire_topology.clusters.capture import FeederSpout
 from tuplewire_topology.clusters.topology_program import TopologyProgram
 from tuplewire_topology.running import link
-from tuplewire_topology.running.executor_worker import ExecutorGroup
+from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks
 

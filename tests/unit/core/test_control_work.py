@@ -24,7 +24,7 @@ from tuplewire_service.control.debugging import Debugging
 from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.control.spark_servicers import SinkServicer, SourceServicer
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.process.data_plane import WorkerRuntime
+from tuplewire_service.process.worker_runtime import WorkerRuntime
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 NAMES = 3000

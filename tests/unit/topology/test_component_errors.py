@@ -24,7 +24,7 @@ from tuplewire_topology import (
     Tuple,
 )
 from tuplewire_topology.authoring.component import TaskError
-from tuplewire_topology.running.executor_worker import ExecutorGroup
+from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.timer import SystemTimer
 
 SECONDS = 30.0

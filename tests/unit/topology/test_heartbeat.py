@@ -19,7 +19,7 @@ from helpers.logged import logged
 from tuplewire_service.testing import eventually
 from tuplewire_topology import Topology, TopologyBuilder, Tuple
 from tuplewire_topology.clusters.capture import FeederSpout
-from tuplewire_topology.running.executor_worker import ExecutorGroup
+from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.statistics import ExecutorActivity, Pulse
 

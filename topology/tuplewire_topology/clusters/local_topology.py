@@ -37,7 +37,7 @@ from tuplewire_topology.coordination.coordinator import Coordinator, Order
 from tuplewire_topology.coordination.executor_reports import metric_families
 from tuplewire_topology.running.component_executors import BoltExecutor
 from tuplewire_topology.running.executor import Executor
-from tuplewire_topology.running.executor_worker import ExecutorGroup
+from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks

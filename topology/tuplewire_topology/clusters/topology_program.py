@@ -29,7 +29,7 @@ from tuplewire_topology.clusters.launching import load_topology
 from tuplewire_topology.coordination.control_channel import ControlKind
 from tuplewire_topology.coordination.coordinator import Order
 from tuplewire_topology.coordination.executor_reports import component_statuses, metric_families
-from tuplewire_topology.running.executor_worker import ExecutorGroup
+from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.outgoing import outbound_tasks
 from tuplewire_topology.running.statistics import Failure

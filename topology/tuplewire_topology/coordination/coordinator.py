@@ -12,7 +12,7 @@ from typing import Any
 
 from tuplewire.errors import TuplewireError
 from tuplewire_topology.coordination.control_channel import ControlKind, ControlMessage
-from tuplewire_topology.running.executor_worker import ExecutorGroup
+from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.statistics import ProcessReport
 from tuplewire_topology.serial.serializer import from_lists
 

@@ -1,6 +1,6 @@
 """The executors of spouts, of bolts and of acker tasks.
 
-Used by executor_worker.py. Owns the spouts and their pending tuples, the bolts and their unacked tuples, and
+Used by executor_group.py. Owns the spouts and their pending tuples, the bolts and their unacked tuples, and
 the trees of the acker. Not thread-safe. All methods run on the thread of the executor. Exceptions: methods
 marked "Thread-safe". Source: `SpoutExecutor`, `BoltExecutor` and `Acker` of Storm, where the acker is a bolt.
 Design: docs/design/acking.md.

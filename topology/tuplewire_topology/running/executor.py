@@ -1,6 +1,6 @@
 """Executors: a thread that runs some tasks of one component, fed by one receive queue.
 
-Used by executor_worker.py. Owns the thread, its queue and its tasks. Spouts and bolts run on this thread;
+Used by executor_group.py. Owns the thread, its queue and its tasks. Spouts and bolts run on this thread;
 gauges of users also on threads that read metrics. Not thread-safe. Exceptions: the methods for the worker.
 Design: docs/design/acking.md. Source: Storm's `Executor`.
 """

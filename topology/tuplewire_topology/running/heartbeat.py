@@ -1,6 +1,6 @@
 """The heartbeats of a worker and its executors: a state file, a snapshot, and log entries for stuck calls.
 
-Used by executor_worker.py, with a timer that calls beat(). Owns the state file. Not thread-safe. Exceptions:
+Used by executor_group.py, with a timer that calls beat(). Owns the state file. Not thread-safe. Exceptions:
 `last` and `not_ready_reason`. Design: docs/design/topologies.md (executors report their activity). Source:
 Storm's `WorkerState` heartbeats, `LSWorkerHeartbeat` and `LocalState`.
 """

@@ -1,6 +1,6 @@
 """The connection from the executors of a process to other processes: a client of a worker.
 
-Used by executor_worker.py. Owns the client. Thread-safe. Source: Storm's `IContext`, as its worker uses it.
+Used by executor_group.py. Owns the client. Thread-safe. Source: Storm's `IContext`, as its worker uses it.
 Design: docs/design/topologies.md.
 """
 

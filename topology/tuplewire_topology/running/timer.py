@@ -1,6 +1,6 @@
 """Timers, and the ticks of a worker's tasks.
 
-Used by executor_worker.py, also for heartbeats, loads and timeouts, and by local clusters. Owns the thread of
+Used by executor_group.py, also for heartbeats, loads and timeouts, and by local clusters. Owns the thread of
 SystemTimer. Thread-safe. Exception: one thread at a time may use TickScheduler. Design:
 docs/design/acking.md. Source: Storm's `StormTimer`, `Time` with simulated time, and `Executor.setupTicks`.
 """

@@ -1,6 +1,6 @@
 """The transfer of tuples between executors, within a process by reference, else serialized over the link.
 
-Used by executor_worker.py and its executors. A tuple is serialized once for all of its target tasks. A traced
+Used by executor_group.py and its executors. A tuple is serialized once for all of its target tasks. A traced
 tuple carries the context of its emitter: in an attribute within a process, and in a header of its message
 between processes. Its spans are `emit` at a spout, and `execute` at bolts. Owns the counts of tuples in
 progress and of received bytes. Thread-safe. Exception: TaskTracer. Design: docs/design/acking.md.

@@ -39,7 +39,7 @@ from tuplewire_topology.coordination.executor_reports import (
     component_statuses,
     metric_families,
 )
-from tuplewire_topology.running.executor_worker import ExecutorGroup
+from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.link import Link
 from tuplewire_topology.running.statistics import Failure, ProcessReport
 from tuplewire_topology.serial.serializer import from_lists, to_lists
