@@ -18,7 +18,7 @@ from tuplewire import Client, TaskMessageBatch
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
 from tuplewire_service.config.config_sources import load
 from tuplewire_service.config.worker_config import WorkerConfig
-from tuplewire_service.messaging.receiving_end import MAX_SESSIONS
+from tuplewire_service.messaging.sender_sessions import MAX_SESSIONS
 from tuplewire_service.worker.assignment import load_assignment
 
 SIZED_FOR = re.compile(r"local-tasks=(\d+),remote-tasks=(\d+),sessions=(\d+)")

@@ -12,11 +12,11 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.server_stream import FULL_ACCESS
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.router import Router
+from tuplewire_service.worker.task_queue import Queue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 HERE = AssignedWorker("here", "127.0.0.1:1", (0,))

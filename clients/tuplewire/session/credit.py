@@ -2,7 +2,7 @@
 
 The grant for a task is the number of released messages plus a window. It counts from the session's start and
 never falls. A lost or repeated grant changes nothing, because the next one contains the full state. Used by
-ReceiveSession (receive.py) and the worker's receiving end (messaging/receiving_end.py), which creates both.
+ReceiveSession (receive.py) and the worker's receiving end (messaging/sender_sessions.py), which creates both.
 Owns the counts of received and released messages of one session. No I/O. Call only from the event loop.
 Source: TCP's receive window; Flink's credits. Design: docs/design/credit.md.
 """

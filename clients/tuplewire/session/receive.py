@@ -1,6 +1,6 @@
 """The receiving end of a session: accepts each frame once, in order.
 
-Used by servers, which have one ReceiveSession for each sender (messaging/receiving_end.py). Owns the last
+Used by servers, which have one ReceiveSession for each sender (messaging/sender_sessions.py). Owns the last
 accepted frame, recent refusals, and the credit. No I/O. Call only from the event loop.
 Design: docs/design/sessions.md.
 """

@@ -18,7 +18,7 @@ from tuplewire.values.group import COUNT, FORWARDED, SIZE_BYTES, TaskGroup, rout
 from tuplewire.values.message import SHUTDOWN_MESSAGE, TaskMessage, encoded_of
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.messaging.base import BLOCK, IConnectionCallback, InboundSession, ReceivedBatch
-from tuplewire_service.messaging.receiving_end import Session
+from tuplewire_service.messaging.sender_sessions import Session
 
 logger = event_logger(__name__)
 

@@ -1,6 +1,6 @@
 """The Send RPC: one stream per sender. Hello and frames in; acknowledgements, credit and notices out.
 
-Used by streamed_transport.py. Owns the open streams, sessions (receiving_end.py) and departures to report.
+Used by streamed_transport.py. Owns the open streams, sessions (sender_sessions.py) and departures to report.
 Call only from the event loop. Design: docs/design/sessions.md, docs/design/drain.md.
 """
 
@@ -27,8 +27,8 @@ from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.messaging.base import AcceptedPeers
-from tuplewire_service.messaging.receiving_end import SenderSessions, SenderStream, Session
 from tuplewire_service.messaging.reception import Reception
+from tuplewire_service.messaging.sender_sessions import SenderSessions, SenderStream, Session
 from tuplewire_service.messaging.server_stream import (
     AccessRights,
     ServerStream,

@@ -24,11 +24,11 @@ from tuplewire.settings.settings import settings_of
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import messaging_pb2
 from tuplewire_service.config.worker_config import WorkerConfig
-from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
 from tuplewire_service.messaging.reception import OTHER
+from tuplewire_service.messaging.sender_sessions import CLIENT_SOURCE
 from tuplewire_service.messaging.server_stream import MAX_PENDING_HANDSHAKES
 from tuplewire_service.metrics.families import counter, counters, gauge, gauge_by, histogram, info
-from tuplewire_service.worker.times import TimeState
+from tuplewire_service.worker.timekeeper import TimeState
 
 _CODES = [
     name.removeprefix("ERROR_CODE_")

@@ -21,9 +21,9 @@ from tuplewire_service.messaging.server_stream import AccessRights
 from tuplewire_service.messaging.subscription import ISubscription
 from tuplewire_service.worker.delivery import Acknowledged
 from tuplewire_service.worker.moves import LostWorkers
-from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.receive_queues import TURN_GROUPS, ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
+from tuplewire_service.worker.task_queue import Queue
 
 _ACK_REQUEST_LOAD = 0.25
 """Queue load from which consumers are urged to acknowledge, because a sender will soon wait for credit."""

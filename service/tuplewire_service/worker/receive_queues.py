@@ -22,7 +22,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.delivery import Acknowledged, DeliveryLog
-from tuplewire_service.worker.queue import Queue, QueueTimes, TaskSnapshot
+from tuplewire_service.worker.task_queue import Queue, QueueTimes, TaskSnapshot
 from tuplewire_service.worker.worker_observer import WorkerObserver
 from tuplewire_service.worker.worker_settings import WorkerSettings
 

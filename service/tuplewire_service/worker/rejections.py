@@ -22,7 +22,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import InboundSession, ReceivedBatch
 from tuplewire_service.worker.delivery import Acknowledged, DeliveryLog
-from tuplewire_service.worker.queue import Queue
+from tuplewire_service.worker.task_queue import Queue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = event_logger(__name__)

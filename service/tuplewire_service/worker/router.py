@@ -26,12 +26,12 @@ from tuplewire.text.events import event_logger
 from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.wire.messaging_pb2 import Departure, SinkEpoch, Subscribe
 from tuplewire_service.messaging.base import IConnectionCallback, InboundSession, ReceivedBatch
-from tuplewire_service.messaging.receiving_end import worker_number
+from tuplewire_service.messaging.sender_sessions import worker_number
 from tuplewire_service.messaging.server_stream import AccessRights
 from tuplewire_service.messaging.streamed_transport import StreamedContext
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource
-from tuplewire_service.worker.activity import ConditionEvent
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.condition_event import ConditionEvent
 from tuplewire_service.worker.connections import REROUTE_SECONDS, Connections
 from tuplewire_service.worker.delivery import Acknowledged, release
 from tuplewire_service.worker.departures import Departures, Successor, TaskAndEntry, successors_to_wire

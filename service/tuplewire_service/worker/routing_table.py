@@ -1,7 +1,7 @@
 """The routing table: the owner of each task, by the current assignment.
 
-Used by router.py, worker.py, times.py and transfer_queue.py. Owns the current assignment, and the check that
-it names this worker. Call only from the event loop. Design: docs/design/moves.md (hops and worker identity).
+Used by router.py, worker.py, timekeeper.py and transfer_queue.py. Owns the assignment, and the check that it
+names this worker. Call only from the event loop. Design: docs/design/moves.md (hops and worker identity).
 """
 
 from __future__ import annotations

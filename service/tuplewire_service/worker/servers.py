@@ -1,6 +1,6 @@
 """A worker's servers: for programs, for peers with another transport, and for the program in its process.
 
-Used by worker.py and times.py. Owns the bound servers. Call only from the event loop. Source: Storm's
+Used by worker.py and timekeeper.py. Owns the bound servers. Call only from the event loop. Source: Storm's
 `WorkerState.registerCallbacks`, which has one receiver for all. Design: docs/design/sessions.md (transports).
 """
 

@@ -30,7 +30,7 @@ from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL, find_id_mismatch, own_endpoints
 from tuplewire_service.worker.servers import Servers, require_streamed
 from tuplewire_service.worker.sinks import Sinks
-from tuplewire_service.worker.times import Timekeeper
+from tuplewire_service.worker.timekeeper import Timekeeper
 from tuplewire_service.worker.worker_observer import WorkerObserver
 from tuplewire_service.worker.worker_settings import WorkerSettings
 

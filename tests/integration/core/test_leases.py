@@ -21,7 +21,7 @@ from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.session.send_events import SendEvents
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.messaging import receiving_end
+from tuplewire_service.messaging import sender_sessions
 from tuplewire_service.messaging.base import ConnectionStatus
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.streamed_transport import StreamedServer
@@ -138,7 +138,7 @@ def test_a_limit_of_sessions_is_told(
 ) -> None:
     """flush() of a sender over the limit gives the reason; it succeeds after another sender has closed."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(receiving_end, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(sender_sessions, "MAX_SESSIONS", 2)
     server = context.bind(TOPOLOGY, 0, Recorder())
     senders = [connect(context, server) for _ in range(3)]
     for sender in senders[:2]:

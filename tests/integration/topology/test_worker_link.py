@@ -34,7 +34,7 @@ from tuplewire_topology.clusters.topology_program import TopologyProgram
 from tuplewire_topology.running import link
 from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.link import Link
-from tuplewire_topology.running.outgoing import outbound_tasks
+from tuplewire_topology.running.task_router import outbound_tasks
 
 SECONDS = 30.0
 SMALL = {"tuplewire.worker.receive_queue_messages": 64}

@@ -19,7 +19,7 @@ from tuplewire.grouping.grouping import (
     shuffle,
 )
 from tuplewire.grouping.load_aware import LoadAwareShuffle
-from tuplewire_topology.running.outgoing import (
+from tuplewire_topology.running.task_router import (
     AllGrouping,
     GlobalGrouping,
     LocalOrShuffleGrouping,

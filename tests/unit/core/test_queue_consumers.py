@@ -17,10 +17,10 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.entry_queue import QueueEntry
-from tuplewire_service.worker.queue import TaskSnapshot
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.router import Router
+from tuplewire_service.worker.task_queue import TaskSnapshot
 
 
 def statuses(queues: ReceiveQueues, tasks: Sequence[int] | None = None) -> Sequence[pb.TaskStatus]:

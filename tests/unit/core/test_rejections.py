@@ -16,8 +16,8 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.delivery import Acknowledged
-from tuplewire_service.worker.queue import Queue
 from tuplewire_service.worker.rejections import Rejections
+from tuplewire_service.worker.task_queue import Queue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 DEAD = 9

@@ -20,8 +20,8 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire.translate import TaskContent
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker import sinks as sinks_module
-from tuplewire_service.worker.activity import ConditionEvent
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.condition_event import ConditionEvent
 from tuplewire_service.worker.sinks import Sinks
 from tuplewire_service.worker.staging import AttemptName
 from tuplewire_service.worker.worker_settings import WorkerSettings

@@ -16,8 +16,8 @@ from tuplewire.session.durations import BOUNDS, Durations
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import Ledger
 from tuplewire.session.pressure import BLOCKED_SECONDS, OutboundPressure, ReportedLoads, SendingPressure
-from tuplewire_service.worker.queue import QueueTimes
-from tuplewire_service.worker.times import (
+from tuplewire_service.worker.task_queue import QueueTimes
+from tuplewire_service.worker.timekeeper import (
     INTERVAL_SECONDS,
     BlockingTimes,
     LoopLag,

@@ -16,7 +16,7 @@ from tuplewire_service.config.worker_config import WorkerConfig
 from tuplewire_service.control.log_output import LogOutput
 from tuplewire_service.metrics.worker_metrics import WorkerCollector
 from tuplewire_service.process.worker_security import Security
-from tuplewire_service.worker.times import TimeState
+from tuplewire_service.worker.timekeeper import TimeState
 
 BOUNDED = WorkerConfig(worker_id="w", metrics_series=20)
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")

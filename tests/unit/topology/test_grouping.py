@@ -15,7 +15,7 @@ import pytest
 from tuplewire.errors import ConfigError, InvalidTaskError, TopologyError
 from tuplewire.grouping.grouping import Key, stable_hash
 from tuplewire_topology import CustomStreamGrouping, Grouping, GroupingContext, Locality, fields, shuffle
-from tuplewire_topology.running.outgoing import CustomGrouping, LocalOrShuffleGrouping, PartialKeyGrouping
+from tuplewire_topology.running.task_router import CustomGrouping, LocalOrShuffleGrouping, PartialKeyGrouping
 
 WORDS = [f"word-{number}" for number in range(10_000)]
 

@@ -13,7 +13,7 @@ from tuplewire.errors import TopologyError
 from tuplewire_topology import CustomStreamGrouping, GroupingContext, Locality, Stream, TopologyBuilder, Tuple
 from tuplewire_topology.authoring.builder import BoltDeclarer
 from tuplewire_topology.clusters.capture import FeederSpout
-from tuplewire_topology.running.outgoing import TaskRouter
+from tuplewire_topology.running.task_router import TaskRouter
 
 STREAMS = (Stream("number", "word"), Stream("word", name="to", direct=True))
 WORDS = ["the", "quick", "fox", "the", "lazy", "the", "dog", "the"]

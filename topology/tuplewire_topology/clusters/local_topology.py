@@ -40,8 +40,8 @@ from tuplewire_topology.running.executor import Executor
 from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.heartbeat import ExecutorHeartbeat
 from tuplewire_topology.running.link import Link
-from tuplewire_topology.running.outgoing import outbound_tasks
 from tuplewire_topology.running.statistics import ProcessReport
+from tuplewire_topology.running.task_router import outbound_tasks
 from tuplewire_topology.running.timer import SimulatedTimer
 
 logger = event_logger(__name__)

@@ -31,8 +31,8 @@ from tuplewire_topology.coordination.coordinator import Order
 from tuplewire_topology.coordination.executor_reports import component_statuses, metric_families
 from tuplewire_topology.running.executor_group import ExecutorGroup
 from tuplewire_topology.running.link import Link
-from tuplewire_topology.running.outgoing import outbound_tasks
 from tuplewire_topology.running.statistics import Failure
+from tuplewire_topology.running.task_router import outbound_tasks
 from tuplewire_topology.serial.serializer import TupleSerializer, to_lists
 
 logger = event_logger(__name__)

@@ -24,7 +24,6 @@ from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.topology_settings import ErrorPolicy, TopologySettings
 from tuplewire_topology.authoring.tuples import AddressedTuples, Roots, Tuple
 from tuplewire_topology.authoring.user_metrics import UserMetrics
-from tuplewire_topology.running.outgoing import TaskRouter
 from tuplewire_topology.running.receive_queue import ReceiveQueue
 from tuplewire_topology.running.statistics import (
     ExecutorActivity,
@@ -33,6 +32,7 @@ from tuplewire_topology.running.statistics import (
     Pulse,
     Tally,
 )
+from tuplewire_topology.running.task_router import TaskRouter
 from tuplewire_topology.running.tuple_transfer import Transfer
 
 logger = event_logger(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuplewire_topology.spark.rows import FailedRows, Rows
-from tuplewire_topology.spark.running import JobError, SparkTopology, TopologyProgress, TopologyResult
+from tuplewire_topology.spark.spark_topology import JobError, SparkTopology, TopologyProgress, TopologyResult
 from tuplewire_topology.spark.submit import run_topology, submit_topology
 
 __all__ = [
