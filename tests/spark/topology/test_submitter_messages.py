@@ -17,7 +17,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_demos.words import wordcount_topology
 from tuplewire_topology.coordination.control_channel import ControlKind, ControlMessage
-from tuplewire_topology.spark import spark_topology
+from tuplewire_topology.spark import topology as job_topology
 from tuplewire_topology.spark.member import Submission
 from tuplewire_topology.spark.plan import SUBMITTER_TASK, WorkerRef
 from tuplewire_topology.spark.rows import Output
@@ -28,7 +28,7 @@ SECONDS = 60.0
 
 def test_a_job_is_done_once_all_are_read(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is done after its last control message was read, even if Spark reports its end earlier."""
-    monkeypatch.setattr(spark_topology, "_CLOSE_SECONDS", SECONDS)  # a busy machine may need more than five
+    monkeypatch.setattr(job_topology, "_CLOSE_SECONDS", SECONDS)  # a busy machine may need more than five
     go_on = threading.Event()
 
     def action() -> DataFrame:
@@ -43,7 +43,7 @@ def test_a_job_is_done_once_all_are_read(spark: SparkSession, monkeypatch: pytes
         place = WorkerRef(worker.unix_address, worker.worker_id, worker.address, "words", 1)
         submitted = Submission("words", "run", words, {}, 2, Output({}, frozenset()), submitter=place)
         file = stack.enter_context(submitted.token.as_file())
-        topology = spark_topology.SparkTopology(spark, submitted, action, ExitStack(), file)
+        topology = job_topology.SparkTopology(spark, submitted, action, ExitStack(), file)
         member = stack.enter_context(Client(worker.unix_address, topology="words"))
 
         def tell(rank: int, kind: ControlKind, *values: Any) -> None:

@@ -1,6 +1,6 @@
 """Control messages between the PySpark tasks of a topology and its submitter.
 
-Used by member.py and spark_topology.py of spark/. Owns the received messages. Workers deliver messages to a
+Used by member.py and topology.py of spark/. Owns the received messages. Workers deliver messages to a
 task id of each PySpark task. Receivers ignore other runs and old generations. Thread-safe.
 Design: docs/design/topologies.md.
 """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tuplewire_topology.spark.rows import FailedRows, Rows
-from tuplewire_topology.spark.spark_topology import JobError, SparkTopology, TopologyProgress, TopologyResult
 from tuplewire_topology.spark.submit import run_topology, submit_topology
+from tuplewire_topology.spark.topology import JobError, SparkTopology, TopologyProgress, TopologyResult
 
 __all__ = [
     "FailedRows",

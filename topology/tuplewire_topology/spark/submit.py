@@ -22,12 +22,7 @@ from tuplewire_topology.authoring.topology_settings import TopologySettings
 from tuplewire_topology.spark.member import Submission
 from tuplewire_topology.spark.plan import RunToken, ensure_worker
 from tuplewire_topology.spark.rows import Output, has_dead_letters, rows_spout
-from tuplewire_topology.spark.spark_topology import (
-    ProgressPrinter,
-    SparkTopology,
-    TopologyProgress,
-    TopologyResult,
-)
+from tuplewire_topology.spark.topology import ProgressPrinter, SparkTopology, TopologyProgress, TopologyResult
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
