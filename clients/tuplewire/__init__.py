@@ -18,12 +18,12 @@ from tuplewire.values.message import TaskMessage
 
 if TYPE_CHECKING:
     from tuplewire import aio
-    from tuplewire.asking import Asker
     from tuplewire.client import Client
 
     # Reads as a verb: with tuplewire.local().
     from tuplewire.processes.worker_processes import LocalWorkerProcess as local  # noqa: N813
     from tuplewire.processes.worker_processes import WorkerProcesses
+    from tuplewire.request_reply import Asker
     from tuplewire.team.team import Team
 
 __all__ = [
@@ -43,7 +43,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LATE = {
-    "Asker": ("tuplewire.asking", "Asker"),
+    "Asker": ("tuplewire.request_reply", "Asker"),
     "Client": ("tuplewire.client", "Client"),
     "Team": ("tuplewire.team.team", "Team"),
     "WorkerProcesses": ("tuplewire.processes.worker_processes", "WorkerProcesses"),

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from weakref import WeakSet
 
-from tuplewire.asking import RequestMethods
 from tuplewire.connection.channels import ChannelFactory
 from tuplewire.connection.close_on_exit import close_on_exit
 from tuplewire.connection.consumer_stream import Callbacks, OnFailure, OnGroup
@@ -31,6 +30,7 @@ from tuplewire.environment import check_variables
 from tuplewire.errors import ClosedError, FlushTimeoutError
 from tuplewire.identity.client_ids import new_client_id
 from tuplewire.identity.credentials import Credentials
+from tuplewire.request_reply import RequestMethods
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.settings.addresses import resolve_address, resolve_topology
 from tuplewire.settings.config import SessionKeywords, SessionSettings, checked_timeout, expand_settings

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark.releases import activate_session
+from tuplewire.spark.features import activate_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

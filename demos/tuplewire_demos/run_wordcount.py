@@ -23,7 +23,7 @@ from tuplewire.text.formatting import counted
 from tuplewire_demos.file_spout import SKIPPED, lines_with_offsets, locate_skipped
 from tuplewire_demos.input import InputError
 from tuplewire_demos.report import Progress, RunReport, compare_results, wait_until_settled
-from tuplewire_demos.words import COUNTS, wordcount_topology
+from tuplewire_demos.word_topology import COUNTS, wordcount_topology
 from tuplewire_service.command.terminal import write_table
 from tuplewire_topology.clusters.cluster import cluster_of
 from tuplewire_topology.clusters.running_topology import RunningTopology

@@ -9,7 +9,7 @@ from helpers.topology import TOPOLOGY
 from tuplewire import TaskGroup
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.options import SinkOptions
-from tuplewire.spark.stages import AttemptStager, Publisher
+from tuplewire.spark.staging import AttemptStager, Publisher
 from tuplewire.wire.codec import plain_frame
 from tuplewire.wire.control_pb2 import PublishRequest, StagedAttempt, StageRequest
 

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tuplewire import Client, TaskMessageBatch, Team
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire.spark import ClientHandle, register, releases
+from tuplewire.spark import ClientHandle, features, register
 from tuplewire.spark.client_handle import close_clients
 from tuplewire_demos.local_session import local_session
 from tuplewire_topology import BasicBolt, BasicOutputCollector, TopologyBuilder, Tuple
@@ -78,7 +78,7 @@ class Smoke:
             return
         batches = [self.write, self.exactly_once, self.read, self.errors]
         surfaces = [*functions, *batches, self.available_now, self.stream]
-        limits = self.limits if releases.has_admission_control() else self.no_limits
+        limits = self.limits if features.has_admission_control() else self.no_limits
         self.tell(surfaces, [limits])
 
     def tell(self, *surfaces: Iterable[Callable[[], object]]) -> None:

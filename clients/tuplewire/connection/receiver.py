@@ -2,7 +2,7 @@
 
 One thread (or coroutine) at a time takes batches and acknowledges them. The executors of topologies get the
 batches from the loop instead (Callbacks). With WorkerConnections, it finds the workers of its tasks, and
-follows them. Used by clients, their subscriptions, task_states.py and the dead-letter command. Owns the
+follows them. Used by clients, their subscriptions, request_reply.py and task_states.py. Owns the
 buffer, which the prefetch settings bound, and a stream to each worker (consumer_stream.py). Thread-safe,
 except the methods for the loop. Design: docs/design/moves.md ("Subscriptions follow tasks").
 """
@@ -23,8 +23,8 @@ from tuplewire.connection.reconnecting_stream import Identity
 from tuplewire.connection.stream import StreamOpener
 from tuplewire.connection.task_owners import TaskOwners
 from tuplewire.errors import ClosedError, RefusedError, TuplewireError, UnreachableError
+from tuplewire.session.backoff import Backoff
 from tuplewire.session.consume import ArrivedBatch, RejectedMessage
-from tuplewire.session.retry import Backoff
 from tuplewire.settings.addresses import Peer
 from tuplewire.settings.config import RejectOrder, SessionSettings
 from tuplewire.text.events import event_logger

@@ -1,8 +1,8 @@
-"""The common base of SendingEnd and Receiver: a stream that is replaced whenever it breaks.
+"""The common base of SendingEnd and ConsumerStream: a stream that is replaced whenever it breaks.
 
 Subclasses open, read and write a stream. This class connects, backs off after failures, logs an unreachable
-worker, and decides which errors are final. Used by sending_end.py and receiver.py. Owns the task that runs
-the stream. Call only from the event loop. Design: docs/design/sessions.md.
+worker, and decides which errors are final. Used by sending_end.py and consumer_stream.py. Owns the task that
+runs the stream. Call only from the event loop. Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from tuplewire.connection.loop import report_errors
 from tuplewire.connection.stream import ClientStream, StreamBroken, StreamOpener
 from tuplewire.errors import ProtocolError, RefusedError, TuplewireError, UnreachableError
-from tuplewire.session.retry import Backoff
+from tuplewire.session.backoff import Backoff
 from tuplewire.settings.config import SessionSettings
 from tuplewire.text.events import LogRateLimiter, event_logger
 

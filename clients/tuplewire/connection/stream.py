@@ -2,7 +2,7 @@
 
 A transport provides streams. When a stream breaks, the session opens another one and resumes. So a stream may
 break at any time, but the messages that it delivers must be complete and in order. Used by SendingEnd,
-Receiver and transports. Owns no state. Call only from the event loop. Design: docs/design/sessions.md.
+ConsumerStream and transports. Owns no state. Call only from the event loop. Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations

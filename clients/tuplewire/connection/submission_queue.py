@@ -2,8 +2,8 @@
 
 A caller submits messages in one step: it appends one entry. The loop groups the entries by task. So an
 interrupt or a signal handler in the middle of a `send` leaves no work half done, and a message costs its
-caller an append and a few comparisons. Used by SendBuffer and Receiver. Owns the entries and the free space
-published for them. Not thread-safe: hold the send buffer's lock, except to append a small single message.
+caller an append and a few comparisons. Used by SendBuffer, Inbox and Asker. Owns the entries and the free
+space published for them. Not thread-safe: hold the send buffer's lock, except to append one small message.
 Design: docs/design/forks-and-interrupts.md.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from tuplewire.connection.green_threads import LIBRARIES, refuse_green_threads
 from tuplewire.connection.loop import is_on_messaging_loop
@@ -158,7 +158,7 @@ class CallerCondition(threading.Condition):
     3. A wait on the messaging loop would stop the loop: check only once.
     """
 
-    def __init__(self, lock: Any = None) -> None:
+    def __init__(self, lock: threading.Lock | threading.RLock | None = None) -> None:
         super().__init__(lock)
         self._listeners: set[Callable[[], object]] = set()
 

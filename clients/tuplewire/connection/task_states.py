@@ -1,7 +1,7 @@
 """The states of single tasks, which a client requests from their workers: consumers and unread messages.
 
-Used by programs that wait for others (asking.py, team/members.py). Owns the last states. Call poll() from the
-event loop only. Design: docs/design/sessions.md ("Request and reply"), docs/design/teams.md.
+Used by programs that wait for others (request_reply.py, team/members.py). Owns the last states. Call poll()
+only from the event loop. Design: docs/design/sessions.md ("Request and reply"), docs/design/teams.md.
 """
 
 from __future__ import annotations

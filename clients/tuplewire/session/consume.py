@@ -1,6 +1,6 @@
 """The consuming end of a Recv session: received and acknowledged messages, rejections, and credit.
 
-Used by the client's receiver (connection/receiver.py), which drives a ConsumeWindow under its lock, and by
+Used by the client's ConsumerStream, which drives a ConsumeWindow under a lock (consumer_stream.py), and by
 workers, which use the cursors and rejections. Owns each task's position and unanswered rejections. No I/O.
 Not thread-safe. Design: docs/design/credit.md; docs/design/acking.md for rejections.
 """

@@ -43,7 +43,7 @@ def register(spark: SparkSession) -> None:
     from pyspark.errors import AnalysisException
 
     from tuplewire.spark.data_source import TuplewireDataSource
-    from tuplewire.spark.releases import activate_session, is_remote
+    from tuplewire.spark.features import activate_session, is_remote
 
     if not is_remote(spark):
         activate_session(spark)

@@ -16,10 +16,10 @@ from typing import Any, Unpack, overload
 from weakref import WeakValueDictionary
 
 from tuplewire import tracing
-from tuplewire.asking import AnswerMethods, Asker
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.identity.credentials import Credentials
+from tuplewire.request_reply import AnswerMethods, Asker
 from tuplewire.settings.addresses import ADDRESS_VARIABLE, resolve_address
 from tuplewire.settings.config import SessionKeywords, SessionSettings, expand_settings
 from tuplewire.spark.version_check import VersionChecked

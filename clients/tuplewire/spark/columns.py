@@ -1,6 +1,6 @@
 """Messages as the Arrow columns that the format `tuplewire` reads and writes.
 
-Used by fetch.py and row_router.py. Owns no state. Thread-safe. Design: docs/design/rows-and-memory.md.
+Used by range_reader.py and row_router.py. Owns no state. Thread-safe. Design: docs/design/rows-and-memory.md.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
 from tuplewire.spark.data_source_api import DataSource, DataSourceStreamReader, OldStreamReader
+from tuplewire.spark.features import check_stream_options, has_admission_control
 from tuplewire.spark.options import GroupingName, SinkOptions, sink_options, source_options
-from tuplewire.spark.releases import check_stream_options, has_admission_control
 from tuplewire.spark.version_check import VersionChecked
 
 if TYPE_CHECKING:

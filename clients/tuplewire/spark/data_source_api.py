@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tuplewire.spark.releases import needs
+from tuplewire.spark.features import needs
 from tuplewire.spark.version_check import VersionChecked
 
 try:

@@ -14,7 +14,7 @@ from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.membership import Membership, MembershipKeywords, Workers
 from tuplewire.settings.addresses import join_host_port
 from tuplewire.settings.keywords import expand_keywords
-from tuplewire.spark.releases import is_remote
+from tuplewire.spark.features import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +99,7 @@ def membership(
         worker_of: Instead of `port`: returns the address of an executor's worker, or None for no worker.
         workers: Addresses, or a function that returns them, instead of the executors: over Spark Connect, or
             with workers outside of Spark.
-        **settings: Keywords of Membership, such as topology and at_least.
+        **settings: Keywords of Membership, such as topology and min_workers.
 
     Raises:
         ConfigError: Spark has no executors, or an argument is wrong.

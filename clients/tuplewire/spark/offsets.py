@@ -1,6 +1,6 @@
 """The position of a query in each task, as Spark's checkpoint stores it; pure functions on values.
 
-The input is the state of the workers, the output the ranges to read. Used by the readers, fetch.py,
+The input is the state of the workers, the output the ranges to read. Used by the readers, range_reader.py,
 task_workers.py, and programs that call tuplewire.spark.lag(). Owns no state. Thread-safe.
 Design: docs/design/readers.md.
 """

@@ -33,7 +33,7 @@ from tuplewire.settings.settings import (
     settings_of,
     unknown_error,
 )
-from tuplewire.spark.releases import LIMITS
+from tuplewire.spark.features import LIMITS
 from tuplewire.values.group import check_task
 from tuplewire.values.task_ids import TASKS, TaskRanges, parse_ranges
 

@@ -1,7 +1,7 @@
 """Batch and stream readers of the format `tuplewire`.
 
-Used by Spark through data_source.py: the driver plans offsets, and Spark tasks read ranges (fetch.py). Owns
-the query's position and its connections to the workers. Not thread-safe. Design: docs/design/readers.md.
+Used by Spark through data_source.py: the driver plans offsets, and Spark tasks read ranges (range_reader.py).
+Owns the query's position and its connections to the workers. Not thread-safe. Design: docs/design/readers.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from tuplewire.errors import RefusedError, SupersededError, UnreachableError
 from tuplewire.spark.data_source_api import ReadAllAvailable, SupportsTriggerAvailableNow
 from tuplewire.spark.entry_runs import Runs
-from tuplewire.spark.fetch import RangeReader
 from tuplewire.spark.offsets import (
     LAG_KEY,
     Offset,
@@ -37,6 +36,7 @@ from tuplewire.spark.offsets import (
     task_ends,
 )
 from tuplewire.spark.options import SourceOptions, Start
+from tuplewire.spark.range_reader import RangeReader
 from tuplewire.spark.task_workers import TaskPoller
 from tuplewire.spark.version_check import VersionChecked
 from tuplewire.text.events import event_logger

@@ -25,7 +25,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.config import MIB
 from tuplewire.spark.columns import encode_rows
 from tuplewire.spark.options import DROP, FAIL, GroupingName, SinkOptions
-from tuplewire.spark.stages import SinkWorkers
+from tuplewire.spark.staging import SinkWorkers
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import get_tracing
 from tuplewire.tracing.context import with_context

@@ -1,6 +1,6 @@
 """The workers of some tasks, and the messages of these tasks on them.
 
-Used by the readers, fetch.py and stages.py. Owns a client of each worker and the last assignment.
+Used by the readers, range_reader.py and staging.py. Owns a client of each worker and the last assignment.
 Not thread-safe. Design: docs/design/readers.md.
 """
 

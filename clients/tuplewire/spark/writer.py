@@ -44,7 +44,7 @@ from tuplewire.settings.config import MIB
 from tuplewire.spark.data_source_api import DataSourceStreamArrowWriter
 from tuplewire.spark.options import FAIL, DeliveryGuarantee, SinkOptions
 from tuplewire.spark.row_router import PIECE_BYTES, RowRouter, split_batches
-from tuplewire.spark.stages import AttemptStager, Publisher, SinkWorkers
+from tuplewire.spark.staging import AttemptStager, Publisher, SinkWorkers
 from tuplewire.spark.version_check import VersionChecked
 from tuplewire.text.events import event_logger
 from tuplewire.tracing import get_tracing

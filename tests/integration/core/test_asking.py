@@ -17,7 +17,6 @@ from helpers.topology import Pair
 from helpers.traffic import client_of, deliver
 
 from tuplewire import Client, TaskMessage, asking
-from tuplewire.asking import Asker
 from tuplewire.connection.grpc_channel import WorkerConnections
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.task_states import TaskStates
@@ -31,6 +30,7 @@ from tuplewire.errors import (
     SupersededError,
     WrongTopologyError,
 )
+from tuplewire.request_reply import Asker
 from tuplewire.settings.addresses import Peer
 from tuplewire.settings.config import SessionSettings
 from tuplewire.spark.client_handle import ClientHandle, close_clients

@@ -32,9 +32,9 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import WrongWorkerError
 from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.entry_runs import Runs
-from tuplewire.spark.fetch import RangeReader
 from tuplewire.spark.offsets import Range, TaskOffset
 from tuplewire.spark.options import source_options
+from tuplewire.spark.range_reader import RangeReader
 from tuplewire.spark.reader import TuplewireBatchReader
 from tuplewire.spark.task_workers import TaskPoller
 from tuplewire.values.group import MAX_UNQUEUED_HOPS, TaskGroup

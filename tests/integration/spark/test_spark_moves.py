@@ -21,9 +21,9 @@ from helpers.traffic import client_of, deliver
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tuplewire import TaskMessageBatch
-from tuplewire.spark.fetch import RangeReader
 from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
+from tuplewire.spark.range_reader import RangeReader
 from tuplewire.spark.reader import TuplewireStreamReader
 
 

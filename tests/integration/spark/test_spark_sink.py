@@ -28,7 +28,7 @@ from tuplewire.errors import (
     WrongTopologyError,
 )
 from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
-from tuplewire.spark import stages
+from tuplewire.spark import staging
 from tuplewire.spark import writer as writing
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.row_router import BadRowsError
@@ -163,7 +163,7 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit of three times the queue size ends, and logs its tasks; the worker delivers the rest later."""
-    monkeypatch.setattr(stages, "_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(staging, "_WAIT_SECONDS", 0.5)
     with small("--staging-memory-bytes=1MiB") as (worker, opts):
         writer = TuplewireStreamWriter(sink_options(opts))
         begin_attempt(0, 60)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire_demos import words
+from tuplewire_demos import word_topology
 from tuplewire_demos.file_spout import locate_skipped
 from tuplewire_demos.run_wordcount import expected_counts
-from tuplewire_demos.words import Lines, split_long_line, wordcount_topology
+from tuplewire_demos.word_topology import Lines, split_long_line, wordcount_topology
 from tuplewire_topology import SpoutOutputCollector, TopologyContext
 from tuplewire_topology.authoring.collector import Outbox
 from tuplewire_topology.authoring.description import Topology
@@ -64,7 +64,7 @@ def test_pieces_of_a_long_line(tokens: list[str]) -> None:
     """A long line is cut between words, into pieces of the maximum length."""
     line = " ".join(tokens)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "MAX_CHARACTERS", 32)
+        patch.setattr(word_topology, "MAX_CHARACTERS", 32)
         pieces = split_long_line(line)
     assert " ".join(pieces) == line
     assert all(len(piece) <= 32 for piece in pieces)

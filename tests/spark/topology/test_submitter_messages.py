@@ -15,7 +15,7 @@ from tuplewire import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes.worker_processes import WorkerProcesses
-from tuplewire_demos.words import wordcount_topology
+from tuplewire_demos.word_topology import wordcount_topology
 from tuplewire_topology.coordination.control_channel import ControlKind, ControlMessage
 from tuplewire_topology.spark import topology as job_topology
 from tuplewire_topology.spark.member import Submission

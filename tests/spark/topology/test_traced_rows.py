@@ -14,7 +14,7 @@ import sys, tempfile
 from pathlib import Path
 from tuplewire_topology.spark import run_topology
 from tuplewire_demos.local_session import local_session
-from tuplewire_demos.words import wordcount_topology
+from tuplewire_demos.word_topology import wordcount_topology
 from tuplewire.processes.worker_processes import WorkerProcesses
 
 address, topology, came, on, streamed, fresh = sys.argv[1:]

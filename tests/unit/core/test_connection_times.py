@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuplewire.connection.pacer import BURST_FRAMES, SMALL_FRAME_BYTES, Pacer
-from tuplewire.session.retry import Backoff
+from tuplewire.session.backoff import Backoff
 
 INTERVAL = 0.001
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuplewire.asking import CORRELATION, build_answer
 from tuplewire.errors import InvalidTaskError, MalformedError, MessageError, MessageTooLargeError
+from tuplewire.request_reply import CORRELATION, build_answer
 from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.group import TaskGroup, check_sizes, check_task
 from tuplewire.values.headers import DEADLINE, REPLY_TO, decode_headers, encode_headers

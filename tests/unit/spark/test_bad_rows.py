@@ -11,7 +11,7 @@ import pytest
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.row_router import BadRowFilter, BadRowsError
-from tuplewire.spark.stages import SinkWorkers
+from tuplewire.spark.staging import SinkWorkers
 from tuplewire.wire import control_pb2 as pb
 
 

@@ -9,7 +9,7 @@ import pytest
 from tuplewire.errors import StagedDataLostError, UnknownRunError
 from tuplewire.settings.addresses import Peer
 from tuplewire.spark.options import sink_options
-from tuplewire.spark.stages import Publisher
+from tuplewire.spark.staging import Publisher
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.translate import TaskContent
 

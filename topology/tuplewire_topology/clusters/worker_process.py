@@ -20,8 +20,8 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.packing.packing import FAULTS, pack_values, read_value
 from tuplewire.processes.child import Child, Command, LaunchError
 from tuplewire.processes.worker_processes import Endpoint, wait_for_bound
+from tuplewire.session.backoff import Backoff
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.session.retry import Backoff
 from tuplewire.settings.addresses import join_host_port, split_host_port
 from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from tuplewire.errors import ConfigError, MessageError, TopologyError, TuplewireError
-from tuplewire.spark.releases import arrow_schema, parse_schema
+from tuplewire.spark.features import arrow_schema, parse_schema
 from tuplewire.text.events import LogRateLimiter, event_logger
 from tuplewire_topology.authoring.collector import EmittedTuples, SpoutOutputCollector
 from tuplewire_topology.authoring.component import DeadLetter, Spout, TaskError, TopologyContext

@@ -15,7 +15,7 @@ from tuplewire.errors import TopologyError
 from tuplewire.settings.config import SessionSettings
 from tuplewire.settings.settings import KEY_PREFIX, keys_of, unknown_error
 from tuplewire.spark.executors import check_slots
-from tuplewire.spark.releases import check_topology_session, is_remote
+from tuplewire.spark.features import check_topology_session, is_remote
 from tuplewire.text.events import event_logger
 from tuplewire_topology.authoring.description import Topology, schedule_evenly, with_ackers
 from tuplewire_topology.authoring.topology_settings import TopologySettings

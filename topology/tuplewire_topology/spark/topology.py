@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError, ConfigError, TopologyError, TuplewireError, WaitTimeoutError
-from tuplewire.spark.releases import inheritable_thread, is_remote
+from tuplewire.spark.features import inheritable_thread, is_remote
 from tuplewire_topology.coordination.control_channel import (
     SUBMITTER,
     ControlChannel,

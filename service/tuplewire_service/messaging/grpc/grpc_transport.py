@@ -33,7 +33,7 @@ from tuplewire.errors import (
     WrongWorkerError,
 )
 from tuplewire.identity.credentials import Credentials
-from tuplewire.session.retry import Backoff
+from tuplewire.session.backoff import Backoff
 from tuplewire.settings.addresses import join_host_port, split_host_port
 from tuplewire.settings.settings import Kind, list_of, setting
 from tuplewire.wire.control_pb2 import GetStatusResponse

@@ -19,7 +19,7 @@ from typing import Any
 import grpc.aio
 
 from tuplewire.errors import BindError
-from tuplewire.session.retry import Backoff
+from tuplewire.session.backoff import Backoff
 from tuplewire.settings.addresses import grpc_target
 from tuplewire.text.events import event_logger
 

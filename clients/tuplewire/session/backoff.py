@@ -1,4 +1,4 @@
-"""The times of attempts to reconnect."""
+"""The delays between attempts, such as attempts to reconnect."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from tuplewire.errors import (
     UnknownTaskError,
     UnreachableError,
 )
+from tuplewire.session.backoff import Backoff
 from tuplewire.session.pieces import frame_pieces, wire_bytes
-from tuplewire.session.retry import Backoff
 from tuplewire.settings.addresses import Peer
 from tuplewire.settings.config import KIB, SessionSettings
 from tuplewire.spark.options import SinkOptions
