@@ -76,7 +76,7 @@ def sink(spark: SparkSession) -> None:
     """Write rows exactly once, and check that reading returns each of them."""
     shuffle(spark)
     register(spark)
-    with membership(spark, tasks=range(8), at_least=2) as workers:
+    with membership(spark, tasks=range(8), min_workers=2) as workers:
         workers.wait(2)
         rows = spark.range(COUNT).selectExpr("CAST(id % 8 AS INT) AS task", "CAST(id AS STRING) AS message")
         writer = rows.write.format("tuplewire").mode("append").option("address", workers.address)
@@ -109,7 +109,7 @@ def stream(spark: SparkSession) -> None:
             int(row.number) for row in rows.select(F.col("message").cast("string").alias("number")).collect()
         )
 
-    with membership(spark, tasks=range(8), at_least=2) as workers:
+    with membership(spark, tasks=range(8), min_workers=2) as workers:
         workers.wait(2)
         reader = (
             spark.readStream.format("tuplewire").option("address", workers.address).option("tasks", "0-7")
@@ -145,7 +145,7 @@ def _sum_together(_: Iterable[int]) -> Iterator[tuple[int, int, str]]:
 
 def team(spark: SparkSession) -> None:
     """Run a Team in a barrier stage, and check that all ranks were in each round, in two pods."""
-    with membership(spark, tasks=range(RANKS), at_least=2) as workers:
+    with membership(spark, tasks=range(RANKS), min_workers=2) as workers:
         workers.wait(2)
         print("the team is at work", flush=True)
         stage = spark.sparkContext.parallelize(range(RANKS), RANKS).barrier()

@@ -375,7 +375,7 @@ def main(text: str, port_file: str = "") -> None:
             sys.stdin.read()
             return
         eventually(Path(port_file).exists, _SECONDS, "the worker's port")
-        with membership(spark, [1], port=int(Path(port_file).read_text()), at_least=1) as workers:
+        with membership(spark, [1], port=int(Path(port_file).read_text()), min_workers=1) as workers:
             workers.wait(1, _SECONDS)
             seen = spark.sparkContext.parallelize(range(MESSAGES), 2).mapPartitions(send).collect()
             print(json.dumps(seen))

@@ -164,7 +164,7 @@ def run(spark: SparkSession, home: Path, stack: ExitStack) -> None:
             [*READ, *WRITTEN],
             workers=workers,
             topology=TOPOLOGY,
-            at_least=2,
+            min_workers=2,
             timeout=SECONDS,
             poll_seconds=0.2,
         )

@@ -92,7 +92,7 @@ def main(folder: str) -> None:
                 TASKS,
                 worker_of=kubelet.worker_of,
                 topology=TOPOLOGY,
-                at_least=2,
+                min_workers=2,
                 timeout=SETTLES,
                 poll_seconds=0.2,
             )

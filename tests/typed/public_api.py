@@ -80,7 +80,7 @@ def beside(worker: tuplewire.local) -> None:
 
 def members(spark: SparkSession) -> None:
     """Check the workers of Spark's executors."""
-    with membership(spark, range(64), topology="words", at_least=2, expire_seconds=5) as workers:
+    with membership(spark, range(64), topology="words", min_workers=2, expire_seconds=5) as workers:
         assert_type(workers, Membership)
     membership(spark, range(64), atleast=2)  # type: ignore[call-arg]
 

@@ -37,7 +37,7 @@ class MembershipKeywords(TypedDict, total=False):
     """The keywords of Membership, for functions that pass them to it."""
 
     topology: str | None
-    at_least: int
+    min_workers: int
     timeout: float
     expire_seconds: float
     poll_seconds: float
@@ -51,7 +51,7 @@ class Membership:
         workers: The addresses where workers should be.
         tasks: All tasks of the topology.
         topology: Default: TUPLEWIRE_TOPOLOGY, or `default`.
-        at_least: The number of workers that must be there before tasks are assigned and the block is entered.
+        min_workers: The number of workers to wait for before tasks are assigned and the block is entered.
         timeout: The limit for that, in seconds.
         expire_seconds: A worker that does not answer for this time loses its tasks.
         poll_seconds: The time between polls of the workers.
@@ -66,7 +66,7 @@ class Membership:
 
     Raises:
         ConfigError: An argument is invalid.
-        UnreachableError: On entering the block: there are not `at_least` workers within the timeout.
+        UnreachableError: On entering the block: there are fewer than `min_workers` workers at the timeout.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Membership:
         tasks: Collection[int],
         *,
         topology: str | None = None,
-        at_least: int = 1,
+        min_workers: int = 1,
         timeout: float = 60.0,
         expire_seconds: float = 10.0,
         poll_seconds: float = 1.0,
@@ -89,14 +89,14 @@ class Membership:
         if not callable(workers) and not _checked_addresses(workers):
             raise ConfigError("there are no workers: name their addresses, host:port")
         self._workers = workers
-        self._at_least = at_least
+        self._min_workers = min_workers
         self._timeout = timeout
         self._poll_seconds = poll_seconds
         self._credentials = credentials
         self._registry = Registry(
             resolve_topology(topology),
             frozenset(map(check_task, tasks)),
-            at_least=at_least,
+            min_workers=min_workers,
             expire_seconds=expire_seconds,
         )
         self._listed: Mapping[str, str] = {}
@@ -110,8 +110,8 @@ class Membership:
     def __enter__(self) -> Self:
         self._thread.start()
         try:
-            if self._at_least:
-                self.wait(self._at_least, self._timeout)
+            if self._min_workers:
+                self.wait(self._min_workers, self._timeout)
         except BaseException:
             self.close()
             raise
@@ -143,27 +143,27 @@ class Membership:
                 return worker.address
         raise UnreachableError(f"no worker is registered: {self.status()}")
 
-    def wait(self, at_least: int = 1, timeout: float = 60.0) -> MembershipStatus:
-        """Wait up to `timeout` seconds for a settled membership with `at_least` workers; return its status.
+    def wait(self, min_workers: int = 1, timeout: float = 60.0) -> MembershipStatus:
+        """Wait up to `timeout` seconds for `min_workers` workers with settled tasks; return the status.
 
         Raises:
             UnreachableError: The timeout has passed; the error has the last status.
             ClosedError: The membership has stopped; the error has the reason.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._status.ended or self._is_registered(at_least), timeout)
+            self._changed.wait_for(lambda: self._status.ended or self._is_registered(min_workers), timeout)
             if self._status.ended:
                 raise ClosedError(f"the membership has stopped: {self._status.ended}")
-            if not self._is_registered(at_least):
+            if not self._is_registered(min_workers):
                 hint = f"; where they are is not known: {self._problem}" if self._problem else ""
                 raise UnreachableError(
-                    f"no settled membership with {at_least} workers after {timeout:g} s: start one next to "
-                    f"each executor, and see that this program reaches them{hint}\n{self._status}"
+                    f"no settled membership with {min_workers} workers after {timeout:g} s: start one next "
+                    f"to each executor, and see that this program reaches them{hint}\n{self._status}"
                 )
             return self._status
 
-    def _is_registered(self, at_least: int) -> bool:
-        return self._status.settled and self._status.joined >= at_least
+    def _is_registered(self, min_workers: int) -> bool:
+        return self._status.settled and self._status.joined >= min_workers
 
     # --- the thread ------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ class _Member:
 class Registry:
     """Registers workers, distributes the tasks over them, and expires workers that do not answer.
 
-    topology, tasks, at_least, expire_seconds: see Membership.
+    topology, tasks, min_workers, expire_seconds: see Membership.
 
     A worker keeps its tasks while it is listed, not draining, and silent for less than `expire_seconds`. The
     tasks of leaving or lost workers move immediately. To balance, a task moves only after its last move ends.
@@ -72,7 +72,7 @@ class Registry:
 
     topology: str
     tasks: Collection[int]
-    at_least: int = 1
+    min_workers: int = 1
     expire_seconds: float = 10.0
     version: int = 0
     superseded_reason: str = ""
@@ -268,7 +268,7 @@ class Registry:
             return None
         members = list(self._members.values())
         able = [each.address for each in members if each.phase is Phase.JOINED]
-        if not self.version and len(able) < max(1, self.at_least):
+        if not self.version and len(able) < max(1, self.min_workers):
             return None
         if able:
             staying = {each.address for each in members if not each.leaving}

@@ -152,7 +152,7 @@ def _membership(arguments: argparse.Namespace) -> int:
         lambda: _addresses_of(names),
         tasks,
         topology=resolve_topology(arguments.topology),
-        at_least=0,
+        min_workers=0,
         credentials=read_credentials(arguments),
     ) as membership:
         logger.info("membership.started", extra={"tasks": len(tasks)})

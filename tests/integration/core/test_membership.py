@@ -128,14 +128,14 @@ class Site:
         return endpoint
 
     def membership(
-        self, at_least: int = 1, expire_seconds: float = 120.0, poll_seconds: float = 0.2
+        self, min_workers: int = 1, expire_seconds: float = 120.0, poll_seconds: float = 0.2
     ) -> Membership:
         """Return a membership that polls these workers."""
         return Membership(
             lambda: dict(self.wanted),
             TASKS,
             topology=TOPOLOGY,
-            at_least=at_least,
+            min_workers=min_workers,
             expire_seconds=expire_seconds,
             poll_seconds=poll_seconds,
         )
@@ -179,7 +179,7 @@ def two_under_load(
     """Run the workers a and b, and yield b, which may fail, and the membership; no message is lost."""
     first, second = site.start("a"), site.start("b")
     with (
-        site.membership(at_least=2, expire_seconds=expire_seconds) as membership,
+        site.membership(min_workers=2, expire_seconds=expire_seconds) as membership,
         load_on(first, load) as producing,
         Trackers(membership, TASKS, once=False) as followers,
     ):
@@ -232,7 +232,7 @@ def test_workers_come_and_drain_under_load(site: Site) -> None:
 def test_an_idle_worker_ends_after_its_tasks_have_moved(site: Site) -> None:
     """A drain without work waits for the next poll, so that no task is left without a worker."""
     first, second = site.start("a"), site.start("b")
-    with site.membership(at_least=2, poll_seconds=1.0):
+    with site.membership(min_workers=2, poll_seconds=1.0):
         os.kill(second.process_id, signal.SIGTERM)
         eventually(lambda: has_ended(second), SETTLES, "b has drained")
         assert status(first).local_tasks == len(TASKS)
@@ -264,12 +264,12 @@ def test_a_driver_that_starts_again_takes_over(site: Site) -> None:
     first = site.start("a")
     site.start("b")
     with ExitStack() as stack:
-        older = stack.enter_context(site.membership(at_least=2))
+        older = stack.enter_context(site.membership(min_workers=2))
         producing = stack.enter_context(load_on(first))
         followers = stack.enter_context(Trackers(older, TASKS))
         followers.goes_on()
         before = tasks_of(older)
-        with site.membership(at_least=2) as newer:
+        with site.membership(min_workers=2) as newer:
             assert tasks_of(newer) == before
             assert newer.status().version > older.status().version
             with pytest.raises(ClosedError, match="let one program at a time"):
@@ -294,7 +294,7 @@ def test_over_mutual_tls(tmp_path: Path) -> None:
         with pytest.raises(UnreachableError, match=f"{addresses[0]}  absent"), stranger:
             pass
         with Membership(
-            addresses, TASKS, topology=TOPOLOGY, at_least=2, credentials=credentials
+            addresses, TASKS, topology=TOPOLOGY, min_workers=2, credentials=credentials
         ) as membership:
             assert sizes(membership) == [3, 3]
 

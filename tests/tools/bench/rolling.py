@@ -66,7 +66,7 @@ def measure_rolling(*_: object) -> list[Line]:
         for each in lives:
             each.start()
         addresses = [each.endpoints[0].address for each in lives]
-        membership = stack.enter_context(Membership(addresses, _TASKS, topology=TOPOLOGY, at_least=4))
+        membership = stack.enter_context(Membership(addresses, _TASKS, topology=TOPOLOGY, min_workers=4))
         stream = _Stream(addresses[0])
         progress(f"a stream over four workers, {_QUIET_SECONDS:g} s without a restart")
         time.sleep(1.0)  # connections and first use

@@ -13,9 +13,9 @@ from tuplewire.wire import control_pb2
 TASKS = range(12)
 
 
-def registry(at_least: int = 1) -> Registry:
+def registry(min_workers: int = 1) -> Registry:
     """Return a registry without workers."""
-    return Registry(TOPOLOGY, TASKS, at_least=at_least, expire_seconds=10.0)
+    return Registry(TOPOLOGY, TASKS, min_workers=min_workers, expire_seconds=10.0)
 
 
 def world_of(count: int) -> World:
@@ -51,8 +51,8 @@ def happened(kept: Registry) -> list[str]:
 
 
 def test_nothing_is_assigned_before_enough_workers_are_there() -> None:
-    """With at_least=2, a single worker gets no tasks."""
-    world, kept = world_of(1), registry(at_least=2)
+    """With min_workers=2, a single worker gets no tasks."""
+    world, kept = world_of(1), registry(min_workers=2)
     assert world.round(kept) is None
     assert len(kept.status().unassigned) == len(TASKS)
     world.add(2)
