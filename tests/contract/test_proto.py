@@ -32,7 +32,7 @@ SERVICES = {
     "tuplewire.v1.Messaging": "Send Recv",
     "tuplewire.v1.Control": "GetStatus GetLoad GetAssignment UpdateAssignment Drain Tap GetDebug SetLogging "
     "ReportProgram CallProgram",
-    "tuplewire.v1.Sinks": "Begin Stage Discard Check Publish Progress",
+    "tuplewire.v1.Sink": "Begin Stage Discard Check Publish GetProgress",
     "tuplewire.v1.Source": "Poll Read Acknowledge",
 }
 

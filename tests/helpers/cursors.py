@@ -12,29 +12,29 @@ def ack_of(
     sequence: int, grants: Iterable[pb.TaskCredit] = (), refusals: Iterable[pb.Refusal] = (), after: int = 0
 ) -> pb.Ack:
     """Return an acknowledgement of the frames up to a sequence."""
-    return pb.Ack(sequence=sequence, credits=grants, refusals=refusals, after=after)
+    return pb.Ack(sequence=sequence, credits=grants, refusals=refusals, previous_sequence=after)
 
 
 def credit_of(flow: int, messages: int, size_bytes: int, processed: int) -> pb.TaskCredit:
     """Return the credit of a flow."""
-    task, forwarded = split_flow(flow)
+    task, route = split_flow(flow)
     return pb.TaskCredit(
-        task=task, messages=messages, bytes=size_bytes, processed=processed, forwarded=forwarded
+        task=task, messages=messages, bytes=size_bytes, released_messages=processed, route=route
     )
 
 
 def refusal_of(
-    sequence: int, task: int, messages: int, code: str, detail: str, owner: str = "", forwarded: int = 0
+    sequence: int, task: int, messages: int, code: str, detail: str, owner: str = "", route: int = 0
 ) -> pb.Refusal:
     """Return the refusal of a frame's messages for a task; `code` is the name without its prefix."""
     return pb.Refusal(
-        sequence=sequence,
+        frame_sequence=sequence,
         task=task,
         messages=messages,
         code=f"ERROR_CODE_{code}",
         detail=detail,
-        owner=owner,
-        forwarded=forwarded,
+        owner_address=owner,
+        route=route,
     )
 
 
@@ -49,9 +49,9 @@ def cursor_of(
     """Return a consumer's position in a task."""
     return pb.TaskCursor(
         task=task,
-        acknowledged=acknowledged,
-        received=received,
-        credit=credit,
+        acknowledged_sequence=acknowledged,
+        received_sequence=received,
+        credit_sequence=credit,
         credit_bytes=credit_bytes,
         rejections=rejections,
     )
@@ -68,4 +68,4 @@ def rejection_of(
 
 def answer_of(task: int, number: int, received: int) -> pb.RejectedTask:
     """Return a worker's answer to the rejections up to a number."""
-    return pb.RejectedTask(task=task, number=number, received=received)
+    return pb.RejectedTask(task=task, rejection_number=number, received_sequence=received)

@@ -98,7 +98,7 @@ def subscribe(*tasks: int, **changes: Any) -> bytes:
         "topology": TOPOLOGY,
         "consumer_id": f"hostile-{next(_ids)}",
         "incarnation": 1,
-        "tasks": [pb.TaskCursor(task=task, credit=10, credit_bytes=1000) for task in tasks],
+        "tasks": [pb.TaskCursor(task=task, credit_sequence=10, credit_bytes=1000) for task in tasks],
         **changes,
     }
     return pb.RecvRequest(subscribe=pb.Subscribe(**fields)).SerializeToString()

@@ -37,7 +37,7 @@ class ModelWorker:
             version="1.0",
             state=state,
             assignment_version=known,
-            moving_tasks=self.moving,
+            moving_task_count=self.moving,
             peer_addresses=self.peer_addresses,
         )
         return status, self.assignment if registry.may_be_foreign(address, known) else None

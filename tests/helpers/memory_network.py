@@ -267,7 +267,7 @@ class NetworkContext(StreamedContext):
         return self.network.dial(f"{host}:{port}")
 
     def connect(
-        self, topology_id: str, host: str, port: int, receiver_id: str = "", events: SendEvents | None = None
+        self, topology_id: str, host: str, port: int, expected_id: str = "", events: SendEvents | None = None
     ) -> StreamedClient:
         """Connect on the network's loop, with an id that is the same in each run."""
         self._connection_count += 1
@@ -276,7 +276,7 @@ class NetworkContext(StreamedContext):
         identity = Identity(topology_id, sender_id, settings.incarnation, is_worker=True)
         address = f"{host}:{port}"
         return StreamedClient(
-            SendingEnd(address, identity, settings.session, self.thread, open_stream, receiver_id, events)
+            SendingEnd(address, identity, settings.session, self.thread, open_stream, expected_id, events)
         )
 
     def term(self) -> None:

@@ -11,7 +11,7 @@ def counter(task: int, value: float, name: str = "orders", component: str = "bil
         name=f"tuplewire_user_{name}",
         help="Registered.",
         kind=pb.METRIC_KIND_COUNTER,
-        labels=["component", "task"],
+        label_names=["component", "task"],
     )
     family.samples.add(labels=[component, str(task)], value=value)
     return family
@@ -29,11 +29,11 @@ def histogram(task: int) -> pb.MetricFamily:
 def component(first_task: int, executed: int, busy: float = 0.0) -> pb.ComponentStatus:
     """Return a bolt with one executor, which has executed `executed` tuples."""
     executor = pb.ExecutorStatus(
-        first_task=first_task, tasks=1, executed=executed, busy_seconds=busy, queued_tuples=7
+        first_task=first_task, task_count=1, executed=executed, busy_seconds=busy, queued_tuples=7
     )
     read = pb.InputStatus(component="words", stream="default", executed=executed)
     return pb.ComponentStatus(
-        component="count", kind="bolt", first_task=1, tasks=2, inputs=[read], executors=[executor]
+        component="count", kind="bolt", first_task=1, task_count=2, inputs=[read], executors=[executor]
     )
 
 
@@ -43,12 +43,12 @@ def report(
     version: int = 1,
     ended: bool = False,
     topology: str = "default",
-    receiver_id: str = "a",
+    expected_worker_id: str = "a",
 ) -> pb.ReportProgramRequest:
     """Return a report with these metrics and components."""
     return pb.ReportProgramRequest(
         topology=topology,
-        receiver_id=receiver_id,
+        expected_worker_id=expected_worker_id,
         program=program,
         assignment_version=version,
         components=[each for each in parts if isinstance(each, pb.ComponentStatus)],

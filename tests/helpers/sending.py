@@ -21,10 +21,10 @@ PLENTY = 1_000_000
 def reopen(window: SendWindow, incarnation: int = 7, worker: int = 0) -> None:
     """Connect to a new receiver with plenty of credit, by the incarnations of session and worker."""
     welcome = pb.Welcome(
-        receiver_incarnation=incarnation,
+        session_id=incarnation,
         initial_credit=credit_of(0, PLENTY, PLENTY, 0),
         max_message_bytes=PLENTY,
-        max_frame_bytes=8 * PLENTY,
+        max_request_bytes=8 * PLENTY,
         worker_incarnation=worker,
     )
     window.on_connected(welcome)
@@ -54,11 +54,11 @@ class Sending:
     ) -> list[SettledMessages]:
         """Connect; the receiver has accepted frames up to this sequence."""
         welcome = pb.Welcome(
-            receiver_incarnation=incarnation,
-            last_sequence=sequence,
+            session_id=incarnation,
+            accepted_sequence=sequence,
             initial_credit=credit_of(0, initial, PLENTY, 0),
             max_message_bytes=max_message_bytes,
-            max_frame_bytes=max_request_bytes,
+            max_request_bytes=max_request_bytes,
         )
         self.window.on_connected(welcome)
         return self._settled()

@@ -59,11 +59,11 @@ def welcome(**changes: Any) -> bytes:
     """Return the response to a hello. changes: fields with other values."""
     fields: dict[str, Any] = {
         "protocol_version": PROTOCOL_VERSION,
-        "receiver_id": "far",
-        "receiver_incarnation": 1,
+        "worker_id": "far",
+        "session_id": 1,
         "initial_credit": pb.TaskCredit(messages=1000, bytes=1 << 20),
         "max_message_bytes": 1 << 20,
-        "max_frame_bytes": 1 << 22,
+        "max_request_bytes": 1 << 22,
         **changes,
     }
     return pb.SendResponse(welcome=pb.Welcome(**fields)).SerializeToString()

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,7 +11,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from helpers.cursors import credit_of, cursor_of
+from helpers.cursors import credit_of
 from helpers.session_parts import (
     HEAD,
     SETTINGS,
@@ -164,7 +163,7 @@ class SessionMachine(RuleBasedStateMachine):
             for run in frame.runs:
                 for group in run:
                     self.written.update(messages_in(group))
-            self.sending.up.append(encode_frame(frame.sequence, frame.runs, closed=frame.closed_flows))
+            self.sending.up.append(encode_frame(frame.sequence, frame.runs, closed_flows=frame.closed_flows))
 
     def close_unused(self, limit: int) -> None:
         """Both sides close unused flows; the counts start again with the next message."""
@@ -235,13 +234,13 @@ class SessionMachine(RuleBasedStateMachine):
             update = worker.session.full_state(self.window.acknowledged)
         initial = worker.session.credit.initial
         welcome = pb.Welcome(
-            receiver_incarnation=worker.incarnation,
+            session_id=worker.incarnation,
             initial_credit=credit_of(0, initial.messages, initial.size_bytes, 0),
-            last_sequence=update.sequence,
+            accepted_sequence=update.sequence,
             credits=update.credits,
             refusals=update.refusals,
             max_message_bytes=2**30,
-            max_frame_bytes=2**31,
+            max_request_bytes=2**31,
         )
         self.window.on_connected(welcome)
         self._settle(self.window.take_settled())
@@ -353,11 +352,11 @@ class SessionMachine(RuleBasedStateMachine):
             log = worker.logs[cursor.task]
             if resumes:
                 self._progress(cursor)
-                log.rewind(cursor.received)
-                worker.cursors[cursor.task] = (cursor.credit, cursor.credit_bytes)
+                log.rewind(cursor.received_sequence)
+                worker.cursors[cursor.task] = (cursor.credit_sequence, cursor.credit_bytes)
             else:
                 log.rewind()
-                credit = log.acknowledged + cursor.credit - cursor.acknowledged
+                credit = log.acknowledged + cursor.credit_sequence - cursor.acknowledged_sequence
                 worker.cursors[cursor.task] = (credit, cursor.credit_bytes)
         if not resumes:
             consumer.last_seen.clear()
@@ -412,25 +411,21 @@ class SessionMachine(RuleBasedStateMachine):
     def _say_progress(self) -> None:
         if self.receiving.connected:
             cursors = self.consumer.window.take_changed()
-            self.receiving.up.extend(
-                struct.pack(
-                    ">5Q", each.task, each.acknowledged, each.received, each.credit, each.credit_bytes
-                )
-                for each in cursors
-            )
+            self.receiving.up.extend(each.SerializeToString() for each in cursors)
 
     def hear_progress(self, limit: int) -> None:
         """The worker applies the consumer's progress; a repeated report changes nothing."""
         while self.receiving.up and limit:
             limit -= 1
-            cursor = cursor_of(*struct.unpack(">5Q", self.receiving.up.popleft()))
+            cursor = pb.TaskCursor.FromString(self.receiving.up.popleft())
             for _ in range(2):
                 self._progress(cursor)
                 credit, _ = self.worker.cursors[cursor.task]
-                self.worker.cursors[cursor.task] = (max(credit, cursor.credit), cursor.credit_bytes)
+                self.worker.cursors[cursor.task] = (max(credit, cursor.credit_sequence), cursor.credit_bytes)
 
     def _progress(self, cursor: pb.TaskCursor) -> None:
-        for done in self.worker.logs[cursor.task].apply_progress(cursor.acknowledged, cursor.received):
+        log, received = self.worker.logs[cursor.task], cursor.received_sequence
+        for done in log.apply_progress(cursor.acknowledged_sequence, received):
             assert done.inbound is self.worker
             self.worker.session.credit.on_released(cursor.task, done.messages, done.size_bytes)
 

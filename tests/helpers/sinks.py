@@ -29,7 +29,7 @@ def first_piece(
         epoch=epoch,
         attempt=attempt,
         frame=plain_frame(groups),
-        receiver_id=worker_id,
+        expected_worker_id=worker_id,
     )
 
 
@@ -44,14 +44,10 @@ def publish(
     """Stage one attempt and publish it, perhaps by another client; return the number of new messages."""
     attempt = uuid.uuid4().hex
     assert not control.stage(first_piece(sink, epoch, attempt, groups, worker_id))
-    named = StagedAttempt(partition=0, attempt=attempt, messages=sum(map(len, groups)), pieces=1)
-    return (
-        (publisher or control)
-        .publish(
-            PublishRequest(topology=TOPOLOGY, sink=sink, epoch=epoch, attempts=[named], receiver_id=worker_id)
-        )
-        .chosen
-    )
+    named = StagedAttempt(partition=0, attempt=attempt, messages=sum(map(len, groups)), piece_count=1)
+    request = PublishRequest(topology=TOPOLOGY, sink=sink, epoch=epoch, attempts=[named])
+    request.expected_worker_id = worker_id
+    return (publisher or control).publish(request).chosen_messages
 
 
 def write(address: str, groups: Sequence[TaskGroup], timeout: float, sink: str = "s", epoch: int = 1) -> int:

@@ -191,7 +191,7 @@ def queued(endpoint: Endpoint, task: int) -> int:
 def acknowledged(endpoint: Endpoint, task: int) -> int:
     """Return the last sequence of a local task that its consumer has acknowledged."""
     found = next(each for each in status(endpoint).tasks if each.task == task)
-    return found.begin_sequence + found.acknowledged_messages
+    return found.base_sequence + found.acknowledged_messages
 
 
 def metric(endpoint: Endpoint, sample: str) -> float:

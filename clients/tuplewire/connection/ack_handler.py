@@ -68,7 +68,7 @@ class AckHandler:
     def _add_refusals(self, refusals: Sequence[Refusal], known: int) -> None:
         """Add refusals in frames after `known`: earlier ones were reported."""
         if refusals:
-            self._buffer.refused.add(each for each in refusals if each.sequence > known)
+            self._buffer.refused.add(each for each in refusals if each.frame_sequence > known)
         self._buffer.notify()
 
     def on_lost(self, *, closed_cleanly: bool) -> None:

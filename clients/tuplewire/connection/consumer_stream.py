@@ -123,13 +123,13 @@ class ConsumerStream(ReconnectingStream):
     method = "Recv"
 
     def __init__(
-        self, inbox: Inbox, address: str, open_stream: StreamOpener, receiver_id: str, tasks: Iterable[int]
+        self, inbox: Inbox, address: str, open_stream: StreamOpener, expected_id: str, tasks: Iterable[int]
     ) -> None:
         """Describe a session about some tasks of a subscription, which gets their messages."""
         settings = inbox.settings
-        super().__init__(address, inbox.identity, settings, inbox.loop, open_stream, receiver_id)
+        super().__init__(address, inbox.identity, settings, inbox.loop, open_stream, expected_id)
         self.tasks = tuple(tasks)
-        self.worker_id = receiver_id
+        self.worker_id = expected_id
         """The id of the worker; empty if it is not known yet."""
         self.window = ConsumeWindow(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
         self._inbox = inbox
@@ -228,10 +228,10 @@ class ConsumerStream(ReconnectingStream):
             incarnation=self.identity.incarnation,
             tasks=cursors,
             worker_incarnation=self.window.worker_incarnation,
-            receiver_id=self.expected_id,
-            subscription=self._inbox.subscription_id,
+            expected_worker_id=self.expected_id,
+            subscription_id=self._inbox.subscription_id,
             max_response_bytes=UNLIMITED_BYTES,
-            follows=self._inbox.follows and self._inbox.admitted,
+            follows_tasks=self._inbox.follows and self._inbox.admitted,
         )
         self._requested_at = time.monotonic()
         try:
@@ -240,9 +240,8 @@ class ConsumerStream(ReconnectingStream):
             self._requested_at = -math.inf
         subscribed = pb.RecvResponse.FromString(data).subscribed
         with self._lock:
-            self.window.on_connected(
-                subscribed.worker_incarnation, [(cursor.task, cursor.received) for cursor in subscribed.tasks]
-            )
+            starts = [(cursor.task, cursor.received_sequence) for cursor in subscribed.tasks]
+            self.window.on_connected(subscribed.worker_incarnation, starts)
             self._confirmed_acks, self._goodbye_sent = told, False
         self._progress.set()
         self.connected, self.worker_id = True, subscribed.worker_id
@@ -256,8 +255,8 @@ class ConsumerStream(ReconnectingStream):
             if not isinstance(response, OpaqueFrame):
                 kind = response.WhichOneof("kind")
                 if kind == "ended":
-                    ended = response.ended
-                    raise refusal_error(code_name(ended.code), ended.detail, ended.owner, ended.owner_id)
+                    end = response.ended
+                    raise refusal_error(code_name(end.code), end.detail, end.owner_address, end.owner_id)
                 if kind == "moved":
                     self._inbox.on_moved(self, response.moved.tasks)
                     continue

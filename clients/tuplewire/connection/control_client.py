@@ -1,4 +1,4 @@
-"""A blocking client of a worker's services Control, Source and Sinks.
+"""A blocking client of a worker's services Control, Source and Sink.
 
 Used by the commands, the membership program, worker processes, the topology programs, and Spark's readers and
 writers. Owns one gRPC channel, and opens a new one when TLS files change. Thread-safe.
@@ -28,7 +28,7 @@ from tuplewire.settings.config import SessionSettings
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import health_pb2
 from tuplewire.wire.codec import decode, groups_of
-from tuplewire.wire.control_pb2_grpc import ControlStub, SinksStub, SourceStub
+from tuplewire.wire.control_pb2_grpc import ControlStub, SinkStub, SourceStub
 from tuplewire.wire.health_pb2_grpc import HealthStub
 from tuplewire.wire.messaging_pb2 import RecvResponse
 
@@ -177,9 +177,8 @@ class ControlClient:
         level: debug, info, warning or error; empty: the configured one. every_seconds: the minimum time
         between log entries for the same peer-triggered event; 0: a minute. Raises ProtocolError if invalid.
         """
-        self._call(
-            "SetLogging", pb.SetLoggingRequest(level=level, seconds=seconds, every_seconds=every_seconds)
-        )
+        request = pb.SetLoggingRequest(level=level, duration_seconds=seconds, every_seconds=every_seconds)
+        self._call("SetLogging", request)
 
     def report_program(self, report: pb.ReportProgramRequest) -> None:
         """Replace this program's report on its executors and metrics; at most once a second.
@@ -229,7 +228,7 @@ class ControlClient:
         """Release messages of tasks, up to these sequences; raises SupersededError and poll()'s errors."""
         tasks = [pb.AcknowledgedTask(task=task, sequence=sequence) for task, sequence in newest.items()]
         request = pb.AcknowledgeRequest(
-            topology=topology, receiver_id=worker_id, incarnation=incarnation, tasks=tasks
+            topology=topology, expected_worker_id=worker_id, worker_incarnation=incarnation, tasks=tasks
         )
         self._call("Acknowledge", request, service="source")
 
@@ -240,16 +239,16 @@ class ControlClient:
         the piece again later. Raises SequenceGapError if earlier pieces are lost, StaleEpochError,
         EpochTooLargeError if the epoch can never fit, UnknownTaskError and WrongWorkerError.
         """
-        response = self._call("Stage", request, service="sinks")
+        response = self._call("Stage", request, service="sink")
         return "" if response.accepted else str(response.waits_for or "another piece")
 
     def discard(self, request: pb.DiscardRequest) -> None:
         """Discard an attempt's staged messages; without an attempt, all staged messages of the epoch."""
-        self._call("Discard", request, service="sinks")
+        self._call("Discard", request, service="sink")
 
     def begin(self, request: pb.BeginRequest) -> pb.BeginResponse:
         """Register a run of a sink's query; drop the staged messages of earlier runs. Raises as check()."""
-        response: pb.BeginResponse = self._call("Begin", request, service="sinks")
+        response: pb.BeginResponse = self._call("Begin", request, service="sink")
         return response
 
     def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
@@ -258,17 +257,17 @@ class ControlClient:
         Raises StagedDataLostError if an attempt is no longer complete as staged, StaleEpochError (also if a
         task received other messages of the epoch), and WrongWorkerError.
         """
-        response: pb.CheckResponse = self._call("Check", request, service="sinks")
+        response: pb.CheckResponse = self._call("Check", request, service="sink")
         return response
 
     def publish(self, request: pb.PublishRequest) -> pb.PublishResponse:
         """Choose an epoch's attempts to publish. Raises UnknownRunError before begin(), and as check()."""
-        response: pb.PublishResponse = self._call("Publish", request, service="sinks")
+        response: pb.PublishResponse = self._call("Publish", request, service="sink")
         return response
 
-    def progress(self, request: pb.ProgressRequest) -> pb.ProgressResponse:
+    def progress(self, request: pb.GetProgressRequest) -> pb.GetProgressResponse:
         """Return the number of an epoch's messages that wait for free space. Raises StagedDataLostError."""
-        response: pb.ProgressResponse = self._call("Progress", request, service="sinks")
+        response: pb.GetProgressResponse = self._call("GetProgress", request, service="sink")
         return response
 
     def wait_ready(self, timeout: float = 30.0) -> None:
@@ -349,7 +348,7 @@ class ControlClient:
 
 
 def _drain_request(seconds: float | None) -> pb.DrainRequest:
-    return pb.DrainRequest(deadline_millis=0 if seconds is None else max(1, round(seconds * 1000)))
+    return pb.DrainRequest(drain_millis=0 if seconds is None else max(1, round(seconds * 1000)))
 
 
 class _Connection:
@@ -359,6 +358,6 @@ class _Connection:
         self.channel = channel
         self.tls_state = tls_state
         self.control: Any = ControlStub(channel)  # type: ignore[no-untyped-call]
-        self.sinks: Any = SinksStub(channel)  # type: ignore[no-untyped-call]
+        self.sink: Any = SinkStub(channel)  # type: ignore[no-untyped-call]
         self.source: Any = SourceStub(raw_channel(channel))  # type: ignore[no-untyped-call]
         self.health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]

@@ -48,7 +48,7 @@ class Receiver(Inbox):
         settings: SessionSettings,
         loop: asyncio.AbstractEventLoop,
         open_stream: StreamOpener,
-        receiver_id: str = "",
+        expected_id: str = "",
         push: Callbacks | None = None,
         connections: WorkerConnections | None = None,
     ) -> None:
@@ -64,7 +64,7 @@ class Receiver(Inbox):
         self.failure: TuplewireError | None = None
         self.is_closed = False
         self._open_stream = open_stream
-        own = ConsumerStream(self, address, open_stream, receiver_id, self.tasks)
+        own = ConsumerStream(self, address, open_stream, expected_id, self.tasks)
         self._streams: tuple[ConsumerStream, ...] = (own,)
         """Replaced as a whole, because consumers read it from other threads."""
         self._without_stream: frozenset[int] = frozenset()
@@ -77,7 +77,7 @@ class Receiver(Inbox):
         self._owners = TaskOwners(identity.topology, address)
         self._newest_version = 0
         """The highest version of the assignments so far."""
-        self._own_id = receiver_id
+        self._own_id = expected_id
         """The id of the worker at the client's own address, if known."""
         self._refused_by: str | None = None
         """The address of the worker that has reported last that it does not own a task."""

@@ -73,6 +73,6 @@ class RefusedMessages:
 
 
 def _text(refusal: Refusal) -> str:
-    owner = f" (owner: {refusal.owner})" if refusal.owner else ""
+    owner = f" (owner: {refusal.owner_address})" if refusal.owner_address else ""
     code = code_name(refusal.code)
     return f"{code}: {counted(refusal.messages, 'message')} to task {refusal.task}: {refusal.detail}{owner}"

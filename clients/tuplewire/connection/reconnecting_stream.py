@@ -67,12 +67,12 @@ class ReconnectingStream(ABC):
         settings: SessionSettings,
         loop: asyncio.AbstractEventLoop,
         open_stream: StreamOpener,
-        receiver_id: str,
+        expected_id: str,
     ) -> None:
-        """Describe a session. receiver_id: the worker to reach; empty: any that answers at the address."""
+        """Describe a session. expected_id: the worker to reach; empty: any that answers at the address."""
         self.address = address
         self.identity = identity
-        self.expected_id = receiver_id
+        self.expected_id = expected_id
         self.connected = False
         self._settings = settings
         self._loop = loop

@@ -48,14 +48,14 @@ class SendingEnd(ReconnectingStream):
         settings: SessionSettings,
         thread: EventLoopThread,
         open_stream: StreamOpener,
-        receiver_id: str = "",
+        expected_id: str = "",
         events: SendEvents | None = None,
     ) -> None:
         """Describe a session; thread.start_connection() connects. open_stream: opens streams to the address.
 
-        receiver_id: the worker to reach. While another worker answers there, messages wait. Default: any.
+        expected_id: the worker to reach. While another worker answers there, messages wait. Default: any.
         """
-        super().__init__(address, identity, settings, thread.loop, open_stream, receiver_id)
+        super().__init__(address, identity, settings, thread.loop, open_stream, expected_id)
         self.thread = thread
         self._events = events or SendEvents()
         self.buffer = SendBuffer(address, settings, self._events, self._wake, self.problem)
@@ -257,10 +257,10 @@ class SendingEnd(ReconnectingStream):
             incarnation=identity.incarnation,
             kind=pb.PEER_KIND_WORKER if identity.is_worker else pb.PEER_KIND_CLIENT,
             ack_mode=pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED,
-            acknowledged=self._window.acknowledged,
-            receiver_incarnation=self._window.receiver_incarnation,
+            acknowledged_sequence=self._window.acknowledged,
+            session_id=self._window.session_id,
             draining=self._events.is_draining(),
-            receiver_id=self.expected_id,
+            expected_worker_id=self.expected_id,
         )
         answer = await self._exchange(stream, pb.SendRequest(hello=hello))
         welcome = pb.SendResponse.FromString(answer).welcome
@@ -276,7 +276,7 @@ class SendingEnd(ReconnectingStream):
         self.counts.connections += 1
         self._probe_timer.reset()
         self._pressure.on_connected()
-        logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.receiver_id})
+        logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.worker_id})
         self._refresh()
         self._write_event.set()
 
@@ -311,7 +311,7 @@ class SendingEnd(ReconnectingStream):
                 return
             if self._probe_due:
                 self._probe_due = False
-                probe = pb.Probe(acknowledged=self._window.acknowledged)
+                probe = pb.Probe(acknowledged_sequence=self._window.acknowledged)
                 await stream.write(pb.SendRequest(probe=probe).SerializeToString())
             if not self.ack_handler.watch_list_sent:
                 watched = self.ack_handler.take_watch_list()
@@ -387,9 +387,9 @@ class SendingEnd(ReconnectingStream):
             elif kind == "load":
                 self.loads.update({each.task: each.load for each in response.load.tasks}, time.monotonic())
             elif kind == "backpressure":
-                congested = dict.fromkeys(response.backpressure.congested, 1.0)
+                congested = dict.fromkeys(response.backpressure.congested_tasks, 1.0)
                 self.congested_tasks.update(congested, time.monotonic())
-                self.congested_tasks.forget(response.backpressure.relieved)
+                self.congested_tasks.forget(response.backpressure.relieved_tasks)
             elif kind == "drain":
                 logger.info("peer.draining", extra={"peer": self.address})
                 self._receiver_draining = True

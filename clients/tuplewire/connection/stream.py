@@ -81,7 +81,7 @@ class ClientStream(MessageStream):
                 frame.runs,
                 accepted_micros=frame.accepted_micros,
                 assignment_version=frame.assignment_version,
-                closed=frame.closed_flows,
+                closed_flows=frame.closed_flows,
                 ack_immediately=frame.ack_immediately,
             )
         )

@@ -91,7 +91,7 @@ async def _states_at(
         else:
             for held in (await connections.poll(peer.address, topology, tasks)).tasks:
                 unread = held.last_sequence - held.acknowledged_sequence
-                found[held.task] = TaskState(peer.worker_id, unread, consumer=held.consumer)
+                found[held.task] = TaskState(peer.worker_id, unread, consumer=held.consumer_id)
     except TuplewireError as error:
         return dict.fromkeys(tasks, TaskState(peer.worker_id, problem=str(error)))
     return found

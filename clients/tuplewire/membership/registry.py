@@ -325,7 +325,7 @@ class Registry:
         )
 
     def _is_moving(self) -> bool:
-        return any(each.status.moving_tasks for each in self._members.values())
+        return any(each.status.moving_task_count for each in self._members.values())
 
     def outdated_workers(self) -> list[str]:
         """Return the addresses of the workers that have not accepted the current assignment."""
@@ -360,7 +360,7 @@ class Registry:
                 each.status.worker_id,
                 each.status.version,
                 tuple(tasks[each.address]),
-                each.status.moving_tasks,
+                each.status.moving_task_count,
                 each.problem or each.refusal,
             )
             for each in self._members.values()

@@ -311,9 +311,9 @@ class ConsumeWindow:
             state = self._tasks.get(each.task)
             if state is None:
                 continue
-            state.forget_rejections(each.number)
-            if 0 < state.blocking_rejection <= each.number:
-                self._restart(each.task, each.received)
+            state.forget_rejections(each.rejection_number)
+            if 0 < state.blocking_rejection <= each.rejection_number:
+                self._restart(each.task, each.received_sequence)
             self.changed_tasks[each.task] = None  # an answered rejection frees credit
 
     def take_changed(self) -> list[TaskCursor]:
@@ -332,7 +332,7 @@ class ConsumeWindow:
         # Clear this first: a cursor with too many rejections is added again.
         self.changed_tasks.clear()
         cursors = [self._cursor(task) for task in self._subscribed_tasks]
-        self._reported_received = {cursor.task: cursor.received for cursor in cursors}
+        self._reported_received = {cursor.task: cursor.received_sequence for cursor in cursors}
         return cursors
 
     def _resend_rejections(self) -> None:
@@ -353,9 +353,9 @@ class ConsumeWindow:
         room = max(0, self._prefetch_bytes - state.held_bytes)
         return TaskCursor(
             task=task,
-            acknowledged=acknowledged,
-            received=received,
-            credit=state.reported_credit,
+            acknowledged_sequence=acknowledged,
+            received_sequence=received,
+            credit_sequence=state.reported_credit,
             credit_bytes=room,
             rejections=rejections,
         )

@@ -208,7 +208,7 @@ class SessionCredit:
         return not self.blocked_flows.isdisjoint(self._changed_flows)
 
     @property
-    def exhausted_tasks(self) -> int:
+    def exhausted_task_count(self) -> int:
         """The number of tasks for which the window is used up."""
         return len(self.blocked_flows)
 
@@ -257,11 +257,11 @@ class SessionCredit:
         account.granted_bytes = max(account.granted_bytes, account.released_bytes + share.size_bytes)
         if flow in self.blocked_flows:
             self._update_blocked(flow, account)
-        task, forwarded = split_flow(flow)
+        task, route = split_flow(flow)
         return TaskCredit(
             task=task,
             messages=account.granted_messages,
             bytes=account.granted_bytes,
-            processed=account.released_messages,
-            forwarded=forwarded,
+            released_messages=account.released_messages,
+            route=route,
         )

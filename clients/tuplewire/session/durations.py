@@ -19,12 +19,12 @@ TraceIds = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Exemplar:
-    """A duration of a traced message. `at` is the time of the measurement, in seconds since 1970."""
+    """A duration of a traced message. `unix_seconds` is the time of the measurement, since 1970."""
 
     trace_id: str
     span_id: str
-    seconds: float
-    at: float
+    duration_seconds: float
+    unix_seconds: float
 
 
 @dataclass(slots=True, eq=False)

@@ -93,17 +93,17 @@ class ReceiveSession:
 
     def _report_refused(self, sequence: int, group: TaskGroup, error: RefusedError) -> None:
         refusal = Refusal(
-            sequence=sequence,
+            frame_sequence=sequence,
             task=group.task,
             messages=group.count,
             code=f"ERROR_CODE_{error.code}",
             detail=str(error),
-            owner=error.owner,
-            forwarded=route_of(group.forwarded),
+            owner_address=error.owner,
+            route=route_of(group.path),
         )
         self._refusals.append(refusal)
         # At most 64 frames are in flight, so the sender knows the outcome of all older frames.
-        while self._refusals[0].sequence <= self.last_sequence - REMEMBERED_FRAMES:
+        while self._refusals[0].frame_sequence <= self.last_sequence - REMEMBERED_FRAMES:
             self._refusals.popleft()
 
     def next_ack(self) -> Ack | None:
@@ -122,21 +122,22 @@ class ReceiveSession:
         """
         self._last_reported = self.last_sequence
         if not self._refusals:
-            return Ack(sequence=self._last_reported, credits=grants, after=after)
-        refusals = list(takewhile(lambda each: each.sequence > after, reversed(self._refusals)))[::-1]
+            return Ack(sequence=self._last_reported, credits=grants, previous_sequence=after)
+        refusals = list(takewhile(lambda each: each.frame_sequence > after, reversed(self._refusals)))[::-1]
         if len(refusals) > MAX_REFUSALS:
             # The first frame is always complete, so that the sender makes progress.
-            last = max(refusals[0].sequence, refusals[MAX_REFUSALS].sequence - 1)
+            last = max(refusals[0].frame_sequence, refusals[MAX_REFUSALS].frame_sequence - 1)
             # Acknowledging a frame without its refusals would count its refused messages as delivered.
-            if later := [each for each in refusals if each.sequence > last]:
-                self._last_reported = later[0].sequence - 1
+            if later := [each for each in refusals if each.frame_sequence > last]:
+                self._last_reported = later[0].frame_sequence - 1
             del refusals[len(refusals) - len(later) :]
-        return Ack(sequence=self._last_reported, credits=grants, refusals=_shortened(refusals), after=after)
+        refusals = _shortened(refusals)
+        return Ack(sequence=self._last_reported, credits=grants, refusals=refusals, previous_sequence=after)
 
     @property
     def has_more(self) -> bool:
         """True if refusals wait for the next update."""
-        return bool(self._refusals) and self._refusals[-1].sequence > self._last_reported
+        return bool(self._refusals) and self._refusals[-1].frame_sequence > self._last_reported
 
     @property
     def urgent(self) -> bool:
@@ -162,10 +163,10 @@ def _shortened(refusals: list[Refusal]) -> list[Refusal]:
     """Return refusals for one update. If their texts are too long, later refusals have no text."""
     room = _MAX_TEXT_CHARS
     for index, each in enumerate(refusals):
-        room -= len(each.detail) + len(each.owner)
+        room -= len(each.detail) + len(each.owner_address)
         if room < 0:
             short = refusals[index] = Refusal()
             short.CopyFrom(each)
             short.ClearField("detail")
-            short.ClearField("owner")
+            short.ClearField("owner_address")
     return refusals

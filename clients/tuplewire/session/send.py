@@ -47,8 +47,8 @@ class SendWindow(PendingMessages):
         self._ack_requests = AckRequestPolicy()
         self.acknowledged = 0
         """The last frame that the receiver has acknowledged."""
-        self.receiver_incarnation = 0
-        """The incarnation of the receiver's memory of this session; 0 before the first welcome."""
+        self.session_id = 0
+        """Identifies the receiver's record of this session; 0 before the first welcome."""
         self.receiver_shut_down = False
         """True if the receiver announced its shutdown. It then reports its remaining messages itself."""
         self.worker_incarnation = 0
@@ -85,9 +85,9 @@ class SendWindow(PendingMessages):
             number = group.flow
             flow = self._flows.get(number)
             if flow is None:
-                task, forwarded = split_flow(number)
+                task, route = split_flow(number)
                 first_frame = self._closed_in_frame.pop(number, self.acknowledged)
-                flow = self._flows[number] = Flow(forwarded, first_frame)
+                flow = self._flows[number] = Flow(route, first_frame)
                 self._set_initial_credit(number, flow)
                 self._flows_by_task.setdefault(task, []).append(flow)
             accepted = group.accepted_micros or now_micros
@@ -125,18 +125,15 @@ class SendWindow(PendingMessages):
         3. It has no memory of this session: repeat all messages in new frames, and mark written messages as
            redelivered. If another process answers, count messages possibly lost with the previous one.
         """
-        known = (
-            welcome.receiver_incarnation == self.receiver_incarnation != 0
-            and welcome.last_sequence >= self.acknowledged
-        )
-        if not known and welcome.last_sequence:
+        known = welcome.session_id == self.session_id != 0 and welcome.accepted_sequence >= self.acknowledged
+        if not known and welcome.accepted_sequence:
             # 1. The receiver would discard this sender's first frames as duplicates.
             raise ProtocolError(
-                f"the receiver resumes at frame {welcome.last_sequence} a session that this sender does not "
-                "have: give every process a sender id or an incarnation of its own"
+                f"the receiver resumes at frame {welcome.accepted_sequence} a session that this sender does "
+                "not have: give every process a sender id or an incarnation of its own"
             )
         if known:  # 1.
-            self._check_sent(welcome.last_sequence)
+            self._check_sent(welcome.accepted_sequence)
         same_worker = welcome.worker_incarnation == self.worker_incarnation != 0
         # 3. A process that evicted the session still has its messages. Another process does not have them.
         if not known and not same_worker:
@@ -144,11 +141,11 @@ class SendWindow(PendingMessages):
         self.receiver_shut_down = False
         self.worker_incarnation = welcome.worker_incarnation
         self._initial_credit = welcome.initial_credit.messages, welcome.initial_credit.bytes
-        self.receiver_incarnation = welcome.receiver_incarnation
+        self.session_id = welcome.session_id
         if known:
             # 2. The last acknowledgement may be lost with the stream, and the welcome replaces it.
             self.apply_ack(
-                Ack(sequence=welcome.last_sequence, credits=welcome.credits, refusals=welcome.refusals)
+                Ack(sequence=welcome.accepted_sequence, credits=welcome.credits, refusals=welcome.refusals)
             )
             self._resend = deque(self._in_flight)
         else:
@@ -169,7 +166,7 @@ class SendWindow(PendingMessages):
         settings = self._settings
         self.max_message_bytes = min(settings.max_message_bytes, welcome.max_message_bytes)
         # A frame may exceed its size by one message, and gRPC also counts the columns of lengths.
-        room = max(1, (welcome.max_frame_bytes - self.max_message_bytes) // 2)
+        room = max(1, (welcome.max_request_bytes - self.max_message_bytes) // 2)
         frame_bytes = min(settings.max_frame_bytes, room)
         if frame_bytes == self._max_frame_bytes and self.max_message_bytes == settings.max_message_bytes:
             return
@@ -271,11 +268,11 @@ class SendWindow(PendingMessages):
             if flow.sent_messages:
                 self._flows_to_close[number] = None
                 self._reduced_credit.pop(number, None)
-            task, forwarded = split_flow(number)
+            task, route = split_flow(number)
             self._flows_by_task[task].remove(flow)
             if not self._flows_by_task[task]:
                 del self._flows_by_task[task]
-            if not forwarded:
+            if not route:
                 tasks.append(task)
         return tasks
 
@@ -326,7 +323,7 @@ class SendWindow(PendingMessages):
 
     def has_gap_before(self, ack: Ack) -> bool:
         """Return True if an earlier acknowledgement was lost, which may have contained refusals."""
-        return ack.after > self.acknowledged
+        return ack.previous_sequence > self.acknowledged
 
     @property
     def at_frame_limit(self) -> bool:
@@ -358,12 +355,12 @@ class SendWindow(PendingMessages):
             return  # a grant for the closed flow with this number
         flow.limit_messages = max(flow.limit_messages, grant.messages)
         flow.limit_bytes = max(flow.limit_bytes, grant.bytes)
-        flow.released_messages = max(flow.released_messages, grant.processed)
+        flow.released_messages = max(flow.released_messages, grant.released_messages)
         if flow.pending:
             self._ready[number] = None
             if flow.has_credit:
                 self.blocked_flows.pop(number, None)
-        processed = grant.processed
+        processed = grant.released_messages
         while flow.unprocessed and flow.removed_count + flow.unprocessed[0].messages <= processed:
             done = flow.unprocessed.popleft()
             flow.removed_count += done.messages
@@ -377,7 +374,7 @@ class SendWindow(PendingMessages):
         for refusal in refusals:
             unknown = refusal.code == ERROR_CODE_UNKNOWN_TASK
             reason = DropReason.UNKNOWN_TASK if unknown else DropReason.REFUSED
-            by_frame.setdefault(refusal.sequence, {}).setdefault(_flow_of(refusal), reason)
+            by_frame.setdefault(refusal.frame_sequence, {}).setdefault(_flow_of(refusal), reason)
         first = self._in_flight[0].sequence if self._in_flight else 0
         for sequence, reasons in by_frame.items():
             # After a probe, refusals are repeated. An earlier update settled this frame.
@@ -400,4 +397,4 @@ class SendWindow(PendingMessages):
 
 
 def _flow_of(part: TaskCredit | Refusal) -> int:
-    return flow_of(part.task, part.forwarded)
+    return flow_of(part.task, part.route)

@@ -174,8 +174,8 @@ class RangeReader:
         wanted = self._range
         request = pb.ReadRequest(
             topology=self._options.topology,
-            receiver_id=place.worker_id,
-            incarnation=place.worker,
+            expected_worker_id=place.worker_id,
+            worker_incarnation=place.worker,
             task=wanted.task,
             after_sequence=place.position,
             last_sequence=place.end,

@@ -75,7 +75,7 @@ class SinkWorkers(TaskWorkers):
 
     def _about(self, peer: Peer) -> dict[str, Any]:
         about = {"topology": self._topology, "sink": self._sink, "epoch": self._epoch}
-        return {**about, "receiver_id": peer.worker_id}
+        return {**about, "expected_worker_id": peer.worker_id}
 
     def find_assigned(self, tasks: Collection[int]) -> set[int]:
         """Return the given tasks that are in the assignment, which is requested again for unknown tasks.
@@ -166,12 +166,12 @@ class AttemptStager(SinkWorkers):
         while waiting := [peer for peer, piece in self._pieces.items() if piece.groups]:
             for peer in waiting:
                 self._send(peer)
-        return {peer: piece.staged for peer, piece in self._pieces.items() if piece.staged.pieces}
+        return {peer: piece.staged for peer, piece in self._pieces.items() if piece.staged.piece_count}
 
     def abandon(self) -> None:
         """Discard the staged messages now if possible; otherwise they are dropped with their epoch."""
         for peer, piece in self._pieces.items():
-            if piece.staged.pieces:
+            if piece.staged.piece_count:
                 self.discard(peer, self._attempt)
 
     def find_assigned(self, tasks: Collection[int]) -> set[int]:
@@ -196,7 +196,7 @@ class AttemptStager(SinkWorkers):
             **self._about(peer),
             partition=self._partition,
             attempt=self._attempt,
-            piece=piece.staged.pieces,
+            piece=piece.staged.piece_count,
             frame=plain_frame(piece.groups),
         )
         while True:
@@ -204,7 +204,7 @@ class AttemptStager(SinkWorkers):
                 waits_for = self[peer.address].stage(request)
             except (*RETRYABLE_ERRORS, UnknownTaskError) as error:  # its assignment may be older
                 self._wait_or_raise(retry, error)
-                if piece.staged.pieces:  # earlier pieces are staged there, and this one must follow them
+                if piece.staged.piece_count:  # earlier pieces are staged there, and this one must follow them
                     continue
                 # Nothing is staged there yet: find the workers again from a new assignment.
                 del self._pieces[peer]
@@ -224,7 +224,7 @@ class AttemptStager(SinkWorkers):
                 logger.warning("sink.waiting", extra={**about, "reason": reason, "waits_for": waits_for})
             time.sleep(backoff.next())
         piece.staged.messages += sum(map(len, piece.groups))
-        piece.staged.pieces += 1
+        piece.staged.piece_count += 1
         piece.groups, piece.size_bytes = [], 0
 
 
@@ -284,21 +284,21 @@ class Publisher(SinkWorkers):
             self._check(peer, earlier)
         for peer in unknown:
             published[peer] = self._publish(peer, earlier)
-        self._wait([peer for peer, answer in published.items() if answer.waiting])
-        return sum(each.chosen for each in published.values())
+        self._wait([peer for peer, answer in published.items() if answer.waiting_messages])
+        return sum(each.chosen_messages for each in published.values())
 
     def _wait(self, waiting: Sequence[Peer]) -> None:
         """Wait a few seconds for free space; log the tasks without any."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while waiting:
-            left: dict[Peer, pb.ProgressResponse] = {}
+            left: dict[Peer, pb.GetProgressResponse] = {}
             for peer in waiting:
-                request = pb.ProgressRequest(**self._about(peer))
+                request = pb.GetProgressRequest(**self._about(peer))
                 left[peer] = self._with_retries(partial(self[peer.address].progress, request))
-            waiting = [peer for peer, answer in left.items() if answer.waiting]
+            waiting = [peer for peer, answer in left.items() if answer.waiting_messages]
             if waiting and time.monotonic() > deadline:
                 tasks = sorted(task for each in left.values() for task in each.waiting_tasks)[:_SHOWN_TASKS]
-                messages = sum(each.waiting for each in left.values())
+                messages = sum(each.waiting_messages for each in left.values())
                 about = {"sink": self._sink, "epoch": self._epoch, "waiting": messages, "tasks": tasks}
                 reason = f"no room in the tasks' queues; the workers continue when there is. {FREE_CORE_HINT}"
                 logger.warning("sink.waiting", extra={**about, "reason": reason})

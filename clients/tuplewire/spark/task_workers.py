@@ -171,13 +171,13 @@ class TaskPoller(TaskWorkers):
             for each in answer.tasks:
                 found[each.task] = QueueState(
                     *peer,
-                    answer.incarnation,
+                    answer.worker_incarnation,
                     each.acknowledged_sequence,
                     each.last_sequence,
-                    each.bytes,
+                    each.queued_bytes,
                     each.congested,
-                    each.begin_sequence,
-                    each.consumer,
+                    each.base_sequence,
+                    each.consumer_id,
                 )
         return {task: found[task] for task in wanted if task in found}
 
@@ -185,9 +185,9 @@ class TaskPoller(TaskWorkers):
         # Each worker has its own numbering: a sequence seen at another worker means nothing here.
         known = {key: seen[key].tail for key in seen.keys() & tasks if seen[key].worker_id == peer.worker_id}
         polled = (pb.PolledTask(task=task, seen_sequence=known.get(task, 0)) for task in tasks)
-        return pb.PollRequest(
-            topology=self._topology, receiver_id=peer.worker_id, tasks=polled, wait_millis=int(wait * 1000)
-        )
+        request = pb.PollRequest(topology=self._topology, expected_worker_id=peer.worker_id, tasks=polled)
+        request.wait_millis = int(wait * 1000)
+        return request
 
     def _wait_for_any(self, polls: Mapping[Peer, pb.PollRequest], wait: float) -> None:
         """Wait until one of several workers has new messages; afterwards, poll all without a wait."""
@@ -207,15 +207,15 @@ class TaskPoller(TaskWorkers):
         """
         found: dict[int, Runs] = {}
         for peer, tasks in self.owners.by_worker(last).items():
-            polled = (pb.PolledTask(task=task, entries_to=last[task]) for task in tasks)
-            request = pb.PollRequest(topology=self._topology, receiver_id=peer.worker_id, tasks=polled)
+            polled = (pb.PolledTask(task=task, entries_to_sequence=last[task]) for task in tasks)
+            request = pb.PollRequest(topology=self._topology, expected_worker_id=peer.worker_id, tasks=polled)
             answer = self[peer.address].poll(request)
             for there in answer.tasks:
                 each = states[there.task]
-                if (answer.incarnation, there.begin_sequence) == (each.worker, each.start):
-                    entries = there.entries
-                    numbered = zip(entries.messages, entries.workers, entries.entry_sequences, strict=True)
-                    found[there.task] = Runs(entries.first, there.begin_sequence, tuple(numbered))
+                if (answer.worker_incarnation, there.base_sequence) == (each.worker, each.start):
+                    runs = there.entries
+                    numbered = zip(runs.run_lengths, runs.entry_workers, runs.entry_sequences, strict=True)
+                    found[there.task] = Runs(runs.first_sequence, there.base_sequence, tuple(numbered))
         return found
 
     def acknowledge(self, offsets: Mapping[int, TaskOffset]) -> None:
@@ -250,17 +250,17 @@ class TaskPoller(TaskWorkers):
         """Return the final state; None if it still has to forward messages, or is not known yet."""
         replaced = silent = False
         polled = [pb.PolledTask(task=task)]
-        request = pb.PollRequest(topology=self._topology, tasks=polled, incarnations=[worker])
+        request = pb.PollRequest(topology=self._topology, tasks=polled, worker_incarnations=[worker])
         for where in filter(None, dict.fromkeys((address, *self.owners.others, self._address))):
             try:
                 answer = self[where].poll(request)
             except UnreachableError:
                 silent = silent or where in self.owners.by_address
                 continue
-            if answer.incarnation == worker:
-                return None if task in answer.leaving else PreviousOwner()
-            for each in answer.departed:
-                return PreviousOwner(each.dropped)
+            if answer.worker_incarnation == worker:
+                return None if task in answer.leaving_tasks else PreviousOwner()
+            for each in answer.departed_workers:
+                return PreviousOwner(each.dropped_messages)
             replaced = replaced or where == address
         # The worker was lost if another incarnation answers at its address. But while a present worker is
         # unreachable, that one may know about a clean shutdown.

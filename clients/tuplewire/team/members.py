@@ -240,7 +240,7 @@ class TeamConnection:
             return math.inf
         status = self._receiver.connections.status(self._receiver.address, self._receiver.tasks)
         try:
-            return sum(messaging_loop().run(status).possibly_lost.values())
+            return sum(messaging_loop().run(status).possibly_lost_messages.values())
         except errors.TuplewireError:
             return math.inf
 

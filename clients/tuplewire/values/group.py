@@ -1,7 +1,7 @@
 """TaskGroup: a column of messages between two tasks, and the checks on ids and payloads.
 
 Used by all parts that send, queue or deliver messages. Owns the columns, which do not change. Thread-safe.
-Design: docs/design/sessions.md ("Frames are columns"); docs/design/moves.md for `forwarded`.
+Design: docs/design/sessions.md ("Frames are columns"); docs/design/moves.md for `path`.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def task_column(tasks: SupportsIndex | Collection[SupportsIndex], count: int, na
 
 
 _HOP = 1 << 32
-"""One hop in `forwarded`: the entry worker's number, which is lower, plus this value for each hop."""
+"""One hop in `path`: the entry worker's number, which is lower, plus this value for each hop."""
 _UNQUEUED_HOP = 1 << 56
 """Also added for each hop since the messages last waited in the queue of their task's owner."""
-COUNT, SIZE_BYTES, FORWARDED = attrgetter("count"), attrgetter("size_bytes"), attrgetter("forwarded")
+COUNT, SIZE_BYTES, PATH = attrgetter("count"), attrgetter("size_bytes"), attrgetter("path")
 """Return these attributes of a group. With sum() and map(), a batch needs no loop in Python."""
 MAX_FRAME_GROUPS = 1000
 """Limit for the groups of a frame. The receiver needs about 10 us for each and is blocked in that time."""
@@ -92,19 +92,19 @@ MAX_UNQUEUED_HOPS = 16
 """Messages with more hops are refused: only contradictory assignments cause this. A move takes a few hops."""
 
 
-def flow_of(task: int, forwarded: int) -> int:
+def flow_of(task: int, path: int) -> int:
     """Return the flow of messages to a task. The flow of forwarded messages is negative.
 
     Each flow has a separate order and separate counts. While a task moves, returned messages must not queue
     behind messages that wait for them.
     """
-    route = route_of(forwarded)
+    route = route_of(path)
     return ~(route << 31 | task) if route else task
 
 
-def route_of(forwarded: int) -> int:
-    """Return the route in `forwarded`: entry worker and number of hops. Each route has its own order."""
-    return forwarded % _UNQUEUED_HOP
+def route_of(path: int) -> int:
+    """Return the route in a path: entry worker and number of hops. Each route has its own order."""
+    return path % _UNQUEUED_HOP
 
 
 def split_flow(flow: int) -> tuple[int, int]:
@@ -112,9 +112,9 @@ def split_flow(flow: int) -> tuple[int, int]:
     return (flow, 0) if flow >= 0 else (~flow & MAX_TASK, ~flow >> 31)
 
 
-def entry_worker(forwarded: int) -> int:
+def entry_worker(path: int) -> int:
     """Return the number of the worker that accepted messages from a program; 0 is the sending worker."""
-    return forwarded % _HOP
+    return path % _HOP
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +129,7 @@ class TaskGroup:
         header_lengths: The same for encoded keys and headers (values/headers.py); empty if there are none.
         size_bytes: Bytes of payloads, keys and headers, as counted by limits and credit.
         redelivered: True if the messages may be duplicates, after a failure or a broken connection in a move.
-        forwarded: Set between workers. Low 32 bits: the number of the entry worker, which accepted the
+        path: Set between workers. Low 32 bits: the number of the entry worker, which accepted the
             messages from a program. Next 24: hops of these or earlier messages since then. Upper 8: hops
             since they last waited in the queue of their task's owner. 0: the sending worker is the entry
             worker, and they have not waited in its queue for the task.
@@ -148,7 +148,7 @@ class TaskGroup:
     data: bytes
     _: KW_ONLY
     redelivered: bool = False
-    forwarded: int = 0
+    path: int = 0
     entry_sequence: int = 0
     accepted_micros: int = 0
     retained_upstream: bool = False
@@ -160,7 +160,7 @@ class TaskGroup:
 
     def __post_init__(self) -> None:
         self.count = len(self.lengths) >> 2
-        self.flow = flow_of(self.task, self.forwarded) if self.forwarded else self.task
+        self.flow = flow_of(self.task, self.path) if self.path else self.task
         self.size_bytes = len(self.data) + len(self.header_data) if self.header_data else len(self.data)
 
     @classmethod
@@ -297,8 +297,8 @@ class TaskGroup:
 
         `redelivered` and the time of acceptance stay.
         """
-        if self.forwarded or self.entry_sequence or self.retained_upstream:
-            return replace(self, forwarded=0, entry_sequence=0, retained_upstream=False)
+        if self.path or self.entry_sequence or self.retained_upstream:
+            return replace(self, path=0, entry_sequence=0, retained_upstream=False)
         return self
 
     def as_redelivered(self) -> TaskGroup:
@@ -327,13 +327,13 @@ class TaskGroup:
         `after` is the route (see route_of()) of earlier messages of the same entry worker. The new route is
         not lower, so the messages do not overtake the earlier ones.
         """
-        forwarded = (self.forwarded or worker) + _HOP + _UNQUEUED_HOP
-        return replace(self, forwarded=forwarded + max(0, after - route_of(forwarded)))
+        path = (self.path or worker) + _HOP + _UNQUEUED_HOP
+        return replace(self, path=path + max(0, after - route_of(path)))
 
     @property
     def unqueued_hops(self) -> int:
         """The number of hops since the messages last waited in the queue of their task's owner."""
-        return self.forwarded // _UNQUEUED_HOP
+        return self.path // _UNQUEUED_HOP
 
     def on_dequeue(self, entered: int) -> TaskGroup:
         """Return the same messages as they leave a queue, without unqueued hops: a move is not a loop.
@@ -341,16 +341,16 @@ class TaskGroup:
         `entered` is the number of this worker if it accepted the messages from a program, otherwise 0. The
         messages then need no other credit, because they use the credit of this worker.
         """
-        if self.forwarded:
-            return replace(self, forwarded=route_of(self.forwarded)) if self.unqueued_hops else self
-        return replace(self, forwarded=entered) if entered else self
+        if self.path:
+            return replace(self, path=route_of(self.path)) if self.unqueued_hops else self
+        return replace(self, path=entered) if entered else self
 
     @property
     def payload_only(self) -> bool:
         """True if only payloads, task and source are set, as for most messages that programs send."""
         return not (
             self.redelivered
-            or self.forwarded
+            or self.path
             or self.entry_sequence
             or self.accepted_micros
             or self.retained_upstream

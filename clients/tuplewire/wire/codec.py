@@ -44,7 +44,7 @@ def encode_frame(
     *,
     accepted_micros: Sequence[int] = (),
     assignment_version: int = 0,
-    closed: Sequence[int] = (),
+    closed_flows: Sequence[int] = (),
     ack_immediately: bool = False,
 ) -> bytes:
     """Return an encoded SendRequest or RecvResponse with one frame.
@@ -54,7 +54,7 @@ def encode_frame(
         runs: Lists of groups that are written as one group. The groups of a run differ only in their columns.
         first_sequences: For Recv, the sequence of each run's first message. For Send, groups contain it.
         accepted_micros: The time of acceptance of each run's first message.
-        assignment_version, closed: Fields of Frame, for Send; `closed` has flows.
+        assignment_version, closed_flows: Fields of Frame, for Send.
     """
     frame_accepted = accepted_micros[0] if accepted_micros else 0
     told = OpaqueFrame(
@@ -63,9 +63,9 @@ def encode_frame(
         accepted_unix_micros=frame_accepted,
         ack_immediately=ack_immediately,
     )
-    for flow in closed:
-        task, forwarded = split_flow(flow)
-        told.closed.add(task=task, forwarded=forwarded)
+    for flow in closed_flows:
+        task, route = split_flow(flow)
+        told.closed_flows.add(task=task, route=route)
     parts = [b"", told.SerializeToString()]
     # The first run's time is a field of the frame. Other runs have a time only if it differs.
     for index, run in enumerate(runs):
@@ -76,7 +76,7 @@ def encode_frame(
             source=group.source,
             first_sequence=first_sequences[index] if first_sequences else group.entry_sequence,
             redelivered=group.redelivered,
-            forwarded=group.forwarded,
+            path=group.path,
             accepted_unix_micros=micros if micros != frame_accepted else 0,
             retained_upstream=group.retained_upstream,
         ).SerializeToString()
@@ -107,11 +107,11 @@ def plain_frame(groups: Iterable[TaskGroup]) -> bytes:
 
 def closed_flows_of(frame: OpaqueFrame) -> Sequence[int]:
     """Return the flows that a frame closes. Raise MalformedError for more flows than a session may have."""
-    if not frame.closed:  # nearly always
+    if not frame.closed_flows:  # nearly always
         return ()
-    if (count := len(frame.closed)) > MAX_TASKS:
+    if (count := len(frame.closed_flows)) > MAX_TASKS:
         raise MalformedError(f"a frame closes {count} flows; a session has at most {MAX_TASKS}")
-    return [flow_of(each.task, each.forwarded) for each in frame.closed]
+    return [flow_of(each.task, each.route) for each in frame.closed_flows]
 
 
 def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
@@ -129,7 +129,7 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
             each.lengths,
             each.data,
             redelivered=each.redelivered,
-            forwarded=each.forwarded,
+            path=each.path,
             entry_sequence=each.first_sequence,
             accepted_micros=each.accepted_unix_micros or accepted,
             retained_upstream=each.retained_upstream,

@@ -511,8 +511,8 @@ class Control(object):
             _registered_method=True)
 
 
-class SinksStub(object):
-    """Sinks is for writes that become visible as a whole or not at all, such as Spark's. Attempts stage messages;
+class SinkStub(object):
+    """Sink is for writes that become visible as a whole or not at all, such as Spark's. Attempts stage messages;
     then one request chooses attempts by name. Any call may be refused with WRONG_WORKER or WRONG_TOPOLOGY.
     """
 
@@ -523,39 +523,39 @@ class SinksStub(object):
             channel: A grpc.Channel.
         """
         self.Begin = channel.unary_unary(
-                '/tuplewire.v1.Sinks/Begin',
+                '/tuplewire.v1.Sink/Begin',
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.BeginRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.BeginResponse.FromString,
                 _registered_method=True)
         self.Stage = channel.unary_unary(
-                '/tuplewire.v1.Sinks/Stage',
+                '/tuplewire.v1.Sink/Stage',
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.StageRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.StageResponse.FromString,
                 _registered_method=True)
         self.Discard = channel.unary_unary(
-                '/tuplewire.v1.Sinks/Discard',
+                '/tuplewire.v1.Sink/Discard',
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.DiscardRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.DiscardResponse.FromString,
                 _registered_method=True)
         self.Check = channel.unary_unary(
-                '/tuplewire.v1.Sinks/Check',
+                '/tuplewire.v1.Sink/Check',
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.CheckRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.CheckResponse.FromString,
                 _registered_method=True)
         self.Publish = channel.unary_unary(
-                '/tuplewire.v1.Sinks/Publish',
+                '/tuplewire.v1.Sink/Publish',
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.PublishRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.PublishResponse.FromString,
                 _registered_method=True)
-        self.Progress = channel.unary_unary(
-                '/tuplewire.v1.Sinks/Progress',
-                request_serializer=tuplewire_dot_v1_dot_control__pb2.ProgressRequest.SerializeToString,
-                response_deserializer=tuplewire_dot_v1_dot_control__pb2.ProgressResponse.FromString,
+        self.GetProgress = channel.unary_unary(
+                '/tuplewire.v1.Sink/GetProgress',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.GetProgressRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.GetProgressResponse.FromString,
                 _registered_method=True)
 
 
-class SinksServicer(object):
-    """Sinks is for writes that become visible as a whole or not at all, such as Spark's. Attempts stage messages;
+class SinkServicer(object):
+    """Sink is for writes that become visible as a whole or not at all, such as Spark's. Attempts stage messages;
     then one request chooses attempts by name. Any call may be refused with WRONG_WORKER or WRONG_TOPOLOGY.
     """
 
@@ -609,7 +609,7 @@ class SinksServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Progress(self, request, context):
+    def GetProgress(self, request, context):
         """Waits briefly, and returns how much of a published epoch waits for space in its tasks' queues. Refused
         with STAGED_DATA_LOST by a worker that has not published it.
         """
@@ -618,7 +618,7 @@ class SinksServicer(object):
         raise NotImplementedError('Method not implemented!')
 
 
-def add_SinksServicer_to_server(servicer, server):
+def add_SinkServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Begin': grpc.unary_unary_rpc_method_handler(
                     servicer.Begin,
@@ -645,21 +645,21 @@ def add_SinksServicer_to_server(servicer, server):
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.PublishRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.PublishResponse.SerializeToString,
             ),
-            'Progress': grpc.unary_unary_rpc_method_handler(
-                    servicer.Progress,
-                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.ProgressRequest.FromString,
-                    response_serializer=tuplewire_dot_v1_dot_control__pb2.ProgressResponse.SerializeToString,
+            'GetProgress': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetProgress,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.GetProgressRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.GetProgressResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'tuplewire.v1.Sinks', rpc_method_handlers)
+            'tuplewire.v1.Sink', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('tuplewire.v1.Sinks', rpc_method_handlers)
+    server.add_registered_method_handlers('tuplewire.v1.Sink', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Sinks(object):
-    """Sinks is for writes that become visible as a whole or not at all, such as Spark's. Attempts stage messages;
+class Sink(object):
+    """Sink is for writes that become visible as a whole or not at all, such as Spark's. Attempts stage messages;
     then one request chooses attempts by name. Any call may be refused with WRONG_WORKER or WRONG_TOPOLOGY.
     """
 
@@ -677,7 +677,7 @@ class Sinks(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tuplewire.v1.Sinks/Begin',
+            '/tuplewire.v1.Sink/Begin',
             tuplewire_dot_v1_dot_control__pb2.BeginRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.BeginResponse.FromString,
             options,
@@ -704,7 +704,7 @@ class Sinks(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tuplewire.v1.Sinks/Stage',
+            '/tuplewire.v1.Sink/Stage',
             tuplewire_dot_v1_dot_control__pb2.StageRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.StageResponse.FromString,
             options,
@@ -731,7 +731,7 @@ class Sinks(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tuplewire.v1.Sinks/Discard',
+            '/tuplewire.v1.Sink/Discard',
             tuplewire_dot_v1_dot_control__pb2.DiscardRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.DiscardResponse.FromString,
             options,
@@ -758,7 +758,7 @@ class Sinks(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tuplewire.v1.Sinks/Check',
+            '/tuplewire.v1.Sink/Check',
             tuplewire_dot_v1_dot_control__pb2.CheckRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.CheckResponse.FromString,
             options,
@@ -785,7 +785,7 @@ class Sinks(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tuplewire.v1.Sinks/Publish',
+            '/tuplewire.v1.Sink/Publish',
             tuplewire_dot_v1_dot_control__pb2.PublishRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.PublishResponse.FromString,
             options,
@@ -799,7 +799,7 @@ class Sinks(object):
             _registered_method=True)
 
     @staticmethod
-    def Progress(request,
+    def GetProgress(request,
             target,
             options=(),
             channel_credentials=None,
@@ -812,9 +812,9 @@ class Sinks(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tuplewire.v1.Sinks/Progress',
-            tuplewire_dot_v1_dot_control__pb2.ProgressRequest.SerializeToString,
-            tuplewire_dot_v1_dot_control__pb2.ProgressResponse.FromString,
+            '/tuplewire.v1.Sink/GetProgress',
+            tuplewire_dot_v1_dot_control__pb2.GetProgressRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.GetProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -75,70 +75,70 @@ PEER_KIND_CLIENT: PeerKind
 PEER_KIND_WORKER: PeerKind
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "topology", "sender_id", "incarnation", "ack_mode", "kind", "acknowledged", "receiver_incarnation", "draining", "receiver_id")
+    __slots__ = ("protocol_version", "topology", "sender_id", "incarnation", "ack_mode", "kind", "acknowledged_sequence", "session_id", "draining", "expected_worker_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ACK_MODE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
-    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
-    RECEIVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
-    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     topology: str
     sender_id: str
     incarnation: int
     ack_mode: AckMode
     kind: PeerKind
-    acknowledged: int
-    receiver_incarnation: int
+    acknowledged_sequence: int
+    session_id: int
     draining: bool
-    receiver_id: str
-    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., sender_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., kind: _Optional[_Union[PeerKind, str]] = ..., acknowledged: _Optional[int] = ..., receiver_incarnation: _Optional[int] = ..., draining: bool = ..., receiver_id: _Optional[str] = ...) -> None: ...
+    expected_worker_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., sender_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., kind: _Optional[_Union[PeerKind, str]] = ..., acknowledged_sequence: _Optional[int] = ..., session_id: _Optional[int] = ..., draining: bool = ..., expected_worker_id: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "receiver_id", "receiver_incarnation", "last_sequence", "ack_mode", "initial_credit", "credits", "max_message_bytes", "max_frame_bytes", "refusals", "assignment_version", "load", "worker_incarnation", "departures")
+    __slots__ = ("protocol_version", "worker_id", "session_id", "accepted_sequence", "ack_mode", "initial_credit", "credits", "max_message_bytes", "max_request_bytes", "refusals", "assignment_version", "load", "worker_incarnation", "departures")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
-    RECEIVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ACK_MODE_FIELD_NUMBER: _ClassVar[int]
     INITIAL_CREDIT_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    MAX_FRAME_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DEPARTURES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
-    receiver_id: str
-    receiver_incarnation: int
-    last_sequence: int
+    worker_id: str
+    session_id: int
+    accepted_sequence: int
     ack_mode: AckMode
     initial_credit: TaskCredit
     credits: _containers.RepeatedCompositeFieldContainer[TaskCredit]
     max_message_bytes: int
-    max_frame_bytes: int
+    max_request_bytes: int
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
     assignment_version: int
     load: LoadReport
     worker_incarnation: int
     departures: _containers.RepeatedCompositeFieldContainer[Departure]
-    def __init__(self, protocol_version: _Optional[int] = ..., receiver_id: _Optional[str] = ..., receiver_incarnation: _Optional[int] = ..., last_sequence: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., initial_credit: _Optional[_Union[TaskCredit, _Mapping]] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., max_message_bytes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., worker_incarnation: _Optional[int] = ..., departures: _Optional[_Iterable[_Union[Departure, _Mapping]]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[int] = ..., accepted_sequence: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., initial_credit: _Optional[_Union[TaskCredit, _Mapping]] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., max_message_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., worker_incarnation: _Optional[int] = ..., departures: _Optional[_Iterable[_Union[Departure, _Mapping]]] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros", "retained_upstream", "header_lengths", "header_data")
+    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "path", "accepted_unix_micros", "retained_upstream", "header_lengths", "header_data")
     TASK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REDELIVERED_FIELD_NUMBER: _ClassVar[int]
-    FORWARDED_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
     RETAINED_UPSTREAM_FIELD_NUMBER: _ClassVar[int]
     HEADER_LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -149,12 +149,12 @@ class Group(_message.Message):
     data: bytes
     first_sequence: int
     redelivered: bool
-    forwarded: int
+    path: int
     accepted_unix_micros: int
     retained_upstream: bool
     header_lengths: _containers.RepeatedScalarFieldContainer[int]
     header_data: bytes
-    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., retained_upstream: bool = ..., header_lengths: _Optional[_Iterable[int]] = ..., header_data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., path: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., retained_upstream: bool = ..., header_lengths: _Optional[_Iterable[int]] = ..., header_data: _Optional[bytes] = ...) -> None: ...
 
 class MessageHeaders(_message.Message):
     __slots__ = ("key", "headers")
@@ -173,80 +173,80 @@ class MessageHeader(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed", "ack_immediately")
+    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed_flows", "ack_immediately")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
-    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FLOWS_FIELD_NUMBER: _ClassVar[int]
     ACK_IMMEDIATELY_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     assignment_version: int
     accepted_unix_micros: int
-    closed: _containers.RepeatedCompositeFieldContainer[Flow]
+    closed_flows: _containers.RepeatedCompositeFieldContainer[Flow]
     ack_immediately: bool
-    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ..., ack_immediately: bool = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed_flows: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ..., ack_immediately: bool = ...) -> None: ...
 
 class Flow(_message.Message):
-    __slots__ = ("task", "forwarded")
+    __slots__ = ("task", "route")
     TASK_FIELD_NUMBER: _ClassVar[int]
-    FORWARDED_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
     task: int
-    forwarded: int
-    def __init__(self, task: _Optional[int] = ..., forwarded: _Optional[int] = ...) -> None: ...
+    route: int
+    def __init__(self, task: _Optional[int] = ..., route: _Optional[int] = ...) -> None: ...
 
 class TaskCredit(_message.Message):
-    __slots__ = ("task", "messages", "bytes", "processed", "forwarded")
+    __slots__ = ("task", "messages", "bytes", "released_messages", "route")
     TASK_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
-    PROCESSED_FIELD_NUMBER: _ClassVar[int]
-    FORWARDED_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
     task: int
     messages: int
     bytes: int
-    processed: int
-    forwarded: int
-    def __init__(self, task: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., processed: _Optional[int] = ..., forwarded: _Optional[int] = ...) -> None: ...
+    released_messages: int
+    route: int
+    def __init__(self, task: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., released_messages: _Optional[int] = ..., route: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
-    __slots__ = ("sequence", "task", "messages", "code", "detail", "owner", "forwarded")
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("frame_sequence", "task", "messages", "code", "detail", "owner_address", "route")
+    FRAME_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
-    OWNER_FIELD_NUMBER: _ClassVar[int]
-    FORWARDED_FIELD_NUMBER: _ClassVar[int]
-    sequence: int
+    OWNER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    frame_sequence: int
     task: int
     messages: int
     code: ErrorCode
     detail: str
-    owner: str
-    forwarded: int
-    def __init__(self, sequence: _Optional[int] = ..., task: _Optional[int] = ..., messages: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ..., owner: _Optional[str] = ..., forwarded: _Optional[int] = ...) -> None: ...
+    owner_address: str
+    route: int
+    def __init__(self, frame_sequence: _Optional[int] = ..., task: _Optional[int] = ..., messages: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ..., owner_address: _Optional[str] = ..., route: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("sequence", "credits", "refusals", "after")
+    __slots__ = ("sequence", "credits", "refusals", "previous_sequence")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
-    AFTER_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     credits: _containers.RepeatedCompositeFieldContainer[TaskCredit]
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
-    after: int
-    def __init__(self, sequence: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., after: _Optional[int] = ...) -> None: ...
+    previous_sequence: int
+    def __init__(self, sequence: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., previous_sequence: _Optional[int] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("acknowledged", "brief")
-    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("acknowledged_sequence", "brief")
+    ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     BRIEF_FIELD_NUMBER: _ClassVar[int]
-    acknowledged: int
+    acknowledged_sequence: int
     brief: bool
-    def __init__(self, acknowledged: _Optional[int] = ..., brief: bool = ...) -> None: ...
+    def __init__(self, acknowledged_sequence: _Optional[int] = ..., brief: bool = ...) -> None: ...
 
 class TaskLoad(_message.Message):
     __slots__ = ("task", "load")
@@ -263,14 +263,14 @@ class LoadReport(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[TaskLoad, _Mapping]]] = ...) -> None: ...
 
 class BackpressureStatus(_message.Message):
-    __slots__ = ("worker_id", "congested", "relieved")
+    __slots__ = ("worker_id", "congested_tasks", "relieved_tasks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    CONGESTED_FIELD_NUMBER: _ClassVar[int]
-    RELIEVED_FIELD_NUMBER: _ClassVar[int]
+    CONGESTED_TASKS_FIELD_NUMBER: _ClassVar[int]
+    RELIEVED_TASKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
-    congested: _containers.RepeatedScalarFieldContainer[int]
-    relieved: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[str] = ..., congested: _Optional[_Iterable[int]] = ..., relieved: _Optional[_Iterable[int]] = ...) -> None: ...
+    congested_tasks: _containers.RepeatedScalarFieldContainer[int]
+    relieved_tasks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., congested_tasks: _Optional[_Iterable[int]] = ..., relieved_tasks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ()
@@ -283,8 +283,8 @@ class Goodbye(_message.Message):
     def __init__(self, departures: _Optional[_Iterable[_Union[Departure, _Mapping]]] = ...) -> None: ...
 
 class Departure(_message.Message):
-    __slots__ = ("incarnation", "dropped", "others", "sinks", "successors")
-    class DroppedEntry(_message.Message):
+    __slots__ = ("incarnation", "dropped_messages", "in_flight_messages", "sink_epochs", "successors")
+    class DroppedMessagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -292,16 +292,16 @@ class Departure(_message.Message):
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    DROPPED_FIELD_NUMBER: _ClassVar[int]
-    OTHERS_FIELD_NUMBER: _ClassVar[int]
-    SINKS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    SINK_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
-    dropped: _containers.ScalarMap[int, int]
-    others: int
-    sinks: _containers.RepeatedCompositeFieldContainer[SinkEpoch]
+    dropped_messages: _containers.ScalarMap[int, int]
+    in_flight_messages: int
+    sink_epochs: _containers.RepeatedCompositeFieldContainer[SinkEpoch]
     successors: _containers.RepeatedCompositeFieldContainer[Successor]
-    def __init__(self, incarnation: _Optional[int] = ..., dropped: _Optional[_Mapping[int, int]] = ..., others: _Optional[int] = ..., sinks: _Optional[_Iterable[_Union[SinkEpoch, _Mapping]]] = ..., successors: _Optional[_Iterable[_Union[Successor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., dropped_messages: _Optional[_Mapping[int, int]] = ..., in_flight_messages: _Optional[int] = ..., sink_epochs: _Optional[_Iterable[_Union[SinkEpoch, _Mapping]]] = ..., successors: _Optional[_Iterable[_Union[Successor, _Mapping]]] = ...) -> None: ...
 
 class Successor(_message.Message):
     __slots__ = ("worker_id", "address", "incarnation", "tasks", "entry_workers")
@@ -318,20 +318,20 @@ class Successor(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[int]] = ..., entry_workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SinkEpoch(_message.Message):
-    __slots__ = ("owner", "sink", "epoch", "tasks", "run", "contents")
-    OWNER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("identity", "sink", "epoch", "tasks", "run", "contents")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     SINK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     CONTENTS_FIELD_NUMBER: _ClassVar[int]
-    owner: str
+    identity: str
     sink: str
     epoch: int
     tasks: _containers.RepeatedScalarFieldContainer[int]
     run: str
     contents: _containers.RepeatedCompositeFieldContainer[TaskContent]
-    def __init__(self, owner: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., tasks: _Optional[_Iterable[int]] = ..., run: _Optional[str] = ..., contents: _Optional[_Iterable[_Union[TaskContent, _Mapping]]] = ...) -> None: ...
+    def __init__(self, identity: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., tasks: _Optional[_Iterable[int]] = ..., run: _Optional[str] = ..., contents: _Optional[_Iterable[_Union[TaskContent, _Mapping]]] = ...) -> None: ...
 
 class TaskContent(_message.Message):
     __slots__ = ("messages", "bytes", "checksum")
@@ -364,16 +364,16 @@ class SendRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., watch_releases: _Optional[_Union[WatchReleases, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
 
 class Ended(_message.Message):
-    __slots__ = ("code", "detail", "owner", "owner_id")
+    __slots__ = ("code", "detail", "owner_address", "owner_id")
     CODE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
-    OWNER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     OWNER_ID_FIELD_NUMBER: _ClassVar[int]
     code: ErrorCode
     detail: str
-    owner: str
+    owner_address: str
     owner_id: str
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ..., owner: _Optional[str] = ..., owner_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ..., owner_address: _Optional[str] = ..., owner_id: _Optional[str] = ...) -> None: ...
 
 class SendResponse(_message.Message):
     __slots__ = ("welcome", "ack", "load", "backpressure", "drain", "ended", "departures")
@@ -400,20 +400,20 @@ class Departures(_message.Message):
     def __init__(self, departures: _Optional[_Iterable[_Union[Departure, _Mapping]]] = ...) -> None: ...
 
 class TaskCursor(_message.Message):
-    __slots__ = ("task", "acknowledged", "received", "credit", "credit_bytes", "rejections")
+    __slots__ = ("task", "acknowledged_sequence", "received_sequence", "credit_sequence", "credit_bytes", "rejections")
     TASK_FIELD_NUMBER: _ClassVar[int]
-    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
-    RECEIVED_FIELD_NUMBER: _ClassVar[int]
-    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CREDIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     REJECTIONS_FIELD_NUMBER: _ClassVar[int]
     task: int
-    acknowledged: int
-    received: int
-    credit: int
+    acknowledged_sequence: int
+    received_sequence: int
+    credit_sequence: int
     credit_bytes: int
     rejections: _containers.RepeatedCompositeFieldContainer[Rejection]
-    def __init__(self, task: _Optional[int] = ..., acknowledged: _Optional[int] = ..., received: _Optional[int] = ..., credit: _Optional[int] = ..., credit_bytes: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ...) -> None: ...
+    def __init__(self, task: _Optional[int] = ..., acknowledged_sequence: _Optional[int] = ..., received_sequence: _Optional[int] = ..., credit_sequence: _Optional[int] = ..., credit_bytes: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("number", "sequence", "after_millis", "reason", "wait")
@@ -436,38 +436,38 @@ class Rejected(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[RejectedTask, _Mapping]]] = ...) -> None: ...
 
 class RejectedTask(_message.Message):
-    __slots__ = ("task", "number", "received")
+    __slots__ = ("task", "rejection_number", "received_sequence")
     TASK_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    REJECTION_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     task: int
-    number: int
-    received: int
-    def __init__(self, task: _Optional[int] = ..., number: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
+    rejection_number: int
+    received_sequence: int
+    def __init__(self, task: _Optional[int] = ..., rejection_number: _Optional[int] = ..., received_sequence: _Optional[int] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("protocol_version", "topology", "consumer_id", "incarnation", "tasks", "worker_incarnation", "receiver_id", "subscription", "max_response_bytes", "follows")
+    __slots__ = ("protocol_version", "topology", "consumer_id", "incarnation", "tasks", "worker_incarnation", "expected_worker_id", "subscription_id", "max_response_bytes", "follows_tasks")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
-    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_RESPONSE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    FOLLOWS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_TASKS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     topology: str
     consumer_id: str
     incarnation: int
     tasks: _containers.RepeatedCompositeFieldContainer[TaskCursor]
     worker_incarnation: int
-    receiver_id: str
-    subscription: int
+    expected_worker_id: str
+    subscription_id: int
     max_response_bytes: int
-    follows: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., consumer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., worker_incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ..., subscription: _Optional[int] = ..., max_response_bytes: _Optional[int] = ..., follows: bool = ...) -> None: ...
+    follows_tasks: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., consumer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., worker_incarnation: _Optional[int] = ..., expected_worker_id: _Optional[str] = ..., subscription_id: _Optional[int] = ..., max_response_bytes: _Optional[int] = ..., follows_tasks: bool = ...) -> None: ...
 
 class Subscribed(_message.Message):
     __slots__ = ("protocol_version", "worker_id", "worker_incarnation", "tasks")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tuplewire/v1/opaque.proto\x12\x0ctuplewire.v1\"\x80\x02\n\x0bOpaqueGroup\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x13\n\x06source\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07lengths\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x16\n\x0e\x66irst_sequence\x18\x05 \x01(\x04\x12\x13\n\x0bredelivered\x18\x06 \x01(\x08\x12\x11\n\tforwarded\x18\x07 \x01(\x06\x12\x1c\n\x14\x61\x63\x63\x65pted_unix_micros\x18\x08 \x01(\x06\x12\x19\n\x11retained_upstream\x18\t \x01(\x08\x12\x16\n\x0eheader_lengths\x18\n \x01(\x0c\x12\x13\n\x0bheader_data\x18\x0b \x01(\x0c\x42\t\n\x07_source\"\xc7\x01\n\x0bOpaqueFrame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12)\n\x06groups\x18\x02 \x03(\x0b\x32\x19.tuplewire.v1.OpaqueGroup\x12\x1a\n\x12\x61ssignment_version\x18\x03 \x01(\x04\x12\x1c\n\x14\x61\x63\x63\x65pted_unix_micros\x18\x04 \x01(\x06\x12(\n\x06\x63losed\x18\x05 \x03(\x0b\x32\x18.tuplewire.v1.OpaqueFlow\x12\x17\n\x0f\x61\x63k_immediately\x18\x06 \x01(\x08\"9\n\rOpaqueMessage\x12(\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x19.tuplewire.v1.OpaqueFrame\"-\n\nOpaqueFlow\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x11\n\tforwarded\x18\x02 \x01(\x06\x42:\n\x0fio.tuplewire.v1P\x01Z%tuplewire.io/tuplewire/v1;tuplewirev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tuplewire/v1/opaque.proto\x12\x0ctuplewire.v1\"\xfb\x01\n\x0bOpaqueGroup\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x13\n\x06source\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07lengths\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x16\n\x0e\x66irst_sequence\x18\x05 \x01(\x04\x12\x13\n\x0bredelivered\x18\x06 \x01(\x08\x12\x0c\n\x04path\x18\x07 \x01(\x06\x12\x1c\n\x14\x61\x63\x63\x65pted_unix_micros\x18\x08 \x01(\x06\x12\x19\n\x11retained_upstream\x18\t \x01(\x08\x12\x16\n\x0eheader_lengths\x18\n \x01(\x0c\x12\x13\n\x0bheader_data\x18\x0b \x01(\x0c\x42\t\n\x07_source\"\xcd\x01\n\x0bOpaqueFrame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12)\n\x06groups\x18\x02 \x03(\x0b\x32\x19.tuplewire.v1.OpaqueGroup\x12\x1a\n\x12\x61ssignment_version\x18\x03 \x01(\x04\x12\x1c\n\x14\x61\x63\x63\x65pted_unix_micros\x18\x04 \x01(\x06\x12.\n\x0c\x63losed_flows\x18\x05 \x03(\x0b\x32\x18.tuplewire.v1.OpaqueFlow\x12\x17\n\x0f\x61\x63k_immediately\x18\x06 \x01(\x08\"9\n\rOpaqueMessage\x12(\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x19.tuplewire.v1.OpaqueFrame\")\n\nOpaqueFlow\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\r\n\x05route\x18\x02 \x01(\x06\x42:\n\x0fio.tuplewire.v1P\x01Z%tuplewire.io/tuplewire/v1;tuplewirev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,11 +33,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\017io.tuplewire.v1P\001Z%tuplewire.io/tuplewire/v1;tuplewirev1'
   _globals['_OPAQUEGROUP']._serialized_start=44
-  _globals['_OPAQUEGROUP']._serialized_end=300
-  _globals['_OPAQUEFRAME']._serialized_start=303
-  _globals['_OPAQUEFRAME']._serialized_end=502
-  _globals['_OPAQUEMESSAGE']._serialized_start=504
-  _globals['_OPAQUEMESSAGE']._serialized_end=561
-  _globals['_OPAQUEFLOW']._serialized_start=563
-  _globals['_OPAQUEFLOW']._serialized_end=608
+  _globals['_OPAQUEGROUP']._serialized_end=295
+  _globals['_OPAQUEFRAME']._serialized_start=298
+  _globals['_OPAQUEFRAME']._serialized_end=503
+  _globals['_OPAQUEMESSAGE']._serialized_start=505
+  _globals['_OPAQUEMESSAGE']._serialized_end=562
+  _globals['_OPAQUEFLOW']._serialized_start=564
+  _globals['_OPAQUEFLOW']._serialized_end=605
 # @@protoc_insertion_point(module_scope)

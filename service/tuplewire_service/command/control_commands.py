@@ -251,17 +251,17 @@ def _offset_rows(
     from tuplewire.wire import control_pb2 as pb
 
     request = pb.PollRequest(
-        topology=topology, receiver_id=worker, tasks=[pb.PolledTask(task=task) for task in tasks]
+        topology=topology, expected_worker_id=worker, tasks=[pb.PolledTask(task=task) for task in tasks]
     )
     with make_control_client(arguments, address) as client:
         found = client.poll(request)
         if to is not None:
             ends = {each.task: each.last_sequence if to == _LATEST else int(to) for each in found.tasks}
-            client.acknowledge(topology, worker, found.incarnation, ends)
+            client.acknowledge(topology, worker, found.worker_incarnation, ends)
             found = client.poll(request)  # to show the new state
     rows = []
     for each in found.tasks:
         done, last = each.acknowledged_sequence, each.last_sequence
-        consumer = short_client(each.consumer) or NOT_KNOWN
-        rows.append((each.task, worker, done, last, last - done, each.bytes, consumer))
+        consumer = short_client(each.consumer_id) or NOT_KNOWN
+        rows.append((each.task, worker, done, last, last - done, each.queued_bytes, consumer))
     return rows

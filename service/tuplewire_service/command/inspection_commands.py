@@ -172,10 +172,10 @@ def _tap(arguments: argparse.Namespace) -> int:
     left = arguments.count
     omitted = count = 0
     with closing(tap_owners(arguments)) as tapped:  # ends the taps at their workers
-        passed = next(tapped).passed  # the tap is open
+        passed = next(tapped).passed_messages  # the tap is open
         try:
             for response in tapped:
-                passed = response.passed
+                passed = response.passed_messages
                 for message in response.messages[:left]:
                     count += 1
                     if arguments.json:
@@ -183,9 +183,9 @@ def _tap(arguments: argparse.Namespace) -> int:
                     else:
                         print(tapped_as_text(message, arguments.decode))
                 sys.stdout.flush()
-                if response.omitted > omitted:
-                    print(f"-- {response.omitted - omitted} omitted --", file=sys.stderr, flush=True)
-                    omitted = response.omitted
+                if response.omitted_messages > omitted:
+                    print(f"-- {response.omitted_messages - omitted} omitted --", file=sys.stderr, flush=True)
+                    omitted = response.omitted_messages
                 if left is not None and (left := left - len(response.messages)) <= 0:
                     break
         finally:

@@ -78,7 +78,7 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
     assignment = f"assignment {version}" if version else "no assignment yet"
     if status.newest_assignment_version > version:
         assignment += f" (another worker has {status.newest_assignment_version})"
-    moving = f", {counted(status.moving_tasks, 'task')} moving" if status.moving_tasks else ""
+    moving = f", {counted(status.moving_task_count, 'task')} moving" if status.moving_task_count else ""
     yield f"state       {state_name(status.state)}, {assignment}{moving}"
     if status.not_ready_reason:
         yield f"not ready   {status.not_ready_reason}"
@@ -86,16 +86,16 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
     if status.peer_addresses:
         yield f"for peers   {' '.join(status.peer_addresses)}"
     yield f"ledger      {ledger_of(status.ledger)}"
-    recent = status.recent
-    if recent.seconds:
+    recent, interval = status.recent, status.recent.interval_seconds
+    if interval:
         yield (
-            f"lately      in {recent.seconds:.1f} s: {recent.accepted / recent.seconds:,.0f} accepted/s, "
-            f"{recent.acknowledged / recent.seconds:,.0f} acknowledged/s, {recent.dropped} dropped; "
+            f"lately      in {interval:.1f} s: {recent.accepted / interval:,.0f} accepted/s, "
+            f"{recent.acknowledged / interval:,.0f} acknowledged/s, {recent.dropped} dropped; "
             f"{_format_shares(recent.state_seconds)}"
         )
     yield f"time        {_format_shares(status.state_seconds)}"
     for each in status.blocking:
-        late = f"{each.recent_seconds:.1f} of {recent.seconds:.1f} s lately, " if each.recent_seconds else ""
+        late = f"{each.recent_seconds:.1f} of {interval:.1f} s lately, " if each.recent_seconds else ""
         held = f"has held others up for {late}{each.seconds:.1f} s in all"
         yield f"blocking    task {each.task} ({each.where}) {held}"
     received = sorted(status.received, key=attrgetter("messages"), reverse=True)
@@ -108,7 +108,7 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
         yield f"received    and from {len(received) - MAX_LINES} more"
     if status.rejections:
         letters = status.dead_letter_task if status.HasField("dead_letter_task") else "none"
-        waiting = f"copies waiting: {status.rejected_waiting:,}"
+        waiting = f"copies waiting: {status.rejected_waiting_messages:,}"
         yield f"rejected    {counted(status.rejections, 'time')}, {waiting}; dead-letter task: {letters}"
 
 

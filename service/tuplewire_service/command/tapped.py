@@ -32,10 +32,10 @@ _OWNER_CHECK_SECONDS = 1.0
 
 _PARTS = 3  # of a tuple: source, message ID, values
 _JSON_FIELDS = (
-    "size_bytes",
-    "sender",
+    "payload_bytes",
+    "sender_id",
     "from_worker",
-    "place",
+    "destination",
     "redelivered",
     "accepted_unix_micros",
     "seen_unix_micros",
@@ -85,9 +85,9 @@ def tap_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse, None,
                     break
                 counts = [each for each in last.values() if isinstance(each, pb.TapResponse)]
                 yield pb.TapResponse(
-                    messages=[each for each in response.messages if not tasks or each.place == "local"],
-                    passed=sum(each.passed for each in counts),
-                    omitted=sum(each.omitted for each in counts),
+                    messages=[each for each in response.messages if not tasks or each.destination == "local"],
+                    passed_messages=sum(each.passed_messages for each in counts),
+                    omitted_messages=sum(each.omitted_messages for each in counts),
                 )
 
 
@@ -103,11 +103,11 @@ def _read(client: ControlClient, worker_id: str, given: argparse.Namespace, arri
 
 
 def tapped_as_text(message: pb.TappedMessage, decoding: PayloadFormat) -> str:
-    """Return a line with the time, task, place, sender, key and headers, and the payload after a bar."""
-    sender = short_client(message.sender)
+    """Return a line: time, task, destination, sender, key and headers, and the payload after a bar."""
+    sender = short_client(message.sender_id)
     seconds, micros = divmod(message.seen_unix_micros, 1_000_000)
     instant = time.strftime("%H:%M:%S", time.gmtime(seconds))
-    facts: dict[str, Any] = {"task": message.task, "at": message.place, "sender": sender}
+    facts: dict[str, Any] = {"task": message.task, "at": message.destination, "sender": sender}
     if message.HasField("source"):
         facts["source"] = message.source
     if message.accepted_unix_micros:
@@ -116,7 +116,7 @@ def tapped_as_text(message: pb.TappedMessage, decoding: PayloadFormat) -> str:
     if message.redelivered:
         facts["redelivered"] = "yes"
     facts.update(_key_and_headers(message))
-    facts["bytes"] = message.size_bytes
+    facts["bytes"] = message.payload_bytes
     fields = " ".join(f"{name}={escape_value(value)}" for name, value in facts.items())
     return f"{instant}.{micros // 1000:03d}Z {fields} | {_payload(message, decoding)}"
 
@@ -141,7 +141,7 @@ def _text(value: bytes) -> str:
 def _payload(message: pb.TappedMessage, decoding: PayloadFormat) -> str:
     """Return the payload, as plain text if it is incomplete or cannot be decoded."""
     payload = message.payload
-    whole = len(payload) == message.size_bytes
+    whole = len(payload) == message.payload_bytes
     if decoding is not PayloadFormat.TEXT and whole:
         try:
             if decoding is PayloadFormat.TUPLE:

@@ -70,14 +70,14 @@ def add_clients(
     status.sessions.extend(islice((each for each in sessions if may_list(each.identity)), max_clients))
     status.consumers.extend(islice((each for each in consumers if may_list(each.identity)), max_clients))
     listed = {each.task for each in status.tasks}
-    if len(listed) < status.local_tasks:
+    if len(listed) < status.local_task_count:
         for consumer in status.consumers:
             consumer.tasks[:] = sorted(listed.intersection(consumer.tasks))
     for client in chain[pb.SessionStatus | pb.ConsumerStatus](status.sessions, status.consumers):
         client.address = _format_address(client.address)
-    status.connected_sessions = sum(each.connected for each in sessions)
-    status.remembered_sessions = len(sessions) - status.connected_sessions
-    status.subscribed_consumers = len(consumers)
+    status.connected_session_count = sum(each.connected for each in sessions)
+    status.disconnected_session_count = len(sessions) - status.connected_session_count
+    status.subscribed_consumer_count = len(consumers)
 
 
 def _format_address(address: str) -> str:

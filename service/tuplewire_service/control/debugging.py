@@ -91,7 +91,7 @@ def _router_state(worker: Worker) -> dict[str, Any]:
     return {
         "router": repr(router),
         "waits_for": worker.drain_step,
-        "moving_tasks": router.moving_tasks,
+        "move_count": router.move_count,
         "blocked": [{"task": task, "worker": where} for task, where in router.connections.blocked_tasks()],
         "exhausted_tasks": sorted(worker.servers.tasks_without_credit()),
         "waiting": router.queues.queued_by_task(),

@@ -61,7 +61,7 @@ def check_report(report: pb.ReportProgramRequest, reserved: frozenset[str] = fro
 
 
 def _check_family(family: pb.MetricFamily, reserved: frozenset[str]) -> None:
-    name, labels = family.name, list(family.labels)
+    name, labels = family.name, list(family.label_names)
     if not _NAME.fullmatch(name) or name.endswith("_total"):
         raise MalformedError(
             "a metric's name is `tuplewire_` and 1 to 100 letters, digits and `_`, without `_total` at the "
@@ -83,12 +83,12 @@ def _check_family(family: pb.MetricFamily, reserved: frozenset[str]) -> None:
 
 
 def _check_sample(family: pb.MetricFamily, sample: pb.MetricSample) -> None:
-    if len(sample.labels) != len(family.labels):
+    if len(sample.label_values) != len(family.label_names):
         raise MalformedError(
-            f"a sample of {family.name!r} has {len(sample.labels)} labels, and its family "
-            f"{len(family.labels)}"
+            f"a sample of {family.name!r} has {len(sample.label_values)} labels, and its family "
+            f"{len(family.label_names)}"
         )
-    for name, value in zip(family.labels, sample.labels, strict=True):
+    for name, value in zip(family.label_names, sample.label_values, strict=True):
         if value or name != "source":  # messages from outside the topology have no source
             check_id(name, value)
     bounds, n_counts = sample.bounds, 0
@@ -205,13 +205,14 @@ class ProgramReports:
                     program.series += _series(sample)
                     kept.append(sample)
                 else:
-                    omitted[dict(zip(family.labels, sample.labels, strict=True)).get("component", "")] += 1
+                    labels = dict(zip(family.label_names, sample.label_values, strict=True))
+                    omitted[labels.get("component", "")] += 1
             family.ClearField("samples")
             family.samples.extend(kept)
         # The omission itself is visible as a metric.
-        counts = metrics.add(name=OMITTED, help=_OMITTED, kind=pb.METRIC_KIND_GAUGE, labels=["component"])
+        added = metrics.add(name=OMITTED, help=_OMITTED, kind=pb.METRIC_KIND_GAUGE, label_names=["component"])
         for component, count in omitted.items():
-            counts.samples.add(labels=[component], value=count)
+            added.samples.add(label_values=[component], value=count)
         if self._log_rate.due("omitted"):
             extra = {"program": program.report.program, "metrics": omitted.total()}
             logger.warning("metrics.omitted", extra={**extra, "most_series": MAX_SERIES})
@@ -252,9 +253,9 @@ def _between(then: pb.ComponentStatus | None, now: pb.ComponentStatus, share: fl
         inputs = {(each.component, each.stream): each for each in then.inputs}
         for source in shown.inputs:
             _go_back(inputs.get((source.component, source.stream)), source, _INPUT_COUNTS, share)
-        executors = {(each.first_task, each.tasks): each for each in then.executors}
-        for executor in shown.executors:
-            _go_back(executors.get((executor.first_task, executor.tasks)), executor, _EXECUTOR_COUNTS, share)
+        executors = {(each.first_task, each.task_count): each for each in then.executors}
+        for each in shown.executors:
+            _go_back(executors.get((each.first_task, each.task_count)), each, _EXECUTOR_COUNTS, share)
     return shown
 
 

@@ -159,7 +159,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             with access.track_stream(lambda error: self._end_tap(woken, error)):
                 while True:
                     woken.clear()
-                    yield pb.TapResponse(messages=tap.take(), passed=tap.passed_messages, omitted=tap.omitted)
+                    yield tap.take()
                     await woken.wait()
                     if (error := self._tap_errors[woken]) is not None:
                         raise error
@@ -169,7 +169,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         finally:
             del self._tap_errors[woken]
             taps.end(tap)
-            counts = {"shown": tap.copied_messages, "omitted": tap.omitted, "passed": tap.passed_messages}
+            counts = {name: getattr(tap, f"{name}_messages") for name in ("shown", "omitted", "passed")}
             logger.info("tap.ended", extra={**by, **counts, "seconds": round(time.monotonic() - began, 1)})
 
     def end_taps(self) -> None:
@@ -197,7 +197,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def SetLogging(self, request: pb.SetLoggingRequest, context: Context) -> pb.SetLoggingResponse:
         """Change the log level for a limited time."""
         by = {"client": context.peer(), "identity": self.admit(context).owner}
-        self.debugging.log.change(request.level, request.every_seconds, request.seconds, by)
+        self.debugging.log.change(request.level, request.every_seconds, request.duration_seconds, by)
         return pb.SetLoggingResponse()
 
     async def ReportProgram(
@@ -221,7 +221,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Request a drain and the process exit; with `wait`, respond before the drain closes this server."""
-        deadline = request.deadline_millis / 1000 if request.deadline_millis else None
+        deadline = request.drain_millis / 1000 if request.drain_millis else None
         stop = StopRequest("drain-call", deadline_seconds=deadline)
         response = pb.DrainResponse(started=not self.stop.is_requested)
         if request.wait:

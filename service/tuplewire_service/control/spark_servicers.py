@@ -1,4 +1,4 @@
-"""The gRPC services Sinks and Source, with which Spark queries write and read.
+"""The gRPC services Sink and Source, with which Spark queries write and read.
 
 They call the worker's sinks and read its queues. Used by process/worker_runtime.py. Owns no state except the
 readers. Call only from the event loop. Design: docs/design/sinks.md and docs/design/readers.md.
@@ -27,15 +27,15 @@ from tuplewire_service.worker.departures import max_lost_messages
 from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.worker import Worker
 
-_Request = pb.StageRequest | pb.DiscardRequest | pb.ProgressRequest
+_Request = pb.StageRequest | pb.DiscardRequest | pb.GetProgressRequest
 _Choosing = pb.BeginRequest | pb.CheckRequest | pb.PublishRequest
 _MAX_WAIT_SECONDS = 10.0
 
 
 # ruff: noqa: N802 - methods have the wire's names
 @dataclass(eq=False)
-class SinkServicer(control_pb2_grpc.SinksServicer):
-    """Serves tuplewire.v1.Sinks; publish rights are checked earlier. Call only from the event loop."""
+class SinkServicer(control_pb2_grpc.SinkServicer):
+    """Serves tuplewire.v1.Sink; publish rights are checked earlier. Call only from the event loop."""
 
     worker: Worker
     admit: AdmitFunction
@@ -50,7 +50,7 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
 
     def _named(self, request: _Choosing, context: Context) -> tuple[Sink, list[AttemptName]]:
         names = [
-            AttemptName(each.partition, each.attempt, each.messages, each.pieces) for each in request.attempts
+            AttemptName(one.partition, one.attempt, one.messages, one.piece_count) for one in request.attempts
         ]
         sink, names = self._sink(request, context), unique(names, "attempts")
         self.worker.check_sinks(is_continuation=True)
@@ -66,7 +66,7 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
             raise MalformedError(f"{len(request.frame)} bytes are not a Frame: {error}") from error
         if not groups:
             raise MalformedError("a piece of an attempt has at least one message")
-        if any(group.forwarded or group.entry_sequence for group in groups):
+        if any(group.path or group.entry_sequence for group in groups):
             raise MalformedError("only a worker may forward messages")
         for _, denied in self.admit(context).denied_groups(groups):
             raise denied
@@ -110,14 +110,14 @@ class SinkServicer(control_pb2_grpc.SinksServicer):
         published = contents_from_wire(request.published_tasks, request.published_contents)
         sinks = self.worker.sinks
         chosen, waiting = await sinks.publish(sink, request.epoch, names, request.run, published)
-        return pb.PublishResponse(chosen=chosen, waiting=waiting)
+        return pb.PublishResponse(chosen_messages=chosen, waiting_messages=waiting)
 
-    async def Progress(self, request: pb.ProgressRequest, context: Context) -> pb.ProgressResponse:
+    async def GetProgress(self, request: pb.GetProgressRequest, context: Context) -> pb.GetProgressResponse:
         """Return the number of waiting messages of an epoch."""
         sink = self._sink(request, context)
         self.worker.check_sinks(is_continuation=True)
         waiting, tasks = await self.worker.sinks.await_progress(sink, request.epoch)
-        return pb.ProgressResponse(waiting=waiting, waiting_tasks=tasks)
+        return pb.GetProgressResponse(waiting_messages=waiting, waiting_tasks=tasks)
 
 
 @dataclass(eq=False)
@@ -143,7 +143,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         worker, router = self.worker, self.worker.router
         unique([each.task for each in request.tasks], "tasks")
         wanted = {each.task: each for each in request.tasks}
-        incarnations = unique(request.incarnations, "workers")
+        incarnations = unique(request.worker_incarnations, "workers")
         self._check(request, context, wanted)
         if request.wait_millis:
             seen = {task: each.seen_sequence for task, each in wanted.items()}
@@ -152,11 +152,13 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         # Read all at one moment; do the rest in a thread, as a queue may have a million groups.
         held = [each for each in map(router.queues.snapshot, wanted) if each is not None]
         response = pb.PollResponse(
-            incarnation=worker.incarnation,
+            worker_incarnation=worker.incarnation,
             assignment_version=0 if worker.assignment is None else worker.assignment.version,
-            leaving=[task for task in wanted if router.queues.is_leaving(task)],
-            departed=[
-                pb.DepartedWorker(incarnation=each.incarnation, dropped=max_lost_messages(each, wanted))
+            leaving_tasks=[task for task in wanted if router.queues.is_leaving(task)],
+            departed_workers=[
+                pb.DepartedWorker(
+                    incarnation=each.incarnation, dropped_messages=max_lost_messages(each, wanted)
+                )
                 for each in router.departures.find(incarnations)
             ],
         )
@@ -166,19 +168,19 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
             for each in held:
                 polled_task, state = wanted[each.state.task], each.state
                 state.congested = state.task in congested
-                if polled_task.HasField("entries_to"):
-                    state.entries.CopyFrom(each.entries(polled_task.entries_to, number))
+                if polled_task.HasField("entries_to_sequence"):
+                    state.entries.CopyFrom(each.entries(polled_task.entries_to_sequence, number))
                 response.tasks.append(state)
             return response
 
-        in_thread = len(wanted) > 1 or any(each.HasField("entries_to") for each in request.tasks)
+        in_thread = len(wanted) > 1 or any(each.HasField("entries_to_sequence") for each in request.tasks)
         return await asyncio.to_thread(fill) if in_thread else fill()
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[bytes]:
         """Yield messages as encoded ReadResponses; other calls run between two frames."""
         self._check(request, context, [request.task])
         worker = self.worker
-        if request.incarnation != worker.incarnation:
+        if request.worker_incarnation != worker.incarnation:
             raise TaskNotLocalError(f"worker {worker.settings.worker_id!r} has been restarted")
         position, number = request.after_sequence, 0
         max_bytes = worker.settings.session.max_frame_bytes
@@ -193,7 +195,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
         """Release the messages that a reader has processed."""
         tasks = unique([each.task for each in request.tasks], "tasks")
         self._check(request, context, tasks)
-        if request.incarnation == self.worker.incarnation:
+        if request.worker_incarnation == self.worker.incarnation:
             for each in request.tasks:
                 while self.worker.router.queues.acknowledge(each.task, each.sequence):  # noqa: ASYNC110
                     await asyncio.sleep(0)  # let other calls run

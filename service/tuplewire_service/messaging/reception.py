@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 
 from tuplewire.errors import ClosedError, RefusedError
 from tuplewire.text.events import LogRateLimiter, event_logger
-from tuplewire.values.group import COUNT, FORWARDED, SIZE_BYTES, TaskGroup, route_of
+from tuplewire.values.group import COUNT, PATH, SIZE_BYTES, TaskGroup, route_of
 from tuplewire.values.message import SHUTDOWN_MESSAGE, TaskMessage, encoded_of
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.messaging.base import BLOCK, IConnectionCallback, InboundSession, ReceivedBatch
@@ -77,9 +77,9 @@ class Reception(IConnectionCallback):
         self, session: Session, sequence: int, groups: Sequence[TaskGroup], assignment_version: int
     ) -> None:
         """Deliver the accepted groups of a frame; report refused and released groups to its session."""
-        routes = {0: groups} if set(map(FORWARDED, groups)) == {0} else _by_forwarded(groups)
-        for forwarded, some in routes.items():
-            batch = ReceivedBatch.arrived(some, session.inbound_session(forwarded), assignment_version)
+        routes = {0: groups} if set(map(PATH, groups)) == {0} else _by_route(groups)
+        for route, some in routes.items():
+            batch = ReceivedBatch.arrived(some, session.inbound_session(route), assignment_version)
             # The sender must get an answer even if the callback has a defect.
             try:
                 self.callback.recv(batch)
@@ -138,9 +138,9 @@ class Reception(IConnectionCallback):
         self._messages.put((SHUTDOWN_MESSAGE, None))
 
 
-def _by_forwarded(groups: Sequence[TaskGroup]) -> Mapping[int, Sequence[TaskGroup]]:
+def _by_route(groups: Sequence[TaskGroup]) -> Mapping[int, Sequence[TaskGroup]]:
     """Return the groups by route: releases are counted by route, and a batch has one inbound for them."""
     routes: dict[int, list[TaskGroup]] = {}
     for group in groups:
-        routes.setdefault(route_of(group.forwarded), []).append(group)
+        routes.setdefault(route_of(group.path), []).append(group)
     return routes

@@ -103,7 +103,7 @@ class RecvService(StreamService):
                 protocol_version=PROTOCOL_VERSION,
                 worker_id=self.settings.worker_id,
                 worker_incarnation=self.settings.incarnation,
-                tasks=[pb.TaskCursor(task=task, received=received) for task, received in subscription.starts],
+                tasks=[pb.TaskCursor(task=task, received_sequence=at) for task, at in subscription.starts],
             )
         )
 
@@ -322,14 +322,14 @@ def cursor_slices(cursor: pb.TaskCursor, max_rejections: int) -> Iterator[pb.Tas
         if len(part) == len(rejections):  # nearly always
             yield cursor
             return
-        acknowledged = cursor.acknowledged
+        acknowledged = cursor.acknowledged_sequence
         if len(rejections) > start + max_rejections:
             acknowledged = min(acknowledged, max(0, rejections[start + max_rejections].sequence - 1))
         yield pb.TaskCursor(
             task=task,
-            acknowledged=acknowledged,
-            received=cursor.received,
-            credit=cursor.credit,
+            acknowledged_sequence=acknowledged,
+            received_sequence=cursor.received_sequence,
+            credit_sequence=cursor.credit_sequence,
             credit_bytes=cursor.credit_bytes,
             rejections=part,
         )

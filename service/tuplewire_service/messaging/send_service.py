@@ -61,7 +61,7 @@ class SendService(StreamService):
         """By task, the number of connected sessions without credit; the longest blocked first."""
         self._ending = False
         self.sender_sessions: SenderSessions = SenderSessions(self.settings, self.reception.forget)
-        self._last_incarnation = 0
+        self._last_session_id = 0
         self._streams: set[SenderStream] = set()
         self._loads: pb.LoadReport = pb.LoadReport()
         self._departure_count = 0
@@ -79,9 +79,9 @@ class SendService(StreamService):
 
     def send_backpressure(self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]) -> None:
         """Report congested and relieved tasks to every sender."""
-        status = pb.BackpressureStatus(worker_id=worker_id, congested=congested, relieved=relieved)
+        found = pb.BackpressureStatus(worker_id=worker_id, congested_tasks=congested, relieved_tasks=relieved)
         for stream in self._streams:
-            stream.notify(pb.SendResponse(backpressure=status))
+            stream.notify(pb.SendResponse(backpressure=found))
 
     def announce_departures(self, departures: Sequence[pb.Departure]) -> None:
         """Notify every worker before the next acknowledgement, or when it reconnects."""
@@ -210,14 +210,14 @@ class SendService(StreamService):
             # The previous process of the sender is lost.
             self._on_worker_connection(session, connected=False)
             session = None
-        if session is None or session.incarnation != hello.receiver_incarnation:
+        if session is None or session.session_id != hello.session_id:
             # A new session, or the sender remembers another one: it starts over.
             if session is not None and session.stream is not None:
                 session.stream.end(SequenceGapError("the sender has started this session over"))
             self.sender_sessions.forget((access.owner, hello.sender_id))
             # The clock makes it unique across restarts of this worker.
-            incarnation = self._last_incarnation = max(self._last_incarnation + 1, time.time_ns())
-            session = Session(hello, access, incarnation, self.sender_sessions, self.tasks_without_credit)
+            session_id = self._last_session_id = max(self._last_session_id + 1, time.time_ns())
+            session = Session(hello, access, session_id, self.sender_sessions, self.tasks_without_credit)
             session.departures_at_start = self._departure_count
             self.sender_sessions.add(session)
         # Each stream has its own rights, because tokens and rules may have changed.
@@ -226,19 +226,19 @@ class SendService(StreamService):
 
     def _make_welcome(self, session: Session, hello: pb.Hello) -> pb.SendResponse:
         settings = self.settings
-        ack = session.state.full_state(hello.acknowledged)
+        ack = session.state.full_state(hello.acknowledged_sequence)
         initial = session.state.credit.initial
         return pb.SendResponse(
             welcome=pb.Welcome(
                 protocol_version=PROTOCOL_VERSION,
-                receiver_id=settings.worker_id,
-                receiver_incarnation=session.incarnation,
-                last_sequence=ack.sequence,
+                worker_id=settings.worker_id,
+                session_id=session.session_id,
+                accepted_sequence=ack.sequence,
                 ack_mode=session.ack_mode,
                 initial_credit=pb.TaskCredit(messages=initial.messages, bytes=initial.size_bytes),
                 credits=ack.credits,
                 max_message_bytes=settings.session.max_message_bytes,
-                max_frame_bytes=settings.session.max_request_bytes,
+                max_request_bytes=settings.session.max_request_bytes,
                 refusals=ack.refusals,
                 assignment_version=self.reception.callback.assignment_version,
                 load=self._loads,
@@ -312,7 +312,7 @@ class SendService(StreamService):
             if kind == "probe":
                 # A brief probe requests only changes, but immediately, because a caller waits for them.
                 if not request.probe.brief:
-                    session.state.request_full_state(request.probe.acknowledged)
+                    session.state.request_full_state(request.probe.acknowledged_sequence)
                 stream.wake.set()
             if kind in {None, "hello"}:
                 raise MalformedError(f"a request of kind {kind} within a stream")
@@ -326,7 +326,7 @@ class SendService(StreamService):
         limit = self.settings.session.max_message_bytes
         for group in groups:
             # Forwarded messages need no credit, so a program could send them without a bound.
-            if group.forwarded and not session.worker_number:
+            if group.path and not session.worker_number:
                 raise MalformedError("only a worker may forward messages")
             # The sum comes first: nearly always, the whole group is within the limit.
             if group.size_bytes > limit and (size := max(group.message_sizes())) > limit:

@@ -110,10 +110,10 @@ class SenderStream:
 
 
 def _merge_backpressure(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
-    congested = set(status.congested).difference(later.relieved).union(later.congested)
-    relieved = set(status.relieved).union(later.relieved).difference(later.congested)
-    status.congested[:] = sorted(congested)
-    status.relieved[:] = sorted(relieved)
+    congested = set(status.congested_tasks).difference(later.relieved_tasks).union(later.congested_tasks)
+    relieved = set(status.relieved_tasks).union(later.relieved_tasks).difference(later.congested_tasks)
+    status.congested_tasks[:] = sorted(congested)
+    status.relieved_tasks[:] = sorted(relieved)
 
 
 class Session:
@@ -123,12 +123,12 @@ class Session:
         self,
         hello: pb.Hello,
         access: AccessRights,
-        incarnation: int,
+        session_id: int,
         sessions: SenderSessions,
         blocked: Counter[int],
     ) -> None:
         """Start a session. For `blocked`, see SessionCredit."""
-        self.incarnation = incarnation
+        self.session_id = session_id
         """Differs for each session of a sender, on this or another worker."""
         self.key = access.owner, hello.sender_id
         self.sender_id = hello.sender_id
@@ -178,17 +178,17 @@ class Session:
             worker_id=self.source if self.worker_number else "",
             address=self.address,
             connected=self.stream is not None,
-            seconds=now - self.changed_at,
-            messages=credit.received_messages,
-            bytes=credit.received_bytes,
+            state_age_seconds=now - self.changed_at,
+            sent_messages=credit.received_messages,
+            sent_bytes=credit.received_bytes,
             window_messages=0 if self.has_no_share else window,
             outstanding_messages=credit.received_messages - credit.released_messages,
             outstanding_bytes=credit.received_bytes - credit.released_bytes,
-            exhausted_tasks=credit.exhausted_tasks,
+            exhausted_task_count=credit.exhausted_task_count,
         )
 
     def inbound_session(self, route: int) -> InboundSession:
-        """Return the inbound session of messages on a route (see TaskGroup.forwarded); 0: sent directly."""
+        """Return the inbound session of messages on a route (see TaskGroup.path); 0: sent directly."""
         inbound = self._inbounds.get(route)
         if inbound is None:
             if len(self._inbounds) >= _MAX_CACHED_INBOUNDS:
@@ -264,12 +264,12 @@ class SenderSessions:
 
     def add_to(self, status: GetStatusResponse) -> None:
         """Add the numbers of sessions with and without a share, in all and by identity."""
-        status.sharing_sessions += len(self._with_share)
-        status.resumable_sessions += len(self._sessions) - len(self._with_share)
+        status.sharing_session_count += len(self._with_share)
+        status.resumable_session_count += len(self._sessions) - len(self._with_share)
         window = self.shares.smallest.messages
         # Several servers of a worker add to the same status.
-        if not status.HasField("smallest_window") or window < status.smallest_window:
-            status.smallest_window = window
+        if not status.HasField("smallest_window_messages") or window < status.smallest_window_messages:
+            status.smallest_window_messages = window
         sharing = Counter(map(_OWNER, self._with_share))
         for who, count in Counter(map(_OWNER, self._sessions)).items():
             # Without authentication, the owner is empty, and there are no identities to count.

@@ -212,7 +212,7 @@ def ended_to_wire(error: TuplewireError) -> pb.Ended:
     """Return the message that reports an error before the status does."""
     ended = pb.Ended(code=f"ERROR_CODE_{code_of(error)}", detail=str(error)[:MAX_DETAIL_LENGTH])
     if isinstance(error, RefusedError):
-        ended.owner, ended.owner_id = error.owner, error.worker_id
+        ended.owner_address, ended.owner_id = error.owner, error.worker_id
     return ended
 
 
@@ -223,13 +223,13 @@ def check_id(name: str, value: str) -> None:
 
 
 def check_receiver(worker_id: str, topology: str, peer: str, request: Any) -> None:
-    """Raise RefusedError if the `receiver_id` or `topology` in a peer's message is not this worker's."""
+    """Raise RefusedError if a peer's message has an `expected_worker_id` or `topology` of another worker."""
     # The id comes first: after WRONG_WORKER, the peer tries again; WRONG_TOPOLOGY is final. See
     # docs/design/moves.md (hops and worker identity).
-    if request.receiver_id not in {"", worker_id}:
+    if request.expected_worker_id not in {"", worker_id}:
         raise WrongWorkerError(
-            f"this is worker {worker_id!r}, the {peer} means {request.receiver_id!r}: one of the two has a "
-            "wrong id, or the assignment a wrong address"
+            f"this is worker {worker_id!r}, the {peer} means {request.expected_worker_id!r}: one of the two "
+            "has a wrong id, or the assignment a wrong address"
         )
     if request.topology != topology:
         raise WrongTopologyError(

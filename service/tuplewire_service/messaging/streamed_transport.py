@@ -263,7 +263,7 @@ class StreamedContext(IContext):
         return self._register(self.server_class(self, topology_id, port, callback))
 
     def connect(
-        self, topology_id: str, host: str, port: int, receiver_id: str = "", events: SendEvents | None = None
+        self, topology_id: str, host: str, port: int, expected_id: str = "", events: SendEvents | None = None
     ) -> StreamedClient:
         """See IContext; each connection is a separate session. For the other arguments, see SendingEnd."""
         settings = self.settings
@@ -278,7 +278,7 @@ class StreamedContext(IContext):
         )
         open_stream = self._stream_opener(topology_id, host, port)
         end = SendingEnd(
-            f"{host}:{port}", identity, settings.session, self.thread, open_stream, receiver_id, events
+            f"{host}:{port}", identity, settings.session, self.thread, open_stream, expected_id, events
         )
         return self._register(StreamedClient(end))
 

@@ -61,12 +61,12 @@ def _labelled(family: CounterMetricFamily | GaugeMetricFamily, values: Iterable[
 def histogram(name: str, help_text: str, latency: pb.Latency) -> Metric:
     """Return a histogram in seconds. A bucket with a traced message has an exemplar."""
     buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = list(
-        zip(_BUCKETS, accumulate(latency.messages), strict=True)
+        zip(_BUCKETS, accumulate(latency.counts), strict=True)
     )
     for bucket, found in latency.exemplars.items():
         ids = {"trace_id": found.trace_id, "span_id": found.span_id}
-        buckets[bucket] = *buckets[bucket][:2], Exemplar(ids, found.seconds, found.at)
-    return HistogramMetricFamily(_PREFIX + name, help_text, buckets=buckets, sum_value=latency.seconds)
+        buckets[bucket] = *buckets[bucket][:2], Exemplar(ids, found.duration_seconds, found.unix_seconds)
+    return HistogramMetricFamily(_PREFIX + name, help_text, buckets=buckets, sum_value=latency.sum_seconds)
 
 
 _KINDS: Mapping[pb.MetricKind, tuple[Callable[..., Metric], Sequence[str]]] = {
@@ -108,11 +108,11 @@ def families(reported: Iterable[pb.MetricFamily]) -> Iterator[Metric]:
             if not taken.keys().isdisjoint(names):  # such as a counter `x` after a gauge `x_total`
                 continue
             taken |= dict.fromkeys(names, family)
-        elif (first.name, first.kind, first.labels) != (family.name, family.kind, family.labels):
+        elif (first.name, first.kind, first.label_names) != (family.name, family.kind, family.label_names):
             continue
         samples = found.setdefault(family.name, {})
         for sample in family.samples:
-            labels = tuple(sample.labels)
+            labels = tuple(sample.label_values)
             samples[labels] = _sum(samples[labels], sample) if labels in samples else sample
     for name, samples in sorted(found.items()):
         yield _family(taken[name], samples)
@@ -121,13 +121,13 @@ def families(reported: Iterable[pb.MetricFamily]) -> Iterator[Metric]:
 def _sum(one: pb.MetricSample, other: pb.MetricSample) -> pb.MetricSample:
     if one.bounds != other.bounds:  # histograms with different buckets have no sum
         return one
-    counts = [a + b for a, b in zip(one.counts, other.counts, strict=True)]
-    return pb.MetricSample(labels=one.labels, value=one.value + other.value, bounds=one.bounds, counts=counts)
+    counts, value = [a + b for a, b in zip(one.counts, other.counts, strict=True)], one.value + other.value
+    return pb.MetricSample(label_values=one.label_values, value=value, bounds=one.bounds, counts=counts)
 
 
 def _family(first: pb.MetricFamily, samples: Mapping[tuple[str, ...], pb.MetricSample]) -> Metric:
     family_class, _ = _KINDS[first.kind]
-    family = family_class(first.name, first.help, labels=list(first.labels))
+    family = family_class(first.name, first.help, labels=list(first.label_names))
     for labels, sample in sorted(samples.items()):
         if isinstance(family, HistogramMetricFamily):
             bounds = [*map(floatToGoString, sample.bounds), "+Inf"]

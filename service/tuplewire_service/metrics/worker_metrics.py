@@ -137,8 +137,8 @@ class WorkerCollector(Collector):
         )
         yield gauge("ready", "1 if the worker is ready, else 0.", int(not status.not_ready_reason))
         yield gauge("memory_limit_bytes", _MEMORY_LIMIT, self._memory_limit)
-        if status.HasField("smallest_window"):
-            yield gauge("smallest_window_messages", _SMALLEST_WINDOW, status.smallest_window)
+        if status.HasField("smallest_window_messages"):
+            yield gauge("smallest_window_messages", _SMALLEST_WINDOW, status.smallest_window_messages)
         for make, families in _UNLABELLED.items():
             for name, help_text in families.items():
                 yield make(name, help_text, attrgetter(_FIELD_OF.get(name, name))(status))
@@ -146,13 +146,13 @@ class WorkerCollector(Collector):
             # A 0 for each missing value lets Prometheus see its first increase.
             counts = {**dict.fromkeys(map(str, known), 0), **attrgetter(_FIELD_OF.get(name, name))(status)}
             yield counters(name, help_text, label, counts.items())
-        sessions = {"connected": status.sharing_sessions, "resumable": status.resumable_sessions}
+        sessions = {"connected": status.sharing_session_count, "resumable": status.resumable_session_count}
         yield gauge_by("sessions", _SESSIONS, "state", sessions.items())
         staged = {"memory": status.sinks.memory_bytes, "disk": status.sinks.disk_bytes}
         yield gauge_by("staged_bytes", _STAGED, "place", staged.items())
         yield from self._received_families(status.received)
         yield self._identity_family(status.identities)
-        yield self._lost_family(status.possibly_lost)
+        yield self._lost_family(status.possibly_lost_messages)
         yield from self._peer_families(status.peers)
         yield from self._task_families(status.tasks)
         yield _blocking_family(status.blocking)
@@ -191,7 +191,7 @@ class WorkerCollector(Collector):
             ledger, name = peer.ledger, names[peer.worker_id]
             sent = (peer.sent_messages, peer.sent_batches, peer.sent_bytes, peer.reconnects)
             settled = (ledger.acknowledged, sum(ledger.dropped.values()))
-            rows[peer.number] = (name, (*sent, ledger.accepted, *settled))
+            rows[peer.connection_number] = (name, (*sent, ledger.accepted, *settled))
             pending[name] += ledger.pending
             up[name] = min(up.get(name, 1), int(peer.connected))  # `other`: 1 only if all are connected
         yield from _columns(_SENT, "peer", self._sent.add_up(rows))
@@ -210,7 +210,7 @@ class WorkerCollector(Collector):
             size[name] += task.queued_bytes
             subscribed[name] = min(subscribed.get(name, 1), int(task.subscribed))
             oldest[name] = max(oldest.get(name, 0.0), task.oldest_seconds)
-            at = task.task, task.begin_sequence  # the counts of a task that returns start at zero
+            at = task.task, task.base_sequence  # the counts of a task that returns start at zero
             counts[at] = name, (task.received_messages, task.acknowledged_messages)
         capacity = {name: count * self._capacity for name, count in Counter(names.values()).items()}
         columns: Sequence[Mapping[str, float]] = (messages, size, capacity, subscribed, oldest)
@@ -263,16 +263,14 @@ _UNLABELLED: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
 """The help of the families without labels, by type and name."""
 _FIELD_OF = {
     "worker_pending_messages": "ledger.pending",
-    "rejected_waiting_messages": "rejected_waiting",
-    "predecessor_possibly_lost_messages": "predecessor_possibly_lost",
     "publishing_messages": "sinks.waiting_messages",
-    "taps": "taps.open",
+    "taps": "taps.open_taps",
     "accepted_messages": "ledger.accepted",
     "acknowledged_messages": "ledger.acknowledged",
     "dropped_messages": "ledger.dropped",
     "staging_waits": "sinks.waits",
-    "tapped_messages": "taps.shown",
-    "tap_omitted_messages": "taps.omitted",
+    "tapped_messages": "taps.shown_messages",
+    "tap_omitted_messages": "taps.omitted_messages",
     "queue_wait_seconds": "queue_wait",
     "send_to_ack_seconds": "send_to_ack",
     "end_to_end_seconds": "end_to_end",

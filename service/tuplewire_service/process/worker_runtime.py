@@ -20,7 +20,7 @@ from tuplewire.text.events import event_logger
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.control_pb2_grpc import (
     add_ControlServicer_to_server,
-    add_SinksServicer_to_server,
+    add_SinkServicer_to_server,
     add_SourceServicer_to_server,
 )
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
@@ -94,7 +94,7 @@ class WorkerRuntime:
             self.worker, stop, admit, self._status, debugging, self._reports, self._call_program
         )
         add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
-        add_SinksServicer_to_server(SinkServicer(self.worker, admit), self._services)  # type: ignore[no-untyped-call]
+        add_SinkServicer_to_server(SinkServicer(self.worker, admit), self._services)  # type: ignore[no-untyped-call]
         add_SourceServicer_to_server(SourceServicer(self.worker, admit), self._services)  # type: ignore[no-untyped-call]
         file = config.assignment_file
         self._assignment_source = AssignmentFile(Path(file), self.worker.update_assignment) if file else None

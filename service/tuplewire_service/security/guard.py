@@ -28,7 +28,7 @@ DENIAL_REASONS = ("no_token", "wrong_token", "name", "worker", "topology", "task
 """The reasons for a denial; see docs/how-to/secure.md."""
 _METHODS = {
     "": ("GetStatus", "GetLoad", "GetAssignment", "Poll", "Read", "Acknowledge", "Stage", "Discard", "Tap"),
-    "publish": ("Begin", "Check", "Publish", "Progress"),
+    "publish": ("Begin", "Check", "Publish", "GetProgress"),
     "drain": ("Drain",),
     "debug": ("GetDebug", "SetLogging"),
 }

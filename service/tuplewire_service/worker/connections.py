@@ -146,14 +146,14 @@ class Connections:
         leaving = ((peer, connection) for connection, peer in self._closing.items())
         for peer, connection in chain(self._connections.items(), leaving):
             counts = connection.counts
-            # A replacement has the same worker and address as the connection that is closing: see `number`.
+            # A replacement has the same worker and address as a closing connection: see `connection_number`.
             status.peers.add(
                 **peer._asdict(),
-                number=self._numbers[connection],
+                connection_number=self._numbers[connection],
                 connected=connection.connected,
                 ledger=pb.Ledger(**asdict(connection.buffer.ledger())),
                 reconnects=max(0, counts.connections - 1),
-                congested=sorted(connection.congested_tasks.tasks(time.monotonic())),
+                congested_tasks=sorted(connection.congested_tasks.tasks(time.monotonic())),
                 sent_messages=counts.messages,
                 sent_batches=counts.frames,
                 sent_bytes=counts.bytes,
@@ -161,7 +161,7 @@ class Connections:
             lost[peer.worker_id] += connection.window.possibly_lost
             newest = max(status.newest_assignment_version, connection.ack_handler.assignment_version)
             status.newest_assignment_version = newest
-        status.possibly_lost.update(lost)
+        status.possibly_lost_messages.update(lost)
 
     def blocked_tasks(self) -> Iterator[tuple[int, str]]:
         """Yield each task with messages that a worker does not accept now, with that worker's id."""

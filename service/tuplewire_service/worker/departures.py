@@ -48,7 +48,8 @@ def successors_of(departure: pb.Departure) -> dict[TaskAndEntry, Successor]:
 
 def max_lost_messages(departure: pb.Departure, tasks: Container[int]) -> int:
     """Return an upper bound on the messages for `tasks` that were lost with a worker."""
-    return departure.others + sum(count for task, count in departure.dropped.items() if task in tasks)
+    dropped = departure.dropped_messages.items()
+    return departure.in_flight_messages + sum(count for task, count in dropped if task in tasks)
 
 
 class Departures:
@@ -77,7 +78,7 @@ class Departures:
             if each.incarnation not in self._known:
                 new = pb.Departure()
                 new.CopyFrom(each)
-                new.ClearField("sinks")
+                new.ClearField("sink_epochs")
                 self.add(new)
                 added.append(new)
         return added
@@ -89,7 +90,7 @@ class Departures:
     @property
     def cleanly_departed(self) -> frozenset[int]:
         """The incarnations of workers that had no messages in flight when they shut down."""
-        return frozenset(each.incarnation for each in self._known.values() if not each.others)
+        return frozenset(each.incarnation for each in self._known.values() if not each.in_flight_messages)
 
     def find(self, incarnations: Iterable[int]) -> list[pb.Departure]:
         """Return the departures of the workers with these incarnations."""

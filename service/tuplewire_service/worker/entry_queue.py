@@ -23,7 +23,7 @@ _GROUPS_PER_RUN = 64
 _PACKED_BYTES = 64 * 1024
 """Runs above this size are not packed, because copying them costs more than it saves."""
 _ROW = Struct("<iQQQIB")
-"""Source (-1: none), forwarded, entry_sequence, accepted_micros, number of messages, and flags."""
+"""Source (-1: none), path, entry_sequence, accepted_micros, number of messages, and flags."""
 _REDELIVERED, _RETAINED_UPSTREAM, _HEADERS = 1, 2, 4
 
 
@@ -183,7 +183,7 @@ def _drain_to_run(entries: list[QueueEntry]) -> list[_Run]:
 def _pack_row(group: TaskGroup) -> bytes:
     return _ROW.pack(
         -1 if group.source is None else group.source,
-        group.forwarded,
+        group.path,
         group.entry_sequence,
         group.accepted_micros,
         group.count,
@@ -222,13 +222,13 @@ def _unpack(run: _PackedRun) -> Iterator[QueueEntry]:
     headers = cut_column(run.header_lengths, run.header_data, with_headers)
     # Not strict: `ends` has one more element than the other columns.
     for row, start, column, header, inbound in zip(rows, ends, columns, headers, run.sessions, strict=False):
-        source, forwarded, entry_sequence, accepted_micros, _, flags = row
+        source, path, entry_sequence, accepted_micros, _, flags = row
         group = TaskGroup(
             run.task,
             None if source < 0 else source,
             *column,
             redelivered=run.redelivered or bool(flags & _REDELIVERED),
-            forwarded=forwarded,
+            path=path,
             entry_sequence=entry_sequence,
             accepted_micros=accepted_micros,
             retained_upstream=bool(flags & _RETAINED_UPSTREAM),

@@ -27,7 +27,7 @@ _MAX_LOST_WORKERS = 10_000
 
 def entry_worker_of(group: TaskGroup, inbound: InboundSession, own: int = 0) -> int:
     """Return the number of the worker that accepted these messages from a program; `own` for this worker."""
-    return entry_worker(group.forwarded) or inbound.worker_number or own
+    return entry_worker(group.path) or inbound.worker_number or own
 
 
 def _is_behind(group: TaskGroup, connection: SendingEnd, worker: int, own: int) -> bool:

@@ -218,15 +218,15 @@ class Publications:
                 continue
             room -= len(last.contents)
             if room >= 0:
-                epoch = SinkEpoch(owner=owner, sink=name, epoch=last.epoch, tasks=last.contents, run=last.run)
-                epoch.contents.extend(contents_to_wire(last.contents))
-                found.append(epoch)
+                found.append(SinkEpoch(identity=owner, sink=name, epoch=last.epoch, run=last.run))
+                found[-1].tasks.extend(last.contents)
+                found[-1].contents.extend(contents_to_wire(last.contents))
         return found
 
     def merge(self, sinks: Iterable[SinkEpoch]) -> None:
         """Adopt the epochs that a departed worker reported."""
         for each in sinks:
-            sink, tasks = (each.owner, each.sink), contents_from_wire(each.tasks, each.contents)
+            sink, tasks = (each.identity, each.sink), contents_from_wire(each.tasks, each.contents)
             last = self._last.get(sink)
             if last is None or last.epoch < each.epoch:
                 begun = "" if last is None else last.started_run

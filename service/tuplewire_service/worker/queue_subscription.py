@@ -74,9 +74,9 @@ class QueueSubscription(ISubscription):
             consumer_id=self.key[1],
             identity=self.key[0],
             address=self._address,
-            seconds=now - self._since,
+            subscribed_seconds=now - self._since,
             tasks=sorted(queues),
-            held_tasks=len(queues),
+            task_count=len(queues),
             outstanding_messages=sum(each.log.taken - each.log.acknowledged for each in queues.values()),
         )
 
@@ -131,7 +131,7 @@ class QueueSubscription(ISubscription):
                     self._unsettled.append(cursor)
                 elif cursor.rejections:
                     self.rejection_answers[cursor.task] = RejectedTask(
-                        task=cursor.task, number=queue.rejected, received=queue.log.taken
+                        task=cursor.task, rejection_number=queue.rejected, received_sequence=queue.log.taken
                     )
                     self._wake()
                 if queue.log.has_undelivered:
@@ -196,8 +196,8 @@ class QueueConsumers:
                     f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
                 )
             # 3. Such a consumer may not know yet that another one has taken over.
-            is_reconnect = request.follows or request.worker_incarnation == self.incarnation
-            has_other = (queue.consumer_key, queue.subscription_number) != (key, request.subscription)
+            is_reconnect = request.follows_tasks or request.worker_incarnation == self.incarnation
+            has_other = (queue.consumer_key, queue.subscription_id) != (key, request.subscription_id)
             if is_reconnect and queue.consumer is not None and has_other:
                 raise _superseded_error(queue.consumer_key[1], queue.task)
         subscription = QueueSubscription(self, wake, key, address)
@@ -214,8 +214,8 @@ class QueueConsumers:
         1. The same subscription returns to the same process of the worker: it continues at its cursor.
         2. Otherwise delivered and unacknowledged messages are delivered again, marked redelivered.
         """
-        wanted = subscription.key, request.incarnation, request.subscription
-        same = (queue.consumer_key, queue.incarnation, queue.subscription_number) == wanted
+        wanted = subscription.key, request.incarnation, request.subscription_id
+        same = (queue.consumer_key, queue.incarnation, queue.subscription_id) == wanted
         resumes = same and request.worker_incarnation == self.incarnation
         if queue.consumer is not None:
             # Two streams of one consumer may arrive in either order; the refused one is retried.
@@ -226,20 +226,20 @@ class QueueConsumers:
             )
         unsettled: TaskCursor | None = None
         queue.consumer = subscription
-        queue.consumer_key, queue.incarnation, queue.subscription_number = wanted
+        queue.consumer_key, queue.incarnation, queue.subscription_id = wanted
         # 1. The report in the request counts first: it may acknowledge or reject messages.
         if resumes:
             self.queues.on_acknowledged(queue.task, self._settle(queue, cursor))
             unsettled = cursor if _is_unsettled(queue, cursor) else None
             # A message must stay delivered until its rejection is settled.
             rejected = cursor.rejections[-1].sequence if unsettled and cursor.rejections else 0
-            queue.log.rewind(max(cursor.received, rejected))
-            queue.credit = cursor.credit
+            queue.log.rewind(max(cursor.received_sequence, rejected))
+            queue.credit = cursor.credit_sequence
         else:
             queue.rejected = 0
             queue.log.rewind()
             # 2. A new consumer's cursor starts at 0; the queue continues after its last acknowledged message.
-            queue.credit = queue.log.acknowledged + cursor.credit - cursor.acknowledged
+            queue.credit = queue.log.acknowledged + cursor.credit_sequence - cursor.acknowledged_sequence
         queue.credit_bytes = cursor.credit_bytes
         subscription.add(queue, unsettled)
 
@@ -247,7 +247,7 @@ class QueueConsumers:
         """Apply the progress that a consumer reports; return True if a part of it remains."""
         done = self._settle(queue, cursor)
         # The rest of a deferred report may be older than the last report.
-        queue.credit = max(queue.credit, cursor.credit)
+        queue.credit = max(queue.credit, cursor.credit_sequence)
         queue.credit_bytes = cursor.credit_bytes
         # A rejection alone can end the wait for a queue that moves: no delivery is unacknowledged then.
         if done or cursor.rejections:
@@ -257,10 +257,11 @@ class QueueConsumers:
     def _settle(self, queue: Queue, cursor: TaskCursor) -> list[Acknowledged]:
         """Advance a log's cursors and apply each rejection once, at most `TURN_GROUPS` groups at a time."""
         done: list[Acknowledged] = []
+        arrived = cursor.received_sequence
         first = bisect_right(cursor.rejections, queue.rejected, key=attrgetter("number"))
         for each in cursor.rejections[first : first + TURN_GROUPS]:
             # Messages before a rejected one are acknowledged: only the oldest message can be rejected.
-            done += queue.log.apply_progress(each.sequence - 1, cursor.received, TURN_GROUPS - len(done))
+            done += queue.log.apply_progress(each.sequence - 1, arrived, TURN_GROUPS - len(done))
             if len(done) >= TURN_GROUPS:
                 return done
             # Processed once: the consumer repeats a rejection until the worker answers it.
@@ -269,13 +270,14 @@ class QueueConsumers:
                 done.append(removed)
         if first + TURN_GROUPS < len(cursor.rejections):
             return done
-        return done + queue.log.apply_progress(cursor.acknowledged, cursor.received, TURN_GROUPS - len(done))
+        return done + queue.log.apply_progress(cursor.acknowledged_sequence, arrived, TURN_GROUPS - len(done))
 
 
 def _is_unsettled(queue: Queue, cursor: TaskCursor) -> bool:
     """Return True if a part of a consumer's report is not processed yet."""
     rejected = cursor.rejections[-1].number if cursor.rejections else 0
-    return rejected > queue.rejected or min(cursor.acknowledged, queue.log.taken) > queue.log.acknowledged
+    acknowledged = min(cursor.acknowledged_sequence, queue.log.taken)
+    return rejected > queue.rejected or acknowledged > queue.log.acknowledged
 
 
 def _superseded_error(consumer_id: str, task: int) -> SupersededError:

@@ -162,9 +162,9 @@ class ReceiveQueues:
             task=task,
             acknowledged_sequence=log.acknowledged,
             last_sequence=log.tail,
-            bytes=log.queued_bytes,
-            begin_sequence=queue.begin_sequence,
-            consumer=consumer,
+            queued_bytes=log.queued_bytes,
+            base_sequence=queue.base_sequence,
+            consumer_id=consumer,
         )
         return TaskSnapshot(state, log.iter_entries())
 
@@ -249,12 +249,12 @@ class ReceiveQueues:
         now_micros = time.time_ns() // 1000
         for task in wanted:
             queue, row = self._queues[task], status.tasks.add()
-            log, begin = queue.log, queue.begin_sequence
+            log, base = queue.log, queue.base_sequence
             row.task = task
             row.subscribed = queue.consumer is not None
-            row.acknowledged_messages = log.acknowledged - begin
-            row.received_messages = log.tail - begin
-            row.begin_sequence = begin
+            row.acknowledged_messages = log.acknowledged - base
+            row.received_messages = log.tail - base
+            row.base_sequence = base
             row.congested = task in congested
             if log.queued_messages:  # most of 10,000 tasks are idle
                 row.queued_messages = log.queued_messages

@@ -234,7 +234,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 batch.refuse(group, self.table.stale_error(task, version))
                 continue
             # 2. Contradictory assignments could forward a message in a cycle.
-            if group.forwarded and group.unqueued_hops > MAX_UNQUEUED_HOPS and task not in self.queues:
+            if group.path and group.unqueued_hops > MAX_UNQUEUED_HOPS and task not in self.queues:
                 batch.refuse(group, self.table.loop_error(task))
                 continue
             if not inbound.worker_number:
@@ -248,7 +248,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             # 5. and 6.
             held = task in moving and self._moves.try_hold(group, inbound)
             if not held and not self._route(group, inbound):
-                if not group.forwarded:
+                if not group.path:
                     batch.refuse(group, self.table.not_local_error(task))  # 6.
                     continue
                 self._drops.drop_unroutable(group, inbound)  # 6. Its program was notified of acceptance.
@@ -375,7 +375,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return self.queues.unretained_messages + waiting + self.connections.unretained_messages
 
     @property
-    def moving_tasks(self) -> int:
+    def move_count(self) -> int:
         """Number of tasks in a move: some of their messages are on an old route, or wait for it to empty."""
         return len(self._moves)
 
@@ -391,9 +391,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """End consumers and connections. Queued and unpublished messages count as dropped{shutdown}."""
         self._closing = True
         self.queues.end_consumers(DrainingError("the worker is draining; connect again later"))
-        others = sum(map(len, self._waiting_groups())) + self.connections.unretained_messages
+        in_flight = sum(map(len, self._waiting_groups())) + self.connections.unretained_messages
         dropped = Counter(self.queues.queued_by_task()) + Counter(unpublished)
-        departure = Departure(dropped=dropped, others=others, sinks=sinks)
+        departure = Departure(dropped_messages=dropped, in_flight_messages=in_flight, sink_epochs=sinks)
         departure.incarnation = self.consumers.incarnation
         departure.successors.extend(successors_to_wire(self._successors()))
         self.departures.add(departure)

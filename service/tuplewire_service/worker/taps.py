@@ -41,7 +41,7 @@ class Tap:
         """Open a tap. `wake` is called when take() has messages, or after a defect."""
         self.tasks = frozenset(request.tasks)
         self._request = request
-        self.passed_messages = self.omitted = self.copied_messages = 0
+        self.passed_messages = self.omitted_messages = self.shown_messages = 0
         self.failed = False
         self.wake = wake
         self._random = random.Random()  # noqa: S311 - a sample is not a secret
@@ -51,7 +51,7 @@ class Tap:
         self._waiting: deque[pb.TappedMessage] = deque()
         self._waiting_bytes = 0
 
-    def offer(self, group: TaskGroup, batch: ReceivedBatch, place: str) -> None:
+    def offer(self, group: TaskGroup, batch: ReceivedBatch, destination: str) -> None:
         """Copy the sampled messages of a group."""
         count = group.count
         self.passed_messages += count
@@ -70,31 +70,31 @@ class Tap:
         self._tokens -= taken
         if taken > 0:
             indexes = range(count) if taken == count else sorted(self._random.sample(range(count), taken))
-            for message in _copy_messages(group, indexes, batch, place, self._request.max_bytes):
+            for message in _copy_messages(group, indexes, batch, destination, self._request.max_bytes):
                 if self._waiting_bytes >= _MAX_WAITING_BYTES:
                     break
                 self._waiting.append(message)
                 self._waiting_bytes += message.ByteSize()
-                self.copied_messages += 1
+                self.shown_messages += 1
                 chosen -= 1
-        self.omitted += chosen
+        self.omitted_messages += chosen
         self.wake()
 
-    def take(self) -> list[pb.TappedMessage]:
+    def take(self) -> pb.TapResponse:
         """Return new messages up to the limit of a response, and wake the reader for the rest."""
-        messages: list[pb.TappedMessage] = []
+        taken = pb.TapResponse(passed_messages=self.passed_messages, omitted_messages=self.omitted_messages)
         size = 0
         while self._waiting and size < _MAX_TAKEN_BYTES:
-            messages.append(self._waiting.popleft())
-            size += messages[-1].ByteSize()
+            taken.messages.append(self._waiting.popleft())
+            size += taken.messages[-1].ByteSize()
         self._waiting_bytes -= size
         if self._waiting:
             self.wake()
-        return messages
+        return taken
 
 
 def _copy_messages(
-    group: TaskGroup, indexes: Iterable[int], batch: ReceivedBatch, place: str, max_bytes: int
+    group: TaskGroup, indexes: Iterable[int], batch: ReceivedBatch, destination: str, max_bytes: int
 ) -> Iterator[pb.TappedMessage]:
     """Copy messages of a group. The time grows with the group, once, and with the copied messages."""
     sizes, header_sizes = group.payload_sizes(), group.header_sizes()
@@ -110,12 +110,12 @@ def _copy_messages(
             task=group.task,
             source=group.source,
             payload=group.data[begins[index] : begins[index] + min(sizes[index], max_bytes)],
-            size_bytes=sizes[index],
+            payload_bytes=sizes[index],
             headers=headers,
             headers_bytes=header_sizes[index] if header_begins else 0,
-            sender=inbound.sender_id,
+            sender_id=inbound.sender_id,
             from_worker=bool(inbound.worker_number),
-            place=place,
+            destination=destination,
             redelivered=group.redelivered,
             accepted_unix_micros=group.accepted_micros,
             seen_unix_micros=now_micros,
@@ -141,8 +141,8 @@ class Taps:
         """End a tap."""
         if tap in self.open_taps:
             self.open_taps.remove(tap)
-        self._closed_counts.shown += tap.copied_messages
-        self._closed_counts.omitted += tap.omitted
+        self._closed_counts.shown_messages += tap.shown_messages
+        self._closed_counts.omitted_messages += tap.omitted_messages
 
     def offer(self, batch: ReceivedBatch, location_of: Callable[[int], str]) -> None:
         """Copy a routed batch, without refused messages, to the taps. Raises nothing, even if a tap fails."""
@@ -163,7 +163,7 @@ class Taps:
         """Return the counts, including closed taps."""
         taps, ended = self.open_taps, self._closed_counts
         return pb.TapStatus(
-            open=len(taps),
-            shown=ended.shown + sum(tap.copied_messages for tap in taps),
-            omitted=ended.omitted + sum(tap.omitted for tap in taps),
+            open_taps=len(taps),
+            shown_messages=ended.shown_messages + sum(tap.shown_messages for tap in taps),
+            omitted_messages=ended.omitted_messages + sum(tap.omitted_messages for tap in taps),
         )

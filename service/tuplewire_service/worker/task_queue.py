@@ -78,13 +78,13 @@ class Queue:
     task: int
     log: DeliveryLog
     times: QueueTimes
-    begin_sequence: int
+    base_sequence: int
     is_leaving: bool = False
     consumer: Consumer | None = None
     consumer_key: tuple[str, str] = ("", "")
     incarnation: int = 0
-    subscription_number: int = 0
-    """The consumer's `Subscribe.subscription`, which differs between subscriptions of one consumer."""
+    subscription_id: int = 0
+    """The consumer's `Subscribe.subscription_id`, which differs between subscriptions of one consumer."""
     credit: int = 0
     credit_bytes: int = 0
     rejected: int = 0
@@ -135,8 +135,8 @@ class TaskSnapshot(NamedTuple):
                 worker = entered
             following = group.entry_sequence + count
         return pb.TaskEntries(
-            first=self.state.acknowledged_sequence + 1,
-            messages=messages,
-            workers=workers,
+            first_sequence=self.state.acknowledged_sequence + 1,
+            run_lengths=messages,
+            entry_workers=workers,
             entry_sequences=sequences,
         )

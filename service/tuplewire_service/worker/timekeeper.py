@@ -239,9 +239,8 @@ class Timekeeper:
         totals = self._totals(self._clock())
         recent = totals.increase_since(self._marks[0])
         status.state_seconds.update(totals.state_seconds)
-        status.recent.CopyFrom(
-            pb.Recent(seconds=recent.seconds, state_seconds=recent.state_seconds, **recent.counts)
-        )
+        status.recent.CopyFrom(pb.RecentCounts(state_seconds=recent.state_seconds, **recent.counts))
+        status.recent.interval_seconds = recent.seconds
         lately = recent.blocking_seconds
         blocking = ((lately.get(at, 0.0), took, *at) for at, took in totals.blocking_seconds.items())
         for recently, took, task, where in sorted(blocking, reverse=True):
@@ -255,5 +254,5 @@ class Timekeeper:
 def _latency(durations: Durations) -> pb.Latency:
     exemplars = {bucket: pb.Exemplar(**asdict(each)) for bucket, each in durations.exemplars.items()}
     return pb.Latency(
-        bounds=BOUNDS, messages=durations.counts, seconds=durations.seconds, exemplars=exemplars
+        bound_seconds=BOUNDS, counts=durations.counts, sum_seconds=durations.seconds, exemplars=exemplars
     )

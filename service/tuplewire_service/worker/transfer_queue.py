@@ -155,6 +155,6 @@ def _as_forwarded(groups: Iterable[TaskGroup], worker: int, connection: SendingE
     routes: dict[int, int | None] = {}
     for group in groups:
         if group.task not in routes:
-            workers = (entry_worker(group.forwarded) or worker,)
+            workers = (entry_worker(group.path) or worker,)
             routes[group.task] = connection.window.route_before(group.task, workers, group.entry_sequence)
         yield group.as_forwarded(worker, routes[group.task] or 0)

@@ -193,7 +193,7 @@ class Worker:
 
     def _on_departures(self, departures: Sequence[Departure], new: Sequence[Departure]) -> None:
         for each in departures:
-            self.sinks.publications.merge(each.sinks)
+            self.sinks.publications.merge(each.sink_epochs)
         self.servers.announce_departures(new)
 
     def _enter(self, state: WorkerState) -> None:
@@ -238,10 +238,10 @@ class Worker:
         # 0. Senders do not notice the restart of a worker without tasks.
         self.drain_step = "a membership to move the tasks to other workers"
         limit = min(moves_deadline, self._membership_until)  # in this order, NaN has no effect
-        await router.activity.wait_until(lambda: not (router.table.local_tasks or router.moving_tasks), limit)
+        await router.activity.wait_until(lambda: not (router.table.local_tasks or router.move_count), limit)
 
         def has_in_flight() -> bool:
-            return bool(router.moving_tasks or router.connections.pending_messages or len(self.sinks.staging))
+            return bool(router.move_count or router.connections.pending_messages or len(self.sinks.staging))
 
         def must_repeat() -> bool:
             return has_in_flight() and self._clock() < moves_deadline
@@ -249,7 +249,7 @@ class Worker:
         def finished() -> bool:
             busy = self.program is not None and self.program.is_busy
             held = router.held_messages or self.sinks.is_publishing
-            return must_repeat() or not (router.moving_tasks or held or busy)
+            return must_repeat() or not (router.move_count or held or busy)
 
         while True:
             self.drain_step = "programs to end their streams"
@@ -381,15 +381,15 @@ class Worker:
             assignment_version=router.assignment_version,
             newest_assignment_version=max(router.assignment_version, router.newest_peer_version),
             ledger=pb.Ledger(**asdict(router.ledger())),
-            predecessor_possibly_lost=self.predecessor_possibly_lost,
+            predecessor_possibly_lost_messages=self.predecessor_possibly_lost,
             sinks=self.sinks.status(),
             taps=router.taps.status(),
             rejections=rejected.rejection_count,
-            rejected_waiting=rejected.waiting,
+            rejected_waiting_messages=rejected.waiting,
             dead_letter_task=self.settings.dead_letter_task,
             redelivered_messages=router.queues.redelivered_messages,
-            local_tasks=len(router.queues),
-            moving_tasks=router.moving_tasks,
+            local_task_count=len(router.queues),
+            moving_task_count=router.move_count,
             not_ready_reason=self.not_ready_reason,
             assignment_refused=bool(self.get_assignment_problem()),
         )

@@ -86,11 +86,11 @@ def test_a_sender_is_told_with_all_that_it_did(worker: Endpoint) -> None:
         client.flush(30)
         told = session(worker, "teller")
         assert told is not None
-        assert (told.messages, told.bytes) == (10, 50)
+        assert (told.sent_messages, told.sent_bytes) == (10, 50)
         assert (told.outstanding_messages, told.outstanding_bytes) == (10, 50)
-        assert (told.connected, told.identity, told.worker_id, told.exhausted_tasks) == (True, "", "", 0)
+        assert (told.connected, told.identity, told.worker_id, told.exhausted_task_count) == (True, "", "", 0)
         assert told.address.startswith("127.0.0.1:")
-        assert 0 < told.window_messages == asked(worker).smallest_window
+        assert 0 < told.window_messages == asked(worker).smallest_window_messages
         with client.recv([1], timeout=30) as batches:
             got = len(next(batches))
             batches.acknowledge()
@@ -105,7 +105,7 @@ def test_a_sender_is_told_with_all_that_it_did(worker: Endpoint) -> None:
         assert re.search(
             rf"^worker-0 +teller +yes .* {re.escape(now.address)}$", printed(worker), re.MULTILINE
         )
-        window = asked(worker).smallest_window
+        window = asked(worker).smallest_window_messages
         assert re.search(rf"^worker-0 +ready .* 1 +[0-9]+ +0 +{window:,} ", printed(worker), re.MULTILINE)
     eventually(lambda: session(worker, "teller") is None, 30, "forgotten")
     eventually(lambda: consumer(worker, "teller") is None, 30, "no consumer")
@@ -147,8 +147,8 @@ def test_a_killed_sender_is_remembered(worker: Endpoint) -> None:
         process.send_signal(signal.SIGKILL)
     gone = eventually(lambda: (told := session(worker, "doomed")) and not told.connected and told, 30, "gone")
     assert gone
-    assert (gone.messages, gone.outstanding_messages) == (1, 1)
-    assert asked(worker).remembered_sessions >= 1
+    assert (gone.sent_messages, gone.outstanding_messages) == (1, 1)
+    assert asked(worker).disconnected_session_count >= 1
     assert re.search(r"^worker-0 +doomed +no .* 127\.0\.0\.1:[0-9]+$", printed(worker), re.MULTILINE)
 
 
@@ -157,9 +157,9 @@ def test_lists_are_capped_and_counted(worker: Endpoint) -> None:
     clients = [Client(worker.address, client_id=f"many-{number}") for number in range(3)]
     for client in clients:
         deliver(client, 9, b"x")
-    assert (len(asked(worker, 2).sessions), asked(worker, 2).connected_sessions) == (2, 3)
+    assert (len(asked(worker, 2).sessions), asked(worker, 2).connected_session_count) == (2, 3)
     none = asked(worker, 0)
-    assert (len(none.sessions), none.connected_sessions, len(none.tasks)) == (0, 0, 100)
+    assert (len(none.sessions), none.connected_session_count, len(none.tasks)) == (0, 0, 100)
     _, _, tasks = printed(worker).partition("\ntasks\n")
     assert len(re.findall(r"^ *[0-9]+ +worker-0 ", tasks, re.MULTILINE)) == 40
     assert "\nand 60 more; --json has all of them\n" in tasks

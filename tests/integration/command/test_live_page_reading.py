@@ -29,9 +29,9 @@ def status(number: int, seconds: float) -> pb.GetStatusResponse:
         topology="many",
         incarnation=1,
         state=pb.WORKER_STATE_READY,
-        local_tasks=TASKS,
-        connected_sessions=int(first),
-        subscribed_consumers=int(first),
+        local_task_count=TASKS,
+        connected_session_count=int(first),
+        subscribed_consumer_count=int(first),
         state_seconds={"backpressured_queue" if first else "idle": seconds},
         tasks=[
             pb.TaskStatus(
@@ -40,8 +40,8 @@ def status(number: int, seconds: float) -> pb.GetStatusResponse:
             for each in range(TASKS)
         ],
         peers=[pb.PeerStatus(worker_id=NAME.format(1), address="host:1")] if first else [],
-        sessions=[pb.SessionStatus(sender_id=SENDER, connected=True, exhausted_tasks=1)] if first else [],
-        consumers=[pb.ConsumerStatus(consumer_id=CONSUMER, tasks=[0], held_tasks=1)] if first else [],
+        sessions=[pb.SessionStatus(sender_id=SENDER, connected=True, exhausted_task_count=1)][: int(first)],
+        consumers=[pb.ConsumerStatus(consumer_id=CONSUMER, tasks=[0], task_count=1)] if first else [],
     )
 
 

@@ -34,7 +34,7 @@ TOPOLOGY = "test"
 def opened(tapped: Iterator[pb.TapResponse]) -> Iterator[pb.TapResponse]:
     """Wait until a tap is open."""
     first = next(tapped)
-    assert (list(first.messages), first.passed) == ([], 0)
+    assert (list(first.messages), first.passed_messages) == ([], 0)
     return tapped
 
 
@@ -43,8 +43,8 @@ def seen(tapped: Iterator[pb.TapResponse], passed: int) -> tuple[list[pb.TappedM
     found: list[pb.TappedMessage] = []
     for response in tapped:
         found += response.messages
-        if response.passed >= passed:
-            return found, response.omitted
+        if response.passed_messages >= passed:
+            return found, response.omitted_messages
     raise AssertionError("a tap does not end")
 
 
@@ -78,17 +78,17 @@ def test_messages_are_seen_at_both_workers_and_still_arrive(pair: Pair) -> None:
         shown, omitted = seen(at_entry, 51)
         assert omitted == 0
         assert [each.payload for each in shown] == [*(b"%d" % number for number in range(50)), b"last one"]
-        assert {(each.task, each.place, each.from_worker) for each in shown} == {
+        assert {(each.task, each.destination, each.from_worker) for each in shown} == {
             (task, pair.far.worker_id, False)
         }
-        assert {each.sender for each in shown} == {"program"}
+        assert {each.sender_id for each in shown} == {"program"}
         assert [each.HasField("source") for each in shown] == [True] * 50 + [False]
         assert decode_headers(shown[-1].headers) == (b"k", tuple(trace))
 
         shown, _ = seen(at_owner, 51)
-        assert [each.size_bytes for each in shown[-2:]] == [2, 8]
+        assert [each.payload_bytes for each in shown[-2:]] == [2, 8]
         assert shown[-1].payload == b"las"
-        assert {(each.place, each.from_worker) for each in shown} == {("local", True)}
+        assert {(each.destination, each.from_worker) for each in shown} == {("local", True)}
         assert all(each.seen_unix_micros >= each.accepted_unix_micros > 0 for each in shown[:-1])
         assert metric(pair.near, "tuplewire_tapped_messages_total") == before + 51
     eventually(lambda: taps(pair.near) == taps(pair.far) == 0)
@@ -136,7 +136,7 @@ def test_whoever_does_not_read_holds_nobody_up(pair: Pair) -> None:
         shown = omitted = 0
         while shown + omitted < 800:  # waiting messages are read in several responses
             response = next(tapped)
-            shown, omitted = shown + len(response.messages), response.omitted
+            shown, omitted = shown + len(response.messages), response.omitted_messages
         assert omitted > 0
 
 

@@ -64,7 +64,7 @@ def test_a_program_that_routes_by_an_old_assignment_is_told_the_owner(tmp_path: 
         ]
         answer = talk(a, SEND, [hello(), *frames])
         refusals = [
-            (refusal.task, refusal.code, refusal.owner)
+            (refusal.task, refusal.code, refusal.owner_address)
             for response in answer.responses
             for refusal in pb.SendResponse.FromString(response).ack.refusals
         ]

@@ -208,7 +208,7 @@ def test_where_others_go_on_a_death_is_told(mortal: RestartableWorker, tmp_path:
         reject_first(mortal.endpoint, LONG)
         sender.flush(20)
         assert sender.ledger().acknowledged == 1
-        assert status(mortal.endpoint).rejected_waiting == 1
+        assert status(mortal.endpoint).rejected_waiting_messages == 1
         eventually(lambda: json.loads(state.read_text(encoding="utf-8"))["unretained_messages"] == 1)
         mortal.kill()
         mortal.start()

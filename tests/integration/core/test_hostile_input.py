@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import grpc.aio
 import pytest
+from helpers.cursors import cursor_of
 from helpers.hostile import (
     OPTIONS,
     RECV,
@@ -68,7 +69,7 @@ def singles(groups: int, sequence: int = 1) -> bytes:
 def closing(flows: int, sequence: int = 1) -> bytes:
     """Return a frame that closes `flows` flows and has no messages."""
     closed = [pb.Flow(task=TARGET_TASK)] * flows
-    return pb.SendRequest(frame=pb.Frame(sequence=sequence, closed=closed)).SerializeToString()
+    return pb.SendRequest(frame=pb.Frame(sequence=sequence, closed_flows=closed)).SerializeToString()
 
 
 MALFORMED_SENDS: dict[str, Callable[[], list[bytes]]] = {
@@ -231,10 +232,10 @@ def test_refused_frame_takes_nothing_with_it(endpoint: Endpoint) -> None:
     broken = talk(endpoint, SEND, [hello(**same), good, b"\x12" + varint(len(body)) + body])
     assert (broken.status, broken.error) == MALFORMED
     assert queued(endpoint, task) == 1
-    epoch = pb.SendResponse.FromString(broken.responses[0]).welcome.receiver_incarnation
-    again = hello(**same, receiver_incarnation=epoch)
+    epoch = pb.SendResponse.FromString(broken.responses[0]).welcome.session_id
+    again = hello(**same, session_id=epoch)
     resumed = talk(endpoint, SEND, [again, frame(1, task=task), frame(3, task=task)])
-    assert pb.SendResponse.FromString(resumed.responses[0]).welcome.last_sequence == 1
+    assert pb.SendResponse.FromString(resumed.responses[0]).welcome.accepted_sequence == 1
     assert resumed.error == "SEQUENCE_GAP"
     assert queued(endpoint, task) == 1
 
@@ -245,7 +246,7 @@ def test_progress_beyond_everything_is_cut(endpoint: Endpoint) -> None:
     with Client(endpoint.address, topology=TOPOLOGY) as client:
         deliver(client, numbered(task, range(10)))
         most = 2**64 - 1
-        cursor = pb.TaskCursor(task=task, acknowledged=most, received=most, credit=most, credit_bytes=most)
+        cursor = cursor_of(task, most, most, most, most)
         greedy = pb.RecvRequest(progress=pb.Progress(tasks=[cursor])).SerializeToString()
         goodbye = pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString()
         opening = subscribe(task, tasks=[cursor])

@@ -57,7 +57,7 @@ def test_a_consumer_with_defaults_gets_a_large_message(worker: Endpoint) -> None
 @contextlib.contextmanager
 def _foreign(worker: Endpoint, task: int, **fields: Any) -> Iterator[Any]:
     """Subscribe as a client in any language does, with gRPC's default limits."""
-    cursor = pb.TaskCursor(task=task, credit=100, credit_bytes=64 * MIB)
+    cursor = pb.TaskCursor(task=task, credit_sequence=100, credit_bytes=64 * MIB)
     first = subscribe(tasks=[cursor], **fields)
     with grpc.insecure_channel(worker.address) as channel:
         stub: Any = channel.stream_stream(RECV)

@@ -235,7 +235,7 @@ def test_an_idle_worker_ends_after_its_tasks_have_moved(site: Site) -> None:
     with site.membership(min_workers=2, poll_seconds=1.0):
         os.kill(second.process_id, signal.SIGTERM)
         eventually(lambda: has_ended(second), SETTLES, "b has drained")
-        assert status(first).local_tasks == len(TASKS)
+        assert status(first).local_task_count == len(TASKS)
 
 
 def test_a_killed_worker_loses_nothing_that_is_kept_until_processed(site: Site) -> None:

@@ -47,7 +47,7 @@ class Workers:
 
     def still(self) -> bool:
         """Return True if no move is in progress."""
-        return not any(status(endpoint).moving_tasks for endpoint in self.endpoints)
+        return not any(status(endpoint).moving_task_count for endpoint in self.endpoints)
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def test_unacknowledged_messages_wait_for_the_move(workers: Workers) -> None:
             first = next(subscription)
             workers.place({1: [MOVING]})
             client.send(numbered(MOVING, range(5, 10)))
-            eventually(lambda: status(workers.endpoints[0]).moving_tasks > 0)
+            eventually(lambda: status(workers.endpoints[0]).moving_task_count > 0)
             rest = collect(subscription, 10 - len(first))
             assert numbers([*messages_of(first), *rest]) == list(range(10))
             assert not any(group.redelivered for group in first.groups)

@@ -76,12 +76,12 @@ ANSWERS: dict[str, Answer] = {
     "no protobuf": _saying(b"\xff" * 40),
     "no protobuf after the welcome": _saying(welcome(), b"\xff" * 40),
     "an acknowledgement of what was never sent": _saying(welcome(), _ack(sequence=WIDEST)),
-    "a session that nobody began": _saying(welcome(last_sequence=WIDEST)),
+    "a session that nobody began": _saying(welcome(accepted_sequence=WIDEST)),
     "credit and refusals of nothing": _saying(
         welcome(),
         _ack(
-            credits=[pb.TaskCredit(task=-5, messages=WIDEST, processed=WIDEST, forwarded=WIDEST)],
-            refusals=[pb.Refusal(sequence=WIDEST, task=-5, messages=WIDEST, forwarded=WIDEST)],
+            credits=[pb.TaskCredit(task=-5, messages=WIDEST, released_messages=WIDEST, route=WIDEST)],
+            refusals=[pb.Refusal(frame_sequence=WIDEST, task=-5, messages=WIDEST, route=WIDEST)],
         ),
     ),
 }

@@ -196,7 +196,7 @@ def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
             deliver(client, 1, b"message")
             with client.recv([1], timeout=_SECONDS) as batches:
                 assert [message.message for message in next(batches)] == [b"message"]
-        attempt = control_pb2.StagedAttempt(partition=0, attempt="a", messages=1, pieces=1)
+        attempt = control_pb2.StagedAttempt(partition=0, attempt="a", messages=1, piece_count=1)
         about: dict[str, Any] = {"topology": TOPOLOGY, "sink": "sink", "epoch": 1}
         publish = control_pb2.PublishRequest(**about, attempts=[attempt])
         with (
@@ -212,7 +212,7 @@ def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
                 "Publish": lambda: control.publish(publish),
                 "Begin": lambda: control.begin(control_pb2.BeginRequest(**about, run="run")),
                 "Check": lambda: control.check(control_pb2.CheckRequest(**about)),
-                "Progress": lambda: control.progress(control_pb2.ProgressRequest(**about)),
+                "GetProgress": lambda: control.progress(control_pb2.GetProgressRequest(**about)),
                 "GetDebug": control.debug,
                 "ReportProgram": lambda: control.report_program(control_pb2.ReportProgramRequest()),
                 "SetLogging": lambda: control.set_logging("debug", seconds=1),

@@ -311,7 +311,8 @@ def sender_waits(endpoint: Endpoint) -> bool:
     with ControlClient(endpoint.address) as control:
         now = control.status(max_clients=10)
     queue = next(each.queued_messages for each in now.tasks if each.task == TASK)
-    return not queue and not now.rejected_waiting and any(each.exhausted_tasks for each in now.sessions)
+    waits = any(each.exhausted_task_count for each in now.sessions)
+    return waits and not queue and not now.rejected_waiting_messages
 
 
 def read_letters(endpoint: Endpoint, wanted: int) -> list[int]:
@@ -380,7 +381,7 @@ def test_a_task_without_room_moves(two: Workers) -> None:
             sender.send(numbered(TASK, range(SENT)))
             eventually(lambda: sender_waits(here), 30, "the sender waits")
             assign((here, there), 2, {here: [OTHER, DEAD], there: [TASK, FAR]})
-            eventually(lambda: status(here).moving_tasks == 0, 30, "the move is over")
+            eventually(lambda: status(here).moving_task_count == 0, 30, "the move is over")
         with consumer(there, TASK, odd) as after:
             eventually(lambda: len(after) > 0, 30, "the new owner has messages")
             letters = read_letters(here, SENT // 2)

@@ -196,7 +196,7 @@ def test_successive_teams_leave_nothing_behind(pair: Pair, teams: int) -> None:
     eventually(lambda: queued_of(pair, tasks) == 0, 5, "no message is left")
     for worker in (pair.near, pair.far):
         eventually(partial(no_subscriber, worker, tasks), 5)
-        assert status(worker).remembered_sessions <= 1
+        assert status(worker).disconnected_session_count <= 1
     assert python_threads() == threads
     eventually(lambda: open_files() <= files + 5, 5, "files are closed")
 

@@ -52,7 +52,7 @@ def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
         far, near = status(pair.far), status(pair.near)
         return (
             {each.task: each.congested for each in far.tasks}[task],
-            any(task in peer.congested for peer in near.peers),
+            any(task in peer.congested_tasks for peer in near.peers),
             task in program.congested,
         )
 

@@ -54,20 +54,20 @@ def _readyz(worker: Endpoint) -> str:
 def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
     """The worker id is checked before the topology, and may be retried; its own id and none are accepted."""
     with one_worker("w", directory=tmp_path, tasks=[0]) as worker, ControlClient(worker.address) as control:
-        answer = talk(worker, SEND, [hello(receiver_id="v")])
+        answer = talk(worker, SEND, [hello(expected_worker_id="v")])
         assert answer.error == "WRONG_WORKER"
         assert "this is worker 'w', the sender means 'v'" in answer.details
-        assert [talk(worker, SEND, [hello(receiver_id=each)]).error for each in ("w", "")] == ["", ""]
+        assert [talk(worker, SEND, [hello(expected_worker_id=each)]).error for each in ("w", "")] == ["", ""]
         assert [
-            talk(worker, RECV, [subscribe(0, receiver_id="v")]).error,
-            talk(worker, RECV, [subscribe(0, receiver_id="v", topology="other")]).error,
-            talk(worker, SEND, [hello(receiver_id="v", topology="other")]).error,
+            talk(worker, RECV, [subscribe(0, expected_worker_id="v")]).error,
+            talk(worker, RECV, [subscribe(0, expected_worker_id="v", topology="other")]).error,
+            talk(worker, SEND, [hello(expected_worker_id="v", topology="other")]).error,
         ] == ["WRONG_WORKER"] * 3
         groups = [TaskGroup.of(0, [b"x"])]
         with pytest.raises(WrongWorkerError, match="the sink means 'v'"):
             control.stage(first_piece("s", 1, "a", groups, "v", "other"))
         with pytest.raises(WrongWorkerError, match="the sink means 'v'"):
-            control.publish(control_pb2.PublishRequest(topology="other", sink="s", epoch=1, receiver_id="v"))
+            control.publish(control_pb2.PublishRequest(topology="other", sink="s", expected_worker_id="v"))
         assert publish(control, "s", 1, groups, worker_id="w") == 1
 
 

@@ -59,7 +59,7 @@ def shared(running: Workers) -> Workers:
 
         def settled() -> bool:
             last.step()  # acknowledges the messages read before
-            moving = any(status(each).moving_tasks for each in running.running.values())
+            moving = any(status(each).moving_task_count for each in running.running.values())
             return not moving and queued(running.running["a"], TASK) == 0
 
         eventually(settled, 30)

@@ -245,7 +245,7 @@ def test_rows_to_more_tasks_than_a_frame_has_groups() -> None:
         begin_attempt(0, 64)
         columns = {"task": pa.array(range(2500), pa.int32()), "message": pa.array(["x"] * 2500)}
         part = writer.write(iter([pa.RecordBatch.from_pydict(columns)]))
-        assert [StagedAttempt.FromString(each).pieces for each in part.staged.values()] == [3]
+        assert [StagedAttempt.FromString(each).piece_count for each in part.staged.values()] == [3]
         writer.commit([part], 0)
         eventually(lambda: ledger(workers.endpoints[0]).pending == 2500, 20)
 
@@ -352,7 +352,7 @@ ONE = {"lengths": b"\1\0\0\0", "data": b"x"}
         ({"attempt": ""}, ProtocolError),
         ({"topology": "other"}, WrongTopologyError),
         ({"frame": frame(task=1, lengths=b"abc")}, ProtocolError),
-        ({"frame": frame(task=1, forwarded=7, **ONE)}, ProtocolError),
+        ({"frame": frame(task=1, path=7, **ONE)}, ProtocolError),
         ({"frame": frame(task=99_999, **ONE)}, UnknownTaskError),
         ({"frame": b""}, ProtocolError),
         ({"frame": frame(task=1, **ONE), "piece": 3}, SequenceGapError),
@@ -365,5 +365,5 @@ def test_wrong_requests_are_refused(workers: Pair, changes: dict[str, Any], erro
         setattr(request, name, value)
     before = metric(workers.near, STAGED), metric(workers.far, STAGED)
     with ControlClient(workers.near.address) as control, pytest.raises(error):
-        control._call("Stage", request, service="sinks")
+        control._call("Stage", request, service="sink")
     assert (metric(workers.near, STAGED), metric(workers.far, STAGED)) == before

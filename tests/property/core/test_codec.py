@@ -73,7 +73,7 @@ def frame_of(sequence: int, groups: Sequence[Sequence[TaskGroup]], firsts: Seque
                 data=b"".join(group.data for group in run),
                 first_sequence=firsts[position] if firsts else 0,
                 redelivered=run[0].redelivered,
-                forwarded=run[0].forwarded,
+                path=run[0].path,
                 retained_upstream=run[0].retained_upstream,
                 header_lengths=[length for group in run for length in group.header_sizes()],
                 header_data=b"".join(group.header_data for group in run),
@@ -262,5 +262,5 @@ def test_columns_that_do_not_hold_together(
 
 def test_an_unknown_code_is_unspecified() -> None:
     """A refusal with an unknown code of a later release is still a refusal."""
-    refusal = pb.Refusal.FromString(pb.Refusal(sequence=1, task=2).SerializeToString() + b"\x20\xe7\x07")
+    refusal = pb.Refusal.FromString(pb.Refusal(task=2).SerializeToString() + b"\x20\xe7\x07")
     assert code_name(refusal.code) == "UNSPECIFIED"

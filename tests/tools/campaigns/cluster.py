@@ -173,7 +173,7 @@ class Cluster:
         """Return True, and record it, if every worker has the assignment and no task is moving."""
         version = self.version
         if not all(
-            status is not None and status.assignment_version == version and not status.moving_tasks
+            status is not None and status.assignment_version == version and not status.moving_task_count
             for status in self.statuses().values()
         ):
             return False
@@ -209,7 +209,7 @@ class Cluster:
     def is_empty(self) -> bool:
         """Return True if no worker holds a message and no task is moving."""
         return all(
-            each is not None and not each.ledger.pending and not each.moving_tasks
+            each is not None and not each.ledger.pending and not each.moving_task_count
             for each in self.statuses().values()
         )
 

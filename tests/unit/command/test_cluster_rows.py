@@ -32,7 +32,7 @@ def worker(
         tasks=tasks,
         state_seconds={"busy": busy, "idle": 0.0, "backpressured_credit": age - busy},
         blocking=blocking,
-        recent=pb.Recent(seconds=5.0, state_seconds={"busy": 1.0, "idle": 4.0}),
+        recent=pb.RecentCounts(interval_seconds=5.0, state_seconds={"busy": 1.0, "idle": 4.0}),
         sessions=sessions,
         consumers=consumers,
     )
@@ -45,7 +45,7 @@ def task(number: int, received: int, acknowledged: int, begin: int = 0) -> pb.Ta
         queued_messages=received - acknowledged,
         received_messages=received,
         acknowledged_messages=acknowledged,
-        begin_sequence=begin,
+        base_sequence=begin,
         subscribed=True,
     )
 
@@ -76,10 +76,10 @@ def test_a_task_that_came_meanwhile_counts_from_nothing(before: tuple[pb.TaskSta
 
 def test_a_sender_that_is_listed_anew_has_no_rate() -> None:
     """A sender without a previous sample has a rate only if it connected since that sample."""
-    old = pb.SessionStatus(sender_id="old", seconds=100, messages=10**6)
-    new = pb.SessionStatus(sender_id="new", seconds=1, messages=50)
-    known = pb.SessionStatus(sender_id="known", seconds=100, messages=50)
-    after = pb.SessionStatus(sender_id="known", seconds=102, messages=90)
+    old = pb.SessionStatus(sender_id="old", state_age_seconds=100, sent_messages=10**6)
+    new = pb.SessionStatus(sender_id="new", state_age_seconds=1, sent_messages=50)
+    known = pb.SessionStatus(sender_id="known", state_age_seconds=100, sent_messages=50)
+    after = pb.SessionStatus(sender_id="known", state_age_seconds=102, sent_messages=90)
     before, now = worker(sessions=(known,)), worker(age=12, sessions=(old, new, after))
     rates = {each.sender: each.rate for each in cluster_rows([look(now, before)]).senders}
     assert rates == {"old": None, "new": 25, "known": 20}
@@ -147,9 +147,9 @@ def test_losses_have_their_reason_and_rate() -> None:
 
 def test_tables_are_sorted_and_filtered() -> None:
     """Rows are sorted by number, largest first, then by name; unknown values come last."""
-    known = tuple(pb.SessionStatus(sender_id=each, seconds=100, messages=10) for each in "xyz")
-    after = [pb.SessionStatus(sender_id=each, seconds=102, messages=10 + n) for n, each in enumerate("xyz")]
-    unknown = pb.SessionStatus(sender_id="w", seconds=100)
+    known = tuple(pb.SessionStatus(sender_id=each, state_age_seconds=100, sent_messages=10) for each in "xyz")
+    after = [pb.SessionStatus(sender_id=each, sent_messages=10 + n) for n, each in enumerate("xyz")]
+    unknown = pb.SessionStatus(sender_id="w", state_age_seconds=100)
     rows = cluster_rows([look(worker(age=12, sessions=(*after, unknown)), worker(sessions=known))])
 
     def names(wanted: str = "") -> str:

@@ -114,7 +114,7 @@ def test_who_is_held_up_itself_is_not_the_culprit() -> None:
     assert sample.now is not None
     sample.now.tasks.add(task=2, subscribed=True)
     sample.now.blocking.add(task="2", where="local", seconds=9, recent_seconds=5)
-    sample.now.recent.seconds = 5
+    sample.now.recent.interval_seconds = 5
     rows = cluster_rows([sample])
     assert (rows.components[1].blocking, rows.components[1].slow, rows.blocking) == (1.0, False, [])
 
@@ -134,11 +134,11 @@ def test_times_are_interpolated_within_buckets(share: float, seconds: float) -> 
     """Only times since the previous sample count; times beyond the last bound count as that bound."""
     before = pb.GetStatusResponse(incarnation=1, state_seconds={"idle": 1.0})
     now = pb.GetStatusResponse(incarnation=1, state_seconds={"idle": 2.0})
-    then = pb.Latency(bounds=[1, 3], messages=[1000, 0, 0])
-    latest = pb.Latency(bounds=[1, 3], messages=[1100, 0, 0] if share <= 0.5 else [1000, 100, 0])
+    then = pb.Latency(bound_seconds=[1, 3], counts=[1000, 0, 0])
+    latest = pb.Latency(bound_seconds=[1, 3], counts=[1100, 0, 0] if share <= 0.5 else [1000, 100, 0])
     found = Interval(before, now).quantile(share, latest, then)
     assert found == pytest.approx(seconds)
-    beyond = Interval(before, now).quantile(0.9, pb.Latency(bounds=[1, 3], messages=[1000, 0, 7]), then)
+    beyond = Interval(before, now).quantile(0.9, pb.Latency(bound_seconds=[1, 3], counts=[1000, 0, 7]), then)
     assert beyond == 3
     assert Interval(before, now).quantile(0.9, then, then) is None
     assert Interval(None, now).quantile(0.9, latest, then) is None

@@ -87,9 +87,9 @@ def test_rejections_without_an_answer_take_up_room() -> None:
     for number in range(1, 5):
         arrived = arrive(window, number, "x")
         window.acknowledge(arrived, [RejectedMessage(0, 0.0, "", wait=False)])
-        assert cursor(window).credit == number + PREFETCH - number
+        assert cursor(window).credit_sequence == number + PREFETCH - number
     window.apply_answers([answer_of(1, 4, 4)])
-    assert cursor(window).credit == 4 + PREFETCH
+    assert cursor(window).credit_sequence == 4 + PREFETCH
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_rejected_message_is_found_in_its_group(index: int) -> None:
     arrived = window.receive([Delivery(1, groups[0]), Delivery(3, groups[1])])
     window.acknowledge(arrived, [RejectedMessage(index, 0.0, "", wait=True)])
     found = cursor(window)
-    assert (found.acknowledged, found.rejections[-1].sequence) == (index, index + 1)
+    assert (found.acknowledged_sequence, found.rejections[-1].sequence) == (index, index + 1)
 
 
 def test_a_task_is_added_between_two_streams() -> None:
@@ -132,7 +132,7 @@ def test_a_task_is_added_between_two_streams() -> None:
     window.on_connected(WORKER, [(1, 3), (2, 40)])
     assert text_of(arrive(window, 41, "x", task=2)) == "x"
     assert window.acknowledge(last)
-    assert [(cursor.task, cursor.acknowledged) for cursor in window.take_changed()] == [(1, 3)]
+    assert [(cursor.task, cursor.acknowledged_sequence) for cursor in window.take_changed()] == [(1, 3)]
 
 
 def test_a_removed_task_is_not_in_requests_and_continues_later() -> None:
@@ -145,7 +145,7 @@ def test_a_removed_task_is_not_in_requests_and_continues_later() -> None:
     window.mark_all_changed()
     assert [cursor.task for cursor in window.take_changed()] == [1]
     window.set_tasks([1, 2])
-    assert [(cursor.task, cursor.received) for cursor in window.take_all_cursors()] == [(1, 0), (2, 2)]
+    assert {each.task: each.received_sequence for each in window.take_all_cursors()} == {1: 0, 2: 2}
     window.on_connected(WORKER, [(1, 0), (2, 2)])
     assert text_of(arrive(window, 2, "bc", task=2)) == "c"
 

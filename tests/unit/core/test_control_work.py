@@ -89,7 +89,7 @@ def filled(message: Message, rng: random.Random, *, distinct: bool, names: int) 
                     repeated.append(_value(field, rng, number if distinct else 0))
                 else:
                     filled(repeated.add(), rng, distinct=distinct, names=0)
-        elif field.message_type is None and field.name not in {"frame", "topology", "receiver_id", "discard"}:
+        elif field.message_type is None and field.name not in {"frame", "topology", "expected_worker_id"}:
             setattr(message, field.name, _value(field, rng, rng.randrange(2)))
 
 
@@ -109,7 +109,7 @@ def _value(field: Any, rng: random.Random, number: int) -> Any:
 
 UNARY = [
     method
-    for service in ("Control", "Sinks", "Source")
+    for service in ("Control", "Sink", "Source")
     for method in pb.DESCRIPTOR.services_by_name[service].methods
     if not method.server_streaming and method.name != "Drain"
 ]
@@ -152,7 +152,7 @@ def test_work_is_bounded(plane: WorkerRuntime, method: MethodDescriptor, distinc
     ("name", "request_"),
     [
         ("GetLoad", pb.GetLoadRequest(tasks=range(MAX_NAMES + 1))),
-        ("Poll", pb.PollRequest(incarnations=range(MAX_NAMES + 1))),
+        ("Poll", pb.PollRequest(worker_incarnations=range(MAX_NAMES + 1))),
         ("Poll", pb.PollRequest(tasks=[pb.PolledTask()] * (MAX_NAMES + 1))),
         ("Acknowledge", pb.AcknowledgeRequest(tasks=[pb.AcknowledgedTask()] * (MAX_NAMES + 1))),
     ],

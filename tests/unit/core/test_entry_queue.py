@@ -34,7 +34,7 @@ groups = st.builds(
     st.binary(max_size=2),
     st.none() | st.integers(0, 2**31 - 1),
     redelivered=st.booleans(),
-    forwarded=numbers,
+    path=numbers,
     entry_sequence=numbers,
     accepted_micros=numbers,
     retained_upstream=st.booleans(),

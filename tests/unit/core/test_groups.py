@@ -22,14 +22,14 @@ FULL = TaskGroup(
     (1).to_bytes(4, "little"),
     b"p",
     redelivered=True,
-    forwarded=7,
+    path=7,
     entry_sequence=9,
     accepted_micros=11,
     retained_upstream=True,
 )
 """A group with non-default values in all fields except headers, which dead letters rewrite."""
 
-WORKER_FIELDS = {"forwarded", "flow", "entry_sequence", "retained_upstream"}
+WORKER_FIELDS = {"path", "flow", "entry_sequence", "retained_upstream"}
 HEADERS = {"header_lengths", "header_data", "size_bytes"}
 
 
@@ -40,8 +40,8 @@ HEADERS = {"header_lengths", "header_data", "size_bytes"}
         (lambda group: group.without_routing(), WORKER_FIELDS),
         (lambda group: group.at(20, 30), {"entry_sequence", "retained_upstream"}),
         (lambda group: group.with_time(30), set()),
-        (lambda group: group.as_forwarded(2), {"forwarded", "flow"}),
-        (lambda group: group.as_forwarded(2).on_dequeue(0), {"forwarded", "flow"}),
+        (lambda group: group.as_forwarded(2), {"path", "flow"}),
+        (lambda group: group.as_forwarded(2).on_dequeue(0), {"path", "flow"}),
         (lambda group: group.slice(0, 1), set()),
         (lambda group: with_rejections(group, 1), HEADERS),
         (lambda group: dead_letter(group, 99, 1, "bad", 0), {"task", "flow", *HEADERS}),
@@ -67,7 +67,7 @@ def test_what_leaves_a_queue_has_its_route() -> None:
     assert (left.unqueued_hops, left.flow) == (0, forwarded.flow)
     group = TaskGroup.of(3, [b"p"])
     assert group.on_dequeue(0) is group
-    assert group.on_dequeue(9).forwarded == 9
+    assert group.on_dequeue(9).path == 9
     assert [each.accepted_micros for each in (group.at(1, 30), group.at(1, 30).at(2, 40))] == [30, 30]
 
 

@@ -90,9 +90,9 @@ def test_no_turn_settles_more_than_a_slice(rejected: tuple[pb.Rejection, ...]) -
     assert sum(scene.settled) == MESSAGES
     assert not scene.consumer.has_unacknowledged
     assert scene.rejections.rejection_count == len(rejected)
-    assert [(each.number, each.received) for each in scene.consumer.rejection_answers.values()] == (
-        [(len(rejected), MESSAGES)] if rejected else []
-    )
+    assert [
+        (each.rejection_number, each.received_sequence) for each in scene.consumer.rejection_answers.values()
+    ] == ([(len(rejected), MESSAGES)] if rejected else [])
 
 
 @pytest.mark.parametrize("wait_last", [False, True])
@@ -160,11 +160,11 @@ def test_slices_acknowledge_no_message_that_a_later_one_rejects() -> None:
     """A slice acknowledges only messages before the rejections of the next slice."""
     whole = cursor_of(1, 9, 9, 20, 100, rejections(7))
     slices = list(cursor_slices(whole, 3))
-    assert [each.acknowledged for each in slices] == [3, 6, 9]
+    assert [each.acknowledged_sequence for each in slices] == [3, 6, 9]
     assert [[told.number for told in each.rejections] for each in slices] == [[1, 2, 3], [4, 5, 6], [7]]
-    assert {(each.task, each.received, each.credit, each.credit_bytes) for each in slices} == {
-        (1, 9, 20, 100)
-    }
+    assert {
+        (each.task, each.received_sequence, each.credit_sequence, each.credit_bytes) for each in slices
+    } == {(1, 9, 20, 100)}
     assert list(cursor_slices(whole, 1000)) == [whole]
 
 
@@ -211,7 +211,7 @@ def test_no_request_is_longer_than_it_may_be(count: int, acknowledged: list[int]
     client.reject(count)
     told = client.tell()
     assert _numbers(told) == list(range(1, count + 1))
-    assert [each.acknowledged for each in told] == acknowledged
+    assert [each.acknowledged_sequence for each in told] == acknowledged
 
 
 @pytest.mark.parametrize("wait_last", [False, True])
@@ -233,8 +233,8 @@ def test_a_window_waits_for_the_answer_to_a_rejection_that_was_not_in_the_subscr
     client = Client()
     client.reject(2100, wait_last=True)
     [subscribe] = client.window.take_all_cursors()
-    assert subscribe.received == 2100
-    client.window.on_connected(7, [(1, subscribe.received)])
+    assert subscribe.received_sequence == 2100
+    client.window.on_connected(7, [(1, subscribe.received_sequence)])
     assert client.window.tasks_awaiting_answer() == {1}
     late = [Delivery(2101, TaskGroup.of(1, [b"x"]))]
     assert client.window.receive(late).deliveries == ()

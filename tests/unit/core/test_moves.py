@@ -143,7 +143,7 @@ def test_later_messages_take_the_route_of_earlier_ones() -> None:
     earlier, later = messages(1, passed_on=3), messages(2, passed_on=1)
     route = Route(earlier)
     behind = route.window.route_before(TASK, (OTHER,), 2)
-    assert behind == route_of(earlier.forwarded)
+    assert behind == route_of(earlier.path)
     assert later.as_forwarded(OTHER, behind).flow == earlier.flow
     assert messages(2, passed_on=4).as_forwarded(OTHER, behind).flow == messages(2, passed_on=5).flow
 

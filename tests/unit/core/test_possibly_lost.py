@@ -110,7 +110,7 @@ def test_balances_are_added() -> None:
 
 def test_what_is_lost_with_a_worker() -> None:
     """The loss includes the messages held for the tasks and the messages in flight to other processes."""
-    departure = Departure(incarnation=1, dropped={1: 5, 2: 7, 3: 11}, others=100)
+    departure = Departure(incarnation=1, dropped_messages={1: 5, 2: 7, 3: 11}, in_flight_messages=100)
     assert max_lost_messages(departure, [1, 3]) == 116
     assert max_lost_messages(Departure(incarnation=1), [1]) == 0
 

@@ -47,7 +47,7 @@ class Worker:
     def values(self) -> dict[tuple[str, ...], float]:
         """Return the values of the metrics, by name without prefix and labels."""
         return {
-            (family.name.removeprefix("tuplewire_user_"), *sample.labels): sample.value
+            (family.name.removeprefix("tuplewire_user_"), *sample.label_values): sample.value
             for family in self.reports.metrics()
             for sample in family.samples
         }
@@ -236,7 +236,7 @@ def test_a_name_has_one_meaning() -> None:
     gauge.kind = pb.METRIC_KIND_GAUGE
     part = counter(2, 6, "sizes_count")
     other = counter(5, 5)
-    other.labels[1] = "executor"
+    other.label_names[1] = "executor"
     found = {family.name: family for family in families([counter(1, 1), gauge, histogram(1), part, other])}
     assert found.keys() == {"tuplewire_user_orders", "tuplewire_user_sizes"}
     assert [(each.labels["task"], each.value) for each in found["tuplewire_user_orders"].samples] == [
@@ -248,7 +248,7 @@ def test_samples_with_the_same_labels_are_added_up() -> None:
     """Samples of one component in two programs are summed; histograms only if their bounds agree."""
     strange = histogram(1)
     strange.samples[0].bounds[:] = [5, 6]
-    summary = pb.MetricFamily(name="tuplewire_s", kind=pb.METRIC_KIND_SUMMARY, labels=["component"])
+    summary = pb.MetricFamily(name="tuplewire_s", kind=pb.METRIC_KIND_SUMMARY, label_names=["component"])
     summary.samples.add(labels=["bill"], value=0.5, counts=[3])
     reported = [counter(1, 1), counter(1, 2), histogram(1), histogram(1), strange, summary, summary]
     samples = {

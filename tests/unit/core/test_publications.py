@@ -153,7 +153,7 @@ def test_what_a_worker_has_remembered_is_added(epoch: int, tasks: set[int]) -> N
     publish(state, sink("s"), 5, group(1, b"a"))
     state.begin(sink("s"), 5, "run")
     contents = contents_to_wire({2: TaskContent(1, 1, 7)})
-    state.merge([SinkEpoch(owner="me", sink="s", epoch=epoch, tasks=[2], run="run", contents=contents)])
+    state.merge([SinkEpoch(identity="me", sink="s", epoch=epoch, tasks=[2], run="run", contents=contents)])
     (known,) = state.reportable_epochs()
     assert set(known.tasks) == tasks
 

@@ -46,7 +46,7 @@ class Consumer:
     ) -> None:
         self.woken = 0
         cursors = [cursor_of(task, 0, 0, credit, MIB) for task in tasks]
-        fields = {"worker_incarnation": worker, "subscription": number, "follows": follows}
+        fields = {"worker_incarnation": worker, "subscription_id": number, "follows_tasks": follows}
         self.subscription: QueueSubscription = subscribe(
             consumers_of(queues, rejections), "c", cursors, self._wake, incarnation=incarnation, **fields
         )
@@ -255,8 +255,8 @@ def held(*groups: tuple[int, int, int]) -> TaskSnapshot:
 def runs(found: TaskSnapshot, last: int = 0) -> Iterable[tuple[int, int, int]]:
     """Return (messages, worker, entry sequence) of each run."""
     entries = found.entries(last, OWN)
-    assert entries.first == 11
-    return list(zip(entries.messages, entries.workers, entries.entry_sequences, strict=True))
+    assert entries.first_sequence == 11
+    return list(zip(entries.run_lengths, entries.entry_workers, entries.entry_sequences, strict=True))
 
 
 @pytest.mark.parametrize(

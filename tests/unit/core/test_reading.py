@@ -134,7 +134,7 @@ def test_a_task_with_a_consumer_is_not_read() -> None:
             call()
     held = all_.queues.snapshot(TASK)
     assert held is not None
-    assert held.state.consumer == "mine"
+    assert held.state.consumer_id == "mine"
     all_.subscription.close()
     assert all_.acknowledge(1) == 1
     assert sum(each.messages for each in all_.done) == 1, "though two were handed out"
@@ -144,7 +144,8 @@ def test_a_task_with_a_consumer_is_not_read() -> None:
     held = all_.queues.snapshot(TASK)
     assert held is not None
     state = held.state
-    assert (state.consumer, state.acknowledged_sequence, state.last_sequence, state.bytes) == ("", 3, 4, 1)
+    assert (state.acknowledged_sequence, state.last_sequence, state.queued_bytes) == (3, 4, 1)
+    assert state.consumer_id == ""
 
 
 def test_a_task_that_is_not_here() -> None:

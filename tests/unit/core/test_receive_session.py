@@ -144,14 +144,14 @@ def test_many_refusals_are_told_in_parts() -> None:
     updates = []
     while (update := state.next_ack()) is not None:
         updates.append(update)
-    assert [(each.after, each.sequence, len(each.refusals)) for each in updates] == [
+    assert [(each.previous_sequence, each.sequence, len(each.refusals)) for each in updates] == [
         (0, 2, MAX_REFUSALS),
         (2, 4, MAX_REFUSALS),
         (4, 5, MAX_REFUSALS // 2),
     ]
     state = _many_refused(2, MAX_REFUSALS + 1)
     told = [state.next_ack(), state.next_ack(), state.next_ack()]
-    assert [each and (each.after, each.sequence) for each in told] == [(0, 1), (1, 2), None]
+    assert [each and (each.previous_sequence, each.sequence) for each in told] == [(0, 1), (1, 2), None]
 
 
 def test_a_sender_that_resumes_hears_many_refusals_in_parts() -> None:
@@ -162,7 +162,7 @@ def test_a_sender_that_resumes_hears_many_refusals_in_parts() -> None:
     assert (welcome.sequence, len(welcome.refusals), state.has_more) == (1, MAX_REFUSALS, True)
     assert not state.accept(2, [small()])
     rest = [state.next_ack(), state.next_ack(), state.next_ack()]
-    assert [each and (each.after, each.sequence) for each in rest] == [(1, 2), (2, 3), None]
+    assert [each and (each.previous_sequence, each.sequence) for each in rest] == [(1, 2), (2, 3), None]
 
 
 def test_a_sender_waits_for_refusals_and_for_room() -> None:
@@ -183,8 +183,8 @@ def test_old_refusals_are_forgotten() -> None:
     """A session remembers only the refusals of the most recent frames."""
     told = _many_refused(70, 1).full_state(0).refusals
     assert 1 < len(told) < 70
-    assert told[-1].sequence == 70
-    assert told[0].sequence > 1
+    assert told[-1].frame_sequence == 70
+    assert told[0].frame_sequence > 1
 
 
 def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
@@ -235,7 +235,7 @@ def test_small_releases_are_saved_up(window: Share, sent: TaskGroup) -> None:
     granted.on_received([sent])
     for told in (False, True):
         assert granted.on_released(sent.task, 1, sent.payload_sizes()[0]) is told
-        assert [each.processed for each in granted.take_changes()] == [2] * told
+        assert [each.released_messages for each in granted.take_changes()] == [2] * told
 
 
 def test_counts_what_came_and_what_is_done_with() -> None:
@@ -275,7 +275,7 @@ def test_larger_shares_are_told_to_a_sender_without_credit() -> None:
 
 def test_forwarded_messages_need_no_credit() -> None:
     """Forwarded messages were granted credit at their entry worker, so they may exceed the window."""
-    forwarded = replace(group(1, 9), forwarded=5, entry_sequence=1)
+    forwarded = replace(group(1, 9), path=5, entry_sequence=1)
     granted = book()
     granted.on_received([forwarded])
     assert granted.received_messages == 9

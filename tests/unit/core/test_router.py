@@ -46,7 +46,7 @@ async def test_messages_that_circle_are_refused(router: Router) -> None:
     """After more hops than any move requires, messages to a remote task are refused."""
     for task, hops, refused in ((1, 16, False), (1, 17, True), (0, 17, False)):
         group = TaskGroup.of(task, [b"x"])
-        group = replace(group, forwarded=5 + hops * ((1 << 32) + (1 << 56)), entry_sequence=1)
+        group = replace(group, path=5 + hops * ((1 << 32) + (1 << 56)), entry_sequence=1)
         assert group.unqueued_hops == hops
         batch = ReceivedBatch.arrived([group], Program(9))
         router.recv(batch)
@@ -82,7 +82,7 @@ async def test_messages_by_a_newer_assignment_wait_for_it(router: Router) -> Non
     assert router.newest_peer_version == 2
     assert list(batch.refusals) == []
     assert (router.connections.pending_messages, router.held_messages) == (0, 1)
-    assert router.moving_tasks == 1
+    assert router.move_count == 1
 
 
 @pytest.mark.parametrize(("version", "stale"), [(0, False), (1, True), (2, True), (3, False)])
@@ -186,5 +186,5 @@ async def test_tasks_that_have_gone_are_not_counted_any_more(router: Router) -> 
         router.update(assignment(version, *tasks))
         router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in tasks], Program()))
         assert router._entry_sequences._next.keys() == set(tasks)
-    assert router.moving_tasks == 0
+    assert router.move_count == 0
     assert router.ledger().balanced

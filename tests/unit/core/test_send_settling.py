@@ -103,8 +103,8 @@ def test_refusals_of_what_was_passed_on_leave_the_rest_alone() -> None:
     group = TaskGroup.of(1, [b"x"])
     sending.window.offer([group, group.as_forwarded(7)])
     sending.frames()
-    forwarded = route_of(group.as_forwarded(7).forwarded)
-    settled = sending.update(1, refusals=(refusal_of(1, 1, 1, "TOO_MANY_HOPS", "", forwarded=forwarded),))
+    route = route_of(group.as_forwarded(7).path)
+    settled = sending.update(1, refusals=(refusal_of(1, 1, 1, "TOO_MANY_HOPS", "", route=route),))
     assert [each.drop_reason for each in settled] == [DropReason.REFUSED, None]
 
 

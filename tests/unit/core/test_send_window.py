@@ -95,7 +95,7 @@ def test_forwarded_messages_go_before_others_of_their_task(task: int) -> None:
     sending = Sending()
     sending.offer(task, 2)
     for number, (each, payload) in enumerate(((task, b"f"), (2, b"g")), 1):
-        sending.offer_groups(replace(TaskGroup.of(each, [payload]), forwarded=5, entry_sequence=number))
+        sending.offer_groups(replace(TaskGroup.of(each, [payload]), path=5, entry_sequence=number))
     assert payloads(sending.frames()) == b"fg\0\1"
     sending.open(incarnation=8)
     (frame,) = sending.frames()
@@ -203,7 +203,7 @@ def test_one_of_two_flows_to_a_task_is_closed() -> None:
     for _ in range(2):
         sending.window.close_unused()
     assert sending.window.all_released(1)
-    assert route_of(forwarded.forwarded)
+    assert route_of(forwarded.path)
 
 
 def test_the_last_message_of_each_entry_worker_that_is_not_released() -> None:

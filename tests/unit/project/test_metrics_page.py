@@ -26,13 +26,15 @@ def status(tasks: int, peers: int) -> pb.GetStatusResponse:
     """Return a worker with these numbers of tasks and peers, each with non-zero metrics."""
     ledger = pb.Ledger(accepted=10, acknowledged=6, dropped={"closed": 1}, pending=3)
     found = pb.GetStatusResponse(worker_id="w", incarnation=1, topology="t", version=tuplewire.__version__)
-    found.MergeFrom(pb.GetStatusResponse(state=pb.WORKER_STATE_READY, ledger=ledger, local_tasks=tasks))
+    found.MergeFrom(pb.GetStatusResponse(state=pb.WORKER_STATE_READY, ledger=ledger, local_task_count=tasks))
     found.assignment_version = found.newest_assignment_version = 1
     for number in range(peers):
-        about = {"worker_id": f"w{number}", "address": "host:1", "number": number, "connected": True}
-        found.peers.add(**about, ledger=ledger, sent_messages=9, sent_batches=1, sent_bytes=90)
+        about = {"worker_id": f"w{number}", "address": "host:1", "connection_number": number}
+        found.peers.add(
+            **about, connected=True, ledger=ledger, sent_messages=9, sent_batches=1, sent_bytes=90
+        )
         found.received.add(source=f"w{number}", messages=9, batches=1, bytes=90)
-        found.possibly_lost[f"w{number}"] = 2
+        found.possibly_lost_messages[f"w{number}"] = 2
         found.identities[f"token t{number}"].MergeFrom(pb.IdentitySessions(sharing=2, resumable=1))
     for task in range(tasks):
         counts = {
@@ -41,14 +43,14 @@ def status(tasks: int, peers: int) -> pb.GetStatusResponse:
             "acknowledged_messages": 5,
             "received_messages": 8,
         }
-        found.tasks.add(task=task, **counts, load=0.03, subscribed=True, begin_sequence=2, oldest_seconds=1.5)
-    found.sharing_sessions, found.resumable_sessions, found.smallest_window = 3, 2, 64
+        found.tasks.add(task=task, **counts, load=0.03, subscribed=True, base_sequence=2, oldest_seconds=1.5)
+    found.sharing_session_count, found.resumable_session_count, found.smallest_window_messages = 3, 2, 64
     found.state_seconds.update({state.value: 1.0 for state in TimeState})
     found.blocking.add(task="1", where="local", seconds=0.5)
     for latency in (found.queue_wait, found.send_to_ack, found.end_to_end, found.loop_lag):
-        latency.MergeFrom(pb.Latency(bounds=BOUNDS, messages=[0] * (len(BOUNDS) + 1)))
+        latency.MergeFrom(pb.Latency(bound_seconds=BOUNDS, counts=[0] * (len(BOUNDS) + 1)))
     found.sinks.MergeFrom(pb.SinkStatus(memory_bytes=1, disk_bytes=2, waiting_messages=3, waits=4))
-    found.rejections, found.rejected_waiting, found.dead_letter_task = 5, 1, 9
+    found.rejections, found.rejected_waiting_messages, found.dead_letter_task = 5, 1, 9
     return found
 
 

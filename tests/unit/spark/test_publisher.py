@@ -43,7 +43,7 @@ class Asking(Publisher):
             raise UnknownRunError("begin it")
         assert earlier == self._earlier
         self.asked.append(("publish", peer))
-        return pb.PublishResponse(chosen=2)
+        return pb.PublishResponse(chosen_messages=2)
 
 
 def test_all_workers_are_checked_before_one_publishes() -> None:

@@ -116,14 +116,14 @@ def _families(
                 timed = number if isinstance(number, LatencySum) else LatencySum(0, number)
                 total.count += timed.count
                 total.seconds += timed.seconds
-        about = f"{text} Storm: __{storm}." if storm else text
-        family = pb.MetricFamily(name=_PREFIX + name, help=about, kind=kind, labels=["component", *labels])
+        doc = f"{text} Storm: __{storm}." if storm else text
+        family = pb.MetricFamily(name=_PREFIX + name, help=doc, kind=kind, label_names=["component", *labels])
         for values in sorted(sums):
             total = sums[values]
             if kind != pb.METRIC_KIND_SUMMARY:
-                family.samples.add(labels=values, value=total.seconds)
+                family.samples.add(label_values=values, value=total.seconds)
             elif total.count:  # a bolt completes nothing, and a spout executes nothing
-                family.samples.add(labels=values, value=total.seconds, counts=[total.count])
+                family.samples.add(label_values=values, value=total.seconds, counts=[total.count])
         yield family
 
 
@@ -137,10 +137,10 @@ def _user_families(statistics: Sequence[ExecutorStatistics]) -> Iterable[pb.Metr
                     name=f"{_PREFIX}user_{name}",
                     help="Registered by a spout or bolt.",
                     kind=f"METRIC_KIND_{kind.upper()}",
-                    labels=["component", "task"],
+                    label_names=["component", "task"],
                 )
             labels = [executor.component, str(task)]
-            family.samples.add(labels=labels, value=value, bounds=bounds, counts=counts)
+            family.samples.add(label_values=labels, value=value, bounds=bounds, counts=counts)
     return families.values()
 
 
@@ -156,7 +156,7 @@ def component_statuses(
             component=name,
             kind=component.kind,
             first_task=task_offset + tasks[0],
-            tasks=len(tasks),
+            task_count=len(tasks),
             inputs=[
                 pb.InputStatus(
                     component=source.component,
@@ -178,7 +178,7 @@ def _executor(executor: Executor[Any], counts: Counts, task_offset: int) -> pb.E
     queue = executor.queue.statistics()
     return pb.ExecutorStatus(
         first_task=task_offset + executor.tasks[0],
-        tasks=len(executor.tasks),
+        task_count=len(executor.tasks),
         emitted=counts.emitted,
         executed=counts.executed,
         failed=counts.failed,
@@ -187,7 +187,7 @@ def _executor(executor: Executor[Any], counts: Counts, task_offset: int) -> pb.E
         sending_seconds=counts.sending_seconds,
         queued_tuples=queue.population,
         queue_capacity=queue.capacity,
-        pending=executor.pending,
+        pending_tuples=executor.pending,
     )
 
 

@@ -196,7 +196,7 @@ class _TopologyMember:
         plan, group = self._plan, self._group
         return control_pb2.ReportProgramRequest(
             topology=plan.topology,
-            receiver_id=plan.places[self._rank].worker_id,
+            expected_worker_id=plan.places[self._rank].worker_id,
             program=f"{self._submitted.run_id}-{self._rank}",
             assignment_version=plan.version,
             components=component_statuses(self._submitted.topology, group.executors, plan.task_offset),

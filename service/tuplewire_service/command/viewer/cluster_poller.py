@@ -53,7 +53,7 @@ class ClusterPoller(ControlClients):
                 worker.silent_seconds = time.monotonic() - worker.answered
             else:
                 worker.before, worker.now, worker.problem = worker.now, answer, ""
-                worker.worker, worker.tasks = answer.worker_id, answer.local_tasks
+                worker.worker, worker.tasks = answer.worker_id, answer.local_task_count
                 worker.answered = time.monotonic()
 
     def _status(self, client: ControlClient) -> pb.GetStatusResponse:

@@ -68,9 +68,9 @@ class WorkerRow(Row):
     backpressured: Annotated[float, Column("held up", format_share)] = 0.0
     because: Annotated[str, Column("by")] = ""
     connected_senders: Annotated[int, Column("senders", format_number)] = 0
-    remembered_senders: Annotated[int, Column("gone", format_number)] = 0
+    disconnected_senders: Annotated[int, Column("gone", format_number)] = 0
     consumers: Annotated[int, Column("consumers", format_number)] = 0
-    smallest_window: Annotated[int | None, Column("window", format_number)] = None
+    smallest_window_messages: Annotated[int | None, Column("window", format_number)] = None
     memory_bytes: Annotated[int, Column("memory", format_bytes)] = 0
     version: Annotated[str, Column("version")] = ""
     assignment_version: Annotated[int, Column("assignment")] = 0
@@ -144,29 +144,29 @@ class SenderRow(Row):
     sender: Annotated[str, Column("sender", short_client)]
     identity: Annotated[str, Column("identity")]
     connected: Annotated[bool, Column("connected", format_yes_no)]
-    seconds: Annotated[float, Column("since", format_time)]
+    state_age_seconds: Annotated[float, Column("since", format_time)]
     rate: Annotated[float | None, Column("messages/s", format_number)]
     bytes_rate: Annotated[float | None, Column("bytes/s", format_bytes, minor=True)]
-    messages: Annotated[int, Column("messages", format_number, minor=True)]
-    bytes: Annotated[int, Column("bytes", format_bytes, minor=True)]
+    sent_messages: Annotated[int, Column("messages", format_number, minor=True)]
+    sent_bytes: Annotated[int, Column("bytes", format_bytes, minor=True)]
     outstanding_messages: Annotated[int, Column("outstanding", format_number)]
     window_messages: Annotated[int, Column("window", format_number)]
-    exhausted_tasks: Annotated[int, Column("waits for", format_number)]
+    exhausted_task_count: Annotated[int, Column("waits for", format_number)]
     address: Annotated[str, Column("address")]
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRow(Row):
-    """A subscription at a worker. `tasks` are the reported ones of its `held_tasks` tasks."""
+    """A subscription at a worker. `tasks` are the reported ones of its `task_count` tasks."""
 
-    ORDER = ("outstanding_messages", "seconds")
+    ORDER = ("outstanding_messages", "subscribed_seconds")
     worker: Annotated[str, Column("worker")]
     consumer: Annotated[str, Column("consumer", short_client)]
     identity: Annotated[str, Column("identity")]
-    seconds: Annotated[float, Column("since", format_time)]
+    subscribed_seconds: Annotated[float, Column("since", format_time)]
     outstanding_messages: Annotated[int, Column("outstanding", format_number)]
     tasks: Annotated[Sequence[int], Column("tasks", format_tasks)]
-    held_tasks: int
+    task_count: int
     address: Annotated[str, Column("address")]
 
 
@@ -238,6 +238,7 @@ def _worker(sample: WorkerSample) -> WorkerRow:
     shares = interval.shares(now)
     held = {each: share for each, share in shares.items() if each.startswith(_BACKPRESSURED) and share > 0}
     before = interval.before.ledger
+    window = now.smallest_window_messages if now.HasField("smallest_window_messages") else None
     return WorkerRow(
         worker=now.worker_id,
         address=sample.address,
@@ -253,11 +254,11 @@ def _worker(sample: WorkerSample) -> WorkerRow:
         accepted_rate=interval.rate(now.ledger.accepted, before.accepted),
         acknowledged_rate=interval.rate(now.ledger.acknowledged, before.acknowledged),
         pending=now.ledger.pending,
-        tasks=now.local_tasks,
-        connected_senders=now.connected_sessions,
-        remembered_senders=now.remembered_sessions,
-        consumers=now.subscribed_consumers,
-        smallest_window=now.smallest_window if now.HasField("smallest_window") else None,
+        tasks=now.local_task_count,
+        connected_senders=now.connected_session_count,
+        disconnected_senders=now.disconnected_session_count,
+        consumers=now.subscribed_consumer_count,
+        smallest_window_messages=window,
         dropped=sum(now.ledger.dropped.values()),
         end_to_end_seconds=interval.quantile(_P99, now.end_to_end, interval.before.end_to_end),
         queue_wait_seconds=interval.quantile(_P99, now.queue_wait, interval.before.queue_wait),
@@ -302,7 +303,7 @@ def _peers(now: pb.GetStatusResponse, interval: Interval, blockers: _Blockers) -
             dropped=sum(each.ledger.dropped.values()),
             accepted=each.ledger.accepted,
             acknowledged=each.ledger.acknowledged,
-            congested_tasks=len(each.congested),
+            congested_tasks=len(each.congested_tasks),
             blocking=blocking.get(each.worker_id, 0.0),
         )
 
@@ -313,13 +314,13 @@ def _senders(now: pb.GetStatusResponse, interval: Interval) -> Iterator[SenderRo
         at = each.identity, each.sender_id
         then = before.get(at, pb.SessionStatus())
         # A worker lists only some of many sessions, so a newly listed session may be an old one.
-        known = at in before or each.seconds < interval.seconds
+        known = at in before or each.state_age_seconds < interval.seconds
         yield SenderRow.from_message(
             each,
             worker=now.worker_id,
             sender=each.worker_id or each.sender_id,
-            rate=interval.rate(each.messages, then.messages) if known else None,
-            bytes_rate=interval.rate(each.bytes, then.bytes) if known else None,
+            rate=interval.rate(each.sent_messages, then.sent_messages) if known else None,
+            bytes_rate=interval.rate(each.sent_bytes, then.sent_bytes) if known else None,
         )
 
 

@@ -95,7 +95,7 @@ def _page_data(samples: Sequence[WorkerSample]) -> dict[str, Any]:
             "tasks": sum(each.tasks for each in rows.workers),
             "peers": len(rows.peers),
             "executors": len(rows.executors),
-            "senders": sum(each.connected_senders + each.remembered_senders for each in rows.workers),
+            "senders": sum(each.connected_senders + each.disconnected_senders for each in rows.workers),
             "consumers": sum(each.consumers for each in rows.workers),
             "workers": len(rows.workers),
             "losses": len(rows.losses),

@@ -43,13 +43,13 @@ class Interval:
         same = before is not None and before.incarnation == now.incarnation
         self.before = before if same and before is not None else pb.GetStatusResponse()
         self.seconds = _age(now) - _age(self.before) if same else 0.0
-        self._tasks = {(each.task, each.begin_sequence): each for each in self.before.tasks}
-        self._all_listed = len(self.before.tasks) >= self.before.local_tasks
+        self._tasks = {(each.task, each.base_sequence): each for each in self.before.tasks}
+        self._all_listed = len(self.before.tasks) >= self.before.local_task_count
 
     def task_rates(self, task: pb.TaskStatus) -> tuple[float | None, float | None]:
         """Return the messages per second that a task received and that its consumer acknowledged, or None."""
-        # A task that left and returned has a new begin_sequence: its counts restarted at zero.
-        then = self._tasks.get((task.task, task.begin_sequence))
+        # A task that left and returned has a new base_sequence: its counts restarted at zero.
+        then = self._tasks.get((task.task, task.base_sequence))
         if then is None:
             if not self._all_listed:  # the earlier status may have omitted the task
                 return None, None
@@ -73,11 +73,11 @@ class Interval:
         """Return a quantile in seconds, interpolated as in Prometheus; None if there were no messages."""
         if self.seconds <= 0:
             return None
-        grown = list(now.messages)
-        for index, count in enumerate(before.messages[: len(grown)]):
+        grown = list(now.counts)
+        for index, count in enumerate(before.counts[: len(grown)]):
             grown[index] = max(0, grown[index] - count)
         wanted, lower, seen = share * sum(grown), 0.0, 0
-        for bound, count in zip(now.bounds, grown, strict=False):
+        for bound, count in zip(now.bound_seconds, grown, strict=False):
             if count and seen + count >= wanted:
                 return lower + (bound - lower) * (wanted - seen) / count
             lower, seen = bound, seen + count
@@ -88,7 +88,7 @@ class Interval:
         spent = dict(now.state_seconds)
         if self.seconds > 0:
             spent = {each: took - self.before.state_seconds[each] for each, took in spent.items()}
-        elif now.recent.seconds > 0:
+        elif now.recent.interval_seconds > 0:
             spent = dict(now.recent.state_seconds)
         total = sum(spent.values()) or 1.0
         return {each: took / total for each, took in spent.items()}
@@ -112,12 +112,12 @@ def blocking_tasks(statuses: Iterable[pb.GetStatusResponse]) -> dict[tuple[str, 
     blockers: dict[tuple[str, str], Blocker] = {}
     for status in statuses:
         for each in status.blocking:
-            if each.recent_seconds <= 0 or status.recent.seconds <= 0:
+            if each.recent_seconds <= 0 or status.recent.interval_seconds <= 0:
                 continue
             at = status.worker_id if each.where == _LOCAL else each.where  # the owner of the task
             blocker = blockers.setdefault((at, each.task), Blocker())
-            share = min(1.0, each.recent_seconds / status.recent.seconds)
+            share = min(1.0, each.recent_seconds / status.recent.interval_seconds)
             if share > blocker.share:  # of the reports of several workers, the worst one counts
-                blocker.share, blocker.interval_seconds = share, status.recent.seconds
+                blocker.share, blocker.interval_seconds = share, status.recent.interval_seconds
             blocker.workers = sorted([*blocker.workers, status.worker_id])
     return blockers

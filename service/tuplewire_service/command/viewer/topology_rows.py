@@ -28,14 +28,14 @@ class ExecutorRow(Row):
     component: Annotated[str, Column("component")]
     worker: Annotated[str, Column("worker")]
     first_task: Annotated[int, Column("first task")]
-    tasks: Annotated[int, Column("tasks", format_number)]
+    task_count: Annotated[int, Column("tasks", format_number)]
     executed_rate: Annotated[float | None, Column("in/s", format_number)]
     emitted_rate: Annotated[float | None, Column("out/s", format_number)]
     busy: Annotated[float, Column("busy", format_share)]
     held_up: Annotated[float, Column("held up", format_share)]
     queued_tuples: Annotated[int, Column("waiting", format_number)]
     full: Annotated[float, Column("full", format_share)]
-    pending: Annotated[int, Column("on the way", format_number)]
+    pending_tuples: Annotated[int, Column("on the way", format_number)]
     failed: Annotated[int, Column("failed", format_number)]
     errors: Annotated[int, Column("errors", format_number)]
 
@@ -50,7 +50,7 @@ class ComponentRow(Row):
     component: str
     kind: str
     first_task: int
-    tasks: int
+    task_count: int
     executors: int
     workers: Sequence[str]
     executed_rate: float | None
@@ -82,13 +82,13 @@ StatusInterval = tuple[pb.GetStatusResponse, Interval]  # a worker's status, and
 def executor_rows(now: pb.GetStatusResponse, interval: Interval) -> Iterator[ExecutorRow]:
     """Yield the executors of a worker."""
     before = {
-        (each.component, executor.first_task, executor.tasks): executor
+        (each.component, executor.first_task, executor.task_count): executor
         for each in interval.before.components
         for executor in each.executors
     }
     for component in now.components:
         for each in component.executors:
-            at = component.component, each.first_task, each.tasks
+            at = component.component, each.first_task, each.task_count
             then = before.get(at, pb.ExecutorStatus())
             yield ExecutorRow.from_message(
                 each,
@@ -134,7 +134,7 @@ def component_rows(
 def _component(
     component: pb.ComponentStatus, rows: Sequence[ExecutorRow], held: set[str], blocking: Mapping[int, float]
 ) -> ComponentRow:
-    tasks = range(component.first_task, component.first_task + component.tasks)
+    tasks = range(component.first_task, component.first_task + component.task_count)
     blocks = max((share for task, share in blocking.items() if task in tasks), default=0.0)
     busy, held_up, full = (_max_of(rows, each) for each in ("busy", "held_up", "full"))
     # A busy component is slow only if tuples or other components wait for it. A component that blocks others
@@ -166,8 +166,8 @@ def slow_component_problems(
     for slow in sorted(at_limit, key=lambda each: -each.busy):
         own = [each for each in executors if each.component == slow.component]
         worst = max(own, key=lambda each: each.busy)
-        last = worst.first_task + worst.tasks - 1
-        tasks = f"task {last}" if worst.tasks == 1 else f"tasks {worst.first_task} to {last}"
+        last = worst.first_task + worst.task_count - 1
+        tasks = f"task {last}" if worst.task_count == 1 else f"tasks {worst.first_task} to {last}"
         sources = {edge.source for edge in edges if edge.target == slow.component}
         waiting = sorted(
             (by_name[each] for each in sources if each in by_name and by_name[each].held_up >= BLOCKED_SHARE),
@@ -183,7 +183,7 @@ def slow_component_problems(
 
 def component_of(task: int, components: Iterable[ComponentRow]) -> str:
     """Return the component of a task; an empty string if it is unknown."""
-    return next((each.component for each in components if 0 <= task - each.first_task < each.tasks), "")
+    return next((each.component for each in components if 0 <= task - each.first_task < each.task_count), "")
 
 
 def _max_of(rows: Iterable[ExecutorRow], name: str) -> float:

@@ -116,7 +116,7 @@ class GrpcServerStream(GrpcStream, ServerStream):
         elif isinstance(error, PermissionDeniedError):
             status = grpc.StatusCode.PERMISSION_DENIED
         ended = ended_to_wire(error)
-        trailing = refusal_metadata(code_of(error), ended.owner, ended.owner_id)
+        trailing = refusal_metadata(code_of(error), ended.owner_address, ended.owner_id)
         await self._context.abort(status, ended.detail, trailing)
         raise AssertionError  # abort() raises; this is for the type checker
 

@@ -40,8 +40,8 @@ func (c *consumer) cursors() (cursors []*pb.TaskCursor) {
 	for _, task := range c.set.tasks {
 		sequence := c.received[task]
 		cursors = append(cursors, &pb.TaskCursor{
-			Task: task, Acknowledged: sequence, Received: sequence,
-			Credit: sequence + windowMessages, CreditBytes: windowBytes,
+			Task: task, AcknowledgedSequence: sequence, ReceivedSequence: sequence,
+			CreditSequence: sequence + windowMessages, CreditBytes: windowBytes,
 		})
 	}
 	return cursors
@@ -106,7 +106,7 @@ func (c *consumer) carry(stream grpc.BidiStreamingClient[pb.RecvRequest, pb.Recv
 		case *pb.RecvResponse_Subscribed:
 			c.workerIncarnation = kind.Subscribed.WorkerIncarnation
 			for _, start := range kind.Subscribed.Tasks {
-				c.received[start.Task] = start.Received
+				c.received[start.Task] = start.ReceivedSequence
 			}
 		case *pb.RecvResponse_Frame:
 			c.frame(kind.Frame)

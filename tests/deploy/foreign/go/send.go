@@ -46,12 +46,12 @@ func (s *session) pending() int { return s.accepted - s.acknowledged - s.refused
 // welcome goes on where the receiver stands; or, where it does not know this session, begins anew.
 func (s *session) welcome(welcome *pb.Welcome) {
 	s.initial = welcome.InitialCredit
-	if welcome.ReceiverIncarnation == s.hello.ReceiverIncarnation {
-		s.ack(&pb.Ack{Sequence: welcome.LastSequence, Credits: welcome.Credits, Refusals: welcome.Refusals})
+	if welcome.SessionId == s.hello.SessionId {
+		s.ack(&pb.Ack{Sequence: welcome.AcceptedSequence, Credits: welcome.Credits, Refusals: welcome.Refusals})
 		s.resend = append([]*pb.Frame{}, s.inFlight...)
 		return
 	}
-	s.hello.ReceiverIncarnation = welcome.ReceiverIncarnation
+	s.hello.SessionId = welcome.SessionId
 	again := map[int32][]message{}
 	for _, frame := range s.inFlight {
 		for _, group := range frame.Groups {
@@ -65,7 +65,7 @@ func (s *session) welcome(welcome *pb.Welcome) {
 	for task, messages := range again {
 		s.waiting[task] = append(messages, s.waiting[task]...)
 	}
-	s.inFlight, s.resend, s.sequence, s.hello.Acknowledged = nil, nil, 0, 0
+	s.inFlight, s.resend, s.sequence, s.hello.AcknowledgedSequence = nil, nil, 0, 0
 	s.sent, s.credit = map[int32]*total{}, map[int32]*pb.TaskCredit{}
 	s.grant(welcome.Credits)
 }
@@ -83,7 +83,7 @@ func (s *session) ack(ack *pb.Ack) {
 		}
 		s.inFlight = s.inFlight[1:]
 	}
-	s.hello.Acknowledged = max(s.hello.Acknowledged, ack.Sequence)
+	s.hello.AcknowledgedSequence = max(s.hello.AcknowledgedSequence, ack.Sequence)
 	s.grant(ack.Credits)
 }
 
@@ -203,7 +203,7 @@ func (s *session) carry(stream grpc.BidiStreamingClient[pb.SendRequest, pb.SendR
 			return err
 		case <-probe.C:
 			if welcomed {
-				write(&pb.SendRequest{Kind: &pb.SendRequest_Probe{Probe: &pb.Probe{Acknowledged: s.hello.Acknowledged}}})
+				write(&pb.SendRequest{Kind: &pb.SendRequest_Probe{Probe: &pb.Probe{AcknowledgedSequence: s.hello.AcknowledgedSequence}}})
 			}
 			continue
 		case response := <-heard:
@@ -212,7 +212,7 @@ func (s *session) carry(stream grpc.BidiStreamingClient[pb.SendRequest, pb.SendR
 				s.welcome(kind.Welcome)
 				welcomed = true
 			case *pb.SendResponse_Ack:
-				if kind.Ack.After > s.hello.Acknowledged {
+				if kind.Ack.PreviousSequence > s.hello.AcknowledgedSequence {
 					continue // one before it was lost; the probe asks again
 				}
 				s.ack(kind.Ack)

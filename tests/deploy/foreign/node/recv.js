@@ -24,7 +24,8 @@ class Consumer {
   // Acknowledges everything that has come, and makes room for as much again.
   cursors() {
     return [...this.received].map(([task, sequence]) => ({
-      task, acknowledged: sequence, received: sequence, credit: sequence + WINDOW_MESSAGES, credit_bytes: WINDOW_BYTES,
+      task, acknowledged_sequence: sequence, received_sequence: sequence,
+      credit_sequence: sequence + WINDOW_MESSAGES, credit_bytes: WINDOW_BYTES,
     }));
   }
 
@@ -36,7 +37,7 @@ class Consumer {
   // Delivery starts where the worker says: after what has come, unless the worker has no memory of it.
   subscribed(message) {
     this.workerIncarnation = message.worker_incarnation;
-    for (const { task, received } of message.tasks) this.received.set(task, Number(received));
+    for (const start of message.tasks) this.received.set(start.task, Number(start.received_sequence));
   }
 
   frame({ groups }) {

@@ -15,7 +15,7 @@ function carry(call, session) {
     }
   };
   const probe = setInterval(() => {
-    if (welcomed && !call.writableEnded) call.write({ probe: { acknowledged: session.acknowledged } });
+    if (welcomed && !call.writableEnded) call.write({ probe: { acknowledged_sequence: session.acknowledged } });
   }, PROBE_MILLIS);
   call.on('status', () => clearInterval(probe));
   call.on('data', ({ kind, [kind]: message }) => {
@@ -23,7 +23,7 @@ function carry(call, session) {
       session.welcome(message);
       welcomed = true;
     } else if (kind === 'ack') {
-      if (Number(message.after) > session.acknowledged) return; // one before it was lost; the probe asks again
+      if (Number(message.previous_sequence) > session.acknowledged) return; // an Ack is lost: a probe follows
       session.ack(message);
     } else if (kind === 'drain' && !call.writableEnded) {
       call.end(); // what is accepted is acknowledged before the stream ends

@@ -7,7 +7,7 @@ const FRAME_MESSAGES = 100;
 class SendSession {
   constructor({ topology, id, incarnation }) {
     this.identity = { protocol_version: 1, topology, sender_id: id, incarnation, ack_mode: 'ACK_MODE_QUEUED' };
-    this.receiverIncarnation = '0';
+    this.sessionId = '0';
     this.acknowledged = 0; // the last frame that is known to be accepted
     this.sequence = 0; // the last frame that was made
     this.waiting = new Map(); // task -> messages that are in no frame
@@ -30,18 +30,18 @@ class SendSession {
 
   // First on every stream.
   hello() {
-    return { ...this.identity, acknowledged: this.acknowledged, receiver_incarnation: this.receiverIncarnation };
+    return { ...this.identity, acknowledged_sequence: this.acknowledged, session_id: this.sessionId };
   }
 
   // The receiver knows this session, and says how far it has come; or it does not, and all begins anew.
   welcome(message) {
     this.initial = message.initial_credit;
-    if (message.receiver_incarnation === this.receiverIncarnation) {
-      this.ack({ ...message, sequence: message.last_sequence });
+    if (message.session_id === this.sessionId) {
+      this.ack({ ...message, sequence: message.accepted_sequence });
       this.resend = [...this.inFlight];
       return;
     }
-    this.receiverIncarnation = message.receiver_incarnation;
+    this.sessionId = message.session_id;
     for (const { groups } of this.inFlight.reverse()) {
       for (const { task, messages } of groups) {
         this.waiting.get(task).unshift(...messages.map(({ payload }) => ({ payload, redelivered: true })));

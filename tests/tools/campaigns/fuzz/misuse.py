@@ -71,7 +71,9 @@ def _sending(rng: random.Random) -> list[Message]:
     requests: list[Message] = [_hello(rng)]
     requests += [_frame(rng, sequence) for sequence in range(1, rng.randrange(1, 8))]
     extras: list[Callable[[], Message]] = [
-        lambda: pb.SendRequest(probe=pb.Probe(acknowledged=rng.randrange(10), brief=rng.random() < 0.5)),
+        lambda: pb.SendRequest(
+            probe=pb.Probe(acknowledged_sequence=rng.randrange(10), brief=rng.random() < 0.5)
+        ),
         lambda: pb.SendRequest(watch_releases=pb.WatchReleases(tasks=rng.sample(TASKS, 2))),
     ]
     for _ in range(rng.randrange(3)):
@@ -85,9 +87,9 @@ def _cursor(rng: random.Random, task: int) -> pb.TaskCursor:
     received = rng.randrange(100)
     return pb.TaskCursor(
         task=task,
-        acknowledged=rng.randrange(received + 1),
-        received=received,
-        credit=10**6,
+        acknowledged_sequence=rng.randrange(received + 1),
+        received_sequence=received,
+        credit_sequence=10**6,
         credit_bytes=10**6,
     )
 

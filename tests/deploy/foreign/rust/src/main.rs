@@ -117,7 +117,7 @@ async fn send(settings: &Settings, mut messaging: MessagingClient<Channel>) -> R
     while acknowledged + refused < accepted {
         match next(&mut heard).await? {
             None if initial.is_some() => {
-                let probe = pb::Probe { acknowledged: heard_of, ..Default::default() };
+                let probe = pb::Probe { acknowledged_sequence: heard_of, ..Default::default() };
                 say(send_request::Kind::Probe(probe));
             }
             None => {}
@@ -126,7 +126,7 @@ async fn send(settings: &Settings, mut messaging: MessagingClient<Channel>) -> R
                     initial = welcome.initial_credit;
                     credits.extend(welcome.credits.into_iter().map(|credit| (credit.task, credit)));
                 }
-                Some(send_response::Kind::Ack(ack)) if ack.after <= heard_of => {
+                Some(send_response::Kind::Ack(ack)) if ack.previous_sequence <= heard_of => {
                     for refusal in &ack.refusals {
                         refused += refusal.messages as i64;
                         acknowledged -= refusal.messages as i64; // counted below, with its frame
@@ -197,7 +197,7 @@ async fn receive(settings: &Settings, mut messaging: MessagingClient<Channel>) -
     while problems.is_empty() && numbers.values().any(|&number| number < settings.count) {
         match next(&mut heard).await?.and_then(|response| response.kind) {
             Some(recv_response::Kind::Subscribed(subscribed)) => {
-                received.extend(subscribed.tasks.iter().map(|start| (start.task, start.received)));
+                received.extend(subscribed.tasks.iter().map(|start| (start.task, start.received_sequence)));
             }
             Some(recv_response::Kind::Frame(frame)) => {
                 for group in frame.groups {
@@ -231,9 +231,9 @@ async fn receive(settings: &Settings, mut messaging: MessagingClient<Channel>) -
 fn cursors(received: &BTreeMap<i32, u64>) -> Vec<pb::TaskCursor> {
     let cursor = |(&task, &sequence): (&i32, &u64)| pb::TaskCursor {
         task,
-        acknowledged: sequence,
-        received: sequence,
-        credit: sequence + WINDOW_MESSAGES,
+        acknowledged_sequence: sequence,
+        received_sequence: sequence,
+        credit_sequence: sequence + WINDOW_MESSAGES,
         credit_bytes: WINDOW_BYTES,
         ..Default::default()
     };

@@ -155,13 +155,13 @@ public final class Client {
       Heard.Event<SendResponse> event = heard.next();
       SendResponse response = event.message();
       if (event.silence() && initial != null) {
-        say.onNext(SendRequest.newBuilder().setProbe(Probe.newBuilder().setAcknowledged(heardOf)).build());
+        say.onNext(SendRequest.newBuilder().setProbe(Probe.newBuilder().setAcknowledgedSequence(heardOf)).build());
       } else if (response == null && !event.silence()) {
         throw new IllegalStateException("the worker has ended the stream");
       } else if (response != null && response.hasWelcome()) {
         initial = response.getWelcome().getInitialCredit();
         for (TaskCredit credit : response.getWelcome().getCreditsList()) credits.put(credit.getTask(), credit);
-      } else if (response != null && response.hasAck() && response.getAck().getAfter() <= heardOf) {
+      } else if (response != null && response.hasAck() && response.getAck().getPreviousSequence() <= heardOf) {
         for (Refusal refusal : response.getAck().getRefusalsList()) {
           refused += refusal.getMessages();
           acknowledged -= refusal.getMessages(); // counted below, with its frame
@@ -225,7 +225,7 @@ public final class Client {
       if (event.silence()) continue;
       if (event.message() == null) throw new IllegalStateException("the worker has ended the stream");
       for (TaskCursor start : event.message().getSubscribed().getTasksList()) {
-        received.put(start.getTask(), start.getReceived());
+        received.put(start.getTask(), start.getReceivedSequence());
       }
       for (Group group : event.message().getFrame().getGroupsList()) {
         int task = group.getTask();
@@ -252,8 +252,8 @@ public final class Client {
   private static List<TaskCursor> cursors(Map<Integer, Long> received) {
     List<TaskCursor> cursors = new ArrayList<>();
     received.forEach((task, sequence) -> cursors.add(TaskCursor.newBuilder().setTask(task)
-        .setAcknowledged(sequence).setReceived(sequence).setCredit(sequence + WINDOW_MESSAGES)
-        .setCreditBytes(WINDOW_BYTES).build()));
+        .setAcknowledgedSequence(sequence).setReceivedSequence(sequence)
+        .setCreditSequence(sequence + WINDOW_MESSAGES).setCreditBytes(WINDOW_BYTES).build()));
     return cursors;
   }
 }
