@@ -13,7 +13,7 @@ def counter(task: int, value: float, name: str = "orders", component: str = "bil
         kind=pb.METRIC_KIND_COUNTER,
         label_names=["component", "task"],
     )
-    family.samples.add(labels=[component, str(task)], value=value)
+    family.samples.add(label_values=[component, str(task)], value=value)
     return family
 
 

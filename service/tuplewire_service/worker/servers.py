@@ -99,7 +99,7 @@ class Servers:
         """Return the sessions of all servers, by descending number of outstanding messages."""
         services = [each.send_service for each in self.all_servers]
         found = [session for each in services for session in each.sender_sessions.sessions()]
-        return sorted(found, key=attrgetter("outstanding_messages", "messages"), reverse=True)
+        return sorted(found, key=attrgetter("outstanding_messages", "sent_messages"), reverse=True)
 
     async def close(self) -> None:
         """Close all servers."""

@@ -174,7 +174,7 @@ def test_the_command_tells_them(worker: Endpoint) -> None:
         told = json.loads(run_command("status", "--address", worker.address, "--json").stdout)
     mine = next(each for each in told["sessions"] if each["sender_id"] == "by-socket")
     assert mine["address"].startswith("unix:")
-    assert mine["messages"] == 1
+    assert mine["sent_messages"] == 1
     assert told["resident_bytes"] > 1 << 20
 
 

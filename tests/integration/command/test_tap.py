@@ -210,7 +210,7 @@ def test_json_lines_and_ctrl_c(pair: Pair) -> None:
         found = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=_SECONDS)
-    assert (found["task"], found["base64"], found["size_bytes"]) == (task, "/w==", 1)
+    assert (found["task"], found["base64"], found["payload_bytes"]) == (task, "/w==", 1)
     assert process.returncode == 130
     assert b"1 shown, 0 omitted, of 1 that passed" in err
 

@@ -169,7 +169,7 @@ def test_every_table_has_columns_and_an_order() -> None:
         dropped=1,
     )
     now.peers.add(worker_id="b")
-    now.components.add(component="count").executors.add(first_task=1, tasks=1)
+    now.components.add(component="count").executors.add(first_task=1, task_count=1)
     rows = cluster_rows([look(now)])
     for each in TABLES:
         found = sorted_rows(getattr(rows, each))

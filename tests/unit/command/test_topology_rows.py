@@ -30,14 +30,14 @@ def status(
         state=pb.WORKER_STATE_READY,
         state_seconds={"idle": 20.0 if after else 10.0},
     )
-    now.components.add(component="words", kind="spout", first_task=3, tasks=1)
-    now.components.add(component="count", kind="bolt", first_task=1, tasks=2)
+    now.components.add(component="words", kind="spout", first_task=3, task_count=1)
+    now.components.add(component="count", kind="bolt", first_task=1, task_count=2)
     now.components[1].inputs.add(component="words", stream="default", grouping="fields")
     for component, did in zip(now.components, (words, count), strict=True):
         if did is not None:
             component.executors.add(
                 first_task=component.first_task,
-                tasks=1,
+                task_count=1,
                 emitted=1000 + did.tuples * after if component.kind == "spout" else 0,
                 executed=1000 + did.tuples * after if component.kind == "bolt" else 0,
                 busy_seconds=50 + did.busy * after,

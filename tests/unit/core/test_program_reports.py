@@ -203,13 +203,13 @@ def test_impossible_counts_are_refused(executed: int, busy: float) -> None:
         (lambda family: family.samples[0].bounds.__setitem__(1, 1), "do not grow"),
         (lambda family: family.samples[0].bounds.__setitem__(1, math.inf), "are not finite"),
         (lambda family: family.samples[0].bounds.__setitem__(0, math.nan), "are not finite"),
-        (lambda family: family.samples[0].labels.__setitem__(0, ""), "a component has 1 to 256"),
-        (lambda family: family.samples[0].labels.__setitem__(1, "t" * 257), "a task has 1 to 256"),
-        (lambda family: family.samples[0].labels.append("x"), "has 3 labels, and its family 2"),
-        (lambda family: family.labels.__setitem__(0, "le"), "cannot have the labels"),
-        (lambda family: family.labels.__setitem__(0, "task"), "cannot have the labels"),
-        (lambda family: family.labels.__setitem__(0, 'a="'), "cannot have the labels"),
-        (lambda family: family.labels.extend("abcdefghi"), "cannot have the labels"),
+        (lambda family: family.samples[0].label_values.__setitem__(0, ""), "a component has 1 to 256"),
+        (lambda family: family.samples[0].label_values.__setitem__(1, "t" * 257), "a task has 1 to 256"),
+        (lambda family: family.samples[0].label_values.append("x"), "has 3 labels, and its family 2"),
+        (lambda family: family.label_names.__setitem__(0, "le"), "cannot have the labels"),
+        (lambda family: family.label_names.__setitem__(0, "task"), "cannot have the labels"),
+        (lambda family: family.label_names.__setitem__(0, 'a="'), "cannot have the labels"),
+        (lambda family: family.label_names.extend("abcdefghi"), "cannot have the labels"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(change: Callable[[pb.MetricFamily], object], problem: str) -> None:
@@ -249,7 +249,7 @@ def test_samples_with_the_same_labels_are_added_up() -> None:
     strange = histogram(1)
     strange.samples[0].bounds[:] = [5, 6]
     summary = pb.MetricFamily(name="tuplewire_s", kind=pb.METRIC_KIND_SUMMARY, label_names=["component"])
-    summary.samples.add(labels=["bill"], value=0.5, counts=[3])
+    summary.samples.add(label_values=["bill"], value=0.5, counts=[3])
     reported = [counter(1, 1), counter(1, 2), histogram(1), histogram(1), strange, summary, summary]
     samples = {
         (each.name, each.labels.get("le")): each.value
