@@ -106,7 +106,7 @@ def seen_by_metrics(endpoint: Endpoint) -> dict[str, int]:
         "accepted": total("accepted_messages_total"),
         "acknowledged": total("acknowledged_messages_total"),
         "dropped": total("dropped_messages_total"),
-        "pending": total("worker_pending_messages"),
+        "pending": total("pending_messages"),
         "refused": total("refused_messages_total"),
     }
 

@@ -195,7 +195,7 @@ class WorkerCollector(Collector):
             pending[name] += ledger.pending
             up[name] = min(up.get(name, 1), int(peer.connected))  # `other`: 1 only if all are connected
         yield from _columns(_SENT, "peer", self._sent.add_up(rows))
-        yield gauge_by("pending_messages", _PENDING, "peer", pending.items())
+        yield gauge_by("peer_pending_messages", _PENDING, "peer", pending.items())
         yield gauge_by("connection_up", _UP, "peer", up.items())
 
     def _task_families(self, tasks: Sequence[pb.TaskStatus]) -> Iterator[Metric]:
@@ -229,8 +229,7 @@ _UNLABELLED: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
         "used, else 0.",
         "pending_handshakes": "Streams without a first message yet; beyond "
         f"{MAX_PENDING_HANDSHAKES:,}, the oldest is refused.",
-        "worker_pending_messages": "Accepted messages of the whole worker that are neither acknowledged nor "
-        "dropped yet.",
+        "pending_messages": "Accepted messages that are neither acknowledged nor dropped yet.",
         "rejected_waiting_messages": "Copies of rejected messages that wait for their delay, or for a worker "
         "with their task.",
         "predecessor_possibly_lost_messages": "Upper bound on messages that may be lost with the previous "
@@ -262,7 +261,7 @@ _UNLABELLED: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
 }
 """The help of the families without labels, by type and name."""
 _FIELD_OF = {
-    "worker_pending_messages": "ledger.pending",
+    "pending_messages": "ledger.pending",
     "publishing_messages": "sinks.waiting_messages",
     "taps": "taps.open_taps",
     "accepted_messages": "ledger.accepted",

@@ -305,7 +305,7 @@ def test_metrics_have_every_reason(worker: Running) -> None:
     for sample in (
         "tuplewire_accepted_messages_total 0.0",
         "tuplewire_acknowledged_messages_total 0.0",
-        "tuplewire_worker_pending_messages 0.0",
+        "tuplewire_pending_messages 0.0",
         "tuplewire_ready 1.0",
         "tuplewire_assignment_version 3.0",
         "tuplewire_assignment_refused 0.0",
@@ -343,8 +343,8 @@ def test_ledger_and_metrics_count_what_flowed(tmp_path: Path) -> None:
         assert 'tuplewire_sent_messages_total{peer="worker-1"} 6.0' in sent
         assert 'tuplewire_sent_bytes_total{peer="worker-1"} 6.0' in sent
         assert 'tuplewire_connection_up{peer="worker-1"} 1.0' in sent
-        assert 'tuplewire_pending_messages{peer="worker-1"} 0.0' in sent
-        assert "tuplewire_worker_pending_messages 3.0" in sent
+        assert 'tuplewire_peer_pending_messages{peer="worker-1"} 0.0' in sent
+        assert "tuplewire_pending_messages 3.0" in sent
         assert 'tuplewire_received_messages_total{source="worker-0"} 6.0' in scrape(far.metrics_url)
         assert workers.stop() == [1, 1]
     balance = "accepted 9 = acknowledged 6 + dropped shutdown 3 + pending 0"

@@ -65,7 +65,7 @@ def balance(workers: Pair) -> tuple[float, float, float, float]:
         scraped[f"tuplewire_peer_{what}_messages_total{peer}"]
         for what in ("accepted", "acknowledged", "dropped")
     )
-    pending = scraped[f"tuplewire_pending_messages{peer}"]
+    pending = scraped[f"tuplewire_peer_pending_messages{peer}"]
     assert accepted == acknowledged + dropped + pending
     return accepted, acknowledged, dropped, pending
 

@@ -224,7 +224,7 @@ def test_metrics_and_status_of_a_worker() -> None:
                 read["tuplewire_accepted_messages_total"] == read["tuplewire_acknowledged_messages_total"] > 0
             )
             assert read['tuplewire_dropped_messages_total{reason="unknown_task"}'] == 0
-            assert read[f'tuplewire_pending_messages{{peer="{other}"}}'] == 0
+            assert read[f'tuplewire_peer_pending_messages{{peer="{other}"}}'] == 0
             assert read[f'tuplewire_reconnects_total{{peer="{other}"}}'] == 0
             assert read["tuplewire_ready"] == 1
         executed = Counter[str]()

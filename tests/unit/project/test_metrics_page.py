@@ -119,7 +119,7 @@ def test_nothing_is_left_out_of_the_sums() -> None:
     for name, total in (
         ("tuplewire_queue_messages", 1800),
         ("tuplewire_peer_accepted_messages", 6000),
-        ("tuplewire_pending_messages", 1800),
+        ("tuplewire_peer_pending_messages", 1800),
         ("tuplewire_task_received_messages", 4800),
         ("tuplewire_task_acknowledged_messages", 3000),
         ("tuplewire_received_messages", 5400),
