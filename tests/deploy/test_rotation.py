@@ -119,7 +119,7 @@ def test_certificates_rotate(deployment: Deployment, authority: Authority) -> No
         for _ in range(10):
             feeder.goes_on()
             deployment.give(authority, authority)
-    assert metric(deployment.near, "tuplewire_certificate_reload_errors_total") == 0
+    assert metric(deployment.near, "tuplewire_security_file_reload_errors_total") == 0
 
 
 def test_authority_is_exchanged(deployment: Deployment, authority: Authority, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_authority_is_exchanged(deployment: Deployment, authority: Authority, tm
             feeder.goes_on()
             deployment.give(signed_by, *trusted)
         feeder.goes_on()
-    assert metric(deployment.near, "tuplewire_certificate_reload_errors_total") == 0
+    assert metric(deployment.near, "tuplewire_security_file_reload_errors_total") == 0
     assert not _gets_in(deployment, replace(old, tls_ca=str(deployment.program_files / "ca.crt")))
 
 

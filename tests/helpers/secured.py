@@ -138,7 +138,7 @@ def variables_of(credentials: Credentials) -> dict[str, str]:
 
 def denied(endpoint: Endpoint, reason: str) -> float:
     """Return the number of denials for a reason."""
-    return metric(endpoint, f'tuplewire_denied_total{{reason="{reason}"}}')
+    return metric(endpoint, f'tuplewire_denials_total{{reason="{reason}"}}')
 
 
 def secret_file(file: Path, content: str) -> Path:

@@ -66,7 +66,7 @@ def test_stalled_consumers_make_queries_wait(tmp_path: Path) -> None:
             for each, count in WARNINGS.items():
                 eventually(lambda: warnings(each) >= count, DRIVER_SECONDS, "it warns, and again")  # noqa: B023
             before = {each: done(each) for each in GUARANTEES}
-            assert all(metric(each, "tuplewire_publishing_messages") > 0 for each in running.endpoints)
+            assert all(metric(each, "tuplewire_published_waiting_messages") > 0 for each in running.endpoints)
             with ExitStack() as reading:
                 for each, tasks in GUARANTEES.items():
                     reading.enter_context(seen[each].reading(running.endpoints, tasks))

@@ -234,8 +234,8 @@ _UNLABELLED: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
         "with their task.",
         "predecessor_possibly_lost_messages": "Upper bound on messages that may be lost with the previous "
         "process of this worker.",
-        "publishing_messages": "Messages published by Spark's sinks that wait for space in their tasks' "
-        "queues.",
+        "published_waiting_messages": "Messages published by Spark's sinks that wait for space in their "
+        "tasks' queues.",
         "taps": "Open taps (tuplewire tap).",
     },
     counter: {
@@ -262,7 +262,7 @@ _UNLABELLED: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
 """The help of the families without labels, by type and name."""
 _FIELD_OF = {
     "pending_messages": "ledger.pending",
-    "publishing_messages": "sinks.waiting_messages",
+    "published_waiting_messages": "sinks.waiting_messages",
     "taps": "taps.open_taps",
     "accepted_messages": "ledger.accepted",
     "acknowledged_messages": "ledger.acknowledged",

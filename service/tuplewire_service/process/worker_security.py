@@ -110,13 +110,13 @@ class Security(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family. Thread-safe."""
         yield counters(
-            "denied",
+            "denials",
             "Streams, calls and groups of messages that were denied, by reason.",
             "reason",
             ((reason, self.guard.denials[reason]) for reason in DENIAL_REASONS),
         )
         yield counter(
-            "certificate_reload_errors",
+            "security_file_reload_errors",
             "Failed reloads of changed certificate, token or permissions files; the old ones remain in use.",
             sum(file.errors for file in self._files),
         )

@@ -225,7 +225,7 @@ def test_committed_rows_are_told(tmp_path: Path) -> None:
         with ControlClient(worker.endpoint.address) as control:
             assert publish(control, "s", 1, [TaskGroup.of(TASK, [b"row"])] * 5) == 5
         assert queued(worker.endpoint, TASK) == 2
-        assert metric(worker.endpoint, "tuplewire_publishing_messages") == 3
+        assert metric(worker.endpoint, "tuplewire_published_waiting_messages") == 3
         eventually(lambda: json.loads(state.read_text(encoding="utf-8"))["unretained_messages"] == 5)
         worker.kill()
         worker.start()

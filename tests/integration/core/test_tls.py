@@ -169,7 +169,7 @@ def test_certificates_rotate_under_load(cluster: Cluster, tmp_path: Path) -> Non
                 assert control.status().worker_id == "worker-0"
         # The worker keeps a valid certificate until another valid one is there.
         replace(fresh, key=authority.issue(WORKER).key).write(cluster.files)
-        errors = "tuplewire_certificate_reload_errors_total"
+        errors = "tuplewire_security_file_reload_errors_total"
         eventually(lambda: metric(cluster.near, errors) == 1, _SECONDS)
         with ControlClient(cluster.near.address, credentials=program) as control:
             assert control.status().worker_id == "worker-0"

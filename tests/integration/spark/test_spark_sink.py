@@ -175,7 +175,7 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
             (waits,) = logged(caplog, "sink.waiting")
             assert waits["tasks"] == [5]
         assert 100 <= queued(worker, SMALL_TASK) < 170
-        assert metric(worker, "tuplewire_publishing_messages") == 300 - queued(worker, SMALL_TASK)
+        assert metric(worker, "tuplewire_published_waiting_messages") == 300 - queued(worker, SMALL_TASK)
         begin_attempt(0, 61, epoch=1)
         following = writer.write(iter([large(20)]))
         writer.commit([following], 1)
