@@ -97,12 +97,12 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
     for each in status.blocking:
         late = f"{each.recent_seconds:.1f} of {interval:.1f} s lately, " if each.recent_seconds else ""
         held = f"has held others up for {late}{each.seconds:.1f} s in all"
-        yield f"blocking    task {each.task} ({each.where}) {held}"
+        yield f"blocking    task {each.task} ({each.place}) {held}"
     received = sorted(status.received, key=attrgetter("messages"), reverse=True)
     for count in received[:MAX_LINES]:
         yield (
             f"received    from {count.source}: {counted(count.messages, 'message')}, "
-            f"{counted(count.bytes, 'byte')}, batches: {count.batches:,}"
+            f"{counted(count.bytes, 'byte')}, frames: {count.frames:,}"
         )
     if len(received) > MAX_LINES:
         yield f"received    and from {len(received) - MAX_LINES} more"

@@ -107,7 +107,7 @@ def tapped_as_text(message: pb.TappedMessage, decoding: PayloadFormat) -> str:
     sender = short_client(message.sender_id)
     seconds, micros = divmod(message.seen_unix_micros, 1_000_000)
     instant = time.strftime("%H:%M:%S", time.gmtime(seconds))
-    facts: dict[str, Any] = {"task": message.task, "at": message.destination, "sender": sender}
+    facts: dict[str, Any] = {"task": message.task, "place": message.destination, "sender": sender}
     if message.HasField("source"):
         facts["source"] = message.source
     if message.accepted_unix_micros:

@@ -53,13 +53,13 @@ class ClientStatistics:
 
     Attributes:
         sent_messages: Includes messages that were sent again after a reconnect.
-        sent_batches: The frames of these messages.
+        sent_frames: The frames of these messages.
         sent_bytes: The size of these messages, with keys and headers.
     """
 
     ledger: LedgerSnapshot
     sent_messages: int = 0
-    sent_batches: int = 0
+    sent_frames: int = 0
     sent_bytes: int = 0
     reconnects: int = 0
     receiver_assignment_version: int = 0

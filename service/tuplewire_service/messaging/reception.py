@@ -52,10 +52,10 @@ class Reception(IConnectionCallback):
     def add_to(self, status: GetStatusResponse) -> None:
         """Add the received amounts by source, and the refused messages, to a worker's status."""
         received = {each.source: each for each in status.received}
-        for source, (messages, batches, size_bytes) in list(self._received.items()):
+        for source, (messages, frames, size_bytes) in list(self._received.items()):
             total = received.get(source) or status.received.add(source=source)
             total.messages += messages
-            total.batches += batches
+            total.frames += frames
             total.bytes += size_bytes
         for code, count in list(self.refused_messages.items()):
             status.refused_messages[code] += count

@@ -136,7 +136,7 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         """Add the counts to a worker's status."""
         self.send_service.sender_sessions.add_to(status)
         self._reception.add_to(status)
-        status.pending_handshakes += len(self._pending_handshakes)
+        status.silent_streams += len(self._pending_handshakes)
         for code, count in list(self._refused_streams.items()):
             status.refused_streams[code] += count
 

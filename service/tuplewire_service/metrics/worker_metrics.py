@@ -171,7 +171,7 @@ class WorkerCollector(Collector):
     def _received_families(self, received: Iterable[pb.ReceiveCount]) -> Iterator[Metric]:
         names = self._sources.of(count.source for count in received)
         by_name = self._received.add_up(
-            {c.source: (names[c.source], (c.messages, c.batches, c.bytes)) for c in received}
+            {c.source: (names[c.source], (c.messages, c.frames, c.bytes)) for c in received}
         )
         yield from _columns(_RECEIVED, "source", by_name)
 
@@ -189,7 +189,7 @@ class WorkerCollector(Collector):
         up: dict[str, int] = {}
         for peer in peers:
             ledger, name = peer.ledger, names[peer.worker_id]
-            sent = (peer.sent_messages, peer.sent_batches, peer.sent_bytes, peer.reconnects)
+            sent = (peer.sent_messages, peer.sent_frames, peer.sent_bytes, peer.reconnects)
             settled = (ledger.acknowledged, sum(ledger.dropped.values()))
             rows[peer.connection_number] = (name, (*sent, ledger.accepted, *settled))
             pending[name] += ledger.pending
@@ -227,7 +227,7 @@ _UNLABELLED: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
         "this worker lags.",
         "assignment_refused": "1 while the assignment file is not applied because it could not be read or "
         "used, else 0.",
-        "pending_handshakes": "Streams without a first message yet; beyond "
+        "silent_streams": "Streams without a first message yet; beyond "
         f"{MAX_PENDING_HANDSHAKES:,}, the oldest is refused.",
         "pending_messages": "Accepted messages that are neither acknowledged nor dropped yet.",
         "rejected_waiting_messages": "Copies of rejected messages that wait for their delay, or for a worker "
@@ -239,7 +239,7 @@ _UNLABELLED: Mapping[Callable[[str, str, Any], Metric], Mapping[str, str]] = {
         "taps": "Open taps (tuplewire tap).",
     },
     counter: {
-        "server_restarts": "Restarts of gRPC's server at the same addresses after a failure.",
+        "grpc_server_restarts": "Restarts of gRPC's server at the same addresses after a failure.",
         "accepted_messages": "Messages accepted from clients and peers.",
         "acknowledged_messages": "Messages forwarded or delivered, and acknowledged by the receiver.",
         "rejections": "Rejections of messages by consumers.",
@@ -293,7 +293,7 @@ _FULLEST = "Fill level of the fullest receive queue, in messages or bytes, from 
 _STAGED = "Bytes that Spark's sinks have staged, or published without queue space, by place: memory or disk."
 _POSSIBLY_LOST = "Upper bound on messages that another worker acknowledged and that may be lost with it."
 _BLOCKING = (
-    "Time that a task has blocked others; where: local, or the worker that accepts no messages for it."
+    "Time that a task has blocked others; place: local, or the worker that accepts no messages for it."
 )
 _IDENTITIES = "Senders by identity, from token or certificate, and by state; see tuplewire_sessions."
 _TASK_COUNTS = (
@@ -303,12 +303,12 @@ _TASK_COUNTS = (
 _SOURCE = "by source: a worker's id, client for all programs, or executors for this worker's own."
 _RECEIVED = (
     ("received_messages", f"Messages received, {_SOURCE}"),
-    ("received_batches", f"Batches received, {_SOURCE}"),
+    ("received_frames", f"Frames received, {_SOURCE}"),
     ("received_bytes", f"Payload bytes received, {_SOURCE}"),
 )
 _SENT = (
     ("sent_messages", "Messages sent to another worker."),
-    ("sent_batches", "Batches sent to another worker."),
+    ("sent_frames", "Frames sent to another worker."),
     ("sent_bytes", "Payload bytes sent to another worker."),
     ("reconnects", "Times that the connection to another worker was established again."),
     ("peer_accepted_messages", "Messages accepted for another worker."),
@@ -328,9 +328,9 @@ _QUEUE = (
 
 
 def _blocking_family(blocking: Iterable[pb.Blocking]) -> Metric:
-    family = CounterMetricFamily("tuplewire_blocking_seconds", _BLOCKING, labels=["task", "where"])
+    family = CounterMetricFamily("tuplewire_blocking_seconds", _BLOCKING, labels=["task", "place"])
     for each in blocking:
-        family.add_metric([each.task, each.where], each.seconds)
+        family.add_metric([each.task, each.place], each.seconds)
     return family
 
 

@@ -155,7 +155,7 @@ class Connections:
                 reconnects=max(0, counts.connections - 1),
                 congested_tasks=sorted(connection.congested_tasks.tasks(time.monotonic())),
                 sent_messages=counts.messages,
-                sent_batches=counts.frames,
+                sent_frames=counts.frames,
                 sent_bytes=counts.bytes,
             )
             lost[peer.worker_id] += connection.window.possibly_lost

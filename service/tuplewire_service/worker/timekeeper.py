@@ -243,8 +243,8 @@ class Timekeeper:
         status.recent.interval_seconds = recent.seconds
         lately = recent.blocking_seconds
         blocking = ((lately.get(at, 0.0), took, *at) for at, took in totals.blocking_seconds.items())
-        for recently, took, task, where in sorted(blocking, reverse=True):
-            status.blocking.add(task=task, where=where, seconds=took, recent_seconds=recently)
+        for recently, took, task, place in sorted(blocking, reverse=True):
+            status.blocking.add(task=task, place=place, seconds=took, recent_seconds=recently)
         status.queue_wait.CopyFrom(_latency(self._router.queues.queue_wait))
         status.send_to_ack.CopyFrom(_latency(self._router.pressure.send_to_ack))
         status.end_to_end.CopyFrom(_latency(self._router.end_to_end))

@@ -188,7 +188,7 @@ def test_lines_are_safe_for_a_terminal(pair: Pair, decoding: str, payload: bytes
     (line,) = out.decode().splitlines()
     assert line.isprintable()
     assert said in line.partition(" | ")[2]
-    assert f"task={task} at=local" in line
+    assert f"task={task} place=local" in line
     assert "key=" in line
     assert "headers=" in line
     assert err.splitlines()[-1] == b"1 shown, 0 omitted, of 1 that passed"
@@ -236,7 +236,7 @@ def test_a_tap_follows_its_task() -> None:
     assert process.returncode == 0, err
     lines = out.decode().splitlines()
     assert [int(line.rpartition(" | ")[2]) for line in lines] == list(range(20))
-    assert all(" at=local " in line for line in lines)
+    assert all(" place=local " in line for line in lines)
 
 
 def test_a_drain_ends_a_tap(tmp_path: Path) -> None:

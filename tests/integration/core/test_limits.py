@@ -77,7 +77,7 @@ def _refused(endpoint: Endpoint, code: str) -> float:
 
 
 def _silent(endpoint: Endpoint) -> float:
-    return metric(endpoint, "tuplewire_pending_handshakes")
+    return metric(endpoint, "tuplewire_silent_streams")
 
 
 def _flood(connection: socket.socket, streams: int, path: str = SEND) -> None:

@@ -87,9 +87,9 @@ def test_a_sender_that_is_listed_anew_has_no_rate() -> None:
 
 def test_the_culprit_is_named_with_those_it_holds_up() -> None:
     """The blocking task of the last seconds is shown with the workers that it blocks."""
-    at_a = pb.Blocking(task="7", where="b", seconds=90, recent_seconds=4)
-    at_b = pb.Blocking(task="7", where="local", seconds=90, recent_seconds=5)
-    history = pb.Blocking(task="8", where="b", seconds=900)
+    at_a = pb.Blocking(task="7", place="b", seconds=90, recent_seconds=4)
+    at_b = pb.Blocking(task="7", place="local", seconds=90, recent_seconds=5)
+    history = pb.Blocking(task="8", place="b", seconds=900)
     slow = pb.ConsumerStatus(consumer_id="slow", tasks=[7], outstanding_messages=500)
     rows = cluster_rows(
         [
@@ -108,7 +108,7 @@ def test_the_culprit_is_named_with_those_it_holds_up() -> None:
 
 def test_a_silent_worker_explains_all_its_tasks() -> None:
     """One sentence names the worker that does not answer, since when, and the senders that it blocks."""
-    blocking = [pb.Blocking(task=str(number), where="b", seconds=9, recent_seconds=4) for number in range(5)]
+    blocking = [pb.Blocking(task=str(number), place="b", seconds=9, recent_seconds=4) for number in range(5)]
     silent = WorkerSample("b", "host:2", problem="refused", tasks=250, silent_seconds=12.4)
     rows = cluster_rows([look(worker("a", blocking=tuple(blocking))), silent])
     assert rows.blocking == ["b has not answered for 12 s, and blocks senders at a: refused"]
@@ -129,7 +129,7 @@ def test_full_queues_are_reported() -> None:
     )
     assert others[0].endswith("9,005 messages wait, the oldest for 35.0 s; nobody consumes it")
     assert others[4:] == ["and 2 more queues are nearly full"]
-    held = pb.Blocking(task="6", where="local", seconds=90, recent_seconds=5)
+    held = pb.Blocking(task="6", place="local", seconds=90, recent_seconds=5)
     (one,) = cluster_rows([look(worker(tasks=(full[6],), blocking=(held,)))]).blocking
     assert one.startswith("task 6 at a blocks senders")
 

@@ -113,7 +113,7 @@ def test_who_is_held_up_itself_is_not_the_culprit() -> None:
     sample = look("a", count=Did(20, sending=9.0))
     assert sample.now is not None
     sample.now.tasks.add(task=2, subscribed=True)
-    sample.now.blocking.add(task="2", where="local", seconds=9, recent_seconds=5)
+    sample.now.blocking.add(task="2", place="local", seconds=9, recent_seconds=5)
     sample.now.recent.interval_seconds = 5
     rows = cluster_rows([sample])
     assert (rows.components[1].blocking, rows.components[1].slow, rows.blocking) == (1.0, False, [])

@@ -31,9 +31,9 @@ def status(tasks: int, peers: int) -> pb.GetStatusResponse:
     for number in range(peers):
         about = {"worker_id": f"w{number}", "address": "host:1", "connection_number": number}
         found.peers.add(
-            **about, connected=True, ledger=ledger, sent_messages=9, sent_batches=1, sent_bytes=90
+            **about, connected=True, ledger=ledger, sent_messages=9, sent_frames=1, sent_bytes=90
         )
-        found.received.add(source=f"w{number}", messages=9, batches=1, bytes=90)
+        found.received.add(source=f"w{number}", messages=9, frames=1, bytes=90)
         found.possibly_lost_messages[f"w{number}"] = 2
         found.identities[f"token t{number}"].MergeFrom(pb.IdentitySessions(sharing=2, resumable=1))
     for task in range(tasks):
@@ -46,7 +46,7 @@ def status(tasks: int, peers: int) -> pb.GetStatusResponse:
         found.tasks.add(task=task, **counts, load=0.03, subscribed=True, base_sequence=2, oldest_seconds=1.5)
     found.sharing_session_count, found.resumable_session_count, found.smallest_window_messages = 3, 2, 64
     found.state_seconds.update({state.value: 1.0 for state in TimeState})
-    found.blocking.add(task="1", where="local", seconds=0.5)
+    found.blocking.add(task="1", place="local", seconds=0.5)
     for latency in (found.queue_wait, found.send_to_ack, found.end_to_end, found.loop_lag):
         latency.MergeFrom(pb.Latency(bound_seconds=BOUNDS, counts=[0] * (len(BOUNDS) + 1)))
     found.sinks.MergeFrom(pb.SinkStatus(memory_bytes=1, disk_bytes=2, waiting_messages=3, waits=4))

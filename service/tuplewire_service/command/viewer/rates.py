@@ -114,7 +114,7 @@ def blocking_tasks(statuses: Iterable[pb.GetStatusResponse]) -> dict[tuple[str, 
         for each in status.blocking:
             if each.recent_seconds <= 0 or status.recent.interval_seconds <= 0:
                 continue
-            at = status.worker_id if each.where == _LOCAL else each.where  # the owner of the task
+            at = status.worker_id if each.place == _LOCAL else each.place  # the owner of the task
             blocker = blockers.setdefault((at, each.task), Blocker())
             share = min(1.0, each.recent_seconds / status.recent.interval_seconds)
             if share > blocker.share:  # of the reports of several workers, the worst one counts

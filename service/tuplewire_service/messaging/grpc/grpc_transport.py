@@ -207,7 +207,7 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
 
     def add_to(self, status: GetStatusResponse) -> None:
         super().add_to(status)
-        status.server_restarts += self._server.restarts
+        status.grpc_server_restarts += self._server.restarts
 
 
 class GrpcContext(StreamedContext):
