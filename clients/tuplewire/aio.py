@@ -97,7 +97,7 @@ class Client(BaseClient):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Flush and close within flush_seconds; after an error only close.
+        """Flush and close within flush_timeout_seconds; after an error only close.
 
         If the flush is cancelled, the client is closed, and unacknowledged messages are dropped.
         """

@@ -172,7 +172,7 @@ class BaseClient(NotPicklable):
         """Return the time in seconds that the end of a `with` block waits after an error."""
         # Do not wait for an unreachable worker a second time, after a flush has timed out.
         waited = issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.problem()
-        return 0.0 if waited else min(self._settings.flush_seconds, _AFTER_ERROR_SECONDS)
+        return 0.0 if waited else min(self._settings.flush_timeout_seconds, _AFTER_ERROR_SECONDS)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
@@ -318,7 +318,7 @@ class Client(BaseClient, RequestMethods):
         """Wait until every sent message is acknowledged, or was dropped according to `overflow`.
 
         Args:
-            timeout: The maximum wait in seconds. None: flush_seconds (default 30). math.inf: no limit.
+            timeout: The maximum wait in seconds. None: flush_timeout_seconds (30). math.inf: no limit.
 
         Raises:
             FlushTimeoutError: The timeout has passed. Messages stay pending and may still arrive.
@@ -341,7 +341,7 @@ class Client(BaseClient, RequestMethods):
 
         Args:
             tasks: A task id, or several.
-            timeout: The maximum wait for each batch in seconds. None: connect_seconds (default 30) until the
+            timeout: The maximum wait for each batch in seconds. None: connect_timeout_seconds (30) until the
                 workers have accepted the subscription, and then no limit. math.inf: no limit.
             follow: False: subscribe only at the client's worker; TaskNotLocalError names the tasks' owner.
 
@@ -390,7 +390,7 @@ class Client(BaseClient, RequestMethods):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Flush and close within flush_seconds. After an error only close, and raise that error."""
+        """Flush and close within flush_timeout_seconds. After an error only close, and raise that error."""
         if kind is None:
             # close(0) runs even if flush() raises; it then drops the unacknowledged messages.
             with contextlib.ExitStack() as stack:

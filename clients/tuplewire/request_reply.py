@@ -173,7 +173,7 @@ class Asker(NotPicklable):
             SupersededError: Another program has subscribed to the task for the answers.
             PermissionDeniedError: The client lacks the permission to receive from that task.
             UnknownTaskError: The assignment has no such task for the answers.
-            UnreachableError: No worker has accepted the subscription within connect_seconds.
+            UnreachableError: No worker has accepted the subscription within connect_timeout_seconds.
             BufferFullError: The client's buffer was full until the timeout.
         """
         if self._pid != os.getpid():

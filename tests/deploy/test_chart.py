@@ -125,7 +125,7 @@ def test_the_workers_take_any_setting() -> None:
 
 
 OF_THE_CHART = {
-    *("listen", "listen_unix", "admin", "state_file", "staging_directory"),
+    *("listen", "listen_unix", "listen_admin", "state_file", "staging_directory"),
     *("worker_id", "advertise", "assignment_file", "tasks", "address_file", "allow_plaintext"),
     *("program", "program_conf_file", "program_state_file", "permissions_file", "token_file"),
     *("tls_certificate", "tls_key", "tls_ca", "tls_worker_names", "session"),

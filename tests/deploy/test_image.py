@@ -91,7 +91,7 @@ def listening(
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Worker]:
     """Run the image as a pod does, on free ports, until it listens."""
-    arguments += ("--admin=127.0.0.1:0", f"--address-file={SOCKETS}/addresses.json")
+    arguments += ("--listen-admin=127.0.0.1:0", f"--address-file={SOCKETS}/addresses.json")
     with running(bundle, directory, *arguments, user=user, volumes=volumes, environment=environment) as here:
         written = here.shared / "addresses.json"
         eventually(lambda: written.exists() or here.process.poll() is not None, 60, "addresses written")

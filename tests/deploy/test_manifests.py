@@ -112,7 +112,7 @@ def test_the_worker_takes_its_settings(profile: str, kind: str) -> None:
     assert config["worker_id"] == "a-pod"
     ports = {port["name"]: port["containerPort"] for port in worker["ports"]}
     messages = "tls-grpc" if profile in SECURE else "grpc"
-    listening = {messages: config["listen"], "metrics": config["admin"]}
+    listening = {messages: config["listen"], "metrics": config["listen_admin"]}
     assert ports == {name: split_host_port(address)[1] for name, address in listening.items()}
     assert {split_host_port(address)[0] for address in listening.values()} == {"::"}
     assert config["advertise"] in {

@@ -113,7 +113,7 @@ def paste(
     at_address = {
         "TUPLEWIRE_LISTEN": address,
         "TUPLEWIRE_ADDRESS": address,
-        "TUPLEWIRE_ADMIN": "127.0.0.1:0",
+        "TUPLEWIRE_LISTEN_ADMIN": "127.0.0.1:0",
         "TUPLEWIRE_DRAIN_SECONDS": "1",  # no consumer takes the rest
     }
     (folder / ".venv").symlink_to(_PREFIX)

@@ -20,7 +20,7 @@ from helpers.worker_process import environment_without_ours
 
 SPARK = "spark-kubernetes-executor"
 _SECONDS = 60.0
-_OWN_PORTS = ("--listen=[::]:0", "--admin=127.0.0.1:0")
+_OWN_PORTS = ("--listen=[::]:0", "--listen-admin=127.0.0.1:0")
 
 
 class PodHere:

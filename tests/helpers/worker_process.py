@@ -72,7 +72,7 @@ def running(
                 "--worker-id=a",
                 "--listen=127.0.0.1:0",
                 f"--listen-unix={directory}/w.sock",
-                "--admin=127.0.0.1:0",
+                "--listen-admin=127.0.0.1:0",
                 f"--address-file={addresses}",
                 *flags,
             ],

@@ -18,7 +18,7 @@ from tuplewire.subscription import Subscription
 
 def blocking(batch: TaskMessageBatch) -> None:
     """Check the client for threads."""
-    with tuplewire.Client(ack_mode="processed", flush_seconds=5, overflow="drop_oldest") as client:
+    with tuplewire.Client(ack_mode="processed", flush_timeout_seconds=5, overflow="drop_oldest") as client:
         assert_type(client, tuplewire.Client)
         client.send(1, b"x", key=b"k", headers=[("a", b"b")], timeout=1)
         client.send(batch)
@@ -48,7 +48,7 @@ def blocking(batch: TaskMessageBatch) -> None:
 
 async def awaited(batch: TaskMessageBatch) -> None:
     """Check that the client for asyncio accepts the same arguments."""
-    async with tuplewire.aio.Client(flush_seconds=5) as client:
+    async with tuplewire.aio.Client(flush_timeout_seconds=5) as client:
         await client.send(1, b"x", key=b"k", headers=[("a", b"b")], timeout=1)
         await client.send(batch)
         assert_type(client.try_send(1, b"x"), bool)
@@ -62,7 +62,7 @@ async def awaited(batch: TaskMessageBatch) -> None:
 
 def in_spark(batch: TaskMessageBatch) -> None:
     """Check the same for the client of a function that Spark runs."""
-    with ClientHandle(flush_seconds=5) as client:
+    with ClientHandle(flush_timeout_seconds=5) as client:
         assert_type(client, BlockClient)
         client.send(1, b"x", key=b"k", headers=[("a", b"b")], timeout=1)
         client.send(batch)

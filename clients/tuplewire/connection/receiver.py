@@ -71,7 +71,7 @@ class Receiver(Inbox):
         """The tasks without a stream: their owner is not known yet."""
         self._broken_since = time.monotonic()
         self._admission_timed_out = False
-        """True if the workers have not accepted this consumer within connect_seconds."""
+        """True if the workers have not accepted this consumer within connect_timeout_seconds."""
         self._admission_timer: asyncio.TimerHandle | None = None
         self.connections = connections
         self._owners = TaskOwners(identity.topology, address)
@@ -115,7 +115,7 @@ class Receiver(Inbox):
 
         Without a timeout, wait indefinitely once the workers have accepted this consumer. Raises ClosedError,
         or the error that ended the subscription. Raises UnreachableError if a worker was unreachable for the
-        whole timeout; without one, if the workers have not accepted this consumer within connect_seconds.
+        whole timeout; without one, if no worker has accepted this consumer within connect_timeout_seconds.
         """
         with self.lock:
             found = self.changed.wait_for(partial(self._pop_or_raise, timeout), timeout)
@@ -135,7 +135,7 @@ class Receiver(Inbox):
         if self.buffer:
             return self.buffer.popleft()
         if timeout is None and self._admission_timed_out:
-            raise self._unreachable(self.settings.connect_seconds)
+            raise self._unreachable(self.settings.connect_timeout_seconds)
         return None
 
     def _none_or_raise(self, timeout: float | None) -> ArrivedBatch | None:
@@ -214,7 +214,7 @@ class Receiver(Inbox):
         for stream in self._streams:
             stream.start()
         # An admitted consumer waits through restarts of any length; see docs/design/sessions.md.
-        if not self.admitted and math.isfinite(seconds := self.settings.connect_seconds):
+        if not self.admitted and math.isfinite(seconds := self.settings.connect_timeout_seconds):
             self._admission_timer = self.loop.call_later(seconds, self._on_admission_timeout)
         if self._without_stream:
             self._start_search(self.address)
@@ -225,7 +225,7 @@ class Receiver(Inbox):
             self._admission_timed_out = True
             self.changed.notify_all()
         if self.push is not None:
-            self.push.on_failure(self._unreachable(self.settings.connect_seconds))
+            self.push.on_failure(self._unreachable(self.settings.connect_timeout_seconds))
 
     def _stop_admission_timer(self) -> None:
         if self._admission_timer is not None:

@@ -60,9 +60,9 @@ class SendingEnd(ReconnectingStream):
         self._events = events or SendEvents()
         self.buffer = SendBuffer(address, settings, self._events, self._wake, self.problem)
         self.ack_handler = AckHandler(self.buffer)
-        self.loads = ReportedLoads(settings.load_expires_seconds)
+        self.loads = ReportedLoads(settings.load_expiry_seconds)
         """The loads that the receiver reports for its tasks."""
-        self.congested_tasks = ReportedLoads(settings.load_expires_seconds)
+        self.congested_tasks = ReportedLoads(settings.load_expiry_seconds)
         """The tasks that it reports as congested; for display only, as credit decides."""
         self.counts = SendCounts()
         self.may_write = True

@@ -260,7 +260,7 @@ def worker_words(
         *(sys.executable, *options, "-m", "tuplewire_service", "worker", "--exit-on-stdin-eof"),
         f"--worker-id={worker_id}",
         f"--topology={topology}",
-        "--admin=127.0.0.1:0",
+        "--listen-admin=127.0.0.1:0",
         f"--drain-seconds={drain_seconds}",
         *flags,
     ]

@@ -89,13 +89,13 @@ class SessionSettings(Settings):
     max_block_seconds: float = setting(
         SECONDS, 60.0, "maximum time that send waits for space, unless the caller passes a timeout"
     )
-    flush_seconds: float = setting(
+    flush_timeout_seconds: float = setting(
         SECONDS_OR_EVER,
         30.0,
         "maximum time that flush, close and the end of a `with` block wait for acknowledgements, unless the "
         "caller passes a timeout; inf: no limit",
     )
-    connect_seconds: float = setting(
+    connect_timeout_seconds: float = setting(
         SECONDS_OR_EVER,
         30.0,
         "maximum time that recv waits until a worker accepts it, unless the caller passes a timeout; inf: no "
@@ -126,7 +126,7 @@ class SessionSettings(Settings):
     backoff_max_seconds: float = setting(
         SECONDS, 2.0, "maximum wait between reconnects", storm="storm.messaging.netty.max_wait_ms"
     )
-    load_expires_seconds: float = setting(
+    load_expiry_seconds: float = setting(
         SECONDS, 10.0, "time after which a task's load expires if it is not reported again"
     )
     prefetch_messages: int = setting(
@@ -157,7 +157,7 @@ class SessionSettings(Settings):
     def flush_timeout(self, timeout: float | None) -> float:
         """Return the seconds to wait for acknowledgements. timeout: the caller's; None: as configured."""
         given = checked_timeout(timeout)
-        return self.flush_seconds if given is None else given
+        return self.flush_timeout_seconds if given is None else given
 
     @property
     def max_request_bytes(self) -> int:
@@ -182,15 +182,15 @@ class SessionKeywords(TypedDict, total=False):
     max_pending_bytes: int
     max_pending_task_messages: int
     max_block_seconds: float
-    flush_seconds: float
-    connect_seconds: float
+    flush_timeout_seconds: float
+    connect_timeout_seconds: float
     max_message_bytes: int
     max_frame_bytes: int
     linger_seconds: float
     keepalive_seconds: float
     backoff_initial_seconds: float
     backoff_max_seconds: float
-    load_expires_seconds: float
+    load_expiry_seconds: float
     prefetch_messages: int
     prefetch_bytes: int
     reject_order: RejectOrder | Literal["continue", "wait"]

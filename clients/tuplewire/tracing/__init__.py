@@ -39,7 +39,7 @@ def get_tracing() -> Tracing | None:
             if not _is_configured:  # another thread may have read the environment first
                 settings = TracingSettings.from_environment()
                 if settings.tracing:
-                    enable(sample=settings.trace_sample)
+                    enable(sample=settings.trace_sample_ratio)
                 else:
                     disable()
     return _tracing
@@ -71,7 +71,7 @@ def enable(
     Raises:
         ConfigError: The extra `otel` is not installed, or sample is not a number from 0 to 1.
     """
-    ratio = TracingSettings(trace_sample=sample).trace_sample
+    ratio = TracingSettings(trace_sample_ratio=sample).trace_sample_ratio
     try:
         from tuplewire.tracing.spans import Tracing, make_provider
     except ImportError as error:

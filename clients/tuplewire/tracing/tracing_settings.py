@@ -18,7 +18,7 @@ class TracingSettings(Settings):
         False,
         "create OpenTelemetry spans, and send them to OTEL_EXPORTER_OTLP_ENDPOINT; requires the extra `otel`",
     )
-    trace_sample: float = setting(
+    trace_sample_ratio: float = setting(
         RATIO,
         1.0,
         "share of sends outside of any span that start a trace; messages with a context follow their sender",

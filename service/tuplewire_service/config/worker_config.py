@@ -105,7 +105,7 @@ class WorkerConfig(WorkerSettings):
         SOCKET_PATH, None, "Unix socket to listen on as well, for programs on the same machine"
     )
     socket_mode: int = setting(FILE_MODE, 0o660, "file mode of the Unix socket, in octal")
-    admin: str = setting(
+    listen_admin: str = setting(
         HOST_PORT, "127.0.0.1:9464", "address of /metrics, /livez and /readyz; port 0: any free port"
     )
     advertise: str | None = setting(
@@ -169,8 +169,8 @@ class WorkerConfig(WorkerSettings):
         storm="supervisor.worker.shutdown.sleep.secs",
     )
     tracing: bool = setting_like(TracingSettings, "tracing")
-    trace_sample: float = setting_like(
-        TracingSettings, "trace_sample", "share of the tuples from this worker's spouts that start a trace"
+    trace_sample_ratio: float = setting_like(
+        TracingSettings, "trace_sample_ratio", "share of this worker's spout tuples that start a trace"
     )
     log_level: str = setting(
         choice(["debug", "info", "warning", "error"], "LEVEL"), "info", "minimum level of log events"

@@ -277,7 +277,7 @@ class IClientConnection(IConnection):
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
         """Return the recently reported loads of these tasks.
 
-        Valid for `load_expires_seconds`. Every second, a worker reports busy tasks, and newly idle ones.
+        Valid for `load_expiry_seconds`. Every second, a worker reports busy tasks, and newly idle ones.
         """
 
     @abstractmethod

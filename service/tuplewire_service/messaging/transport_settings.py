@@ -37,7 +37,7 @@ class TransportSettings(Settings):
         4000,
         "maximum number of open gRPC connections to one address; further ones are closed immediately",
     )
-    max_connection_seconds: float = setting(
+    max_connection_age_seconds: float = setting(
         SECONDS,
         3600.0,
         "approximate age at which a TLS connection is closed, so that its certificate is checked again; its "

@@ -89,7 +89,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
             cleanup.enter_context(claim_socket(Path(config.listen_unix)))
         if config.tracing:
             tracing.enable(
-                sample=config.trace_sample,
+                sample=config.trace_sample_ratio,
                 service="tuplewire-worker",
                 instance=config.worker_id,
                 flush_at_exit=False,
@@ -124,7 +124,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         own_metrics = list if program is None else program.metrics  # list() returns no metrics
         registry.register(ProgramCollector(lambda: [*own_metrics(), *runtime.program_metrics()]))
         probes = runtime.live_problem, runtime.ready_problem
-        admin = AdminServer(config.admin, registry, *probes, exemplars=config.tracing)
+        admin = AdminServer(config.listen_admin, registry, *probes, exemplars=config.tracing)
         cleanup.callback(admin.close)
         _log_addresses(config, servers, admin)
         if not (config.tasks or config.assignment_file) and (reason := runtime.ready_problem()):

@@ -44,7 +44,7 @@ class Sinks:
         self._router = router
         self._files = StageFiles(settings.staging_directory)
         self.staging = Staging(
-            settings.staging_memory_bytes, settings.staging_disk_bytes, settings.staging_seconds
+            settings.staging_memory_bytes, settings.staging_disk_bytes, settings.staging_expiry_seconds
         )
         self.publications = Publications(
             settings.receive_queue_messages, settings.receive_queue_bytes, router.can_route, self._start_task

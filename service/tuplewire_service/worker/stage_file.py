@@ -108,5 +108,5 @@ class AttemptPart:
 def _staging_error(directory: str | None, error: OSError) -> ResourceLimitError:
     where = directory or tempfile.gettempdir()
     return ResourceLimitError(
-        f"this worker cannot stage in {where}: {error.strerror}; set staging-directory to one with free space"
+        f"this worker cannot stage in {where}: {error.strerror}; set staging_directory to one with free space"
     )

@@ -241,8 +241,8 @@ class Staging:
                 raise StagedDataLostError(
                     f"sink {sink[1]!r}: {name.messages} messages of partition {name.partition} in epoch "
                     f"{epoch} are not here as they were staged: this worker has started since, or they have "
-                    "waited longer than staging-seconds. Start the query or the write again, to compute the "
-                    "epoch again"
+                    "waited longer than staging_expiry_seconds. Start the query or the write again, to "
+                    "compute the epoch again"
                 )
             found.append(stage)
         return found
@@ -366,7 +366,7 @@ class Staging:
         raise error(
             f"sink {sink[1]!r}: {problem} into this worker's staging space, "
             f"{self._max_memory} bytes in memory and {self._max_disk} in files; raise its "
-            "staging-disk-bytes and staging-memory-bytes, or write less in a micro-batch. "
+            "staging_disk_bytes and staging_memory_bytes, or write less in a micro-batch. "
             "Options such as maxFilesPerTrigger limit a micro-batch"
         )
 

@@ -56,12 +56,12 @@ class WorkerSettings(Settings):
     staging_directory: str | None = setting(
         FILE, None, "directory of these files, which have no names (default: the system's)"
     )
-    staging_seconds: float = setting(
+    staging_expiry_seconds: float = setting(
         SECONDS, 3600.0, "idle time after which a sink's unpublished messages expire"
     )
     resume_seconds: float = setting_like(TransportSettings, "resume_seconds")
     max_connections: int = setting_like(TransportSettings, "max_connections")
-    max_connection_seconds: float = setting_like(TransportSettings, "max_connection_seconds")
+    max_connection_age_seconds: float = setting_like(TransportSettings, "max_connection_age_seconds")
     metrics_series: int = setting(
         integer(),
         1000,
@@ -88,7 +88,7 @@ def transport_settings(settings: WorkerSettings, incarnation: int) -> dict[str, 
         "resume_seconds": settings.resume_seconds,
         "session": peer_session(settings.session),
         "max_connections": settings.max_connections,
-        "max_connection_seconds": settings.max_connection_seconds,
+        "max_connection_age_seconds": settings.max_connection_age_seconds,
     }
 
 

@@ -221,7 +221,7 @@ def test_while_a_worker_starts(delay: float | None, tmp_path_factory: pytest.Tem
     flags = [
         "--tasks=0-9",
         "--listen=127.0.0.1:0",
-        "--admin=127.0.0.1:0",
+        "--listen-admin=127.0.0.1:0",
         f"--listen-unix={folder}/w.sock",
         f"--address-file={addresses}",
     ]

@@ -164,8 +164,8 @@ async def test_nobody_there_is_named(make: Make, nobody: str, address: str, reas
 
 
 async def test_waits_end_by_default(make: Make, nobody: str) -> None:
-    """Waits fail after flush_seconds or connect_seconds; close() and the end of a block do not wait twice."""
-    client = make(nobody, flush_seconds=0.4, connect_seconds=0.4)
+    """Waits fail after the configured seconds; close() and the end of a block do not wait twice."""
+    client = make(nobody, flush_timeout_seconds=0.4, connect_timeout_seconds=0.4)
     await client.send(1, b"x")
     with pytest.raises(FlushTimeoutError, match=f"after 0.4 s; {nobody} is not connected: .*refused"):
         await client.flush()
@@ -177,7 +177,7 @@ async def test_waits_end_by_default(make: Make, nobody: str) -> None:
         await client.close()
     await client.close()
     assert client.ledger().dropped["closed"] == 1
-    client = make(nobody, flush_seconds=0.4)
+    client = make(nobody, flush_timeout_seconds=0.4)
     with pytest.raises(FlushTimeoutError, match="they stay pending") as flushed:
         async with client:
             await client.send(1, b"x")
@@ -326,7 +326,7 @@ def test_a_client_that_closes_has_lost_nothing(pair: Pair, caplog: pytest.LogCap
 
 def test_an_error_is_seen_as_it_is(nobody: str) -> None:
     """A block that ends with an error waits briefly for acknowledgements and adds no error of its own."""
-    client = client_of(nobody, flush_seconds=0.1)
+    client = client_of(nobody, flush_timeout_seconds=0.1)
 
     def fail() -> None:
         with client:
@@ -339,10 +339,10 @@ def test_an_error_is_seen_as_it_is(nobody: str) -> None:
 
 
 def test_a_quiet_subscription_waits(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    """A subscription that the worker has accepted waits for messages longer than connect_seconds."""
+    """A subscription that the worker has accepted waits for messages longer than connect_timeout_seconds."""
     task = pair.near_task()
     caplog.set_level("INFO", "tuplewire")
-    with client_of(pair.near.address, connect_seconds=0.3) as client, client.recv(task) as batches:
+    with client_of(pair.near.address, connect_timeout_seconds=0.3) as client, client.recv(task) as batches:
         eventually(lambda: logged(caplog, "subscription.ready"), 20)
         got: list[bytes] = []
         reading = threading.Thread(target=lambda: got.extend(next(batches).payloads))
@@ -357,8 +357,8 @@ def test_a_quiet_subscription_waits(pair: Pair, caplog: pytest.LogCaptureFixture
 
 def test_waits_may_last_for_ever(pair: Pair) -> None:
     """math.inf removes the time limit, as a setting and as the timeout of one subscription."""
-    task = pair.near_task()
-    with client_of(pair.near.address, flush_seconds=math.inf, connect_seconds=math.inf) as client:
+    task, near = pair.near_task(), pair.near.address
+    with client_of(near, flush_timeout_seconds=math.inf, connect_timeout_seconds=math.inf) as client:
         deliver(client, task, b"x")
         assert next(client.recv(task, timeout=math.inf)).payloads == [b"x"]
 

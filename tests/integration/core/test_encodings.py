@@ -176,7 +176,7 @@ def test_sending_and_receiving(endpoint: Endpoint, closed: str) -> None:
 def test_a_worker(tmp_path: Path) -> None:
     """A worker without standard streams starts, serves messages and shuts down cleanly."""
     address = f"127.0.0.1:{free_port()}"
-    words = f"worker --listen {address} --tasks 0-9 --admin 127.0.0.1:0 --drain-seconds 1"
+    words = f"worker --listen {address} --tasks 0-9 --listen-admin 127.0.0.1:0 --drain-seconds 1"
     worker = subprocess.Popen(["sh", "-c", f"exec {COMMAND} {words} {ALL_CLOSED}"], cwd=tmp_path)
     with Client(address, topology="default") as client:
         client.send(1, b"x")

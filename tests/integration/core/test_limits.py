@@ -260,7 +260,7 @@ def test_connections_are_made_again_under_load(tmp_path: Path) -> None:
     files = Authority()
     worker = files.issue(_NAME).write(tmp_path / "worker")
     credentials = files_of(files.issue("etl.example"), tmp_path / "program", _NAME)
-    flags = [*tls_flags(worker), "--max-connection-seconds=0.5"]
+    flags = [*tls_flags(worker), "--max-connection-age-seconds=0.5"]
     with WorkerProcesses(
         2, TOPOLOGY, flags=flags, directory=tmp_path, drain_seconds=1, credentials=credentials
     ) as workers:
@@ -290,7 +290,7 @@ def test_certificate_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
     worker = both.write(tmp_path / "worker")
     program = files_of(replace(theirs.issue("etl.example"), ca=ours.pem), tmp_path / "program", _NAME)
     with _worker(
-        tmp_path, *tls_flags(worker), "--max-connection-seconds=0.5", credentials=program
+        tmp_path, *tls_flags(worker), "--max-connection-age-seconds=0.5", credentials=program
     ) as workers:
         endpoint = workers.endpoints[0]
         with Client(endpoint.address, topology=TOPOLOGY, credentials=program) as client:

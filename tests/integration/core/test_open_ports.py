@@ -42,7 +42,7 @@ def test_the_defaults_of_a_worker() -> None:
     config = WorkerConfig()
     known = settings_of(WorkerConfig)
     addresses = {name: getattr(config, name) for name in known if known[name].kind is HOST_PORT}
-    assert addresses.keys() == {"listen", "admin", "listen_peers"}
+    assert addresses.keys() == {"listen", "listen_admin", "listen_peers"}
     assert all(is_loopback(split_host_port(each)[0]) for each in addresses.values() if each)
 
 

@@ -205,7 +205,7 @@ def test_what_follows_a_burst_is_gathered() -> None:
     handler = Receiver()
     with (
         answering(handler.answer) as address,
-        Client(address, topology="test", linger_seconds=3600.0, flush_seconds=0.1) as client,
+        Client(address, topology="test", linger_seconds=3600.0, flush_timeout_seconds=0.1) as client,
     ):
         for _ in range(BURST_FRAMES):
             client.send(1, b"x")

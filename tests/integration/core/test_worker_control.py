@@ -236,7 +236,7 @@ def test_probes_and_page(worker: Running) -> None:
 
 def test_the_wildcard_is_ipv6_and_ipv4(tmp_path: Path) -> None:
     """The address [::] also accepts IPv4 on both ports, regardless of the system's default."""
-    flags = ["--listen=[::]:0", "--admin=[::]:0", "--allow-plaintext"]
+    flags = ["--listen=[::]:0", "--listen-admin=[::]:0", "--allow-plaintext"]
     with WorkerProcesses(1, "wide", directory=tmp_path, flags=flags) as local:
         (worker,) = local.endpoints
         port = worker.address.rpartition(":")[2]

@@ -65,7 +65,7 @@ def test_congestion_is_told_until_it_is_over(pair: Pair) -> None:
             sent += 500
         eventually(lambda: queued(pair.far, task) >= 450, what="the queue is nearly full")
         context = GrpcContext()
-        context.prepare(SessionSettings(load_expires_seconds=1000).conf())
+        context.prepare(SessionSettings(load_expiry_seconds=1000).conf())
         stack.callback(context.term)
         host, _, port = pair.far.address.rpartition(":")
         program = context.connect(TOPOLOGY, host, int(port))

@@ -263,7 +263,7 @@ def test_without_pyzmq_the_error_says_what_to_install() -> None:
         "import importlib.util as util; find = util.find_spec\n"
         "util.find_spec = lambda name, *rest: None if name == 'zmq' else find(name, *rest)\n"
         "from tuplewire_service.command.cli import main\n"
-        "raise SystemExit(main(['worker', '--transport=zmq', '--listen=127.0.0.1:0', '--admin=127.0.0.1:0']))"
+        "exit(main(['worker', '--transport=zmq', '--listen=127.0.0.1:0', '--listen-admin=127.0.0.1:0']))"
     )
     ended = ran(sys.executable, "-c", code)
     assert ended.returncode == 1

@@ -230,7 +230,7 @@ def test_an_attempt_waits_for_room_to_stage(caplog: pytest.LogCaptureFixture) ->
         other.abort([part])
         writer.commit([waiting.result(20)], 0)
         assert take(worker, SMALL_TASK, 150) == list(range(150))
-        with pytest.raises(EpochTooLargeError, match="raise its staging-disk-bytes"):
+        with pytest.raises(EpochTooLargeError, match="raise its staging_disk_bytes"):
             writer.commit([staged(300)], 1)
         eventually(lambda: metric(worker, STAGED) == 0, 20)
 
@@ -254,7 +254,7 @@ def test_a_directory_that_cannot_be_written_is_named() -> None:
     """An unwritable staging directory fails the attempt, not the commit, with the setting to change."""
     with small("--staging-memory-bytes=1KiB", "--staging-directory=/nowhere") as (_, opts):
         begin_attempt(0, 63)
-        with pytest.raises(ResourceLimitError, match="set staging-directory"):
+        with pytest.raises(ResourceLimitError, match="set staging_directory"):
             TuplewireStreamWriter(sink_options(opts)).write(iter([large(10)]))
 
 

@@ -61,7 +61,7 @@ class Site:
         manifests = (ROOT / "deploy" / "manifests.yaml").read_text(encoding="utf-8")
         text = manifests.partition("  worker.toml: |\n")[2].partition("\n---\n")[0]
         own = tomllib.loads(textwrap.dedent(text))
-        bound = ("listen", "listen_unix", "admin", "state_file", "staging_directory")
+        bound = ("listen", "listen_unix", "listen_admin", "state_file", "staging_directory")
         own = {
             **{key: own[key] for key in own if key not in bound and not key.startswith("tls_c")},
             "tls_key": f"{self.tls}/tls.key",

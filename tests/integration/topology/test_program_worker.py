@@ -131,8 +131,8 @@ def test_an_error_ends_the_process(tmp_path: Path, make: Make) -> None:
     """A bolt's error ends its process with exit code 1; the log has the location in the user's code."""
     worker = make("a").reached
     assignment = assignment_file(tmp_path, 1, {worker: [1, 2, 3, 4, 5]})
-    flags = ("--worker-id=a", f"--topology={TOPOLOGY}", f"--listen={worker.address}", "--admin=127.0.0.1:0")
-    program = (*flags_of(tmp_path, "a"), poison_program(tmp_path))
+    flags = ("--worker-id=a", f"--topology={TOPOLOGY}", f"--listen={worker.address}")
+    program = ("--listen-admin=127.0.0.1:0", *flags_of(tmp_path, "a"), poison_program(tmp_path))
     ended = run_command("worker", *flags, f"--assignment-file={assignment}", *program)
     assert ended.returncode == 1
     assert "program.failed" in ended.stderr

@@ -196,7 +196,7 @@ def test_mail_waits_for_an_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Client, "recv", counted)
     with WorkerProcesses(1, "mail", drain_seconds=0.1) as local:
         (worker,) = local.endpoints
-        client = Client(worker.address, topology="mail", connect_seconds=0.2)
+        client = Client(worker.address, topology="mail", connect_timeout_seconds=0.2)
         with ControlChannel(client, "run", task, came.append, failures.append, waits_for_task=True) as post:
             eventually(lambda: len(attempts) > 2 or failures, SECONDS)  # two attempts have failed
             local.assign({0: [task]})

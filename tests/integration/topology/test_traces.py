@@ -133,8 +133,9 @@ def test_asyncio(seen: Collector, traced: Pair) -> None:
 
 def test_a_spouts_tuple_through_two_bolts(seen: Collector) -> None:
     """In two worker processes, a trace has the spans of emit, split, count and the workers between them."""
-    conf = {"topology.workers": 2, "tuplewire.worker.tracing": True, "tuplewire.worker.trace_sample": 0.05}
+    about = {"tuplewire.worker.tracing": True, "tuplewire.worker.trace_sample_ratio": 0.05}
     with DistributedCluster() as cluster:
+        conf = {"topology.workers": 2, **about}
         running = cluster.submit("words", conf, "helpers.words:topology", collect=["count"])
         running.finish(120)
         seen.await_spans(lambda: seen.named("execute count"), "the last bolt")
@@ -142,8 +143,7 @@ def test_a_spouts_tuple_through_two_bolts(seen: Collector) -> None:
     assert 0 < len(emitted) < 900
     split = {each.id: each for each in seen.named("execute split")}
     assert {each.parent for each in split.values()} <= emitted.keys()
-    counted = seen.named("execute count")
-    assert counted
+    assert (counted := seen.named("execute count"))
     assert {each.parent for each in counted} <= split.keys()
     for last in counted:
         middle = split[last.parent]

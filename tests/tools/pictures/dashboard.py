@@ -139,7 +139,7 @@ def scene(directory: Path) -> Iterator[tuple[Prometheus, list[RestartableWorker]
                     directory,
                     directory / "assignment.json",
                     [
-                        f"--admin=127.0.0.1:{free_port()}",
+                        f"--listen-admin=127.0.0.1:{free_port()}",
                         f"--state-file={directory / f'exec-{number}.state'}",
                         *_BOUND,
                         "--drain-seconds=1",

@@ -361,7 +361,7 @@ def test_a_transports_name_is_a_text(name: object) -> None:
 def test_a_workers_settings_make_a_context(transport: str) -> None:
     """Every transport accepts all settings that a worker passes to it."""
     config = WorkerConfig(
-        worker_id="w", resume_seconds=5, max_connections=7, max_connection_seconds=9, keepalive_seconds=3
+        worker_id="w", resume_seconds=5, max_connections=7, max_connection_age_seconds=9, keepalive_seconds=3
     )
     conf = TransportSettings(**transport_settings(config, 1)).conf()
     TransportFactory.make_context({TRANSPORT_KEY: transport, **conf}).term()

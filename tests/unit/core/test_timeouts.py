@@ -43,4 +43,4 @@ def test_the_error_is_named(call: str, wrong: Any) -> None:
 def test_numbers_are_seconds() -> None:
     """Integers, fractions and infinity are seconds; None selects the setting."""
     assert [checked_timeout(each) for each in (None, 0, 2.5, math.inf)] == [None, 0.0, 2.5, math.inf]
-    assert SessionSettings(flush_seconds=7).flush_timeout(None) == 7
+    assert SessionSettings(flush_timeout_seconds=7).flush_timeout(None) == 7

@@ -119,9 +119,7 @@ async def test_off_means_no_observer() -> None:
     assert worker.transfer.tracing is None
 
 
-def test_a_send_has_a_span_with_its_error_and_a_refused_try_send_has_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_send_has_a_span_and_a_refused_try_send_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A try_send() that returns False creates no span."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -138,11 +136,12 @@ def test_a_send_has_a_span_with_its_error_and_a_refused_try_send_has_none(
 
 def test_variables() -> None:
     """A program reads two variables, and an invalid value is named."""
-    read = TracingSettings.from_environment({"TUPLEWIRE_TRACING": "true", "TUPLEWIRE_TRACE_SAMPLE": "0.25"})
-    assert (read.tracing, read.trace_sample) == (True, 0.25)
-    with pytest.raises(ConfigError, match="TUPLEWIRE_TRACE_SAMPLE must be a number from 0 to 1, not '2'"):
-        TracingSettings.from_environment({"TUPLEWIRE_TRACE_SAMPLE": "2"})
-    with pytest.raises(ConfigError, match="trace_sample must be a number from 0 to 1"):
+    ratio = "TUPLEWIRE_TRACE_SAMPLE_RATIO"
+    read = TracingSettings.from_environment({"TUPLEWIRE_TRACING": "true", ratio: "0.25"})
+    assert (read.tracing, read.trace_sample_ratio) == (True, 0.25)
+    with pytest.raises(ConfigError, match=f"{ratio} must be a number from 0 to 1, not '2'"):
+        TracingSettings.from_environment({ratio: "2"})
+    with pytest.raises(ConfigError, match="trace_sample_ratio must be a number from 0 to 1"):
         tracing.enable(sample=-1)
 
 

@@ -4,7 +4,7 @@ fixed. What differs between pods (worker_id, advertise, assignment_file) is in t
 # Every address of the pod, IPv6 and IPv4.
 listen = "[::]:6700"
 listen_unix = "/run/tuplewire/worker.sock"
-admin = "[::]:9464"
+listen_admin = "[::]:9464"
 # In the pod's emptyDir, which outlives the container: after a crash, the next one says what died.
 state_file = "/run/tuplewire/state.json"
 staging_directory = "/run/tuplewire"

@@ -197,7 +197,7 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
         # A certificate is checked only at the handshake, so TLS connections have a maximum age.
         if self._context.wiring.tls is not None:
             options += [
-                ("grpc.max_connection_age_ms", _millis(settings.max_connection_seconds)),
+                ("grpc.max_connection_age_ms", _millis(settings.max_connection_age_seconds)),
                 ("grpc.max_connection_age_grace_ms", _millis(_AGE_GRACE_SECONDS)),
             ]
         return options
