@@ -64,7 +64,7 @@ async def _close(senders: Sequence[SendingEnd], timeout: float) -> None:
     for sender in senders:
         if messages := sender.buffer.ledger().dropped.get(DropReason.CLOSED):
             reason = "they were not acknowledged when their client ended"
-            extra = {"peer": sender.address, "messages": messages, "reason": reason}
+            extra = {"address": sender.address, "messages": messages, "reason": reason}
             logger.warning("client.not_closed", extra=extra)
 
 

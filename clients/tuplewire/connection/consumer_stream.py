@@ -201,7 +201,7 @@ class ConsumerStream(ReconnectingStream):
     def _on_lost(self, error: TuplewireError) -> None:
         if self.is_closed:
             return
-        about = {"peer": self.address, "reason": str(error)}
+        about = {"address": self.address, "reason": str(error)}
         if self.connected:
             logger.info("subscription.lost", extra=about)
         elif str(error) != self._last_problem:
@@ -246,7 +246,7 @@ class ConsumerStream(ReconnectingStream):
         self._progress.set()
         self.connected, self.worker_id = True, subscribed.worker_id
         self._inbox.on_connected()
-        logger.info("subscription.ready", extra={"peer": self.address, "worker": subscribed.worker_id})
+        logger.info("subscription.ready", extra={"address": self.address, "worker": subscribed.worker_id})
 
     async def _read(self, stream: ClientStream) -> None:
         push = self._inbox.push

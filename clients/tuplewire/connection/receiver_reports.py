@@ -19,8 +19,9 @@ _MAX_TEXTS = 1000
 def log_lost(address: str, messages: int) -> None:
     """Log an upper bound on the number of messages that were lost with a receiver."""
     if messages:
-        reason = "`messages` is the maximum number lost with the receiver"
-        logger.warning("receiver.lost", extra={"peer": address, "messages": messages, "reason": reason})
+        reason = "the receiver failed; `messages` is an upper bound"
+        extra = {"address": address, "messages": messages, "reason": reason}
+        logger.warning("messages.possibly_lost", extra=extra)
 
 
 class RefusedMessages:
@@ -51,7 +52,7 @@ class RefusedMessages:
     def log(self) -> None:
         """Write the pending log records. The caller must not hold a lock: a logging handler may send."""
         while self._to_log:
-            logger.warning("messages.refused", extra={"peer": self._address, **self._to_log.popleft()})
+            logger.warning("messages.refused", extra={"address": self._address, **self._to_log.popleft()})
 
     def add_too_large(self, settled: Iterable[SettledMessages], limit_bytes: int) -> None:
         """Add the settled messages that exceed the receiver's size limit."""

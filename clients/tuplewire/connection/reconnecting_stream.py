@@ -138,7 +138,7 @@ class ReconnectingStream(ABC):
     def _log_unreachable(self) -> None:
         if self._log_rate.due("unreachable"):
             reason = f"{self._last_problem}; trying again"
-            logger.warning("worker.unreachable", extra={"peer": self.address, "reason": reason})
+            logger.warning("worker.unreachable", extra={"address": self.address, "reason": reason})
 
     def _cancel_warning(self) -> None:
         """Cancel the warning: there is a connection, or none is needed."""

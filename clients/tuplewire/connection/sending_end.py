@@ -216,10 +216,10 @@ class SendingEnd(ReconnectingStream):
         if self._receiver_draining:  # over ZeroMQ, the last message of a receiver that shuts down may be lost
             error = DrainingError(f"{self.address} is draining; it accepts no new messages")
             self._receiver_draining = False
-        about = {"peer": self.address, "reason": str(error)}
+        about = {"address": self.address, "reason": str(error)}
         was_connected = self.connected
         if self.is_closed:
-            logger.info("connection.closed", extra={"peer": self.address})
+            logger.info("connection.closed", extra={"address": self.address})
         elif was_connected:
             logger.info("connection.lost", extra=about)
         elif str(error) != self._last_problem:
@@ -233,7 +233,7 @@ class SendingEnd(ReconnectingStream):
 
     def _on_failed(self, error: TuplewireError) -> None:
         self.buffer.fail(error)
-        logger.error("connection.refused", extra={"peer": self.address, "reason": str(error)})
+        logger.error("connection.refused", extra={"address": self.address, "reason": str(error)})
         self._refresh()
 
     def _refresh(self) -> None:
@@ -276,7 +276,7 @@ class SendingEnd(ReconnectingStream):
         self.counts.connections += 1
         self._probe_timer.reset()
         self._pressure.on_connected()
-        logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.worker_id})
+        logger.info("connection.ready", extra={"address": self.address, "worker": welcome.worker_id})
         self._refresh()
         self._write_event.set()
 
@@ -391,7 +391,7 @@ class SendingEnd(ReconnectingStream):
                 self.congested_tasks.update(congested, time.monotonic())
                 self.congested_tasks.forget(response.backpressure.relieved_tasks)
             elif kind == "drain":
-                logger.info("peer.draining", extra={"peer": self.address})
+                logger.info("peer.draining", extra={"address": self.address})
                 self._receiver_draining = True
                 self._write_event.set()
             elif kind == "departures":

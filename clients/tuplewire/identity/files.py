@@ -114,9 +114,9 @@ class WatchedFiles(Generic[_Value]):
                 self._value = self._load()
             value = self._value
         if problem is not None and changed:
-            logger.warning("files.unusable", extra={"reason": f"{problem}; what was read before stays"})
+            logger.warning("files.reload_failed", extra={"reason": f"{problem}; the old content remains"})
         elif changed:
-            logger.info("files.changed", extra={"files": self._path_text})
+            logger.info("files.reloaded", extra={"files": self._path_text})
         return value
 
     def _read(self, states: _FileStates) -> ConfigError | None:

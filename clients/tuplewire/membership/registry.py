@@ -164,7 +164,7 @@ class Registry:
     def _not_registered(self, address: str, name: str, problem: str) -> None:
         if address not in self._absent:
             about = {"worker": "", "address": address, "owner": name, "reason": problem}
-            self.events.append(("worker.absent", about))
+            self.events.append(("worker.not_registered", about))
         self._absent[address] = (name, problem)
 
     def _apply_status(

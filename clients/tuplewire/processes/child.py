@@ -136,7 +136,7 @@ class Child:
         """Wait for the process and return its exit code; kill it (-9) at the deadline, in monotonic time."""
         code = self.wait(max(0.0, deadline - time.monotonic()))
         if code is None:
-            logger.warning("launch.killed", extra={"process_id": self.process_id})
+            logger.warning("process.killed", extra={"process_id": self.process_id})
             self._process.kill()
             code = self._process.wait()
         if self._process.stdin:

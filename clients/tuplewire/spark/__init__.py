@@ -28,7 +28,7 @@ def register(spark: SparkSession) -> None:
 
     Spark finds the format automatically if pip installed the package, but only in the program's first thread.
     Call this in every other thread that reads or writes, and if the package was added by --py-files or
-    addArtifact. A call that is not needed does no harm. Logs `spark.other_python` if Spark runs a different
+    addArtifact. A call that is not needed does no harm. Logs `spark.python_mismatch` if Spark runs another
     Python than this program.
 
     Raises:

@@ -102,7 +102,7 @@ def activate_session(spark: SparkSession) -> None:
     python = shutil.which(spark.sparkContext.pythonExec)
     if python != sys.executable:
         extra = {"spark": python, "program": sys.executable, "reason": _OTHER}
-        logger.warning("spark.other_python", extra=extra)
+        logger.warning("spark.python_mismatch", extra=extra)
 
 
 def inheritable_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:

@@ -130,7 +130,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         states = self._tasks.poll_all()
         latest = {task for task in states if self._options.starts_at(task) is Start.LATEST}
         if given_up := {task: states[task].tail - states[task].acknowledged for task in sorted(latest)}:
-            logger.info("spark.starts_latest", extra={"skipped_messages": given_up})
+            logger.info("spark.messages_skipped", extra={"messages": given_up})
         return initial_offset(states, latest).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name

@@ -105,7 +105,7 @@ class SinkWorkers(TaskWorkers):
                 self._with_retries(partial(self[self.last_address].load, [0]))
                 if warnings.due(self.last_address):
                     reason = f"{error}. {FREE_CORE_HINT}"
-                    logger.warning("sink.waiting", extra={"worker": self.last_address, "reason": reason})
+                    logger.warning("sink.waiting", extra={"address": self.last_address, "reason": reason})
             else:
                 return
 

@@ -202,7 +202,7 @@ class _WriterBase(VersionChecked):
                     )
             published = publisher.publish()
         extra = {"sink": sink, "epoch": epoch, "messages": published, "workers": len(chosen)}
-        logger.info("spark.published", extra=extra)
+        logger.info("sink.published", extra=extra)
 
     def _discard(self, epoch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
         """Discard the staged parts of a failed epoch; otherwise the next epoch drops them, or they expire."""

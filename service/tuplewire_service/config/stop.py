@@ -121,4 +121,4 @@ class Stop:
         descriptor = sys.stdin.fileno()
         while os.read(descriptor, 4096):
             pass
-        self.request(StopRequest("parent-gone"))
+        self.request(StopRequest("stdin_eof"))

@@ -215,7 +215,7 @@ class ProgramReports:
             added.samples.add(label_values=[component], value=count)
         if self._log_rate.due("omitted"):
             extra = {"program": program.report.program, "metrics": omitted.total()}
-            logger.warning("metrics.omitted", extra={**extra, "most_series": MAX_SERIES})
+            logger.warning("metrics.omitted", extra={**extra, "max_series": MAX_SERIES})
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the components to a status; counts of several programs are summed."""

@@ -222,7 +222,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Request a drain and the process exit; with `wait`, respond before the drain closes this server."""
         deadline = request.drain_millis / 1000 if request.drain_millis else None
-        stop = StopRequest("drain-call", deadline_seconds=deadline)
+        stop = StopRequest("drain_call", deadline_seconds=deadline)
         response = pb.DrainResponse(started=not self.stop.is_requested)
         if request.wait:
             self.stop.request(stop)

@@ -85,7 +85,7 @@ class Reception(IConnectionCallback):
                 self.callback.recv(batch)
             except Exception as defect:
                 if failures := self._log_rate.due(type(defect).__qualname__):
-                    extra = {"peer": session.source, "failures": failures}
+                    extra = {"source": session.source, "failures": failures}
                     logger.exception("callback.failed", extra=extra)
                 error = RefusedError("the receiver failed; see its log")
                 batch.refusals = [(group, error) for group in some]

@@ -198,7 +198,7 @@ def log_refusal(peer: str, error: TuplewireError) -> None:
         return
     host, code = peer.rpartition(":")[0], code_of(error)  # the port differs for each connection
     if streams := _log_rate.due((host, code)):
-        extra = {"peer": peer, "streams": streams, "reason": str(error)[:MAX_DETAIL_LENGTH]}
+        extra = {"client": peer, "streams": streams, "reason": str(error)[:MAX_DETAIL_LENGTH]}
         expected = isinstance(error, DrainingError)  # its peers connect again
         logger.log(logging.INFO if expected else logging.WARNING, "stream.refused", extra=extra)
 

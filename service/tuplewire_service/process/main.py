@@ -79,7 +79,7 @@ def run_worker(config: WorkerConfig, *, exit_on_stdin_eof: bool = False) -> int:
     except TuplewireError:
         raise  # the command prints it
     except Exception:
-        logger.exception("worker.defect")
+        logger.exception("worker.failed")
         return EXIT_DEFECT
 
 
@@ -104,7 +104,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         if config.program:
             conf = read_conf(config.program_conf_file) if config.program_conf_file else {}
             handle = Host(
-                runtime.worker, lambda limit: stop.request(StopRequest("program-failed", EXIT_FAILED, limit))
+                runtime.worker, lambda limit: stop.request(StopRequest("program_failed", EXIT_FAILED, limit))
             )
             program = load_program(handle, config.program, conf, config.program_state_file)
             runtime.program = program
@@ -152,7 +152,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         if dropped:
             admin.wait_for_scrape(_LAST_SCRAPE_SECONDS)  # the counts are lost with the process
         if program is not None and not program.close(_PROGRAM_CLOSE_SECONDS):
-            stop.request(StopRequest("executors-stuck", EXIT_FAILED))
+            stop.request(StopRequest("executors_stuck", EXIT_FAILED))
     defect = stop.pop_failure()  # a failure during the shutdown
     code = request.exit_code or (defect.exit_code if defect else EXIT_FAILED if dropped else EXIT_OK)
     logger.info("worker.stopped", extra={"exit_code": code})

@@ -199,5 +199,5 @@ class WorkerRuntime:
 
     def _on_defect(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        logger.error("worker.defect", extra={"where": context.get("message", "")}, exc_info=error)
-        self._stop.request(StopRequest("defect", EXIT_DEFECT))
+        logger.error("worker.failed", extra={"detail": context.get("message", "")}, exc_info=error)
+        self._stop.request(StopRequest("internal_error", EXIT_DEFECT))

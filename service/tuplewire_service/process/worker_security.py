@@ -59,7 +59,7 @@ class Security(Collector):
         for file in (config.tls_key, config.token_file):
             if file is not None and Path(file).stat().st_mode & stat.S_IROTH:
                 advice = "chmod o-r, or defaultMode 0440 and an fsGroup for a Secret"
-                logger.warning("secret.readable_by_all", extra={"file": file, "advice": advice})
+                logger.warning("secret.readable_by_all", extra={"path": file, "advice": advice})
 
     def _watch(self, file: str | None, read: Callable[[Path], _Content]) -> Callable[[], _Content] | None:
         """Return a function for a file's content; None without a file. Raise ConfigError if it is invalid."""

@@ -24,7 +24,7 @@ from tuplewire_service.security.permissions import Permissions, Rules
 
 logger = event_logger(__name__)
 
-DENIAL_REASONS = ("no_token", "wrong_token", "name", "worker", "topology", "task", "control")
+DENIAL_REASONS = ("no_token", "wrong_token", "wrong_name", "not_a_worker", "topology", "task", "control")
 """The reasons for a denial; see docs/how-to/secure.md."""
 _METHODS = {
     "": ("GetStatus", "GetLoad", "GetAssignment", "Poll", "Read", "Acknowledge", "Stage", "Discard", "Tap"),
@@ -115,7 +115,7 @@ class Guard:
         if names and not any_name_matches(caller.names, names):
             raise self.add_denial(
                 caller.identity,
-                "name",
+                "wrong_name",
                 f"a certificate with the names {', '.join(caller.names) or '(none)'} is not for this worker; "
                 "tls_client_names lists the permitted names",
             )
@@ -183,7 +183,7 @@ class Access(AccessRights):
     def _check_worker(self) -> None:
         if not self._may_be_worker:
             takes = "a certificate with one of the workers' tls_worker_names"
-            raise self._may_not("worker", "act as a worker", takes)
+            raise self._may_not("not_a_worker", "act as a worker", takes)
 
     def check_send(self, topology: str, *, worker: bool) -> None:
         if worker:

@@ -94,7 +94,7 @@ class Connections:
         connection = self._context.connect(self._topology, host, port, peer.worker_id, self._events).end
         self._numbers[connection] = next(self._new_numbers)
         self._connections[peer] = connection
-        logger.info("connection.opened", extra={"worker": peer.worker_id, "peer": peer.address})
+        logger.info("connection.opened", extra={"worker": peer.worker_id, "address": peer.address})
 
     async def _close(self, peer: Peer, connection: SendingEnd, timeout: float) -> None:
         left = await connection.take_back(timeout)
@@ -103,8 +103,8 @@ class Connections:
             known = peer.worker_id in self._lost_before or len(self._lost_before) < _MAX_DEPARTED_PEERS
             self._lost_before[peer.worker_id if known else OTHER] += lost
         del self._closing[connection], self._numbers[connection]
-        where = {"worker": peer.worker_id, "peer": peer.address}
-        logger.info("connection.closed", extra={**where, "handed_back": len(left)})
+        where = {"worker": peer.worker_id, "address": peer.address}
+        logger.info("connection.closed", extra={**where, "returned_groups": len(left)})
         self._on_returned(connection, left)
 
     def get(self, peer: Peer) -> SendingEnd | None:

@@ -97,7 +97,7 @@ class Sinks:
         except ResourceLimitError as error:
             self.staging.on_write_failed(sink, stage)
             if self._log_rate.due("file"):
-                logger.error("staging.unusable", extra={"reason": str(error)})  # noqa: TRY400 - it says all
+                logger.error("staging.write_failed", extra={"reason": str(error)})  # noqa: TRY400 - it says all
             raise
         entries = [StagedGroup.of(stage, group, place) for group, place in zip(groups, places, strict=True)]
         if not self.staging.on_written(stage, entries):

@@ -38,7 +38,7 @@ class Drops:
     def drop(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, detail: str) -> None:
         """Count messages as dropped, log it at a limited rate, and release them to their sender."""
         if messages := self._log_rate.due(reason, group.count):
-            extra = {"task": group.task, "messages": messages, "reason": reason.value, "why": detail}
+            extra = {"task": group.task, "messages": messages, "reason": reason.value, "detail": detail}
             logger.warning("messages.dropped", extra=extra)
         self._ledger.dropped[reason] += group.count
         inbound.release(group.task, group.count, group.size_bytes)

@@ -198,7 +198,7 @@ class Worker:
 
     def _enter(self, state: WorkerState) -> None:
         self.state = state
-        logger.info("worker.state", extra={"state": state.value})
+        logger.info("worker.state_changed", extra={"state": state.value})
         self.on_change()
 
     @property

@@ -307,7 +307,7 @@ def test_the_log_says_that_nobody_is_there(
     eventually(lambda: held and logged(caplog, "worker.unreachable"), 10)
     client.close(0)
     (told,) = [each for each in caplog.records if "worker.unreachable" in each.message]
-    assert f"worker.unreachable peer={nobody} reason=" in told.message
+    assert f"worker.unreachable address={nobody} reason=" in told.message
     assert (told.levelname, "Connection refused" in told.message) == ("WARNING", True)
 
 

@@ -75,7 +75,7 @@ def test_what_a_program_loses_at_its_end_is_told() -> None:
     """If no worker answers, the program ends within seconds and logs the number of lost messages."""
     ended = program(NOBODY, "")
     assert ended.returncode == 0
-    assert f"client.not_closed peer={NOBODY} messages={MESSAGES}" in ended.stderr
+    assert f"client.not_closed address={NOBODY} messages={MESSAGES}" in ended.stderr
 
 
 def test_dropped_clients_leave_nothing(endpoint: Endpoint) -> None:
@@ -127,4 +127,4 @@ async def send():
 asyncio.run(send())"""
     ended = program(endpoint.address, code)
     assert "with 1 message not acknowledged" in ended.stderr
-    assert f"client.not_closed peer={NOBODY} messages=1" in ended.stderr
+    assert f"client.not_closed address={NOBODY} messages=1" in ended.stderr

@@ -72,7 +72,7 @@ def test_what_a_killed_worker_had_queued_is_told(hops: Hops) -> None:
         hops.far.kill()
         restart(hops)
         assert told(hops) == (SENT, SENT)
-        assert lines(hops.near.log, "receiver.lost") == [SENT]
+        assert lines(hops.near.log, "messages.possibly_lost") == [SENT]
         assert lines(hops.far.log, "worker.predecessor_failed") == [SENT]
         assert client.possibly_lost == 0
     assert metric(hops.near.endpoint, PREDECESSOR) == 0
@@ -96,7 +96,7 @@ def test_a_client_is_told_what_died_with_its_worker(hops: Hops, caplog: pytest.L
             eventually(lambda: client.possibly_lost > 0)
         assert client.possibly_lost == SENT
         assert client.ledger().acknowledged == 2 * SENT
-        died = [(each["peer"], each["messages"]) for each in logged(caplog, "receiver.lost")]
+        died = [(each["address"], each["messages"]) for each in logged(caplog, "messages.possibly_lost")]
         assert died == [(far.address, SENT)]
     assert told(hops) == (0, SENT)
 
@@ -113,7 +113,7 @@ def test_a_worker_that_does_not_come_back_is_told(hops: Hops) -> None:
         eventually(lambda: metric(near, PEER) == SENT)
         eventually(lambda: not status(near).peers)
         assert metric(near, PEER) == SENT
-    assert lines(hops.near.log, "receiver.lost") == [SENT]
+    assert lines(hops.near.log, "messages.possibly_lost") == [SENT]
 
 
 @pytest.mark.parametrize("hops", ["grpc"], indirect=True)

@@ -166,7 +166,7 @@ def test_rules_change_under_a_session(worker: Guarded) -> None:
 
         eventually(refused, _SECONDS)
         worker.rules.write_text("nonsense", encoding="utf-8")
-        eventually(lambda: "files.unusable" in worker.log.read_text(encoding="utf-8"), _SECONDS)
+        eventually(lambda: "files.reload_failed" in worker.log.read_text(encoding="utf-8"), _SECONDS)
         assert refused()
         worker.rules.write_text(RULES, encoding="utf-8")
         eventually(lambda: not refused(), _SECONDS)
@@ -174,7 +174,7 @@ def test_rules_change_under_a_session(worker: Guarded) -> None:
 
 def test_without_tls_nobody_acts_as_a_worker(worker: Guarded, tmp_path: Path) -> None:
     """With rules but without TLS, a token does not let a client act as a worker."""
-    before = denied(worker.endpoint, "worker")
+    before = denied(worker.endpoint, "not_a_worker")
     flags = [f"--token-file={worker.operator.token_file}", "--worker-id=other"]
     with WorkerProcesses(1, TOPOLOGY, flags=flags, directory=tmp_path, drain_seconds=1) as workers:
         other = AssignedWorker("other", workers.endpoints[0].address, (50,))
@@ -182,7 +182,7 @@ def test_without_tls_nobody_acts_as_a_worker(worker: Guarded, tmp_path: Path) ->
         assignment = Assignment(2, TOPOLOGY, (other, near))
         with ControlClient(workers.endpoints[0].unix_address, credentials=worker.operator) as control:
             control.update_assignment(assignment_to_wire(assignment))
-            eventually(lambda: denied(worker.endpoint, "worker") > before, _SECONDS)
+            eventually(lambda: denied(worker.endpoint, "not_a_worker") > before, _SECONDS)
 
 
 def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ async def test_an_address_that_cannot_be_bound_is_tried_again(
         elsewhere = path.parent.rename(tmp_path / "elsewhere")
         await _end_server(address)
         await asyncio.to_thread(
-            eventually, lambda: "server.not_bound" in caplog.text, 20, "a failure to bind"
+            eventually, lambda: "grpc_server.not_bound" in caplog.text, 20, "a failure to bind"
         )
         assert not _main_loops()
         elsewhere.rename(path.parent)
@@ -141,7 +141,7 @@ async def test_a_stop_while_an_address_cannot_be_bound_frees_the_others(
         path.parent.rename(tmp_path / "elsewhere")
         await _end_server(address)
         await asyncio.to_thread(
-            eventually, lambda: "server.not_bound" in caplog.text, 20, "a failure to bind"
+            eventually, lambda: "grpc_server.not_bound" in caplog.text, 20, "a failure to bind"
         )
         port = int(address.rpartition(":")[2])
         assert not _is_free(port)

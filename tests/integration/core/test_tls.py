@@ -115,11 +115,11 @@ def test_strangers_are_refused(cluster: Cluster, tmp_path: Path, case: str) -> N
 def test_wrong_name_is_denied(cluster: Cluster, tmp_path: Path) -> None:
     """A certificate of the right CA with an unlisted name is denied with a reason, counted and logged."""
     other = cluster.authority.issue("etl.elsewhere.example")
-    before = denied(cluster.near, "name")
+    before = denied(cluster.near, "wrong_name")
     told = _refused(cluster, files_of(other, tmp_path / "other", WORKER), PermissionDeniedError)
     assert "etl.elsewhere.example" in told
     assert "tls_client_names" in told
-    assert denied(cluster.near, "name") >= before + 2
+    assert denied(cluster.near, "wrong_name") >= before + 2
     lines = [line for line in cluster.log.read_text(encoding="utf-8").splitlines() if "access.denied" in line]
     assert sum("etl.elsewhere.example" in line for line in lines) == 1
 
@@ -135,14 +135,14 @@ def test_program_cannot_act_as_a_worker(cluster: Cluster, tmp_path: Path) -> Non
     """A worker with a program's certificate is denied by the other workers and never connects to them."""
     files = cluster.authority.issue("etl.example").write(tmp_path / "impostor")
     flags = [*tls_flags(files), f"--tls-worker-names={WORKER}", "--worker-id=impostor"]
-    before = denied(cluster.near, "worker")
+    before = denied(cluster.near, "not_a_worker")
     with WorkerProcesses(1, TOPOLOGY, flags=flags, drain_seconds=1) as impostor:
         address = impostor.endpoints[0].address
         near = AssignedWorker("worker-0", cluster.near.address, (1,))
         assignment = Assignment(9, TOPOLOGY, (near, AssignedWorker("impostor", address, (3,))))
         with ControlClient(impostor.endpoints[0].unix_address, credentials=Credentials()) as control:
             control.update_assignment(assignment_to_wire(assignment))
-            eventually(lambda: denied(cluster.near, "worker") > before, _SECONDS)
+            eventually(lambda: denied(cluster.near, "not_a_worker") > before, _SECONDS)
             assert not any(peer.connected for peer in control.status().peers)
 
 

@@ -214,7 +214,7 @@ def test_command_shows_status_and_assigns(worker: Running) -> None:
     assert re.search(r"^time        [1-9]\d*% \w+(, [1-9]\d*% \w+)*$", shown, re.MULTILINE)
     assert run_command("drain", "--address", worker.address).returncode == 0
     assert worker.process.wait(20) == 0
-    assert "worker.draining reason=drain-call" in worker.log
+    assert "worker.draining reason=drain_call" in worker.log
     gone = run_command("status", "--address", worker.address)
     assert (gone.returncode, gone.stderr.count("\n")) == (1, 1)
     assert worker.address in gone.stderr

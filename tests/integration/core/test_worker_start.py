@@ -249,7 +249,7 @@ def test_local_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         worker = int(parent.stdout.readline())
         parent.kill()
     eventually(lambda: not Path(f"/proc/{worker}").exists() or _is_zombie(worker), 20, "worker ended")
-    assert "reason=parent-gone" in (tmp_path / "worker-0.log").read_text()
+    assert "reason=stdin_eof" in (tmp_path / "worker-0.log").read_text()
 
 
 def _is_zombie(pid: int) -> bool:

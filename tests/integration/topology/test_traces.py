@@ -143,7 +143,8 @@ def test_a_spouts_tuple_through_two_bolts(seen: Collector) -> None:
     assert 0 < len(emitted) < 900
     split = {each.id: each for each in seen.named("execute split")}
     assert {each.parent for each in split.values()} <= emitted.keys()
-    assert (counted := seen.named("execute count"))
+    counted = seen.named("execute count")
+    assert counted
     assert {each.parent for each in counted} <= split.keys()
     for last in counted:
         middle = split[last.parent]

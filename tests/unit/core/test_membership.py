@@ -234,7 +234,7 @@ def test_a_worker_that_does_not_fit_is_not_registered(attribute: str, value: obj
     assert absent.phase is Phase.ABSENT
     assert says in absent.problem
     assert worker.assignment is None
-    assert happened(kept).count("worker.absent") == 1
+    assert happened(kept).count("worker.not_registered") == 1
 
 
 def test_a_successor_by_the_same_id_takes_the_place_of_a_silent_worker() -> None:

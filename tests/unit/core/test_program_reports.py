@@ -122,7 +122,7 @@ def test_series_and_bytes_are_bounded(
     kept: dict[tuple[str, ...], float] = {("orders", "bill", str(task)): 1 for task in (0, 1, 2, 3, 4, 5, 7)}
     assert worker.values() == {**kept, ("tuplewire_omitted_metrics", "bill"): 1}
     (line,) = caplog.messages
-    assert line.startswith("metrics.omitted program=q metrics=1 most_series=10")
+    assert line.startswith("metrics.omitted program=q metrics=1 max_series=10")
     worker.clock.now += 5
     worker.take(counter(0, 2))
     worker.take(histogram(1), counter(7, 1), program="q")

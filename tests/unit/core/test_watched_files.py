@@ -86,11 +86,11 @@ def test_broken_file_keeps_what_was(
             file.write_text(broken)
         assert [watched.get(), watched.get()] == [1, 1]
     assert watched.errors == errors + 1
-    assert len(caplog.records) == len(logged(caplog, "files.unusable")) == 1
+    assert len(caplog.records) == len(logged(caplog, "files.reload_failed")) == 1
     file.write_text("234")
     with caplog.at_level(logging.INFO):
         assert watched.get() == 234
-    assert [each["files"] for each in logged(caplog, "files.changed")] == [str(file)]
+    assert [each["files"] for each in logged(caplog, "files.reloaded")] == [str(file)]
 
 
 def test_files_that_change_while_they_are_read_belong_together(tmp_path: Path) -> None:

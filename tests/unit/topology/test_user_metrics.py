@@ -62,7 +62,7 @@ def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     assert metrics.count_omitted([1]) == 98
     assert metrics.count_omitted([2]) == 0
     (line,) = caplog.messages
-    assert line.startswith("metric.omitted task=1 metric=n2 most_series=10")
+    assert line.startswith("metric.omitted task=1 metric=n2 max_series=10")
     metrics.register(1, "n99", CounterMetric()).inc()
     assert metrics.count_omitted([1]) == 98
     metrics.remove_tasks([1])

@@ -140,7 +140,7 @@ class UserMetrics:
                     self._exported |= exported
                 mine[exported_name] = metric
         if omitted and self._log_rate.due("omitted"):
-            extra = {"task": task, "metric": name, "most_series": self._max_series}
+            extra = {"task": task, "metric": name, "max_series": self._max_series}
             logger.warning("metric.omitted", extra={**extra, "setting": "topology.user.metrics.series"})
         return metric
 

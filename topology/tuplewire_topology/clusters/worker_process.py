@@ -119,8 +119,8 @@ class WorkerProcess:
                     return error
                 self._restarts_left -= 1
                 delay = self._backoff.next()
-                extra = {"worker": self.name, "exit_code": code, "seconds": delay}
-                logger.warning("launch.restart", extra=extra)
+                extra = {"worker": self.name, "exit_code": code, "delay_seconds": delay}
+                logger.warning("process.restarting", extra=extra)
                 if self._stopping.wait(delay):
                     return None
                 try:

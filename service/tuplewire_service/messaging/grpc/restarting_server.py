@@ -103,7 +103,7 @@ class RestartingServer:
             return
         self.restarts += 1
         reason = "cancelled" if main_loop.cancelled() else repr(main_loop.exception())
-        logger.error("server.ended", extra={"addresses": self.addresses, "reason": reason})
+        logger.error("grpc_server.stopped", extra={"addresses": self.addresses, "reason": reason})
         for task in _tasks_running(_SHUTDOWN):  # it fails with the same error, which is already logged
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
         for coroutine in (self._await_streams(server), self._restart()):
@@ -126,14 +126,14 @@ class RestartingServer:
             await self._serve(server)  # gRPC frees the addresses only of a started server
             raise
         await self._serve(server)
-        logger.info("server.restarted", extra={"addresses": self.addresses})
+        logger.info("grpc_server.restarted", extra={"addresses": self.addresses})
 
     async def _listen_again(self, server: grpc.aio.Server, address: str) -> None:
         while True:
             try:
                 self._listen(server, address)
             except BindError as error:
-                logger.warning("server.not_bound", extra={"reason": str(error)})
+                logger.warning("grpc_server.not_bound", extra={"reason": str(error)})
                 await asyncio.sleep(self.backoff.next())
             else:
                 self.backoff.reset()

@@ -29,7 +29,7 @@ HOSTILE_TASKS = range(5)
 MOST_GROWTH_BYTES = 40 * MIB
 """The limit by which the worker's peak in the second half of the attack may exceed that of the first."""
 _OUR_ERRORS = (
-    "worker.defect",
+    "worker.failed",
     "callback.failed",
     "/tuplewire/session/",
     "/tuplewire/wire/",
