@@ -205,7 +205,7 @@ change_it() {
 scale() {
     step "Two memberships" "that they assign the tasks to the workers without harm to each other"
     run "${chart[@]}" upgrade tuplewire deploy/helm/tuplewire --reset-then-reuse-values \
-        --set membership.enabled=true,membership.tasks=0-7,autoscaling.kind=hpa,autoscaling.min=2,autoscaling.max=3
+        --set membership.enabled=true,membership.tasks=0-7,autoscaling.kind=hpa,autoscaling.minReplicas=2,autoscaling.maxReplicas=3
     ready
     run "${kube[@]}" scale deployment/tuplewire-membership --replicas=2
     run "${kube[@]}" rollout status deployment/tuplewire-membership --timeout=120s

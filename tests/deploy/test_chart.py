@@ -272,7 +272,7 @@ def test_workers_are_scaled_by_metrics_that_are_there() -> None:
 @pytest.mark.parametrize("kind", ["hpa", "keda"])
 def test_an_autoscaler_takes_over_what_is_there(kind: str) -> None:
     """The number of workers is always set: if the field is removed, Kubernetes sets it to 1."""
-    scaled = chart("membership.enabled=true", f"autoscaling.kind={kind}", "autoscaling.min=4")
+    scaled = chart("membership.enabled=true", f"autoscaling.kind={kind}", "autoscaling.minReplicas=4")
     assert the(scaled, "StatefulSet")["spec"]["replicas"] == 4
 
 

@@ -69,7 +69,7 @@ the tasks are other ones: a worker refuses a second content under a version that
 {{- $address := printf "%s.tuplewire-workers:6700" $name -}}
 {{- $workers = append $workers (dict "worker_id" $name "address" $address "tasks" $tasks) -}}
 {{- end -}}
-{{- $workers = .Values.assignment.items | default $workers -}}
+{{- $workers = .Values.assignment.workers | default $workers -}}
 {{- $digest := mod (dict "topology" .Values.settings.topology "workers" $workers | toJson | adler32sum | int64) 1000000 -}}
 {{- $version := add (mul (.Values.assignment.version | default .Release.Revision) 1000000) $digest -}}
 {{- dict "version" $version "topology" .Values.settings.topology "workers" $workers | toJson -}}

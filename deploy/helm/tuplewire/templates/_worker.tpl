@@ -132,7 +132,7 @@ metadata:
     app.kubernetes.io/name: tuplewire
     app.kubernetes.io/component: {{ .role }}
   annotations:
-    tuplewire/sized-for: {{ .root.Values.executor.sizedFor | quote }}
+    tuplewire/sized-for: {{ .root.Values.sidecar.sizedFor | quote }}
     {{- if .root.Values.secure }}
     {{- include "tuplewire.mesh.annotations" (list "inbound" "outbound") | nindent 4 }}
     {{- end }}
@@ -150,7 +150,7 @@ spec:
     # A native sidecar: it is up before the program starts, ends after it, and does not keep the pod alive. Another
     # user than the program's, in the same group: code of the program is not the worker.
     - restartPolicy: Always
-      {{- dict "root" .root "user" 186 "resources" .root.Values.executor.resources "advertise" "$(POD_IP)" | include "tuplewire.worker.container" | nindent 6 }}
+      {{- dict "root" .root "user" 186 "resources" .root.Values.sidecar.resources "advertise" "$(POD_IP)" | include "tuplewire.worker.container" | nindent 6 }}
   containers:
     - name: spark-kubernetes-{{ .role }}
       env:
