@@ -52,7 +52,7 @@ def tap_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse, None,
     messages of a response are those that its worker queued: a message also passes the tap at a worker that
     its task has left. Close the generator to end the taps. Raises the error of a tap at a task's worker.
     """
-    tasks, arrived = arguments.task, _Arrived()
+    tasks, arrived = arguments.tasks, _Arrived()
     last: dict[str, pb.TapResponse | TuplewireError] = {}
     with ExitStack() as exit_stack:
         first = exit_stack.enter_context(make_control_client(arguments))
@@ -92,7 +92,7 @@ def tap_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse, None,
 
 
 def _read(client: ControlClient, worker_id: str, given: argparse.Namespace, arrived: _Arrived) -> None:
-    tapped = client.tap(given.task, sample=given.sample, max_per_second=given.rate, max_bytes=given.bytes)
+    tapped = client.tap(given.tasks, sample=given.sample, max_per_second=given.rate, max_bytes=given.bytes)
     try:
         arrived.put((client.address, next(tapped)))  # without messages: the tap is open
         print(f"tapping at {escape_unprintable(worker_id)}; Ctrl-C ends it", file=sys.stderr, flush=True)

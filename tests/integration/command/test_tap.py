@@ -180,7 +180,7 @@ def tap_command(endpoint: Endpoint, *words: str) -> subprocess.Popen[bytes]:
 def test_lines_are_safe_for_a_terminal(pair: Pair, decoding: str, payload: bytes, said: str) -> None:
     """A payload is decoded as configured; control characters in it, its headers or its key are escaped."""
     task = pair.near_task()
-    with tap_command(pair.near, "--task", str(task), "--decode", decoding, "--count", "1") as process:
+    with tap_command(pair.near, "--tasks", str(task), "--decode", decoding, "--count", "1") as process:
         with Client(pair.near.address, topology=TOPOLOGY) as client:
             deliver(client, [TaskMessage(task, payload, key=b"\x1bkey", headers=[("a\x1b\n", b"\x07v")])])
         out, err = process.communicate(timeout=_SECONDS)
@@ -196,14 +196,14 @@ def test_lines_are_safe_for_a_terminal(pair: Pair, decoding: str, payload: bytes
 
 def test_an_unknown_task_is_an_error(pair: Pair) -> None:
     """A tap of a task outside of the assignment would show nothing."""
-    ended = run_command("tap", "--address", pair.near.address, "--task", "99999")
+    ended = run_command("tap", "--address", pair.near.address, "--tasks", "99999")
     assert (ended.returncode, "task 99999 is not in assignment" in ended.stderr) == (1, True)
 
 
 def test_json_lines_and_ctrl_c(pair: Pair) -> None:
     """A program reads objects with the exact bytes; Ctrl-C ends the command, which prints the counts."""
     task = pair.near_task()
-    with tap_command(pair.near, "--task", str(task), "--json") as process:
+    with tap_command(pair.near, "--tasks", str(task), "--json") as process:
         with Client(pair.near.address, topology=TOPOLOGY) as client:
             deliver(client, task, b"\xff")
         assert process.stdout is not None
@@ -221,7 +221,7 @@ def test_a_tap_follows_its_task() -> None:
         workers.assign({0: [1], 1: [2]}, _SECONDS)
         near, far = workers.endpoints
         with (
-            tap_command(near, "--task", "2", "--count", "20") as process,
+            tap_command(near, "--tasks", "2", "--count", "20") as process,
             Client(near.address, topology=TOPOLOGY) as client,
             client.recv([2], timeout=_SECONDS) as subscription,
         ):
