@@ -81,10 +81,10 @@ class SessionSettings(Settings):
     )
     max_pending_messages: int = setting(integer(), 262_144, "maximum number of unacknowledged messages")
     max_pending_bytes: int = setting(
-        SIZE, 64 * MIB, "the same limit in payload bytes", storm="storm.messaging.netty.buffer.high.watermark"
+        SIZE, 64 * MIB, "maximum pending payload bytes", storm="storm.messaging.netty.buffer.high.watermark"
     )
     max_pending_task_messages: int = setting(
-        integer(), 131_072, "the limit for one task, so that a stalled task leaves space for the others"
+        integer(), 131_072, "maximum pending messages to one task; if it stalls, others still have space"
     )
     max_block_seconds: float = setting(
         SECONDS, 60.0, "maximum time that send waits for space, unless the caller passes a timeout"
@@ -132,7 +132,7 @@ class SessionSettings(Settings):
     prefetch_messages: int = setting(
         integer(), 131_072, "maximum number of a task's unacknowledged messages at a consumer"
     )
-    prefetch_bytes: int = setting(SIZE, 16 * MIB, "the same limit in payload bytes")
+    prefetch_bytes: int = setting(SIZE, 16 * MIB, "limit of prefetch_messages in payload bytes")
     reject_order: RejectOrder = setting(
         choice(RejectOrder),
         RejectOrder.CONTINUE,

@@ -23,12 +23,12 @@ class TransportSettings(Settings):
     PASSED = (TRANSPORT_KEY, "zmq.threads", "zmq.linger.millis", "zmq.hwm")
 
     worker_id: str = setting(ANY_TEXT, "", "id of this side, as reported to its peers; empty for a program")
-    incarnation: int = setting(integer(0), 0, "number that differs at every start; 0: the start time")
+    incarnation: int = setting(integer(0), 0, "number that increases with every start; 0: the start time")
     host: str = setting(string("HOST"), "127.0.0.1", "address to bind")
     receive_messages: int = setting(
         integer(), 131_072, "maximum number of outstanding messages of all senders to one task"
     )
-    receive_bytes: int = setting(SIZE, 16 * MIB, "the same limit in payload bytes")
+    receive_bytes: int = setting(SIZE, 16 * MIB, "limit of receive_messages in payload bytes")
     resume_seconds: float = setting(
         SECONDS, 3600.0, "time for which a disconnected sender can resume its session"
     )

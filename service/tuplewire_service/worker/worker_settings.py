@@ -40,7 +40,7 @@ class WorkerSettings(Settings):
         "maximum number of messages in one task's receive queue, and held for one remote task",
         storm="topology.executor.receive.buffer.size",
     )
-    receive_queue_bytes: int = setting(SIZE, 16 * MIB, "the same limit in bytes")
+    receive_queue_bytes: int = setting(SIZE, 16 * MIB, "limit of receive_queue_messages in bytes")
     reject_limit: int = setting(
         integer(), 5, "number of rejections after which a message is moved to dead_letter_task"
     )
@@ -51,10 +51,10 @@ class WorkerSettings(Settings):
         SIZE, 64 * MIB, "memory for messages of Spark's sinks, for all tasks, until they are in the queues"
     )
     staging_disk_bytes: int = setting(
-        SIZE, 4096 * MIB, "the same beyond that memory, in temporary files; a micro-batch must fit"
+        SIZE, 4096 * MIB, "disk space for further messages of Spark's sinks; a micro-batch must fit"
     )
     staging_directory: str | None = setting(
-        FILE, None, "directory of these files, which have no names (default: the system's)"
+        FILE, None, "directory of the files of staging, which have no names (default: the system's)"
     )
     staging_expiry_seconds: float = setting(
         SECONDS, 3600.0, "idle time after which a sink's unpublished messages expire"

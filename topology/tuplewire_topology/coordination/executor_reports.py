@@ -50,7 +50,7 @@ _LATENCIES: _Table = (
 )
 _BY_COMPONENT: _Table = (
     ("task_errors", "errors", "", "Errors that tasks raised or reported."),
-    ("sending_seconds", "sending_seconds", "skipped-backpressure-ms", "Time until emitted tuples had space."),
+    ("sending_seconds", "sending_seconds", "skipped-backpressure-ms", "Time to send, with waits for space."),
 )
 _BY_SENDER: _Table = (
     ("serialized_bytes", "received_bytes", "", "Payload bytes of tuples from other processes, by sender."),
@@ -64,7 +64,7 @@ _QUEUE_GAUGES: _Table = (
     ("receive_queue_capacity_tuples", "capacity", "receive-capacity", "Capacity of an executor's queue."),
     ("receive_queue_fill_ratio", "fill_ratio", "receive-pct_full", "Fill of an executor's queue, 0 to 1."),
     ("receive_queue_overflow_tuples", "overflow", "receive-overflow", "Tuples over the queue's capacity."),
-    ("receive_queue_arrivals_per_second", "arrival_rate", "receive-arrival_rate_secs", "Mean over 10 s."),
+    ("receive_queue_arrivals_per_second", "arrival_rate", "receive-arrival_rate_secs", "Rate over 10 s."),
     ("receive_queue_sojourn_seconds", "sojourn_seconds", "receive-sojourn_time_ms", "Wait in the queue."),
 )
 _QUEUE_COUNTERS: _Table = (
@@ -72,7 +72,7 @@ _QUEUE_COUNTERS: _Table = (
 )
 _HEARTBEAT_GAUGES: _Table = (
     ("executor_call_seconds", "call_seconds", "", "Time in one call of user code, at the last heartbeat."),
-    ("executor_loop_age_seconds", "turned_seconds", "", "Age of the loop's turn, at the last heartbeat."),
+    ("executor_loop_age_seconds", "turned_seconds", "", "Time since the loop turned, at the heartbeat."),
     ("executor_stuck", "stuck", "", "1 while a call takes longer than nimbus.task.timeout.secs, else 0."),
 )
 
