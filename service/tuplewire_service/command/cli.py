@@ -164,7 +164,7 @@ def _add_worker(commands: Any) -> None:
     parser = add_command(commands, _worker, "run a worker, which owns the queues of its tasks", example)
     about = f"TOML file of settings; keys are the flags with _ for - (environment: {CONFIG_VARIABLE})"
     parser.add_argument("--config", metavar="FILE", type=Path, help=about)
-    about = "print the effective settings and their origins, and exit"
+    about = "print the effective settings with origins, and exit"
     parser.add_argument("--print-config", action="store_true", help=about)
     about = "also stop at the end of standard input"
     parser.add_argument("--exit-on-stdin-eof", action="store_true", help=about)

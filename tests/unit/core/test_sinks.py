@@ -256,7 +256,7 @@ async def test_what_has_no_room_in_memory_goes_through_the_file(tmp_path: Path) 
         groups = [TaskGroup.of(TASK, [payload])]
         assert await sinks.stage(SINK, 1, name("0a", 8, 8), piece, groups) == ""
     assert sinks.status().disk_bytes > 0
-    with pytest.raises(EpochTooLargeError, match="staging-disk-bytes"):
+    with pytest.raises(EpochTooLargeError, match="staging_disk_bytes"):
         await stage(sinks, "1a", b"x" * 20_000)
     assert (await sinks.publish(SINK, 1, [name("0a", 8, 8)]))[0] == 8
     sinks._requested_at.clear()

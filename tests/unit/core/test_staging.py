@@ -163,7 +163,7 @@ def test_an_epoch_that_never_fits_is_refused() -> None:
     assert stage(state, "0a", group(1, 600)) is Placement.DISK
     assert stage(state, "0a", group(1, 400), piece=1) is Placement.NO_SPACE
     assert state.no_space_count == 1
-    with pytest.raises(EpochTooLargeError, match="raise its staging-disk-bytes"):
+    with pytest.raises(EpochTooLargeError, match="raise its staging_disk_bytes"):
         stage(state, "0a", group(1, 1200), piece=1)
 
 
@@ -344,13 +344,13 @@ def test_another_file_begins_before_the_system_ends(tmp_path: Path, monkeypatch:
 
 def test_what_cannot_be_written_is_an_error_with_the_setting(tmp_path: Path) -> None:
     """A missing directory and a failed write are errors that name the setting."""
-    with pytest.raises(ResourceLimitError, match="set staging-directory"):
+    with pytest.raises(ResourceLimitError, match="set staging_directory"):
         StageFiles(str(tmp_path / "none")).create_part()
     attempt = StageFiles(str(tmp_path)).create_part()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
     try:
-        with pytest.raises(ResourceLimitError, match="set staging-directory"):
+        with pytest.raises(ResourceLimitError, match="set staging_directory"):
             attempt.write([group(1, 2 * MIB)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
