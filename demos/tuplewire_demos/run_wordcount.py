@@ -69,10 +69,10 @@ def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> 
     where = "in this process" if local else "outside this process"
     progress.start_stage(f"Starting {counted(arguments.workers, 'worker')} {where} ...")
     with cluster_of(conf) as cluster:
-        running = cluster.submit("wordcount", conf, topology, collect=[COUNTS, SKIPPED])
-        progress.start_stage(f"Counting the words of {arguments.input} ...")
         expected = expected_counts(path)
+        progress.start_stage(f"Counting the words of {arguments.input} ...")
         started = time.monotonic()
+        running = cluster.submit("wordcount", conf, topology, collect=[COUNTS, SKIPPED])
         with _progress_thread(running, sum(expected.values()), progress):
             captured = running.finish(_NO_TIMEOUT_SECONDS)
         seconds = time.monotonic() - started
@@ -153,7 +153,7 @@ def write_words(stream: TextIO, result: WordCounts, *, verbose: bool) -> None:
         stream.write(f"... and {len(result.counts) - len(common):,} more words\n")
     words = sum(result.counts.values())
     rate = words / max(result.seconds, 0.001)
-    rates = [f"{words:,} words in {result.seconds:.1f} s: {rate:,.0f} words/s"]
+    rates = [f"{words:,} words in {result.seconds:.1f} s, with the start of the tasks: {rate:,.0f} words/s"]
     result.write_summary(stream, "collections.Counter on the same lines", rates, verbose=verbose)
 
 
