@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.text.formatting import escape_unprintable
 from tuplewire_demos.input import MAX_SHOWN_ROWS, SkippedRows
-from tuplewire_service.command.terminal import live_line, write_table, write_text
+from tuplewire_service.command.terminal import live_line, write_lines, write_table
 from tuplewire_topology.running.statistics import ExecutorStatistics
 
 _TOLERANCE = 1e-9
@@ -47,8 +47,7 @@ class Progress(AbstractContextManager["Progress"]):
     def note(self, text: str) -> None:
         """Write a permanent line."""
         self.end()
-        self._stream.write(f"{escape_unprintable(text)}\n")
-        self._stream.flush()
+        write_lines(self._stream, text)
 
     def show_part(self, done: int, total: int, what: str) -> None:
         """Show the progress towards a known total, the rate, and the remaining time at that rate."""
@@ -65,8 +64,7 @@ class Progress(AbstractContextManager["Progress"]):
             self._live.show(text, share)
         elif (now := time.monotonic()) - self._written_at >= _PLAIN_INTERVAL_SECONDS:
             self._written_at = now
-            self._stream.write(f"{text}\n")
-            self._stream.flush()
+            write_lines(self._stream, text)
 
     def show_wait(self, text: str) -> None:
         """Show the reason for a wait, only on a terminal."""
@@ -105,7 +103,7 @@ class RunReport:
         self, stream: TextIO, expected: str, rates: Iterable[str], *, verbose: bool = False
     ) -> None:
         """Write skipped rows, the comparison with `expected`, ledgers, rates; if `verbose`, executors too."""
-        write_text(stream, "".join(f"{line}\n" for line in ["", *self._lines(expected), *rates]), indent=2)
+        write_lines(stream, "", *self._lines(expected), *rates)
         if verbose:
             names = ("emitted", "transferred", "executed", "acked", "failed")
             stream.write("\n")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from textwrap import TextWrapper
 from typing import Any
 
 _MAX_IN_FIELD = 2000
 _MAX_IN_CELL = 80
 """The maximum number of characters in a cell."""
+_COMMAND = re.compile(r"example: .+|pip install \S+|tuplewire [a-z -]*--\S+|tuplewire \S+")
 
 
 def counted(count: int, noun: str) -> str:
@@ -36,6 +39,13 @@ def escape_value(value: Any) -> str:
     if not text or not text.isprintable() or any(each in ' "=\\' for each in text):
         return escape_unprintable(json.dumps(text, ensure_ascii=False))
     return text
+
+
+def fold(text: str, width: int, indent: int = 0) -> str:
+    """Wrap each line of escaped text, and indent its rest. Words and commands stay whole, to be copied."""
+    fold = TextWrapper(width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    whole = _COMMAND.sub(lambda command: command[0].replace(" ", "\xa0"), text)
+    return "\n".join(map(fold.fill, whole.split("\n"))).replace("\xa0", " ")
 
 
 def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -15,18 +15,11 @@ from typing import Any
 
 import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.text.formatting import escape_unprintable
 from tuplewire_service.command.control_commands import add_control_commands
 from tuplewire_service.command.inspection_commands import add_inspection_commands
 from tuplewire_service.command.message_commands import add_message_commands
-from tuplewire_service.command.parsers import (
-    EXIT_CODES,
-    Handler,
-    Parser,
-    add_command,
-    add_setting_flags,
-    flag_values,
-)
+from tuplewire_service.command.parsers import EXIT_CODES, Parser, add_command, add_setting_flags, flag_values
+from tuplewire_service.command.terminal import write_lines
 from tuplewire_service.config.config_sources import CONFIG_VARIABLE, load, to_toml
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from tuplewire_service.config.worker_config import WorkerConfig
@@ -42,7 +35,6 @@ ENTRY_POINT_GROUP = "tuplewire.run"
 
 AddJob = Callable[[Any, str], None]
 """Adds a job's parser to subparsers, under a name. The parser's default `handler` returns the exit code."""
-_LINE_END = "\n"
 _ZSH_COMPINIT = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"
 """Loads the completion system in a zsh without a configuration."""
 _EXTRA_BY_MODULE = {  # by optional module, the extra of the distribution that installs it
@@ -99,8 +91,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
         argcomplete.autocomplete(command_parser(os.environ["COMP_LINE"].split()[1:]))
     try:
         parsed = command_parser(arguments).parse_args(arguments)
-        handler: Handler = parsed.handler
-        return handler(parsed)
+        return int(parsed.handler(parsed))
     finally:
         sys.stdout.flush()  # Python's flush at exit would print errors in its own format
 
@@ -112,7 +103,7 @@ def _discard_output() -> None:
 
 def _fail(arguments: Sequence[str], message: str, code: int) -> int:
     command = f"tuplewire {arguments[0]}" if arguments and not arguments[0].startswith("-") else "tuplewire"
-    print(escape_unprintable(f"{command}: {message}", keep=_LINE_END), file=sys.stderr)
+    write_lines(sys.stderr, *f"{command}: {message}".split("\n"))
     return code
 
 
@@ -153,8 +144,7 @@ def _completion(arguments: argparse.Namespace) -> int:
 
     code = shellcode(["tuplewire"], shell=arguments.shell)
     if arguments.shell == "zsh":
-        first, rest = code.split(_LINE_END, 1)
-        code = _LINE_END.join((first, _ZSH_COMPINIT, rest))
+        code = code.replace("\n", f"\n{_ZSH_COMPINIT}\n", 1)
     print(code)
     return EXIT_OK
 
@@ -197,7 +187,7 @@ def _add_run(commands: Any) -> None:
             f"there is no job to run: no installed package has an entry point in {ENTRY_POINT_GROUP!r}; "
             "install one that has, as tuplewire[demo]"
         )
-    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True, help="job to run, one of:")
     for point in found:
         try:
             add_job: AddJob = point.load()

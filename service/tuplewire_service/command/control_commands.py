@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Collection
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ from tuplewire.settings.addresses import (
     split_host_port,
 )
 from tuplewire.text.events import event_logger
-from tuplewire.text.formatting import counted, escape_unprintable
+from tuplewire.text.formatting import counted
 from tuplewire.values.task_ids import parse_tasks
+from tuplewire_service.command.inspection_commands import draw
+from tuplewire_service.command.message_commands import wait_notice
 from tuplewire_service.command.parsers import (
     POSITIVE_SECONDS_ARG,
     TASKS_ARG,
@@ -39,7 +42,7 @@ from tuplewire_service.command.parsers import (
     make_control_client,
     read_credentials,
 )
-from tuplewire_service.command.terminal import console_of, write_table, write_text
+from tuplewire_service.command.terminal import console_of, write_lines, write_table
 from tuplewire_service.command.viewer.columns import NOT_KNOWN, short_client
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK, Stop
 
@@ -100,17 +103,18 @@ def _status(arguments: argparse.Namespace) -> int:
     from tuplewire_service.control.control_messages import MAX_CLIENTS
 
     interval, before = arguments.watch, None
-    with make_control_client(arguments) as client:
+    console = console_of(sys.stdout) if interval and not arguments.json else None
+    with make_control_client(arguments) as client, console.screen() if console else nullcontext():
         while True:
             status = client.status(MAX_CLIENTS)
+            about = status_report.status_as_text(status)
+            rows = cluster_rows([WorkerSample(status.worker_id, client.address, status, before)])
             if arguments.json:
                 print(json.dumps(status_report.status_as_json(status), indent=None if interval else 2))
+            elif console:
+                draw(console, rows, about)
             else:
-                if interval and (console := console_of(sys.stdout)):
-                    console.clear()
-                about = f"{status_report.status_as_text(status)}\n"
-                write_text(sys.stdout, about, indent=12)  # below the values
-                rows = cluster_rows([WorkerSample(status.worker_id, client.address, status, before)])
+                write_lines(sys.stdout, *about.split("\n"), indent=12)  # below the values
                 status_report.write_tables(sys.stdout, rows, status_report.MAX_LINES)
             sys.stdout.flush()
             if interval is None:
@@ -135,7 +139,7 @@ def _assign(arguments: argparse.Namespace) -> int:
     if status.worker_id not in {each.worker_id for each in assignment.workers}:
         where += f", whose id {status.worker_id} is not in it"
     message = f"assignment {assignment.version} of {assignment.topology} {word} the current one at {where}"
-    print(escape_unprintable(message))
+    write_lines(sys.stdout, message)
     return EXIT_OK
 
 
@@ -189,7 +193,7 @@ def _set_active(arguments: argparse.Namespace, *, active: bool) -> int:
         raise NotReadyError(f"the worker at {client.address} has no assignment yet: run tuplewire assign")
     state = "active" if active else "inactive"
     if assignment.inactive is not active:  # it is in this state already
-        print(escape_unprintable(f"{assignment.topology} was {state} already"))
+        write_lines(sys.stdout, f"{assignment.topology} was {state} already")
         return EXIT_OK
     assignment.version += 1  # workers apply only newer versions
     assignment.inactive = not active
@@ -197,10 +201,9 @@ def _set_active(arguments: argparse.Namespace, *, active: bool) -> int:
     with ControlClients(partial(make_control_client, arguments)) as clients:
         results = clients.call_all(addresses, lambda client: client.update_assignment(assignment))
     failures = {address: error for address, error in results.items() if isinstance(error, TuplewireError)}
-    for address, error in failures.items():
-        print(escape_unprintable(f"{address}: {error}"), file=sys.stderr)
+    write_lines(sys.stderr, *(f"{address}: {error}" for address, error in failures.items()))
     message = f"{assignment.topology} is {state} on {len(results) - len(failures)} of {len(results)} workers"
-    print(escape_unprintable(message))
+    write_lines(sys.stdout, message)
     return EXIT_FAILED if failures else EXIT_OK
 
 
@@ -211,16 +214,16 @@ def _drain(arguments: argparse.Namespace) -> int:
     with make_control_client(arguments) as client:
         status = client.status()
         limit = arguments.deadline or status.drain_seconds
-        started = not arguments.wait and client.drain(arguments.deadline)  # may be refused
-        for line in unconsumed_task_lines(status):
-            print(f"{line}; undelivered messages are dropped after {limit:g} s")
+        end = f"undelivered messages are dropped after {limit:g} s"
+        lines = [f"{line}; {end}" for line in unconsumed_task_lines(status)]
         if arguments.wait:
-            print(escape_unprintable(f"{client.address} drains for at most {limit:g} s ..."), flush=True)
-            dropped = client.wait_for_drain(arguments.deadline, timeout=limit + _CLOSE_SECONDS)
-            message = f"has drained, and dropped {counted(dropped, 'message') if dropped else 'no message'}"
+            with wait_notice(f"{client.address} to drain", limit, *lines):
+                dropped = client.wait_for_drain(arguments.deadline, timeout=limit + _CLOSE_SECONDS)
+            lines = [f"{client.address} has drained, and dropped {counted(dropped, 'message')}"]
         else:
-            message = "is draining" if started else "was draining already"
-    print(escape_unprintable(f"{client.address} {message}"))
+            state = "is draining" if client.drain(arguments.deadline) else "was draining already"
+            lines.append(f"{client.address} {state}")
+    write_lines(sys.stdout, *lines)
     return EXIT_FAILED if dropped else EXIT_OK
 
 
@@ -235,8 +238,7 @@ def _offsets(arguments: argparse.Namespace) -> int:
         raise NotReadyError(f"the worker at {control.address} has no assignment yet: run tuplewire assign")
     rows = []
     for worker in assignment.workers:
-        tasks = [task for task in worker.tasks if arguments.tasks is None or task in arguments.tasks]
-        if tasks:
+        if tasks := [each for each in worker.tasks if arguments.tasks is None or each in arguments.tasks]:
             # In a pod with `secure: true`, only the socket of its own worker needs no certificate.
             address = control.address if worker.worker_id == own else worker.address
             rows += _offset_rows(worker.worker_id, address, tasks, assignment.topology, to, arguments)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.errors import ConfigError
 from tuplewire.settings.addresses import resolve_address
 from tuplewire.settings.settings import Kind, in_range
+from tuplewire.text.formatting import fold
 from tuplewire_service.command.messages import PayloadFormat
 from tuplewire_service.command.parsers import (
     COUNT_ARG,
@@ -34,7 +35,7 @@ from tuplewire_service.command.parsers import (
     kind_arg,
     make_control_client,
 )
-from tuplewire_service.command.terminal import PROBLEM_STYLE, console_of
+from tuplewire_service.command.terminal import PROBLEM_STYLE, console_of, write_lines
 from tuplewire_service.config.stop import EXIT_OK
 
 if TYPE_CHECKING:
@@ -130,23 +131,23 @@ def _top(arguments: argparse.Namespace) -> int:
             elif console is None:
                 write_tables(sys.stdout, rows, MAX_LINES, arguments.filter)
             else:
-                _draw(console, rows, arguments.filter)
+                draw(console, rows, wanted=arguments.filter)
             if arguments.once:
                 return EXIT_OK
 
 
-def _draw(console: Console, rows: ClusterRows, wanted: str) -> None:
-    """Redraw the screen with the first rows of each table, as far as they fit. Problems are red."""
+def draw(console: Console, rows: ClusterRows, about: str = "", wanted: str = "") -> None:
+    """Redraw the screen with a text and the first rows of tables, as far as they fit. Problems are red."""
     from tuplewire_service.command.status_report import write_tables
     from tuplewire_service.command.viewer.cluster_rows import NO_ANSWER
 
     text = StringIO()
     write_tables(text, rows, max(3, console.height // _TABLE_SHARE), wanted, console.width)
-    lines = text.getvalue().splitlines()[: console.height - 1]
-    problems = len(list(takewhile(bool, lines)))  # the sentences, up to an empty line
+    lines = text.getvalue().splitlines()
+    problems = list(takewhile(bool, lines))  # the sentences, up to an empty line
     console.clear()
-    for at, line in enumerate(lines):
-        console.print(line, style=PROBLEM_STYLE if at < problems or NO_ANSWER in line else "")
+    for line in [*fold(about, console.width, 12).splitlines(), *lines][: console.height - 1]:
+        console.print(line, style=PROBLEM_STYLE if line in problems or NO_ANSWER in line else "")
 
 
 def _debug(arguments: argparse.Namespace) -> int:
@@ -161,8 +162,8 @@ def _debug(arguments: argparse.Namespace) -> int:
 def _log_level(arguments: argparse.Namespace) -> int:
     with make_control_client(arguments) as client:
         client.set_logging(arguments.level, seconds=arguments.seconds, every_seconds=arguments.every)
-    every = f"the same event of a peer at most once in {arguments.every:g} s"
-    print(f"{client.address} logs {arguments.level} for {arguments.seconds:g} s, and {every}")
+    every = f"and the same event of a peer at most once in {arguments.every:g} s"
+    write_lines(sys.stdout, f"{client.address} logs {arguments.level} for {arguments.seconds:g} s, {every}")
     return EXIT_OK
 
 

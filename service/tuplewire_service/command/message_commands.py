@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from tuplewire.errors import ConfigError, FlushTimeoutError
 from tuplewire.settings.config import MIB
-from tuplewire.text.formatting import escape_unprintable
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import encoded_of
@@ -53,7 +52,7 @@ from tuplewire_service.command.parsers import (
     make_control_client,
     read_credentials,
 )
-from tuplewire_service.command.terminal import counted, write_table, write_text
+from tuplewire_service.command.terminal import counted, write_lines, write_table
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def add_message_commands(commands: Any) -> None:
     parser.add_argument("--count", **COUNT_ARG, help=about)
     about = "exit after SECONDS without a message; --timeout does not limit this wait"
     parser.add_argument("--idle", **SECONDS_ARG, help=about)
-    about = "list, replay or drop messages rejected too often, at a worker with --dead-letter-task"
+    about = "list, replay or drop messages rejected too often, at a worker started with --dead-letter-task"
     parser = add_client_command(commands, _dead_letters, about, "list")
     about = "list; show with payloads; drop; or replay: send to their tasks again, and then drop"
     parser.add_argument("action", choices=list(_ACTIONS), help=about)
@@ -111,7 +110,7 @@ def client_of(
 ) -> Iterator[Client]:
     """Connect a client to a worker. Raise UnreachableError if it is not ready within the timeout."""
     waited = f"the worker at {arguments.address}"
-    with make_control_client(arguments) as control, _wait_notice(waited, arguments.timeout):
+    with make_control_client(arguments) as control, wait_notice(waited, arguments.timeout):
         control.wait_ready(arguments.timeout)
     from tuplewire.client import Client
 
@@ -132,11 +131,11 @@ def client_of(
 
 
 @contextmanager
-def _wait_notice(reason: str, timeout: float) -> Iterator[threading.Timer]:
+def wait_notice(reason: str, timeout: float, *more: str) -> Iterator[threading.Timer]:
     """Print the reason for a wait after one second, unless the block finishes or cancels the timer first."""
     limit = "Ctrl-C to stop" if timeout == math.inf else f"at most {timeout:g} s"
-    text = f"waiting for {escape_unprintable(reason)} ({limit})"
-    timer = threading.Timer(_NOTICE_SECONDS, print, (text,), {"file": sys.stderr, "flush": True})
+    lines = sys.stderr, f"waiting for {reason} ({limit})", *more
+    timer = threading.Timer(_NOTICE_SECONDS, write_lines, lines)
     timer.daemon = True
     timer.start()
     try:
@@ -162,9 +161,9 @@ def _send(arguments: argparse.Namespace) -> int:
             with closing(counted(messages, "messages", _share_of_input, drawn=reads and not typed)) as each:
                 for task, payload, metadata in each:
                     if not client.try_send(task, payload, **metadata):
-                        with _wait_notice(f"capacity for task {task}", arguments.timeout):
+                        with wait_notice(f"capacity for task {task}", arguments.timeout):
                             client.send(task, payload, timeout=arguments.timeout, **metadata)
-            with _wait_notice("acknowledgements", arguments.timeout):
+            with wait_notice("acknowledgements", arguments.timeout):
                 client.flush(arguments.timeout)
     finally:
         if client is not None:
@@ -193,7 +192,7 @@ def _recv(arguments: argparse.Namespace) -> int:
         with (
             client_of(arguments) as client,
             client.recv(arguments.tasks) as subscription,
-            _wait_notice(waited, idle) as notice,
+            wait_notice(waited, idle) as notice,
         ):
             messages = subscription.messages(arguments.count, quiet=idle)
             sizes: list[int] = []  # of the messages of the current batch
@@ -230,8 +229,7 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
         act = _write_json if printed else _ACTIONS[arguments.action]
         act(box, letters)
     if missing:
-        names = ", ".join(map(escape_unprintable, sorted(missing)))
-        print(f"there is no dead letter {names}", file=sys.stderr)
+        write_lines(sys.stderr, f"there is no dead letter {', '.join(sorted(missing))}")
         return EXIT_FAILED
     return EXIT_OK
 
@@ -332,7 +330,7 @@ def _show(_: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:
         payload = each.message.payload
         more = f" ... ({len(payload)} bytes)" if len(payload) > _SHOWN_BYTES else ""
         lines.append(f"payload  {payload[:_SHOWN_BYTES].decode(errors='backslashreplace')}{more}")
-        write_text(sys.stdout, "\n".join([*map(escape_unprintable, lines), "", ""]))
+        write_lines(sys.stdout, *lines, "")
 
 
 def _replay(box: _DeadLetterBatch, letters: Sequence[DeadMessage]) -> None:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
-from functools import partial
 from itertools import takewhile
-from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tuplewire.errors import ConfigError
@@ -27,8 +26,9 @@ from tuplewire.settings.settings import (
     settings_of,
     unknown_error,
 )
-from tuplewire.text.formatting import escape_unprintable
+from tuplewire.text.formatting import fold
 from tuplewire.values.task_ids import TASK, TASKS
+from tuplewire_service.command.terminal import write_lines
 from tuplewire_service.config.stop import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -67,11 +67,10 @@ class _HelpFormatter(argparse.HelpFormatter):
     """Shows options only in their list, as they would fill the usage line. Keeps examples and names whole."""
 
     def _fill_text(self, text: str, width: int, _: str) -> str:
-        fold, lines = partial(fill, width=width, break_on_hyphens=False), text.splitlines()
-        return "\n".join(each if each.startswith("example:") else fold(each) for each in lines)
+        return fold(text, width)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return wrap(text, width, break_on_hyphens=False)
+        return fold(text, width).splitlines()
 
     def _format_usage(self, usage: Any, actions: Any, _: Any, prefix: Any) -> str:
         words = [each for each in actions if not each.option_strings or each.required]
@@ -124,8 +123,9 @@ class Parser(argparse.ArgumentParser):
             self.error(str(unknown_error(f"{name} {value!r}", value, action.choices)))
 
     def error(self, message: str) -> NoReturn:
-        end = "" if message.endswith("?") else ";"
-        self.exit(EXIT_USAGE, f"{self.prog}: {escape_unprintable(message)}{end} see {self.prog} --help\n")
+        message += "" if message.endswith("?") else ";"
+        write_lines(sys.stderr, f"{self.prog}: {message} see {self.prog} --help")
+        self.exit(EXIT_USAGE)
 
 
 def kind_arg(kind: Kind) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import textwrap
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -24,9 +23,9 @@ from google.protobuf.message import Message
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.text.formatting import counted, escape_unprintable
+from tuplewire.text.formatting import counted, escape_unprintable, fold
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.terminal import PROBLEM_STYLE, write_table, write_text
+from tuplewire_service.command.terminal import PROBLEM_STYLE, write_lines, write_table
 from tuplewire_service.command.viewer.cluster_rows import TABLES, ClusterRows, TaskRow, cluster_rows
 from tuplewire_service.command.viewer.columns import NOT_KNOWN, Column, Row, format_time, sorted_rows
 from tuplewire_service.command.viewer.rates import WorkerSample, state_name
@@ -141,10 +140,10 @@ def write_tables(
     if width is None and stream.isatty():
         width = shutil.get_terminal_size().columns
     for sentence in map(escape_unprintable, cluster.blocking):
-        write_text(stream, f"{textwrap.fill(sentence, width) if width else sentence}\n", PROBLEM_STYLE)
+        write_lines(stream, *fold(sentence, width or len(sentence)).split("\n"), style=PROBLEM_STYLE)
     tables: dict[str, list[Row]] = {name: sorted_rows(getattr(cluster, name), wanted) for name in TABLES}
     if wanted and not any(tables.values()):
-        write_text(stream, f"\nno row contains {escape_unprintable(wanted)}\n")
+        write_lines(stream, "", f"no row contains {wanted}")
     for name, found in tables.items():
         if not found:
             continue
@@ -154,13 +153,13 @@ def write_tables(
         if width:
             lines = [[_shorten(escape_unprintable(cell)) for cell in line] for line in lines]
         shown = _visible_columns(columns, lines, width)
-        write_text(stream, f"\n{name}\n")
+        write_lines(stream, "", name)
         header, *cells = [[line[i] for i in shown] for line in ([each.title for each in columns], *lines)]
         if rows:
             write_table(stream, header, cells)
         if left := len(found) - len(lines):
             what = f"{left} more" if len(rows) > limit else counted(left, "idle task")
-            write_text(stream, f"{'and ' if rows else ''}{what}; --json has all of them\n")
+            write_lines(stream, f"{'and ' if rows else ''}{what}; --json has all of them")
 
 
 def _shorten(cell: str) -> str:

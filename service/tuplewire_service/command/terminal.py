@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from tuplewire.text.formatting import escape_unprintable
+from tuplewire.text.formatting import escape_unprintable, fold
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -102,14 +101,13 @@ def live_line(stream: TextIO) -> ProgressLine | None:
     return None if console is None else ProgressLine(console)
 
 
-def write_text(stream: TextIO, text: str, style: str = "", indent: int = 0) -> None:
-    """Write whole lines, which the caller has escaped. A terminal wraps long lines, with an indent."""
-    console = console_of(stream)
+def write_lines(stream: TextIO, *lines: str, style: str = "", indent: int = 2) -> None:
+    """Write lines, and escape them. A terminal wraps long lines, with an indent."""
+    text, console = "".join(f"{escape_unprintable(line)}\n" for line in lines), console_of(stream)
     if console is None:
         stream.write(text)
     else:
-        fold = textwrap.TextWrapper(console.width, subsequent_indent=" " * indent, break_on_hyphens=False)
-        console.print("\n".join(map(fold.fill, text.split("\n"))), style=style, end="")
+        console.print(fold(text, console.width, indent), style=style, end="", soft_wrap=True)
 
 
 def counted(

@@ -13,13 +13,14 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from shutil import get_terminal_size
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tuplewire.errors import MalformedError
 from tuplewire.text.events import LogRateLimiter, event_logger
-from tuplewire.text.formatting import escape_unprintable
+from tuplewire.text.formatting import escape_unprintable, fold
 from tuplewire_service.metrics.families import counters
 
 logger = event_logger(__name__)
@@ -34,11 +35,11 @@ _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskN
 
 
 class EventFormatter(logging.Formatter):
-    """`TIME LEVEL event key=value ...`, with a trace on separate lines; or one JSON object per line."""
+    """`TIME LEVEL event key=value ...`, wrapped if `folded`, and a trace; or one JSON object per line."""
 
-    def __init__(self, log_format: str) -> None:
+    def __init__(self, log_format: str, *, folded: bool = False) -> None:
         super().__init__()
-        self._log_format = log_format
+        self._log_format, self._folded = log_format, folded
 
     def format(self, record: logging.LogRecord) -> str:
         instant = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -50,6 +51,8 @@ class EventFormatter(logging.Formatter):
             parts = {**head, "logger": record.name, **facts, **({"error": trace} if trace else {})}
             return json.dumps(parts, default=str)  # ASCII, for any encoding and terminal
         line = f"{moment} {record.levelname:7} {escape_unprintable(record.getMessage())}"
+        width = get_terminal_size((_MAX_LINE_LENGTH, 1)).columns
+        line = fold(line, width, indent=2) if self._folded else line
         return f"{line}\n{escape_unprintable(trace, keep=_LINE_END)}" if trace else line
 
 
@@ -67,8 +70,8 @@ class LogOutput(logging.Handler, Collector):
     def start(self) -> None:
         """Send every log record of the process to standard error, as `text` or `json`."""
         written = logging.StreamHandler(sys.stderr)
-        for handler in (written, self):
-            handler.setFormatter(EventFormatter(self._log_format))
+        written.setFormatter(EventFormatter(self._log_format, folded=sys.stderr.isatty()))
+        self.setFormatter(EventFormatter(self._log_format))
         logging.basicConfig(level=self._configured_level.upper(), handlers=[written, self], force=True)
         # At the level debug, asyncio logs its selector's name, which is not an event of this project.
         logging.getLogger("asyncio").setLevel(logging.WARNING)

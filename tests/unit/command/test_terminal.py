@@ -26,7 +26,7 @@ from tuplewire_demos.input import SkippedRow, SkippedRows
 from tuplewire_demos.report import Progress
 from tuplewire_demos.run_wordcount import WordCounts, write_words
 from tuplewire_service.command.status_report import status_as_text, write_tables
-from tuplewire_service.command.terminal import counted, write_table, write_text
+from tuplewire_service.command.terminal import counted, write_lines, write_table
 from tuplewire_service.command.viewer.cluster_rows import ClusterRows, TaskRow, WorkerRow
 
 EVIL = "\x1b]0;owned\x07"
@@ -84,8 +84,10 @@ def test_a_table_fits_a_terminal(terminal: StringIO) -> None:
     assert "\\x1b]0;owned\\x07 of 336,776" in written
     assert "[bold]ten[/bold] :smile:" in written
     assert written.count("x") == 100 + 2
-    write_text(terminal, f"key   {'value ' * 20}\n", indent=6)
-    assert "value\n      value" in re.sub(CONTROL, "", terminal.getvalue())
+    write_lines(terminal, f"key   {'value ' * 20}", f"{'x ' * 38}pip install 'tuplewire[zmq]', {'/' * 90}")
+    written = re.sub(CONTROL, "", terminal.getvalue())
+    assert "value\n  value" in written
+    assert written.endswith(f" x\n  pip install 'tuplewire[zmq]',\n  {'/' * 90}\n")
 
 
 @pytest.mark.parametrize("why", ["a pipe", "dumb", "no rich"])
