@@ -54,7 +54,7 @@ class Ledger(_message.Message):
     def __init__(self, accepted: _Optional[int] = ..., acknowledged: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., pending: _Optional[int] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("address", "connected", "ledger", "reconnects", "congested_tasks", "worker_id", "connection_number", "sent_messages", "sent_batches", "sent_bytes")
+    __slots__ = ("address", "connected", "ledger", "reconnects", "congested_tasks", "worker_id", "connection_number", "sent_messages", "sent_frames", "sent_bytes")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
@@ -63,7 +63,7 @@ class PeerStatus(_message.Message):
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     CONNECTION_NUMBER_FIELD_NUMBER: _ClassVar[int]
     SENT_MESSAGES_FIELD_NUMBER: _ClassVar[int]
-    SENT_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SENT_FRAMES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     address: str
     connected: bool
@@ -73,9 +73,9 @@ class PeerStatus(_message.Message):
     worker_id: str
     connection_number: int
     sent_messages: int
-    sent_batches: int
+    sent_frames: int
     sent_bytes: int
-    def __init__(self, address: _Optional[str] = ..., connected: bool = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., reconnects: _Optional[int] = ..., congested_tasks: _Optional[_Iterable[int]] = ..., worker_id: _Optional[str] = ..., connection_number: _Optional[int] = ..., sent_messages: _Optional[int] = ..., sent_batches: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, address: _Optional[str] = ..., connected: bool = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., reconnects: _Optional[int] = ..., congested_tasks: _Optional[_Iterable[int]] = ..., worker_id: _Optional[str] = ..., connection_number: _Optional[int] = ..., sent_messages: _Optional[int] = ..., sent_frames: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
 class TaskStatus(_message.Message):
     __slots__ = ("task", "queued_messages", "queued_bytes", "subscribed", "acknowledged_messages", "congested", "base_sequence", "oldest_seconds", "load", "received_messages")
@@ -156,28 +156,28 @@ class IdentitySessions(_message.Message):
     def __init__(self, sharing: _Optional[int] = ..., resumable: _Optional[int] = ...) -> None: ...
 
 class ReceiveCount(_message.Message):
-    __slots__ = ("source", "messages", "batches", "bytes")
+    __slots__ = ("source", "messages", "frames", "bytes")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
-    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     source: str
     messages: int
-    batches: int
+    frames: int
     bytes: int
-    def __init__(self, source: _Optional[str] = ..., messages: _Optional[int] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, source: _Optional[str] = ..., messages: _Optional[int] = ..., frames: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Blocking(_message.Message):
-    __slots__ = ("task", "where", "seconds", "recent_seconds")
+    __slots__ = ("task", "place", "seconds", "recent_seconds")
     TASK_FIELD_NUMBER: _ClassVar[int]
-    WHERE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     RECENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     task: str
-    where: str
+    place: str
     seconds: float
     recent_seconds: float
-    def __init__(self, task: _Optional[str] = ..., where: _Optional[str] = ..., seconds: _Optional[float] = ..., recent_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, task: _Optional[str] = ..., place: _Optional[str] = ..., seconds: _Optional[float] = ..., recent_seconds: _Optional[float] = ...) -> None: ...
 
 class RecentCounts(_message.Message):
     __slots__ = ("interval_seconds", "accepted", "acknowledged", "dropped", "state_seconds")
@@ -320,7 +320,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, max_clients: _Optional[int] = ..., max_tasks: _Optional[int] = ..., tasks: _Optional[_Iterable[int]] = ..., membership_poll_seconds: _Optional[float] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_task_count", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_reason", "sessions", "consumers", "connected_session_count", "disconnected_session_count", "subscribed_consumer_count", "smallest_window_messages", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent", "queue_wait", "end_to_end", "components", "rejections", "rejected_waiting_messages", "dead_letter_task", "local_task_count", "sharing_session_count", "resumable_session_count", "identities", "pending_handshakes", "server_restarts", "possibly_lost_messages", "predecessor_possibly_lost_messages", "send_to_ack", "loop_lag", "sinks", "taps", "assignment_refused", "drain_seconds")
+    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_task_count", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_reason", "sessions", "consumers", "connected_session_count", "disconnected_session_count", "subscribed_consumer_count", "smallest_window_messages", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent", "queue_wait", "end_to_end", "components", "rejections", "rejected_waiting_messages", "dead_letter_task", "local_task_count", "sharing_session_count", "resumable_session_count", "identities", "silent_streams", "grpc_server_restarts", "possibly_lost_messages", "predecessor_possibly_lost_messages", "send_to_ack", "loop_lag", "sinks", "taps", "assignment_refused", "drain_seconds")
     class StateSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -394,8 +394,8 @@ class GetStatusResponse(_message.Message):
     SHARING_SESSION_COUNT_FIELD_NUMBER: _ClassVar[int]
     RESUMABLE_SESSION_COUNT_FIELD_NUMBER: _ClassVar[int]
     IDENTITIES_FIELD_NUMBER: _ClassVar[int]
-    PENDING_HANDSHAKES_FIELD_NUMBER: _ClassVar[int]
-    SERVER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    GRPC_SERVER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     POSSIBLY_LOST_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     PREDECESSOR_POSSIBLY_LOST_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SEND_TO_ACK_FIELD_NUMBER: _ClassVar[int]
@@ -442,8 +442,8 @@ class GetStatusResponse(_message.Message):
     sharing_session_count: int
     resumable_session_count: int
     identities: _containers.MessageMap[str, IdentitySessions]
-    pending_handshakes: int
-    server_restarts: int
+    silent_streams: int
+    grpc_server_restarts: int
     possibly_lost_messages: _containers.ScalarMap[str, int]
     predecessor_possibly_lost_messages: int
     send_to_ack: Latency
@@ -452,7 +452,7 @@ class GetStatusResponse(_message.Message):
     taps: TapStatus
     assignment_refused: bool
     drain_seconds: float
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_task_count: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_reason: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_session_count: _Optional[int] = ..., disconnected_session_count: _Optional[int] = ..., subscribed_consumer_count: _Optional[int] = ..., smallest_window_messages: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., recent: _Optional[_Union[RecentCounts, _Mapping]] = ..., queue_wait: _Optional[_Union[Latency, _Mapping]] = ..., end_to_end: _Optional[_Union[Latency, _Mapping]] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., rejections: _Optional[int] = ..., rejected_waiting_messages: _Optional[int] = ..., dead_letter_task: _Optional[int] = ..., local_task_count: _Optional[int] = ..., sharing_session_count: _Optional[int] = ..., resumable_session_count: _Optional[int] = ..., identities: _Optional[_Mapping[str, IdentitySessions]] = ..., pending_handshakes: _Optional[int] = ..., server_restarts: _Optional[int] = ..., possibly_lost_messages: _Optional[_Mapping[str, int]] = ..., predecessor_possibly_lost_messages: _Optional[int] = ..., send_to_ack: _Optional[_Union[Latency, _Mapping]] = ..., loop_lag: _Optional[_Union[Latency, _Mapping]] = ..., sinks: _Optional[_Union[SinkStatus, _Mapping]] = ..., taps: _Optional[_Union[TapStatus, _Mapping]] = ..., assignment_refused: bool = ..., drain_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_task_count: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_reason: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_session_count: _Optional[int] = ..., disconnected_session_count: _Optional[int] = ..., subscribed_consumer_count: _Optional[int] = ..., smallest_window_messages: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., recent: _Optional[_Union[RecentCounts, _Mapping]] = ..., queue_wait: _Optional[_Union[Latency, _Mapping]] = ..., end_to_end: _Optional[_Union[Latency, _Mapping]] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., rejections: _Optional[int] = ..., rejected_waiting_messages: _Optional[int] = ..., dead_letter_task: _Optional[int] = ..., local_task_count: _Optional[int] = ..., sharing_session_count: _Optional[int] = ..., resumable_session_count: _Optional[int] = ..., identities: _Optional[_Mapping[str, IdentitySessions]] = ..., silent_streams: _Optional[int] = ..., grpc_server_restarts: _Optional[int] = ..., possibly_lost_messages: _Optional[_Mapping[str, int]] = ..., predecessor_possibly_lost_messages: _Optional[int] = ..., send_to_ack: _Optional[_Union[Latency, _Mapping]] = ..., loop_lag: _Optional[_Union[Latency, _Mapping]] = ..., sinks: _Optional[_Union[SinkStatus, _Mapping]] = ..., taps: _Optional[_Union[TapStatus, _Mapping]] = ..., assignment_refused: bool = ..., drain_seconds: _Optional[float] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ("tasks",)

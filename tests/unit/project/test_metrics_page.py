@@ -30,9 +30,7 @@ def status(tasks: int, peers: int) -> pb.GetStatusResponse:
     found.assignment_version = found.newest_assignment_version = 1
     for number in range(peers):
         about = {"worker_id": f"w{number}", "address": "host:1", "connection_number": number}
-        found.peers.add(
-            **about, connected=True, ledger=ledger, sent_messages=9, sent_frames=1, sent_bytes=90
-        )
+        found.peers.add(**about, connected=True, ledger=ledger, sent_messages=9, sent_frames=1, sent_bytes=90)
         found.received.add(source=f"w{number}", messages=9, frames=1, bytes=90)
         found.possibly_lost_messages[f"w{number}"] = 2
         found.identities[f"token t{number}"].MergeFrom(pb.IdentitySessions(sharing=2, resumable=1))
