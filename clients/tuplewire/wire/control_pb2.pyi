@@ -850,7 +850,7 @@ class TapResponse(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[TappedMessage, _Mapping]]] = ..., passed_messages: _Optional[int] = ..., omitted_messages: _Optional[int] = ...) -> None: ...
 
 class TappedMessage(_message.Message):
-    __slots__ = ("task", "source", "payload", "payload_bytes", "headers", "headers_bytes", "sender_id", "from_worker", "destination", "redelivered", "accepted_unix_micros", "seen_unix_micros")
+    __slots__ = ("task", "source", "payload", "payload_bytes", "headers", "headers_bytes", "sender_id", "from_worker", "place", "redelivered", "accepted_unix_micros", "seen_unix_micros")
     TASK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -859,7 +859,7 @@ class TappedMessage(_message.Message):
     HEADERS_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     FROM_WORKER_FIELD_NUMBER: _ClassVar[int]
-    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     REDELIVERED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
     SEEN_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
@@ -871,11 +871,11 @@ class TappedMessage(_message.Message):
     headers_bytes: int
     sender_id: str
     from_worker: bool
-    destination: str
+    place: str
     redelivered: bool
     accepted_unix_micros: int
     seen_unix_micros: int
-    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., payload: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., headers: _Optional[bytes] = ..., headers_bytes: _Optional[int] = ..., sender_id: _Optional[str] = ..., from_worker: bool = ..., destination: _Optional[str] = ..., redelivered: bool = ..., accepted_unix_micros: _Optional[int] = ..., seen_unix_micros: _Optional[int] = ...) -> None: ...
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., payload: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., headers: _Optional[bytes] = ..., headers_bytes: _Optional[int] = ..., sender_id: _Optional[str] = ..., from_worker: bool = ..., place: _Optional[str] = ..., redelivered: bool = ..., accepted_unix_micros: _Optional[int] = ..., seen_unix_micros: _Optional[int] = ...) -> None: ...
 
 class GetDebugRequest(_message.Message):
     __slots__ = ()

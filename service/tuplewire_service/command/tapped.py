@@ -35,7 +35,7 @@ _JSON_FIELDS = (
     "payload_bytes",
     "sender_id",
     "from_worker",
-    "destination",
+    "place",
     "redelivered",
     "accepted_unix_micros",
     "seen_unix_micros",
@@ -85,7 +85,7 @@ def tap_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse, None,
                     break
                 counts = [each for each in last.values() if isinstance(each, pb.TapResponse)]
                 yield pb.TapResponse(
-                    messages=[each for each in response.messages if not tasks or each.destination == "local"],
+                    messages=[each for each in response.messages if not tasks or each.place == "local"],
                     passed_messages=sum(each.passed_messages for each in counts),
                     omitted_messages=sum(each.omitted_messages for each in counts),
                 )
@@ -103,11 +103,11 @@ def _read(client: ControlClient, worker_id: str, given: argparse.Namespace, arri
 
 
 def tapped_as_text(message: pb.TappedMessage, decoding: PayloadFormat) -> str:
-    """Return a line: time, task, destination, sender, key and headers, and the payload after a bar."""
+    """Return a line: time, task, place, sender, key and headers, and the payload after a bar."""
     sender = short_client(message.sender_id)
     seconds, micros = divmod(message.seen_unix_micros, 1_000_000)
     instant = time.strftime("%H:%M:%S", time.gmtime(seconds))
-    facts: dict[str, Any] = {"task": message.task, "place": message.destination, "sender": sender}
+    facts: dict[str, Any] = {"task": message.task, "place": message.place, "sender": sender}
     if message.HasField("source"):
         facts["source"] = message.source
     if message.accepted_unix_micros:

@@ -51,7 +51,7 @@ class Tap:
         self._waiting: deque[pb.TappedMessage] = deque()
         self._waiting_bytes = 0
 
-    def offer(self, group: TaskGroup, batch: ReceivedBatch, destination: str) -> None:
+    def offer(self, group: TaskGroup, batch: ReceivedBatch, place: str) -> None:
         """Copy the sampled messages of a group."""
         count = group.count
         self.passed_messages += count
@@ -70,7 +70,7 @@ class Tap:
         self._tokens -= taken
         if taken > 0:
             indexes = range(count) if taken == count else sorted(self._random.sample(range(count), taken))
-            for message in _copy_messages(group, indexes, batch, destination, self._request.max_bytes):
+            for message in _copy_messages(group, indexes, batch, place, self._request.max_bytes):
                 if self._waiting_bytes >= _MAX_WAITING_BYTES:
                     break
                 self._waiting.append(message)
@@ -94,7 +94,7 @@ class Tap:
 
 
 def _copy_messages(
-    group: TaskGroup, indexes: Iterable[int], batch: ReceivedBatch, destination: str, max_bytes: int
+    group: TaskGroup, indexes: Iterable[int], batch: ReceivedBatch, place: str, max_bytes: int
 ) -> Iterator[pb.TappedMessage]:
     """Copy messages of a group. The time grows with the group, once, and with the copied messages."""
     sizes, header_sizes = group.payload_sizes(), group.header_sizes()
@@ -115,7 +115,7 @@ def _copy_messages(
             headers_bytes=header_sizes[index] if header_begins else 0,
             sender_id=inbound.sender_id,
             from_worker=bool(inbound.worker_number),
-            destination=destination,
+            place=place,
             redelivered=group.redelivered,
             accepted_unix_micros=group.accepted_micros,
             seen_unix_micros=now_micros,

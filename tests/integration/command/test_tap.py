@@ -78,7 +78,7 @@ def test_messages_are_seen_at_both_workers_and_still_arrive(pair: Pair) -> None:
         shown, omitted = seen(at_entry, 51)
         assert omitted == 0
         assert [each.payload for each in shown] == [*(b"%d" % number for number in range(50)), b"last one"]
-        assert {(each.task, each.destination, each.from_worker) for each in shown} == {
+        assert {(each.task, each.place, each.from_worker) for each in shown} == {
             (task, pair.far.worker_id, False)
         }
         assert {each.sender_id for each in shown} == {"program"}
@@ -88,7 +88,7 @@ def test_messages_are_seen_at_both_workers_and_still_arrive(pair: Pair) -> None:
         shown, _ = seen(at_owner, 51)
         assert [each.payload_bytes for each in shown[-2:]] == [2, 8]
         assert shown[-1].payload == b"las"
-        assert {(each.destination, each.from_worker) for each in shown} == {("local", True)}
+        assert {(each.place, each.from_worker) for each in shown} == {("local", True)}
         assert all(each.seen_unix_micros >= each.accepted_unix_micros > 0 for each in shown[:-1])
         assert metric(pair.near, "tuplewire_tapped_messages_total") == before + 51
     eventually(lambda: taps(pair.near) == taps(pair.far) == 0)
