@@ -130,7 +130,7 @@ def test_listed_programs_only() -> None:
         ("Publish", "publish"),
         ("Begin", "publish"),
         ("Check", "publish"),
-        ("Progress", "publish"),
+        ("GetProgress", "publish"),
         ("Drain", "drain"),
         ("UpdateAssignment", "assign"),
         ("New", "assign"),
