@@ -42,7 +42,7 @@ class Progress(AbstractContextManager["Progress"]):
         """Show the start of a stage."""
         self.note(text)
         if self._live is not None:
-            self._live.begin()
+            self._live.restart()
 
     def note(self, text: str) -> None:
         """Write a permanent line."""
@@ -69,7 +69,7 @@ class Progress(AbstractContextManager["Progress"]):
     def show_wait(self, text: str) -> None:
         """Show the reason for a wait, only on a terminal."""
         if self._live is not None:
-            self._live.begin()
+            self._live.restart()
             self._live.show(text)
 
     def end(self) -> None:

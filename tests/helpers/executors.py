@@ -49,7 +49,7 @@ class NoLink(Link):
         raise AssertionError(f"there are messages for task {groups[0].task}")
 
     @property
-    def pending(self) -> int:
+    def pending_messages(self) -> int:
         """No messages."""
         return 0
 

@@ -16,7 +16,7 @@ from tuplewire_service.worker.queue_subscription import QueueConsumers
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.task_queue import Queue
+from tuplewire_service.worker.task_queue import TaskQueue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 HERE = AssignedWorker("here", "127.0.0.1:1", (0,))
@@ -69,7 +69,7 @@ def queues_of(tasks: Iterable[int], **settings: Any) -> ReceiveQueues:
     return queues
 
 
-def delivered(*payloads: bytes, sender: Program | None = None) -> Queue:
+def delivered(*payloads: bytes, sender: Program | None = None) -> TaskQueue:
     """Return the queue of task 1, with all its messages delivered."""
     queues = queues_of([1])
     queues.put(TaskGroup.of(1, payloads), sender or Program())

@@ -361,7 +361,7 @@ class SessionMachine(RuleBasedStateMachine):
         if not resumes:
             consumer.last_seen.clear()
         consumer.window.on_connected(
-            worker.incarnation, [(task, log.taken) for task, log in worker.logs.items()]
+            worker.incarnation, [(task, log.last_taken) for task, log in worker.logs.items()]
         )
         self.receiving.connected = True
         self._say_progress()

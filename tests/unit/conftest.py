@@ -30,7 +30,7 @@ def router(
     async def main() -> Router:
         settings = WorkerSettings(worker_id="here", topology="t")
         router = Router(settings, 1, context, lambda: False, lambda *_: None)
-        router.update(getattr(request, "param", ASSIGNMENT))
+        router.update_assignment(getattr(request, "param", ASSIGNMENT))
         return router
 
     router = run_coroutine(main())

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
         advice = "; start a worker there, or correct --address or TUPLEWIRE_ADDRESS"
         unreachable = "no connection: " in str(error) and "run" not in arguments[:1]
-        return _fail(arguments, f"{error}{advice if unreachable else ''}", code)
+        return _print_error(arguments, f"{error}{advice if unreachable else ''}", code)
     except ModuleNotFoundError as error:
         extra = _EXTRA_BY_MODULE.get((error.name or "").partition(".")[0])
         if extra is None:
@@ -70,18 +70,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["run"]:
             extra = "demo"  # includes all requirements of jobs, also a Java runtime
         missing = f"{error.name} is not installed: pip install 'tuplewire[{extra}]'"
-        return _fail(arguments, missing, EXIT_FAILED)
+        return _print_error(arguments, missing, EXIT_FAILED)
     except KeyboardInterrupt:
         if not {"recv", "status", "tap", "top"}.isdisjoint(arguments[:1]):  # Ctrl-C is how to end them
             return EXIT_INTERRUPTED
-        return _fail(arguments, "interrupted", EXIT_INTERRUPTED)
+        return _print_error(arguments, "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         _discard_output()  # the reader of the output closed the pipe
         return EXIT_FAILED
     except OSError as error:
         _discard_output()
         where = f"{error.filename}: " if error.filename else ""
-        return _fail(arguments, f"{where}{error.strerror or error}", EXIT_FAILED)
+        return _print_error(arguments, f"{where}{error.strerror or error}", EXIT_FAILED)
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
@@ -101,7 +101,7 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(arguments: Sequence[str], message: str, code: int) -> int:
+def _print_error(arguments: Sequence[str], message: str, code: int) -> int:
     command = f"tuplewire {arguments[0]}" if arguments and not arguments[0].startswith("-") else "tuplewire"
     write_lines(sys.stderr, *f"{command}: {message}".split("\n"))
     return code

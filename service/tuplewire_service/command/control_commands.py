@@ -43,7 +43,7 @@ from tuplewire_service.command.parsers import (
     read_credentials,
 )
 from tuplewire_service.command.terminal import console_of, write_lines, write_table
-from tuplewire_service.command.viewer.columns import NOT_KNOWN, short_client
+from tuplewire_service.command.viewer.columns import NOT_KNOWN, format_client
 from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK, Stop
 
 logger = event_logger(__name__)
@@ -264,6 +264,6 @@ def _offset_rows(
     rows = []
     for each in found.tasks:
         done, last = each.acknowledged_sequence, each.last_sequence
-        consumer = short_client(each.consumer_id) or NOT_KNOWN
+        consumer = format_client(each.consumer_id) or NOT_KNOWN
         rows.append((each.task, worker, done, last, last - done, each.queued_bytes, consumer))
     return rows

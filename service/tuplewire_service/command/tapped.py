@@ -26,7 +26,7 @@ from tuplewire.values.task_ids import format_tasks
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.messages import PayloadFormat, as_json
 from tuplewire_service.command.parsers import fetch_owners, make_control_client
-from tuplewire_service.command.viewer.columns import short_client
+from tuplewire_service.command.viewer.columns import format_client
 
 _OWNER_CHECK_SECONDS = 1.0
 
@@ -104,7 +104,7 @@ def _read(client: ControlClient, worker_id: str, given: argparse.Namespace, arri
 
 def tapped_as_text(message: pb.TappedMessage, decoding: PayloadFormat) -> str:
     """Return a line: time, task, place, sender, key and headers, and the payload after a bar."""
-    sender = short_client(message.sender_id)
+    sender = format_client(message.sender_id)
     seconds, micros = divmod(message.seen_unix_micros, 1_000_000)
     instant = time.strftime("%H:%M:%S", time.gmtime(seconds))
     facts: dict[str, Any] = {"task": message.task, "place": message.place, "sender": sender}

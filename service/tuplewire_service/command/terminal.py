@@ -46,8 +46,8 @@ def console_of(stream: TextIO) -> Console | None:
 class ProgressLine:
     """A line with the elapsed time, a bar if the end is known, and a text. Thread-safe.
 
-    A thread redraws it from begin() or show() until end(), which erases it. It is one line, so the output of
-    other processes to the terminal stays intact.
+    A thread redraws it from restart() or show() until end(), which erases it. It is one line, so the output
+    of other processes to the terminal stays intact.
     """
 
     def __init__(self, console: Console) -> None:
@@ -55,9 +55,9 @@ class ProgressLine:
         from rich.spinner import Spinner
 
         self._spinner = Spinner("line")
-        self._since = time.monotonic()
+        self._started_at = time.monotonic()
         self._text = ""
-        self._share: float | None = None
+        self._completed_ratio: float | None = None
         self._live = Live(
             console=console,
             get_renderable=self._render,
@@ -67,14 +67,14 @@ class ProgressLine:
             redirect_stderr=False,
         )
 
-    def begin(self) -> None:
+    def restart(self) -> None:
         """Draw the line without a text, and restart its time."""
-        self._since, self._text, self._share = time.monotonic(), "", None
+        self._started_at, self._text, self._completed_ratio = time.monotonic(), "", None
         self._live.start()
 
-    def show(self, text: str, share: float | None = None) -> None:
-        """Change the text, and draw the line if it is hidden. `share` is the completed share, 0 to 1."""
-        self._text, self._share = escape_unprintable(text), share
+    def show(self, text: str, completed_ratio: float | None = None) -> None:
+        """Change the text, and draw the line if it is hidden. `completed_ratio` is from 0 to 1."""
+        self._text, self._completed_ratio = escape_unprintable(text), completed_ratio
         self._live.start()
 
     def end(self) -> None:
@@ -86,10 +86,10 @@ class ProgressLine:
         from rich.table import Table
         from rich.text import Text
 
-        took = timedelta(seconds=int(time.monotonic() - self._since))
+        took = timedelta(seconds=int(time.monotonic() - self._started_at))
         cells: list[RenderableType] = [self._spinner, str(took)]
-        if self._share is not None:
-            cells.append(ProgressBar(total=1.0, completed=self._share, width=_BAR_WIDTH))
+        if self._completed_ratio is not None:
+            cells.append(ProgressBar(total=1.0, completed=self._completed_ratio, width=_BAR_WIDTH))
         line = Table.grid(padding=(0, 1))
         line.add_row(*cells, Text(self._text, no_wrap=True, overflow="crop"))
         return line
@@ -111,7 +111,7 @@ def write_lines(stream: TextIO, *lines: str, style: str = "", indent: int = 2) -
 
 
 def counted(
-    items: Iterable[_Item], what: str, completed_ratio: Callable[[int], float | None], *, drawn: bool
+    items: Iterable[_Item], item_name: str, completed_ratio: Callable[[int], float | None], *, drawn: bool
 ) -> Generator[_Item]:
     """Yield items. If `drawn`, show their number and rate on standard error, if it is a terminal.
 
@@ -128,7 +128,7 @@ def counted(
             now = time.monotonic()
             if now - last >= _REDRAW_SECONDS:
                 last = now
-                line.show(f"{number:,} {what}, {number / (now - began):,.0f}/s", completed_ratio(number))
+                line.show(f"{number:,} {item_name}, {number / (now - began):,.0f}/s", completed_ratio(number))
     finally:
         line.end()
 

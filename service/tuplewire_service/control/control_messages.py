@@ -18,10 +18,10 @@ MAX_NAMES = 100_000
 _Name = TypeVar("_Name", bound=Hashable)
 
 
-def unique(names: Sequence[_Name], what: str) -> list[_Name]:
-    """Return each name once, in order. Raises MalformedError if there are too many; `what` describes them."""
+def unique(names: Sequence[_Name], noun: str) -> list[_Name]:
+    """Return each name once, in order. Raises MalformedError if there are too many; `noun` describes them."""
     if len(names) > MAX_NAMES:
-        raise MalformedError(f"{len(names)} {what} in a request, and {MAX_NAMES} are allowed: ask in parts")
+        raise MalformedError(f"{len(names)} {noun} in a request, and {MAX_NAMES} are allowed: ask in parts")
     return list(dict.fromkeys(names))
 
 

@@ -33,7 +33,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._watchers: dict[asyncio.Task[Any], asyncio.Event] = {}
         """The calls of Watch, with the events that wake them."""
         self._ending = False
-        worker.on_change = self._notify_watchers
+        worker.on_state_change = self._notify_watchers
 
     async def end(self, timeout: float) -> None:
         """Report not ready, and wait until all watchers' streams are closed, at most `timeout` seconds."""

@@ -112,7 +112,7 @@ class _Program:
     report: pb.ReportProgramRequest
     reported_at: float
     expires_at: float
-    before: pb.ReportProgramRequest
+    previous_report: pb.ReportProgramRequest
     previous_reported_at: float
     size: int
     component_bytes: int
@@ -124,7 +124,7 @@ class _Program:
             return
         took = self.reported_at - self.previous_reported_at
         share = min(1.0, (now - self.reported_at) / took) if took > 0 else 1.0
-        then = {(each.component, each.first_task): each for each in self.before.components}
+        then = {(each.component, each.first_task): each for each in self.previous_report.components}
         for each in self.report.components:
             yield _between(then.get((each.component, each.first_task)), each, share)
 
@@ -252,14 +252,14 @@ def _between(then: pb.ComponentStatus | None, now: pb.ComponentStatus, share: fl
     if then is not None:
         inputs = {(each.component, each.stream): each for each in then.inputs}
         for source in shown.inputs:
-            _go_back(inputs.get((source.component, source.stream)), source, _INPUT_COUNTS, share)
+            _interpolate(inputs.get((source.component, source.stream)), source, _INPUT_COUNTS, share)
         executors = {(each.first_task, each.task_count): each for each in then.executors}
         for each in shown.executors:
-            _go_back(executors.get((each.first_task, each.task_count)), each, _EXECUTOR_COUNTS, share)
+            _interpolate(executors.get((each.first_task, each.task_count)), each, _EXECUTOR_COUNTS, share)
     return shown
 
 
-def _go_back(
+def _interpolate(
     then: pb.InputStatus | pb.ExecutorStatus | None,
     now: pb.InputStatus | pb.ExecutorStatus,
     names: Iterable[str],

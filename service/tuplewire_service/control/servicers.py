@@ -168,7 +168,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
                     await asyncio.sleep(_TAP_BATCH_SECONDS)
         finally:
             del self._tap_errors[woken]
-            taps.end(tap)
+            taps.close_tap(tap)
             counts = {name: getattr(tap, f"{name}_messages") for name in ("shown", "omitted", "passed")}
             logger.info("tap.ended", extra={**by, **counts, "seconds": round(time.monotonic() - began, 1)})
 
@@ -257,54 +257,54 @@ class ServiceHandlers(grpc.GenericRpcHandler):
     """
 
     def __init__(self, check: CallCheck) -> None:
-        self._added: list[grpc.GenericRpcHandler] = []
+        self._handlers: list[grpc.GenericRpcHandler] = []
         self._check = check
         self.pending_handshakes = PendingHandshakes()
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
         """Add the handlers of a service."""
-        self._added.extend(handlers)
+        self._handlers.extend(handlers)
 
     def add_registered_method_handlers(self, _service: str, _handlers: dict[str, Any]) -> None:
         """Do nothing: the generic handlers serve the same methods on all servers."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """See grpc.GenericRpcHandler."""
-        found: list[Any] = [each.service(handler_call_details) for each in self._added]
+        found: list[Any] = [each.service(handler_call_details) for each in self._handlers]
         method = next(filter(None, found), None)
         if method is None:
             return None
         path = str(handler_call_details.method)
 
         async def answer(_: object, context: Context) -> None:
-            wire: ServerStream = GrpcServerStream(context, None)
+            stream: ServerStream = GrpcServerStream(context, None)
             with contextlib.suppress(StreamBroken):  # the peer has disconnected, so no status can be sent
-                request = await self._read(path, method, context, wire)
+                request = await self._read(path, method, context, stream)
                 try:
                     if method.response_streaming:
                         async with contextlib.aclosing(method.unary_stream(request, context)) as responses:
                             async for response in responses:
                                 if not isinstance(response, bytes):
                                     response = method.response_serializer(response)  # noqa: PLW2901
-                                await wire.write(response)
+                                await stream.write(response)
                     else:
                         response = await method.unary_unary(request, context)
-                        await wire.write(method.response_serializer(response))
+                        await stream.write(method.response_serializer(response))
                 except (RefusedError, MessageError) as error:
-                    await wire.refuse(error)
+                    await stream.refuse(error)
 
         return grpc.stream_stream_rpc_method_handler(answer)
 
-    async def _read(self, path: str, method: Any, context: Context, wire: ServerStream) -> Any:
+    async def _read(self, path: str, method: Any, context: Context, stream: ServerStream) -> Any:
         try:
             self._check(context, path)
-            return _request(method, await self.pending_handshakes.read_first(wire.read, "request"))
+            return _decode_request(method, await self.pending_handshakes.read_first(stream.read, "request"))
         except (RefusedError, MalformedError) as error:
-            log_refusal(wire.peer, error)
-            await wire.refuse(error)
+            log_refusal(stream.peer, error)
+            await stream.refuse(error)
 
 
-def _request(method: Any, data: bytes | None) -> Any:
+def _decode_request(method: Any, data: bytes | None) -> Any:
     if data is None:
         raise MalformedError("the call has no request")
     try:

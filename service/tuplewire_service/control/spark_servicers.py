@@ -87,12 +87,12 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
         """Register a run of a sink's query."""
         sink, names = self._named(request, context)
         check_id("run", request.run)
-        tasks, previous = self.worker.sinks.begin(sink, request.epoch, request.run, names)
+        tasks, previous = self.worker.sinks.begin_run(sink, request.epoch, request.run, names)
         return pb.BeginResponse(
             published_tasks=tasks,
             published_contents=contents_to_wire(tasks),
             previous_workers=map(assigned_worker_to_wire, previous),
-            run_continues=self.worker.sinks.publications.published_earlier(sink, request.epoch, request.run),
+            run_continues=self.worker.sinks.publications.has_earlier_epoch(sink, request.epoch, request.run),
         )
 
     async def Check(self, request: pb.CheckRequest, context: Context) -> pb.CheckResponse:
@@ -162,7 +162,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
                 for each in router.departures.find(incarnations)
             ],
         )
-        congested, number = worker.congested, router.own_number
+        congested, number = worker.congested_tasks, router.own_number
 
         def fill() -> pb.PollResponse:
             for each in held:

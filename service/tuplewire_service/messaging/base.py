@@ -109,7 +109,7 @@ class ReceivedBatch(TaskMessageBatch):
     refusals: list[tuple[TaskGroup, RefusedError]]
 
     @classmethod
-    def arrived(
+    def for_callback(
         cls, groups: Iterable[TaskGroup], inbound: InboundSession, assignment_version: int = 0
     ) -> ReceivedBatch:
         """Build a batch for a callback, of groups that are not empty. For transports."""

@@ -79,7 +79,7 @@ class Reception(IConnectionCallback):
         """Deliver the accepted groups of a frame; report refused and released groups to its session."""
         routes = {0: groups} if set(map(PATH, groups)) == {0} else _by_route(groups)
         for route, some in routes.items():
-            batch = ReceivedBatch.arrived(some, session.inbound_session(route), assignment_version)
+            batch = ReceivedBatch.for_callback(some, session.inbound_session(route), assignment_version)
             # The sender must get an answer even if the callback has a defect.
             try:
                 self.callback.recv(batch)

@@ -52,7 +52,7 @@ class RecvService(StreamService):
     source: ISubscriptionSource
     draining: bool = False
 
-    async def serve(self, wire: ServerStream) -> None:
+    async def serve(self, stream: ServerStream) -> None:
         """Serve one stream from subscribe to end."""
         subscription: ISubscription | None = None
         try:
@@ -62,24 +62,24 @@ class RecvService(StreamService):
             # 3. The peer closes its side before the subscribe. This is not an error.
             # 4. The subscribe is refused; see _open().
             # For a stream with a subscription, see RecvStream.run().
-            access = wire.admit()
+            access = stream.admit()
             denial: _Denial = asyncio.get_running_loop().create_future()
             with access.track_stream(denial.set_result):
-                data = await self.pending_handshakes.read_first(wire.read, "subscribe")
+                data = await self.pending_handshakes.read_first(stream.read, "subscribe")
                 if data is None:
                     return
-                request = _request(data)
+                request = _decode_request(data)
                 if not request.HasField("subscribe"):
                     raise MalformedError("the first request of a Recv stream must be a subscribe")
                 wake = asyncio.Event()
-                subscription = await self._open(request.subscribe, access, wake, wire.peer)
+                subscription = await self._open(request.subscribe, access, wake, stream.peer)
                 # The answer promises that all rejections of the subscribe are applied.
                 await _apply_cursors(subscription, ())
-                await wire.write(self._make_subscribed(subscription).SerializeToString())
+                await stream.write(self._make_subscribed(subscription).SerializeToString())
                 limit = request.subscribe.max_response_bytes or _DEFAULT_RESPONSE_BYTES
-                await RecvStream(self.settings.session, wire, subscription, wake, denial, limit).run()
+                await RecvStream(self.settings.session, stream, subscription, wake, denial, limit).run()
         except TuplewireError as error:
-            await self._refuse(wire, error)
+            await self._refuse(stream, error)
         finally:
             if subscription is not None:
                 subscription.close()
@@ -103,7 +103,9 @@ class RecvService(StreamService):
                 protocol_version=PROTOCOL_VERSION,
                 worker_id=self.settings.worker_id,
                 worker_incarnation=self.settings.incarnation,
-                tasks=[pb.TaskCursor(task=task, received_sequence=at) for task, at in subscription.starts],
+                tasks=[
+                    pb.TaskCursor(task=task, received_sequence=last) for task, last in subscription.positions
+                ],
             )
         )
 
@@ -113,7 +115,7 @@ class RecvStream:
     """The stream of one subscription. `max_bytes` is the maximum size of a response."""
 
     settings: SessionSettings
-    wire: ServerStream
+    stream: ServerStream
     subscription: ISubscription
     wake: asyncio.Event
     denial: _Denial
@@ -160,8 +162,8 @@ class RecvStream:
             raise self.denial.result()
 
     async def _read(self) -> None:
-        while (data := await self.wire.read()) is not None:
-            request = _request(data)
+        while (data := await self.stream.read()) is not None:
+            request = _decode_request(data)
             kind = request.WhichOneof("kind")
             if kind == "progress":
                 self._probe_timer.reset()
@@ -176,20 +178,20 @@ class RecvStream:
 
     async def _write(self) -> None:
         sequence, ack_requests = 0, AckRequestPolicy()
-        wire, subscription, wake = self.wire, self.subscription, self.wake
+        stream, subscription, wake = self.stream, self.subscription, self.wake
         while not self._closing:
             wake.clear()
             if self._probe_due:
                 self._probe_due = False
-                await wire.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
+                await stream.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
             while subscription.rejection_answers:  # before the messages after them
                 rejected = pb.Rejected(tasks=subscription.rejection_answers.values())
                 subscription.rejection_answers.clear()
-                await wire.write(pb.RecvResponse(rejected=rejected).SerializeToString())
+                await stream.write(pb.RecvResponse(rejected=rejected).SerializeToString())
             if subscription.moved_tasks:
                 moved = pb.Moved(tasks=subscription.moved_tasks)
                 subscription.moved_tasks.clear()
-                await wire.write(pb.RecvResponse(moved=moved).SerializeToString())
+                await stream.write(pb.RecvResponse(moved=moved).SerializeToString())
             if deliveries := subscription.take(self.settings.max_frame_bytes):
                 # Senders that retain messages until they are processed wait for the acknowledgement.
                 urgent = subscription.nearly_full or any(map(_is_retained, deliveries))
@@ -199,7 +201,7 @@ class RecvStream:
                 for part in parts:
                     sequence += 1
                     data = encode_deliveries(sequence, part, ack_requested=ack_requested)
-                    await wire.write(data)
+                    await stream.write(data)
                 # Messages that arrive during the pause share a frame; see docs/design/credit.md (pacing).
                 if wait := self._pacer.record_write(time.monotonic(), len(data)):
                     await self._pacer.linger(wait)
@@ -208,11 +210,11 @@ class RecvStream:
                 continue
             # Only after the last delivery, so that the consumer gets everything that was taken.
             if (error := subscription.end_error) is not None:
-                await wire.write(pb.RecvResponse(ended=ended_to_wire(error)).SerializeToString())
+                await stream.write(pb.RecvResponse(ended=ended_to_wire(error)).SerializeToString())
                 raise error
             await wake.wait()
         if self.denial.done():
-            await wire.write(pb.RecvResponse(ended=ended_to_wire(self.denial.result())).SerializeToString())
+            await stream.write(pb.RecvResponse(ended=ended_to_wire(self.denial.result())).SerializeToString())
 
     def _probe(self) -> None:
         """Request the consumer's state again if expected progress is overdue: it may have been lost."""
@@ -256,7 +258,7 @@ async def _apply_cursors(subscription: ISubscription, cursors: Sequence[pb.TaskC
         await asyncio.sleep(0)
 
 
-def _request(data: bytes) -> pb.RecvRequest:
+def _decode_request(data: bytes) -> pb.RecvRequest:
     try:
         return pb.RecvRequest.FromString(data)
     except Exception as error:

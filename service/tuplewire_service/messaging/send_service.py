@@ -38,7 +38,7 @@ from tuplewire_service.messaging.server_stream import (
     finish_writing,
 )
 
-_FRAMES = (OpaqueFrame, OutFrame)
+_FRAME_TYPES = (OpaqueFrame, OutFrame)
 _MAX_LOADS = 10_000
 """Maximum number of loads in one message: 100 to 200 KB."""
 _MAX_DEPARTURES = 100
@@ -72,10 +72,10 @@ class SendService(StreamService):
         items = list(loads.items())
         for start in range(0, len(items), _MAX_LOADS):
             # The key of a part is its start, so that a later report replaces only the same part.
-            notice = pb.SendResponse(load=_load_report(items[start : start + _MAX_LOADS]))
+            notice = pb.SendResponse(load=_make_load_report(items[start : start + _MAX_LOADS]))
             for stream in self._streams:
                 stream.notify(notice, start)
-        self._loads = _load_report([each for each in items if each[1]][:_MAX_LOADS])
+        self._loads = _make_load_report([each for each in items if each[1]][:_MAX_LOADS])
 
     def send_backpressure(self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]) -> None:
         """Report congested and relieved tasks to every sender."""
@@ -129,9 +129,9 @@ class SendService(StreamService):
         if tasks:
             await asyncio.wait(tasks, timeout=_STREAM_CLOSE_SECONDS)
 
-    async def serve(self, wire: ServerStream) -> None:
+    async def serve(self, server_stream: ServerStream) -> None:
         """Serve one stream from hello to end."""
-        stream = SenderStream(wire)
+        stream = SenderStream(server_stream)
         session: Session | None = None
         try:
             # Before there is a session, a stream ends in one of four ways:
@@ -140,9 +140,9 @@ class SendService(StreamService):
             # 3. The peer closes its side before the hello. This is not an error.
             # 4. The hello is refused; see _open_session().
             # For a stream that carries a session, see _serve_stream().
-            access = wire.admit()
+            access = server_stream.admit()
             with access.track_stream(stream.end):
-                hello = await self._read_hello(wire)
+                hello = await self._read_hello(server_stream)
                 if hello is None:
                     return
                 peer_level = _peer_level(hello, access)
@@ -152,14 +152,14 @@ class SendService(StreamService):
                 if session.stream is not None:
                     session.stream.end(SequenceGapError("the sender opened another stream for this session"))
                 session.stream = stream
-                session.address = wire.peer
+                session.address = server_stream.peer
                 self.sender_sessions.on_connected(session)
                 self._on_worker_connection(session, connected=True)
                 self._streams.add(stream)
-                await wire.write(self._make_welcome(session, hello).SerializeToString())
+                await server_stream.write(self._make_welcome(session, hello).SerializeToString())
                 await self._serve_stream(session, stream)
         except TuplewireError as error:
-            await self._refuse(wire, error, error_first=session is not None)
+            await self._refuse(server_stream, error, with_error=session is not None)
         finally:
             stream.finished.set()
             self._streams.discard(stream)
@@ -173,18 +173,18 @@ class SendService(StreamService):
         if session.worker_number:
             self.reception.callback.on_worker_connection(session.worker_number, connected=connected)
 
-    async def _read_hello(self, wire: ServerStream) -> pb.Hello | None:
-        data = await self.pending_handshakes.read_first(wire.read, "hello")
+    async def _read_hello(self, server_stream: ServerStream) -> pb.Hello | None:
+        data = await self.pending_handshakes.read_first(server_stream.read, "hello")
         if data is None:
             return None
         request = decode_request(data)
-        if isinstance(request, _FRAMES) or not request.HasField("hello"):
+        if isinstance(request, _FRAME_TYPES) or not request.HasField("hello"):
             raise MalformedError("the first request of a Send stream must be a hello")
         return request.hello
 
     def _open_session(self, hello: pb.Hello, peer_level: AcceptedPeers, access: AccessRights) -> Session:
         self._check_peer("sender", hello)
-        access.check_send(hello.topology, worker=hello.kind == pb.PEER_KIND_WORKER)
+        access.check_send(hello.topology, as_worker=hello.kind == pb.PEER_KIND_WORKER)
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
@@ -271,7 +271,7 @@ class SendService(StreamService):
             stream.wake.set()
             # In cases 1 to 3, the writer ends after the last update.
             await asyncio.wait([writer])
-            if stream.no_reads:
+            if stream.reading_ended:
                 raise DrainingError("the worker is draining; connect again later, or to another one")
         except asyncio.CancelledError:
             # Without an error of end(), this is case 6 or 7.
@@ -288,9 +288,9 @@ class SendService(StreamService):
             await finish_writing(writer)
 
     async def _read(self, session: Session, stream: SenderStream) -> None:
-        while (data := await stream.wire.read()) is not None:
+        while (data := await stream.server_stream.read()) is not None:
             request = decode_request(data)
-            if isinstance(request, _FRAMES):
+            if isinstance(request, _FRAME_TYPES):
                 # A frame without a receiver is not acknowledged: it waits here, and its sender retains it.
                 await self.receiver_ready.wait()
                 self._accept_frame(session, request)
@@ -354,11 +354,11 @@ class SendService(StreamService):
             notices, stream.notices = stream.notices, {}
             # Notices precede the update: a departure must arrive before the releases of its messages.
             for notice in notices.values():
-                await stream.wire.write(notice.SerializeToString())
+                await stream.server_stream.write(notice.SerializeToString())
             # After a takeover, updates belong to the newer stream.
             update = session.state.next_ack() if session.stream is stream else None
             if update is not None:
-                await stream.wire.write(pb.SendResponse(ack=update).SerializeToString())
+                await stream.server_stream.write(pb.SendResponse(ack=update).SerializeToString())
                 if session.state.has_more:
                     stream.wake.set()
                     finished = False
@@ -379,5 +379,5 @@ def _peer_level(hello: pb.Hello, access: AccessRights) -> AcceptedPeers:
     return AcceptedPeers.DRAINING_WORKERS if hello.draining else AcceptedPeers.WORKERS
 
 
-def _load_report(loads: Sequence[tuple[int, float]]) -> pb.LoadReport:
+def _make_load_report(loads: Sequence[tuple[int, float]]) -> pb.LoadReport:
     return pb.LoadReport(tasks=[pb.TaskLoad(task=task, load=load) for task, load in loads])

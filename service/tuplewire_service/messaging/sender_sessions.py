@@ -52,8 +52,8 @@ def worker_number(worker_id: str, incarnation: int) -> int:
 class SenderStream:
     """One stream of a session."""
 
-    def __init__(self, wire: ServerStream) -> None:
-        self.wire = wire
+    def __init__(self, server_stream: ServerStream) -> None:
+        self.server_stream = server_stream
         self.wake = asyncio.Event()
         self.notices: dict[tuple[str, int], pb.SendResponse] = {}
         """Messages besides acknowledgements: the latest of each kind and part, as a peer may never read."""
@@ -69,7 +69,7 @@ class SenderStream:
         """True if the sender was notified of a drain."""
         self.finished = asyncio.Event()
         """Set once nothing more is read."""
-        self.no_reads = False
+        self.reading_ended = False
         """True if reading ended before the sender closed its side."""
 
     def notify(self, notice: pb.SendResponse, part_key: int = 0) -> None:
@@ -84,7 +84,7 @@ class SenderStream:
 
     def stop_reading(self) -> None:
         """Stop reading from a sender that does not close its side; it still receives pending messages."""
-        self.no_reads = True
+        self.reading_ended = True
         if self.cancellable_task is not None:
             self.cancellable_task.cancel()
 
@@ -96,7 +96,7 @@ class SenderStream:
             await self.cancellable_task
         except asyncio.CancelledError:
             # Cancelled by end(), or by a server that stops. stop_reading() only ends the read.
-            if not self.no_reads or self.end_error is not None or (self.task and self.task.cancelling()):
+            if not self.reading_ended or self.end_error is not None or (self.task and self.task.cancelling()):
                 raise
         self.cancellable_task = self.task
 
@@ -271,12 +271,12 @@ class SenderSessions:
         if not status.HasField("smallest_window_messages") or window < status.smallest_window_messages:
             status.smallest_window_messages = window
         sharing = Counter(map(_OWNER, self._with_share))
-        for who, count in Counter(map(_OWNER, self._sessions)).items():
+        for identity, count in Counter(map(_OWNER, self._sessions)).items():
             # Without authentication, the owner is empty, and there are no identities to count.
-            if who:
-                known = status.identities[who]
-                known.sharing += sharing[who]
-                known.resumable = known.resumable + count - sharing[who]
+            if identity:
+                known = status.identities[identity]
+                known.sharing += sharing[identity]
+                known.resumable = known.resumable + count - sharing[identity]
 
     def sessions(self) -> list[SessionStatus]:
         """Return the status of every session."""

@@ -50,7 +50,7 @@ MAX_ID_LENGTH = 256
 MAX_DETAIL_LENGTH = 500
 """Errors quote the peer; gRPC drops a status with more than 8 KiB of metadata, including the error code."""
 _FINAL_WRITE_SECONDS = 1.0
-_log_rate = LogRateLimiter()
+_log_limiter = LogRateLimiter()
 """Shared by the whole process, so that peers cannot fill its log through several servers."""
 
 
@@ -65,7 +65,7 @@ class AccessRights:
     must finish, and only it may receive the messages of its tasks.
     """
 
-    def check_send(self, topology: str, *, worker: bool) -> None:
+    def check_send(self, topology: str, *, as_worker: bool) -> None:
         """Check the right to send for a topology, possibly as a worker. Raises RefusedError."""
 
     def check_receive(self, topology: str, tasks: Iterable[int]) -> None:
@@ -135,8 +135,8 @@ class PendingHandshakes:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def read_first(self, read: Callable[[], Awaitable[_FirstMessage]], what: str) -> _FirstMessage:
-        """Return the result of `read`. `what` names the message in errors.
+    async def read_first(self, read: Callable[[], Awaitable[_FirstMessage]], name: str) -> _FirstMessage:
+        """Return the result of `read`. `name` names the message in errors.
 
         Raises MalformedError after the timeout, and ResourceLimitError if newer streams displaced this one.
         """
@@ -151,10 +151,10 @@ class PendingHandshakes:
                 return await read()
         except TimeoutError:
             if key in self._waiting:
-                raise MalformedError(f"no {what} within {HANDSHAKE_SECONDS:g} s") from None
+                raise MalformedError(f"no {name} within {HANDSHAKE_SECONDS:g} s") from None
             raise ResourceLimitError(
                 f"over {MAX_PENDING_HANDSHAKES} streams have sent nothing yet, and this one was the oldest: "
-                f"send the {what} immediately"
+                f"send the {name} immediately"
             ) from None
         finally:
             self._waiting.pop(key, None)
@@ -180,16 +180,16 @@ class StreamService:
             )
         check_receiver(self.settings.worker_id, self.topology, peer, hello)
 
-    async def _refuse(self, wire: ServerStream, error: TuplewireError, *, error_first: bool = False) -> None:
-        """End a stream. With `error_first`, also write the error: some writing senders miss the status."""
+    async def _refuse(self, stream: ServerStream, error: TuplewireError, *, with_error: bool = False) -> None:
+        """End a stream. With `with_error`, also write the error: some writing senders miss the status."""
         self.refused_streams[code_of(error)] += 1
-        log_refusal(wire.peer, error)
-        if error_first:
+        log_refusal(stream.peer, error)
+        if with_error:
             with contextlib.suppress(TimeoutError, StreamBroken):
                 # A peer that does not read must not delay the status.
                 async with asyncio.timeout(_FINAL_WRITE_SECONDS):
-                    await wire.write(pb.SendResponse(ended=ended_to_wire(error)).SerializeToString())
-        await wire.refuse(error)
+                    await stream.write(pb.SendResponse(ended=ended_to_wire(error)).SerializeToString())
+        await stream.refuse(error)
 
 
 def log_refusal(peer: str, error: TuplewireError) -> None:
@@ -197,7 +197,7 @@ def log_refusal(peer: str, error: TuplewireError) -> None:
     if isinstance(error, UnauthenticatedError | PermissionDeniedError):
         return
     host, code = peer.rpartition(":")[0], code_of(error)  # the port differs for each connection
-    if streams := _log_rate.due((host, code)):
+    if streams := _log_limiter.due((host, code)):
         extra = {"client": peer, "streams": streams, "reason": str(error)[:MAX_DETAIL_LENGTH]}
         expected = isinstance(error, DrainingError)  # its peers connect again
         logger.log(logging.INFO if expected else logging.WARNING, "stream.refused", extra=extra)

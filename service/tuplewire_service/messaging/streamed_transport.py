@@ -84,12 +84,12 @@ class StreamedServer(IServerConnection, Generic[_Context]):
             # Before the server listens, because a hello already reads the callback's state.
             self.register_recv(callback)
         self._handlers: dict[str, StreamHandler] = {"Send": self.send_service.serve}
-        self._recv: RecvService | None = None
+        self._recv_service: RecvService | None = None
         # Only a callback with queues can serve consumers.
         source: object = callback
         if isinstance(source, ISubscriptionSource):
-            self._recv = RecvService(topology, settings, handshakes, refused, source)
-            self._handlers["Recv"] = self._recv.serve
+            self._recv_service = RecvService(topology, settings, handshakes, refused, source)
+            self._handlers["Recv"] = self._recv_service.serve
         self._thread.run(self._start())
 
     async def _start(self) -> None:
@@ -153,9 +153,9 @@ class StreamedServer(IServerConnection, Generic[_Context]):
         if self.status is ConnectionStatus.CLOSED:
             return
         self.status = ConnectionStatus.CLOSED
-        if self._recv is not None:
+        if self._recv_service is not None:
             # The close ends every Recv stream, so new consumers connect to another worker.
-            self._recv.draining = True
+            self._recv_service.draining = True
         # Acknowledge first, then end the streams: a lost acknowledgement would cause a resend.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -178,53 +178,53 @@ class StreamedClient(IClientConnection):
     """A sending end with the interface of a transport plug-in."""
 
     def __init__(self, end: SendingEnd) -> None:
-        self.end = end
+        self.sender = end
         end.thread.start_connection(end)
 
     @property
     def port(self) -> int:
-        return int(self.end.address.rpartition(":")[2])
+        return int(self.sender.address.rpartition(":")[2])
 
     @property
     def status(self) -> ConnectionStatus:
-        if self.end.buffer.ended or self.end.buffer.failure is not None:
+        if self.sender.buffer.ended or self.sender.buffer.failure is not None:
             return ConnectionStatus.CLOSED
-        return ConnectionStatus.READY if self.end.connected else ConnectionStatus.CONNECTING
+        return ConnectionStatus.READY if self.sender.connected else ConnectionStatus.CONNECTING
 
     @property
     def congested(self) -> frozenset[int]:
-        return self.end.congested_tasks.tasks(time.monotonic())
+        return self.sender.congested_tasks.tasks(time.monotonic())
 
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
-        return self.end.loads.get(tasks, time.monotonic())
+        return self.sender.loads.get(tasks, time.monotonic())
 
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
-        buffer = self.end.buffer
+        buffer = self.sender.buffer
         # A single message takes a shorter way; see docs/design/forks-and-interrupts.md.
         if not buffer.try_send_one(messages, payload):
             buffer.send(as_groups(messages, payload), timeout=timeout)
 
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
-        buffer = self.end.buffer
+        buffer = self.sender.buffer
         return buffer.try_send_one(messages, payload) or buffer.offer(as_groups(messages, payload))
 
     def statistics(self) -> ClientStatistics:
-        counts, ack_handler = self.end.counts, self.end.ack_handler
+        counts, ack_handler = self.sender.counts, self.sender.ack_handler
         return ClientStatistics(
-            self.end.buffer.ledger(),
+            self.sender.buffer.ledger(),
             counts.messages,
             counts.frames,
             counts.bytes,
             max(0, counts.connections - 1),
             ack_handler.assignment_version,
-            self.end.buffer.window.possibly_lost,
+            self.sender.buffer.window.possibly_lost,
         )
 
     def close(self, timeout: float = 10.0) -> None:
-        self.end.close(timeout)
+        self.sender.close(timeout)
 
     def abort(self) -> None:
-        self.end.abort()
+        self.sender.abort()
 
 
 class StreamedContext(IContext):

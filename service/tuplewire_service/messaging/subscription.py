@@ -31,7 +31,7 @@ class ISubscription(ABC):
 
     @property
     @abstractmethod
-    def starts(self) -> Sequence[tuple[int, int]]:
+    def positions(self) -> Sequence[tuple[int, int]]:
         """For each task, the sequence before the first message to be delivered."""
 
     @property

@@ -125,9 +125,9 @@ def _sum(one: pb.MetricSample, other: pb.MetricSample) -> pb.MetricSample:
     return pb.MetricSample(label_values=one.label_values, value=value, bounds=one.bounds, counts=counts)
 
 
-def _family(first: pb.MetricFamily, samples: Mapping[tuple[str, ...], pb.MetricSample]) -> Metric:
-    family_class, _ = _KINDS[first.kind]
-    family = family_class(first.name, first.help, labels=list(first.label_names))
+def _family(declared: pb.MetricFamily, samples: Mapping[tuple[str, ...], pb.MetricSample]) -> Metric:
+    family_class, _ = _KINDS[declared.kind]
+    family = family_class(declared.name, declared.help, labels=list(declared.label_names))
     for labels, sample in sorted(samples.items()):
         if isinstance(family, HistogramMetricFamily):
             bounds = [*map(floatToGoString, sample.bounds), "+Inf"]

@@ -111,9 +111,9 @@ class WorkerCollector(Collector):
         self._identities = SeriesNames(0 if config.permissions_file else most)
         self._lossy_peers = SeriesNames(most, always_named=(OTHER,))
         self._sources = SeriesNames(most, always_named=(CLIENT_SOURCE, OTHER))
-        self._sent = CounterTotals()
-        self._received = CounterTotals()
-        self._task_counts = CounterTotals()
+        self._sent_totals = CounterTotals()
+        self._received_totals = CounterTotals()
+        self._task_totals = CounterTotals()
 
     def collect(self) -> Iterable[Metric]:
         """Return all families of one status. Thread-safe."""
@@ -170,7 +170,7 @@ class WorkerCollector(Collector):
 
     def _received_families(self, received: Iterable[pb.ReceiveCount]) -> Iterator[Metric]:
         names = self._sources.of(count.source for count in received)
-        by_name = self._received.add_up(
+        by_name = self._received_totals.add_up(
             {c.source: (names[c.source], (c.messages, c.frames, c.bytes)) for c in received}
         )
         yield from _columns(_RECEIVED, "source", by_name)
@@ -194,7 +194,7 @@ class WorkerCollector(Collector):
             rows[peer.connection_number] = (name, (*sent, ledger.accepted, *settled))
             pending[name] += ledger.pending
             up[name] = min(up.get(name, 1), int(peer.connected))  # `other`: 1 only if all are connected
-        yield from _columns(_SENT, "peer", self._sent.add_up(rows))
+        yield from _columns(_SENT, "peer", self._sent_totals.add_up(rows))
         yield gauge_by("peer_pending_messages", _PENDING, "peer", pending.items())
         yield gauge_by("connection_up", _UP, "peer", up.items())
 
@@ -216,7 +216,7 @@ class WorkerCollector(Collector):
         columns: Sequence[Mapping[str, float]] = (messages, size, capacity, subscribed, oldest)
         for (family, help_text), values in zip(_QUEUE, columns, strict=True):
             yield gauge_by(family, help_text, "task", values.items())
-        yield from _columns(_TASK_COUNTS, "task", self._task_counts.add_up(counts))
+        yield from _columns(_TASK_COUNTS, "task", self._task_totals.add_up(counts))
         yield gauge("fullest_queue_ratio", _FULLEST, max((task.load for task in tasks), default=0.0))
 
 

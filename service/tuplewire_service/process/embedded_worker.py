@@ -39,10 +39,10 @@ class EmbeddedWorker:
         incarnation = time.time_ns()
         of_worker = TransportSettings(**transport_settings(config, incarnation))
         self._loop = messaging_loop()
-        self._own = OwnProgramContext(of_worker)
+        self._own_transport = OwnProgramContext(of_worker)
         self._context = TransportFactory.make_context({**transport_settings_in(conf), **of_worker.conf()})
         self._worker = self._loop.call(
-            lambda: Worker(config, self._context, incarnation, own_transport=self._own)
+            lambda: Worker(config, self._context, incarnation, own_transport=self._own_transport)
         )
         self._loop.run(self._worker.start(0))
         self.handle = Host(self._worker, lambda _: None)  # the process belongs to the embedding program
@@ -79,5 +79,5 @@ class EmbeddedWorker:
         self._end()
 
     def _end(self) -> None:
-        for context in (self._context, self._own):
+        for context in (self._context, self._own_transport):
             context.term()

@@ -105,18 +105,18 @@ class Host:
         self,
         program: AttachedProgram,
         tasks: Collection[int],
-        get_outbound: Callable[[Collection[int]], AbstractSet[int]] | None = None,
+        get_outbound_tasks: Callable[[Collection[int]], AbstractSet[int]] | None = None,
     ) -> None:
         """Attach the program: readiness and drain depend on it. Only it receives messages to its `tasks`.
 
-        `get_outbound` returns the tasks to which it sends, from those that run here. The worker connects to
-        their owners immediately, and to others with the first message. None: all tasks.
+        `get_outbound_tasks` returns the tasks to which it sends, from those that run here. The worker
+        connects to their owners immediately, and to others with the first message. None: all tasks.
         """
 
         def attach() -> None:
             self._worker.program = program
             table = self._worker.router.table
-            table.program_tasks, table.get_outbound = frozenset(tasks), get_outbound
+            table.program_tasks, table.get_outbound_tasks = frozenset(tasks), get_outbound_tasks
 
         self._loop.call(attach)
 

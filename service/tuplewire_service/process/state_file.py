@@ -72,19 +72,19 @@ class StateFile:
 
     def record_shutdown(self) -> None:
         """Record that the worker has drained: its ledger accounts for all messages."""
-        self._write(0, ended=True)
+        self._write(0, is_final=True)
 
-    def _write(self, messages: int, *, ended: bool = False) -> None:
+    def _write(self, messages: int, *, is_final: bool = False) -> None:
         state = {
             "worker_id": self._worker_id,
             "incarnation": self._incarnation,
-            "ended": ended,
+            "ended": is_final,
             "unretained_messages": messages,
         }
         with self._write_lock:
             if self._is_final:  # a late periodic write must not replace the final state
                 return
-            self._is_final = ended
+            self._is_final = is_final
             try:
                 write_atomically(self._path, json.dumps(state))
             except OSError as error:

@@ -55,7 +55,7 @@ class Handshakes:
         self._clock = clock
         self._lock = threading.Lock()
         self._peers: dict[str, None] = {}
-        self._since = clock()
+        self._reported_at = clock()
         self._reported = (0, 0)
 
     def count_start(self) -> None:
@@ -73,10 +73,10 @@ class Handshakes:
 
     def report(self) -> None:
         """Log a warning once a minute if too many handshakes failed."""
-        if self._clock() - self._since < _REPORT_SECONDS:
+        if self._clock() - self._reported_at < _REPORT_SECONDS:
             return
         started, connections = self.started - self._reported[0], self.connections - self._reported[1]
-        self._since, self._reported = self._clock(), (self.started, self.connections)
+        self._reported_at, self._reported = self._clock(), (self.started, self.connections)
         if started > 2 * connections:
             logger.warning("tls.handshakes_unused", extra={"handshakes": started, "connections": connections})
 

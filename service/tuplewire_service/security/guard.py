@@ -162,7 +162,7 @@ class Access(AccessRights):
 
     def _identify(self) -> None:
         self._token, self._may_be_worker = self._guard.check_identity(self._caller)
-        self._who = f"token {self._token}" if self._token else self._caller.identity
+        self._id = f"token {self._token}" if self._token else self._caller.identity
         self._rules: Rules | None = None
         self._granted: Permissions | None = None
 
@@ -185,13 +185,13 @@ class Access(AccessRights):
             takes = "a certificate with one of the workers' tls_worker_names"
             raise self._may_not("not_a_worker", "act as a worker", takes)
 
-    def check_send(self, topology: str, *, worker: bool) -> None:
-        if worker:
+    def check_send(self, topology: str, *, as_worker: bool) -> None:
+        if as_worker:
             self._recheck = Access._check_worker
             self._check_worker()
         else:
             self._check_topology(topology)
-        self._is_worker = worker
+        self._is_worker = as_worker
 
     def check_receive(self, topology: str, tasks: Iterable[int]) -> None:
         tasks = list(tasks)
@@ -262,9 +262,9 @@ class Access(AccessRights):
         granted = self._permissions()
         if granted is not None and not granted.has_rule:
             raise self._guard.add_denial(
-                self._who,
+                self._id,
                 "topology",
-                f"{self._who} has no business in topology {topology!r}: no rule of the worker's permissions "
+                f"{self._id} has no business in topology {topology!r}: no rule of the worker's permissions "
                 "file is for it",
             )
 
@@ -272,7 +272,7 @@ class Access(AccessRights):
         return self._may_not("task", action, f"the task in `{key}` of {_RULE_HINT}")
 
     def _may_not(self, reason: str, action: str, takes: str) -> PermissionDeniedError:
-        return self._guard.add_denial(self._who, reason, f"{self._who} may not {action}: that takes {takes}")
+        return self._guard.add_denial(self._id, reason, f"{self._id} may not {action}: that takes {takes}")
 
 
 def find_token(authorization: str, tokens: Iterable[Token]) -> Token | None:

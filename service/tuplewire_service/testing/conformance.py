@@ -104,7 +104,7 @@ class TransportConformance(TransportHarness):
             for number in range(5):
                 client.send(1, b"%d" % number)
 
-            class Answering(IConnectionCallback):
+            class AnsweringCallback(IConnectionCallback):
                 def recv(self, batch: ReceivedBatch) -> None:
                     first = not recorder.received()
                     recorder.recv(batch)
@@ -112,7 +112,7 @@ class TransportConformance(TransportHarness):
                         assert client.try_send(1, b"5")
 
             assert not is_ready(client)
-            context.bind(TOPOLOGY, port, Answering())
+            context.bind(TOPOLOGY, port, AnsweringCallback())
             eventually(lambda: len(recorder.received()) == 6, timeout=10)
             assert is_ready(client)
             assert recorder.payloads(1) == [b"%d" % n for n in range(6)]

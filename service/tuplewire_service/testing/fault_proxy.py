@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 _CHUNK_BYTES = 64 * 1024
 _MAX_CHUNKS = 64
 """One direction of a connection stops reading when it buffers these, at most 4 MiB, like a full network."""
-_PIECE_SECONDS = 0.05
+_WRITE_INTERVAL_SECONDS = 0.05
 """A throttled connection forwards the bytes for this time in one write, and then waits."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 _UNIX = "unix://"
@@ -86,7 +86,7 @@ class FaultyLink:
             if not rest:  # the end of the stream
                 break
             rate = self.conditions.bytes_per_second
-            size = len(rest) if rate == math.inf else max(1, int(rate * _PIECE_SECONDS))
+            size = len(rest) if rate == math.inf else max(1, int(rate * _WRITE_INTERVAL_SECONDS))
             piece, rest = rest[:size], rest[size:]
             # If that end has closed, the other direction forwards the close to the end that this one reads.
             if not writer.is_closing():

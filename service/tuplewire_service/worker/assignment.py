@@ -75,7 +75,7 @@ class Assignment:
         _check_text("a topology", self.topology)
         owners: dict[int, AssignedWorker] = {}
         seen: set[str] = set()
-        at: dict[str, str] = {}
+        id_by_address: dict[str, str] = {}
         for worker in self.workers:
             if not worker.worker_id or worker.worker_id in seen:
                 raise ConfigError(f"worker id {_quote(worker.worker_id)} is empty or twice in the assignment")
@@ -88,7 +88,7 @@ class Assignment:
                     check_address_syntax(address)
                 except ConfigError as error:
                     raise ConfigError(f"worker {worker.worker_id}: address {error}") from None
-                if (other := at.setdefault(address, worker.worker_id)) != worker.worker_id:
+                if (other := id_by_address.setdefault(address, worker.worker_id)) != worker.worker_id:
                     raise ConfigError(
                         f"address {address} is both {other}'s and {worker.worker_id}'s; a worker has its own"
                     )
@@ -151,24 +151,24 @@ def _parse_worker(value: Any) -> AssignedWorker:
     return AssignedWorker(tasks=tasks, **strings)
 
 
-def _object(value: Any, what: str, needed: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
-    fields: dict[str, Any] = _typed(value, dict, what)
+def _object(value: Any, name: str, needed: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
+    fields: dict[str, Any] = _typed(value, dict, name)
     for key in needed:
         if key not in fields:
-            raise ConfigError(f"{what} needs the key {key!r}")
+            raise ConfigError(f"{name} needs the key {key!r}")
     for key in fields:
         if key not in needed and key not in optional:
             raise ConfigError(
-                f"{what} has the unknown key {_quote(key)}; known are: {', '.join((*needed, *optional))}"
+                f"{name} has the unknown key {_quote(key)}; known are: {', '.join((*needed, *optional))}"
             )
     return fields
 
 
-def _check_text(what: str, text: str) -> None:
+def _check_text(name: str, text: str) -> None:
     """Raise ConfigError for a name that cannot be sent, displayed or looked up."""
     if len(text) > _MAX_NAME_LENGTH or not text.isprintable():
         raise ConfigError(
-            f"{what} has at most {_MAX_NAME_LENGTH} characters, all of them printable, not {_quote(text)}"
+            f"{name} has at most {_MAX_NAME_LENGTH} characters, all of them printable, not {_quote(text)}"
         )
 
 
@@ -180,10 +180,10 @@ def _quote(value: Any) -> str:
 _NAMES = {list: "a list", dict: "an object", str: "a string", int: "a whole number", bool: "true or false"}
 
 
-def _typed(value: Any, expected_type: type[Any], what: str) -> Any:
+def _typed(value: Any, expected_type: type[Any], name: str) -> Any:
     # isinstance() would accept true as a version or a task.
     if type(value) is not expected_type:
-        raise ConfigError(f"{what} must be {_NAMES[expected_type]}, not {_quote(value)}")
+        raise ConfigError(f"{name} must be {_NAMES[expected_type]}, not {_quote(value)}")
     return value
 
 
@@ -238,17 +238,17 @@ class AssignmentFile:
     async def check(self) -> bool:
         """Check the file now. Return True if a new assignment was applied."""
         try:
-            found = await asyncio.to_thread(self._read)  # a large file would block the event loop
-            if found is None:
+            assignment = await asyncio.to_thread(self._read)  # a large file would block the event loop
+            if assignment is None:
                 return False
-            changed = self._update(found)
+            changed = self._update(assignment)
         except TuplewireError as error:
             self.problem = f"the assignment file is refused: {error}"
             logger.warning("assignment_file.refused", extra={"path": str(self.path), "reason": str(error)})
             return False
         self.problem = ""
         if changed:
-            extra = {"path": str(self.path), "version": found.version}
+            extra = {"path": str(self.path), "version": assignment.version}
             logger.info("assignment_file.applied", extra=extra)
         return changed
 

@@ -56,7 +56,7 @@ class Connections:
         self._closing: dict[SendingEnd, Peer] = {}
         self._new_numbers = count(1)
         self._numbers: dict[SendingEnd, int] = {}
-        self._lost_before: Counter[str] = Counter()
+        self._past_losses: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return (
@@ -91,21 +91,21 @@ class Connections:
 
     def _open(self, peer: Peer) -> None:
         host, port = split_host_port(peer.address)
-        connection = self._context.connect(self._topology, host, port, peer.worker_id, self._events).end
+        connection = self._context.connect(self._topology, host, port, peer.worker_id, self._events).sender
         self._numbers[connection] = next(self._new_numbers)
         self._connections[peer] = connection
         logger.info("connection.opened", extra={"worker": peer.worker_id, "address": peer.address})
 
     async def _close(self, peer: Peer, connection: SendingEnd, timeout: float) -> None:
-        left = await connection.take_back(timeout)
+        unacked = await connection.take_back(timeout)
         if lost := connection.buffer.window.possibly_lost:
             # New worker ids may appear indefinitely, so later ones share one count.
-            known = peer.worker_id in self._lost_before or len(self._lost_before) < _MAX_DEPARTED_PEERS
-            self._lost_before[peer.worker_id if known else OTHER] += lost
+            known = peer.worker_id in self._past_losses or len(self._past_losses) < _MAX_DEPARTED_PEERS
+            self._past_losses[peer.worker_id if known else OTHER] += lost
         del self._closing[connection], self._numbers[connection]
         where = {"worker": peer.worker_id, "address": peer.address}
-        logger.info("connection.closed", extra={**where, "returned_groups": len(left)})
-        self._on_returned(connection, left)
+        logger.info("connection.closed", extra={**where, "returned_groups": len(unacked)})
+        self._on_returned(connection, unacked)
 
     def get(self, peer: Peer) -> SendingEnd | None:
         """Return the connection to a worker, or None."""
@@ -142,7 +142,7 @@ class Connections:
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add every connection, with the known state of its peer, to a worker's status."""
-        lost = self._lost_before.copy()
+        lost = self._past_losses.copy()
         leaving = ((peer, connection) for connection, peer in self._closing.items())
         for peer, connection in chain(self._connections.items(), leaving):
             counts = connection.counts

@@ -25,7 +25,7 @@ from tuplewire_service.worker.entry_queue import EntryQueue, QueueEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledged:
+class AckedGroup:
     """Messages that their consumer has acknowledged, and the inbound session passed to append()."""
 
     inbound: Any
@@ -40,7 +40,7 @@ class Acknowledged:
 _INBOUND, _MESSAGES = attrgetter("inbound"), attrgetter("messages")
 
 
-def release(task: int, done: Iterable[Acknowledged | SettledMessages]) -> None:
+def release(task: int, done: Iterable[AckedGroup | SettledMessages]) -> None:
     """Release messages of a task to their senders: consecutive ones of one sender in one step."""
     for inbound, some in groupby(done, _INBOUND):
         run = list(some)
@@ -53,7 +53,7 @@ class DeliveryLog:
 
     tail: int = 0
     """The sequence of the last message that was appended."""
-    taken: int = 0
+    last_taken: int = 0
     """The sequence of the last message that take() returned."""
     last_received: int = 0
     """The sequence of the last message that the consumer has reported as received."""
@@ -83,9 +83,9 @@ class DeliveryLog:
     @property
     def has_undelivered(self) -> bool:
         """True if there are messages that take() has not returned."""
-        return self.taken < self.tail
+        return self.last_taken < self.tail
 
-    def age(self, now_micros: int) -> float:
+    def oldest_age(self, now_micros: int) -> float:
         """Return the age of the oldest unacknowledged message in seconds; 0 if the queue is empty.
 
         `now_micros` is in microseconds since 1970. The age is 0 if the message has no time of acceptance, or
@@ -126,28 +126,28 @@ class DeliveryLog:
         free_bytes = credit_bytes - self._in_flight_bytes
         frame_room = max_bytes
         last = min(credit, self.tail)
-        while self.taken < last and free_bytes > 0 and frame_room > 0 and len(deliveries) < limit:
+        while self.last_taken < last and free_bytes > 0 and frame_room > 0 and len(deliveries) < limit:
             entry = self._waiting.popleft()
             group = entry.group
-            on_wire = wire_bytes(group)
+            wire_size = wire_bytes(group)
             # Deliver a part of a group rather than exceed the consumer's credit or the size of a frame.
-            if group.count > last - self.taken or on_wire > min(free_bytes, frame_room):
+            if group.count > last - self.last_taken or wire_size > min(free_bytes, frame_room):
                 count = min(
                     count_within(group, min(free_bytes, frame_room)),
-                    last - self.taken,
+                    last - self.last_taken,
                     max_piece_messages(group, frame_room),
                 )
                 entry = _split_entry(self._waiting, entry, count)
-                on_wire = wire_bytes(entry.group)
+                wire_size = wire_bytes(entry.group)
             if may_repeat is not None and may_repeat(entry.group, entry.inbound):
                 entry.group = entry.group.as_redelivered()
             self._delivered.append(entry)
-            self.taken += entry.group.count
+            self.last_taken += entry.group.count
             size = entry.group.size_bytes
             free_bytes -= size
-            frame_room -= on_wire
+            frame_room -= wire_size
             self._in_flight_bytes += size
-            self._unreported.append((self.taken, size))
+            self._unreported.append((self.last_taken, size))
             deliveries.append(Delivery(entry.first_sequence, entry.group))
         return deliveries
 
@@ -171,21 +171,21 @@ class DeliveryLog:
                 break
         return found
 
-    def apply_progress(self, acknowledged: int, received: int, most: int = sys.maxsize) -> list[Acknowledged]:
+    def apply_progress(self, acknowledged: int, received: int, limit: int = sys.maxsize) -> list[AckedGroup]:
         """Advance the cursors to the consumer's sequences; return the newly acknowledged messages.
 
-        Sequences beyond the delivered messages are reduced to the last delivered one. At most `most` groups
+        Sequences beyond the delivered messages are reduced to the last delivered one. At most `limit` groups
         are acknowledged; repeat the call for the rest. A repeated call is otherwise without effect.
         """
-        self.last_received = max(self.last_received, min(received, self.taken))
+        self.last_received = max(self.last_received, min(received, self.last_taken))
         while self._unreported and self._unreported[0][0] <= self.last_received:
             self._in_flight_bytes -= self._unreported.popleft()[1]
         # A consumer cannot acknowledge messages that were not delivered to it.
-        acknowledged = min(acknowledged, self.taken)
-        done: list[Acknowledged] = []
+        acknowledged = min(acknowledged, self.last_taken)
+        done: list[AckedGroup] = []
         settled = self.acknowledged  # the delivered entries start after this sequence
         while settled < acknowledged:
-            if len(done) >= most:  # the next call continues here
+            if len(done) >= limit:  # the next call continues here
                 acknowledged = settled
                 break
             entry = self._delivered.popleft()
@@ -193,7 +193,7 @@ class DeliveryLog:
                 entry = _split_entry(self._delivered, entry, acknowledged - settled)
             settled += entry.group.count
             size = entry.group.size_bytes
-            done.append(Acknowledged(entry.inbound, entry.group.count, size, entry.group.accepted_micros))
+            done.append(AckedGroup(entry.inbound, entry.group.count, size, entry.group.accepted_micros))
             self.queued_bytes -= size
             if not entry.group.retained_upstream:
                 self.unretained_messages -= entry.group.count
@@ -209,11 +209,11 @@ class DeliveryLog:
         """
         # 1. The messages up to this position stay delivered, because the consumer can acknowledge them.
         position = (
-            self.acknowledged if received is None else max(self.acknowledged, min(received, self.taken))
+            self.acknowledged if received is None else max(self.acknowledged, min(received, self.last_taken))
         )
         # 2. The previous consumer may have processed messages without acknowledging them.
         self._delivered.move_after(position, self._waiting, redelivered=received is None)
-        self.taken = self.last_received = position
+        self.last_taken = self.last_received = position
         # Deliveries to the previous stream no longer count as in flight.
         self._unreported.clear()
         self._in_flight_bytes = 0
@@ -242,7 +242,7 @@ class DeliveryLog:
         self.rewind()  # marks delivered messages as redelivered: the consumer may have processed them
         removed = [(entry.group, entry.inbound) for entry in self._waiting]
         self._waiting = EntryQueue()
-        self.acknowledged = self.last_received = self.taken = self.tail
+        self.acknowledged = self.last_received = self.last_taken = self.tail
         self.queued_bytes = self.unretained_messages = 0
         return removed
 

@@ -37,7 +37,7 @@ class QueueEntry:
     """The InboundSession that the messages arrived on."""
 
     @property
-    def last(self) -> int:
+    def last_sequence(self) -> int:
         """The sequence of the last message."""
         return self.first_sequence + self.group.count - 1
 
@@ -146,7 +146,7 @@ class EntryQueue:
         # The last run may start at or before `sequence`: move its later entries individually.
         while self:
             entry = self._pop()
-            if entry.last <= sequence:
+            if entry.last_sequence <= sequence:
                 self.append(entry)
                 break
             if (count := sequence - entry.first_sequence + 1) > 0:

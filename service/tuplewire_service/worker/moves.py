@@ -25,15 +25,15 @@ _MAX_LOST_WORKERS = 10_000
 """Maximum number of worker numbers that are remembered. Each start of a worker has its own number."""
 
 
-def entry_worker_of(group: TaskGroup, inbound: InboundSession, own: int = 0) -> int:
-    """Return the number of the worker that accepted these messages from a program; `own` for this worker."""
-    return entry_worker(group.path) or inbound.worker_number or own
+def entry_worker_of(group: TaskGroup, inbound: InboundSession, own_number: int = 0) -> int:
+    """Return the number of the worker that accepted these messages from a program, or `own_number`."""
+    return entry_worker(group.path) or inbound.worker_number or own_number
 
 
-def _is_behind(group: TaskGroup, connection: SendingEnd, worker: int, own: int) -> bool:
+def _is_behind(group: TaskGroup, connection: SendingEnd, worker: int, own_number: int) -> bool:
     """Return True if earlier messages of an entry worker are unreleased on a connection."""
     # A flow without an entry worker (0) carries this worker's own messages.
-    numbers = (0, worker) if worker == own else (worker,)
+    numbers = (0, worker) if worker == own_number else (worker,)
     return connection.window.route_before(group.task, numbers, group.entry_sequence) is not None
 
 
@@ -72,7 +72,7 @@ class Move:
     """A task that moves to, from or past this worker. All earlier messages used the connection `original`."""
 
     own_number: int
-    since: float
+    started_at: float
     routes: list[_OldRoute] = field(default_factory=list)
     held_by_worker: dict[int, list[HeldGroup]] = field(default_factory=dict)
     original: SendingEnd | None = None
@@ -170,7 +170,7 @@ class Moves:
                 follow through it without waiting.
             clock: Returns the time in seconds.
         """
-        self._number = own_number
+        self._own_number = own_number
         self._get_connection = get_connection
         self._is_drained = is_drained
         self._clock = clock
@@ -182,7 +182,7 @@ class Moves:
 
     def get_or_start(self, task: int) -> Move:
         """Return the move of a task; start one if there is none."""
-        return self.by_task.setdefault(task, Move(self._number, self._clock()))
+        return self.by_task.setdefault(task, Move(self._own_number, self._clock()))
 
     def add_old_route(self, task: int, peer: Peer, connection: SendingEnd) -> None:
         """Record the previous connection of a task whose messages now take another route."""
@@ -216,18 +216,18 @@ class Moves:
         2. The task moves: follow the earlier messages, see Move.route_of_predecessors().
         3. The task does not move: no order is required.
         """
-        entered = entry_worker_of(group, inbound, self._number)
-        after = self.successors.take(group.task, entered) if self.successors.by_task else None
+        entered = entry_worker_of(group, inbound, self._own_number)
+        successor = self.successors.take(group.task, entered) if self.successors.by_task else None
         # 1. Only one message: later ones follow it, or wait for it.
-        if after is not None and (peer := Peer(after.worker_id, after.address)) != owner:
-            connection = self._get_connection(peer)
+        if successor is not None and (peer := Peer(successor.worker_id, successor.address)) != owner:
+            target = self._get_connection(peer)
             way = None if owner is None else self._get_connection(owner)
             # If earlier messages are in flight to the owner, this one must follow them there.
-            if connection is not None and (way is None or not _is_behind(group, way, entered, self._number)):
-                self.add_old_route(group.task, peer, connection)
-                connection.ack_handler.watch_releases([group.task])
+            if target is not None and (way is None or not _is_behind(group, way, entered, self._own_number)):
+                self.add_old_route(group.task, peer, target)
+                target.ack_handler.watch_releases([group.task])
                 self.by_task[group.task].own_messages_follow = True
-                return self.by_task[group.task], connection
+                return self.by_task[group.task], target
         # 2. and 3. Without a move, all messages of the task take one route, in order.
         move = self.by_task.get(group.task)
         return move, move.route_of_predecessors(group, inbound) if move is not None else None
@@ -243,7 +243,7 @@ class Moves:
     def as_forwarded(self, groups: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
         """Yield messages that leave local queues, in the form that other workers receive."""
         for group, inbound in groups:
-            yield group.on_dequeue(0 if inbound.worker_number else self._number), inbound
+            yield group.on_dequeue(0 if inbound.worker_number else self._own_number), inbound
 
     def mark_lost(self, peers: Container[Peer]) -> None:
         """Treat these workers' routes as occupied until remove_routes(): their messages will be returned."""
@@ -286,7 +286,7 @@ class Moves:
     def old_owners(self, min_age_seconds: float = 0.0) -> set[Peer]:
         """Return the workers with an old route whose move started at least `min_age_seconds` ago."""
         since = self._clock() - min_age_seconds
-        return {route.peer for move in self.by_task.values() for route in move.routes if move.since <= since}
+        return {old.peer for move in self.by_task.values() for old in move.routes if move.started_at <= since}
 
 
 class EntrySequences:
@@ -296,19 +296,19 @@ class EntrySequences:
     """
 
     def __init__(self) -> None:
-        self._next: dict[int, int] = {}
-        self._first = 1
+        self._next_sequences: dict[int, int] = {}
+        self._first_sequence = 1
 
     def assign_sequence(self, group: TaskGroup, now_micros: int, *, retained_upstream: bool) -> TaskGroup:
         """Return messages with their entry sequence, which only grows. For arguments, see TaskGroup.at()."""
-        entry_sequence = self._next.get(group.task, self._first)
-        self._next[group.task] = entry_sequence + group.count
+        entry_sequence = self._next_sequences.get(group.task, self._first_sequence)
+        self._next_sequences[group.task] = entry_sequence + group.count
         return group.at(entry_sequence, now_micros, retained_upstream=retained_upstream)
 
     def forget(self, task: int) -> None:
         """Forget the count of a task that has no owner and no messages in transit."""
         # A number is never used twice for a task, because a reader may remember it.
-        self._first = max(self._first, self._next.pop(task, 1))
+        self._first_sequence = max(self._first_sequence, self._next_sequences.pop(task, 1))
 
 
 class LostWorkers:

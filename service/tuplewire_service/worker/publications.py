@@ -16,7 +16,7 @@ from tuplewire.session.pieces import LENGTH_BYTES
 from tuplewire.wire.messaging_pb2 import SinkEpoch
 from tuplewire.wire.translate import TaskContent, contents_from_wire, contents_to_wire
 from tuplewire_service.worker.assignment import MAX_STEP
-from tuplewire_service.worker.staging import Sink, Staged, StagedGroup
+from tuplewire_service.worker.staging import Attempt, Sink, StagedGroup
 
 MAX_OWNER_ENTRIES = 100_000
 """Maximum number of sinks, tasks and attempts that are remembered for an owner; the oldest are forgotten."""
@@ -83,15 +83,15 @@ class Publications:
         self._max_messages = queue_messages
         self._max_bytes = queue_bytes
         self._can_route = can_route
-        self._last: dict[Sink, LastEpoch] = {}
+        self._last_epochs: dict[Sink, LastEpoch] = {}
         self._backlogs: dict[int, _Backlog] = {}
         self._ready_tasks: dict[int, None] = {}
         self.waiting_messages = 0
         """Chosen messages of all sinks that are not in their queues yet."""
 
-    def check(self, sink: Sink, epoch: int) -> None:
+    def check_epoch(self, sink: Sink, epoch: int) -> None:
         """Raise StaleEpochError for a number below the sink's last epoch, or too far above it."""
-        last = self._last.get(sink)
+        last = self._last_epochs.get(sink)
         number = 0 if last is None else max(0, last.epoch)
         if epoch < number:
             raise StaleEpochError(
@@ -111,21 +111,21 @@ class Publications:
         return last is not None and attempt in last.attempts
 
     def _find_epoch(self, sink: Sink, epoch: int) -> LastEpoch | None:
-        last = self._last.get(sink)
+        last = self._last_epochs.get(sink)
         return last if last is not None and last.epoch == epoch else None
 
     def is_current_run(self, sink: Sink, run: str) -> bool:
         """Return True if a run has begun here, and no other one since."""
-        last = self._last.get(sink)
+        last = self._last_epochs.get(sink)
         return last is not None and (last.started_run or last.run) == run
 
-    def published_earlier(self, sink: Sink, epoch: int, run: str) -> bool:
+    def has_earlier_epoch(self, sink: Sink, epoch: int, run: str) -> bool:
         """Return True if a run has published an earlier epoch: then no earlier run has this epoch."""
-        last = self._last.get(sink)
+        last = self._last_epochs.get(sink)
         return last is not None and last.run == run and last.epoch < epoch
 
     def check_contents(
-        self, sink: Sink, epoch: int, stages: Iterable[Staged], published: Mapping[int, TaskContent]
+        self, sink: Sink, epoch: int, stages: Iterable[Attempt], published: Mapping[int, TaskContent]
     ) -> dict[int, TaskContent]:
         """Return tasks' staged content. Raises StaleEpochError if one has the epoch with other messages."""
         last = self._find_epoch(sink, epoch)
@@ -144,9 +144,9 @@ class Publications:
                 )
         return staged
 
-    def begin(self, sink: Sink, epoch: int, run: str) -> dict[int, TaskContent]:
+    def register_run(self, sink: Sink, epoch: int, run: str) -> dict[int, TaskContent]:
         """Register a run; return the content of tasks that already have the epoch from an earlier run."""
-        last = self._last.get(sink) or LastEpoch(-1)
+        last = self._last_epochs.get(sink) or LastEpoch(-1)
         last.started_run = run
         self._remember(sink, last)
         return dict(last.contents if last.epoch == epoch else {})
@@ -156,7 +156,7 @@ class Publications:
         sink: Sink,
         epoch: int,
         attempts: Iterable[str],
-        stages: Iterable[Staged],
+        stages: Iterable[Attempt],
         run: str = "",
         published: Mapping[int, TaskContent] | None = None,
     ) -> tuple[int, list[StagedGroup]]:
@@ -196,23 +196,23 @@ class Publications:
 
     def _remember(self, sink: Sink, last: LastEpoch) -> None:
         # Moved to the end, because the sink that was used least recently is forgotten first.
-        self._last.pop(sink, None)
-        self._last[sink] = last
-        sinks = {each: last for each, last in self._last.items() if each[0] == sink[0]}
+        self._last_epochs.pop(sink, None)
+        self._last_epochs[sink] = last
+        sinks = {each: last for each, last in self._last_epochs.items() if each[0] == sink[0]}
         remembered = sum(1 + len(each.contents) + len(each.attempts) for each in sinks.values())
         for each, gone in list(sinks.items())[:-1]:
             if remembered <= MAX_OWNER_ENTRIES:
                 break
             # An epoch with waiting messages is never forgotten: it still counts them.
             if not gone.waiting_messages:
-                del self._last[each]
+                del self._last_epochs[each]
                 remembered -= 1 + len(gone.contents) + len(gone.attempts)
 
     def reportable_epochs(self) -> list[SinkEpoch]:
         """Return the epochs that another run may request; at the limit, the latest sinks."""
         found: list[SinkEpoch] = []
         room = MAX_OWNER_ENTRIES
-        for (owner, name), last in reversed(self._last.items()):
+        for (owner, name), last in reversed(self._last_epochs.items()):
             # Without a run, no other run ever publishes the epoch.
             if last.epoch < 0 or not (last.run or last.started_run):
                 continue
@@ -227,7 +227,7 @@ class Publications:
         """Adopt the epochs that a departed worker reported."""
         for each in sinks:
             sink, tasks = (each.identity, each.sink), contents_from_wire(each.tasks, each.contents)
-            last = self._last.get(sink)
+            last = self._last_epochs.get(sink)
             if last is None or last.epoch < each.epoch:
                 begun = "" if last is None else last.started_run
                 self._remember(sink, LastEpoch(each.epoch, each.run, begun, tasks))
@@ -303,7 +303,7 @@ class Publications:
             del self._backlogs[task]
 
 
-def _contents(stages: Iterable[Staged]) -> dict[int, TaskContent]:
+def _contents(stages: Iterable[Attempt]) -> dict[int, TaskContent]:
     found: dict[int, TaskContent] = {}
     for stage in stages:
         for each in stage.groups:

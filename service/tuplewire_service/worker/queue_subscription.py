@@ -19,11 +19,11 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.messaging_pb2 import RejectedTask, Subscribe, TaskCursor
 from tuplewire_service.messaging.server_stream import AccessRights
 from tuplewire_service.messaging.subscription import ISubscription
-from tuplewire_service.worker.delivery import Acknowledged
+from tuplewire_service.worker.delivery import AckedGroup
 from tuplewire_service.worker.moves import LostWorkers
 from tuplewire_service.worker.receive_queues import TURN_GROUPS, ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
-from tuplewire_service.worker.task_queue import Queue
+from tuplewire_service.worker.task_queue import TaskQueue
 
 _ACK_REQUEST_LOAD = 0.25
 """Queue load from which consumers are urged to acknowledge, because a sender will soon wait for credit."""
@@ -39,24 +39,24 @@ class QueueSubscription(ISubscription):
         self._consumers = consumers
         self._queues = consumers.queues
         self._wake = wake
-        self.key = key
+        self.consumer_key = key
         self._address = address
-        self._since = time.monotonic()
-        self._queues_by_task: dict[int, Queue] = {}
+        self._started_at = time.monotonic()
+        self._queues_by_task: dict[int, TaskQueue] = {}
         self.ready_tasks: dict[int, None] = {}
         self.rejection_answers: dict[int, RejectedTask] = {}
-        self._unsettled: list[TaskCursor] = []
+        self._deferred_reports: list[TaskCursor] = []
         """Consumer reports that were too large for one turn of the loop."""
         self.moved_tasks: list[int] = []
 
-    def add(self, queue: Queue, unsettled: TaskCursor | None) -> None:
-        """Add a queue. `unsettled` is a report of its consumer that apply_progress() must finish."""
+    def add(self, queue: TaskQueue, report: TaskCursor | None) -> None:
+        """Add a queue. `report` is one of its consumer that apply_progress() must finish."""
         self._queues_by_task[queue.task] = queue
-        if unsettled is not None:
-            self._unsettled.append(unsettled)
+        if report is not None:
+            self._deferred_reports.append(report)
         self.ready_tasks[queue.task] = None
 
-    def mark_ready(self, queue: Queue) -> None:
+    def mark_ready(self, queue: TaskQueue) -> None:
         """Note that a queue has new messages."""
         self.ready_tasks[queue.task] = None
         self._wake()
@@ -71,18 +71,18 @@ class QueueSubscription(ISubscription):
         """Return the consumer and its tasks. `now` is a time of the monotonic clock."""
         queues = self._queues_by_task
         return pb.ConsumerStatus(
-            consumer_id=self.key[1],
-            identity=self.key[0],
+            consumer_id=self.consumer_key[1],
+            identity=self.consumer_key[0],
             address=self._address,
-            subscribed_seconds=now - self._since,
+            subscribed_seconds=now - self._started_at,
             tasks=sorted(queues),
             task_count=len(queues),
-            outstanding_messages=sum(each.log.taken - each.log.acknowledged for each in queues.values()),
+            outstanding_messages=sum(each.log.last_taken - each.log.acknowledged for each in queues.values()),
         )
 
     @property
-    def starts(self) -> Sequence[tuple[int, int]]:
-        return [(task, queue.log.taken) for task, queue in self._queues_by_task.items()]
+    def positions(self) -> Sequence[tuple[int, int]]:
+        return [(task, queue.log.last_taken) for task, queue in self._queues_by_task.items()]
 
     @property
     def has_unacknowledged(self) -> bool:
@@ -116,22 +116,24 @@ class QueueSubscription(ISubscription):
             deliveries += taken
             self.nearly_full |= self._queues.load(task) >= _ACK_REQUEST_LOAD
             # 3. One task must not fill all frames.
-            if queue.log.taken < queue.log.tail:
+            if queue.log.last_taken < queue.log.tail:
                 self.ready_tasks[task] = None
             if self.ready_tasks:
                 max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
         return deliveries
 
     def apply_progress(self, cursors: Sequence[TaskCursor]) -> bool:
-        unsettled, self._unsettled = self._unsettled, []
+        unsettled, self._deferred_reports = self._deferred_reports, []
         for cursor in (*unsettled, *cursors):
             queue = self._queues_by_task.get(cursor.task)
             if queue is not None:
                 if self._consumers.apply_progress(queue, cursor):
-                    self._unsettled.append(cursor)
+                    self._deferred_reports.append(cursor)
                 elif cursor.rejections:
                     self.rejection_answers[cursor.task] = RejectedTask(
-                        task=cursor.task, rejection_number=queue.rejected, received_sequence=queue.log.taken
+                        task=cursor.task,
+                        rejection_number=queue.last_rejection,
+                        received_sequence=queue.log.last_taken,
                     )
                     self._wake()
                 if queue.log.has_undelivered:
@@ -139,9 +141,9 @@ class QueueSubscription(ISubscription):
         # Rejections and credit may have made messages deliverable.
         if self.ready_tasks:
             self._wake()
-        return bool(self._unsettled)
+        return bool(self._deferred_reports)
 
-    def remove_queue(self, queue: Queue) -> None:
+    def remove_queue(self, queue: TaskQueue) -> None:
         """Remove the queue of a task that has moved; the last one ends the subscription."""
         queue.consumer = None
         del self._queues_by_task[queue.task]
@@ -207,14 +209,14 @@ class QueueConsumers:
         return subscription
 
     def _attach_queue(
-        self, queue: Queue, subscription: QueueSubscription, cursor: TaskCursor, request: Subscribe
+        self, queue: TaskQueue, subscription: QueueSubscription, cursor: TaskCursor, request: Subscribe
     ) -> None:
         """Give a queue to a subscription.
 
         1. The same subscription returns to the same process of the worker: it continues at its cursor.
         2. Otherwise delivered and unacknowledged messages are delivered again, marked redelivered.
         """
-        wanted = subscription.key, request.incarnation, request.subscription_id
+        wanted = subscription.consumer_key, request.incarnation, request.subscription_id
         same = (queue.consumer_key, queue.incarnation, queue.subscription_id) == wanted
         resumes = same and request.worker_incarnation == self.incarnation
         if queue.consumer is not None:
@@ -230,20 +232,20 @@ class QueueConsumers:
         # 1. The report in the request counts first: it may acknowledge or reject messages.
         if resumes:
             self.queues.on_acknowledged(queue.task, self._settle(queue, cursor))
-            unsettled = cursor if _is_unsettled(queue, cursor) else None
+            unsettled = cursor if _is_unfinished(queue, cursor) else None
             # A message must stay delivered until its rejection is settled.
             rejected = cursor.rejections[-1].sequence if unsettled and cursor.rejections else 0
             queue.log.rewind(max(cursor.received_sequence, rejected))
             queue.credit = cursor.credit_sequence
         else:
-            queue.rejected = 0
+            queue.last_rejection = 0
             queue.log.rewind()
             # 2. A new consumer's cursor starts at 0; the queue continues after its last acknowledged message.
             queue.credit = queue.log.acknowledged + cursor.credit_sequence - cursor.acknowledged_sequence
         queue.credit_bytes = cursor.credit_bytes
         subscription.add(queue, unsettled)
 
-    def apply_progress(self, queue: Queue, cursor: TaskCursor) -> bool:
+    def apply_progress(self, queue: TaskQueue, cursor: TaskCursor) -> bool:
         """Apply the progress that a consumer reports; return True if a part of it remains."""
         done = self._settle(queue, cursor)
         # The rest of a deferred report may be older than the last report.
@@ -252,20 +254,20 @@ class QueueConsumers:
         # A rejection alone can end the wait for a queue that moves: no delivery is unacknowledged then.
         if done or cursor.rejections:
             self.queues.on_acknowledged(queue.task, done)
-        return _is_unsettled(queue, cursor)
+        return _is_unfinished(queue, cursor)
 
-    def _settle(self, queue: Queue, cursor: TaskCursor) -> list[Acknowledged]:
+    def _settle(self, queue: TaskQueue, cursor: TaskCursor) -> list[AckedGroup]:
         """Advance a log's cursors and apply each rejection once, at most `TURN_GROUPS` groups at a time."""
-        done: list[Acknowledged] = []
+        done: list[AckedGroup] = []
         arrived = cursor.received_sequence
-        first = bisect_right(cursor.rejections, queue.rejected, key=attrgetter("number"))
+        first = bisect_right(cursor.rejections, queue.last_rejection, key=attrgetter("number"))
         for each in cursor.rejections[first : first + TURN_GROUPS]:
             # Messages before a rejected one are acknowledged: only the oldest message can be rejected.
             done += queue.log.apply_progress(each.sequence - 1, arrived, TURN_GROUPS - len(done))
             if len(done) >= TURN_GROUPS:
                 return done
             # Processed once: the consumer repeats a rejection until the worker answers it.
-            queue.rejected = each.number
+            queue.last_rejection = each.number
             if (removed := self.rejections.reject(queue, each)) is not None:
                 done.append(removed)
         if first + TURN_GROUPS < len(cursor.rejections):
@@ -273,11 +275,11 @@ class QueueConsumers:
         return done + queue.log.apply_progress(cursor.acknowledged_sequence, arrived, TURN_GROUPS - len(done))
 
 
-def _is_unsettled(queue: Queue, cursor: TaskCursor) -> bool:
+def _is_unfinished(queue: TaskQueue, cursor: TaskCursor) -> bool:
     """Return True if a part of a consumer's report is not processed yet."""
     rejected = cursor.rejections[-1].number if cursor.rejections else 0
-    acknowledged = min(cursor.acknowledged_sequence, queue.log.taken)
-    return rejected > queue.rejected or acknowledged > queue.log.acknowledged
+    acknowledged = min(cursor.acknowledged_sequence, queue.log.last_taken)
+    return rejected > queue.last_rejection or acknowledged > queue.log.acknowledged
 
 
 def _superseded_error(consumer_id: str, task: int) -> SupersededError:

@@ -21,8 +21,8 @@ from tuplewire.session.durations import Durations
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.messaging.base import InboundSession
-from tuplewire_service.worker.delivery import Acknowledged, DeliveryLog
-from tuplewire_service.worker.task_queue import Queue, QueueTimes, TaskSnapshot
+from tuplewire_service.worker.delivery import AckedGroup, DeliveryLog
+from tuplewire_service.worker.task_queue import QueueTimes, TaskQueue, TaskSnapshot
 from tuplewire_service.worker.worker_observer import WorkerObserver
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -42,7 +42,7 @@ class ReceiveQueues:
     def __init__(
         self,
         settings: WorkerSettings,
-        on_acknowledged: Callable[[int, Sequence[Acknowledged]], None],
+        on_acknowledged: Callable[[int, Sequence[AckedGroup]], None],
         not_local_error: Callable[[int], RefusedError],
         observer: WorkerObserver | None = None,
     ) -> None:
@@ -51,10 +51,10 @@ class ReceiveQueues:
         self.on_acknowledged = on_acknowledged
         self.observer = observer
         self.not_local_error = not_local_error
-        self._queues: dict[int, Queue] = {}
-        self._leaving: dict[int, Queue] = {}
-        self._touched: set[int] = set()
-        self._tails: dict[int, int] = {}
+        self._queues: dict[int, TaskQueue] = {}
+        self._leaving: dict[int, TaskQueue] = {}
+        self._active_tasks: set[int] = set()
+        self._last_sequences: dict[int, int] = {}
         self._start = 0
         self._early_tasks: set[int] = set()
         self._watched_count = 0
@@ -69,7 +69,7 @@ class ReceiveQueues:
     def __len__(self) -> int:
         return len(self._queues)
 
-    def get(self, task: int) -> Queue | None:
+    def get(self, task: int) -> TaskQueue | None:
         """Return the queue of a local task, or None."""
         return self._queues.get(task)
 
@@ -95,10 +95,10 @@ class ReceiveQueues:
         # A task may return before its queue was forwarded.
         queue = self._leaving.pop(task, None)
         if queue is None:
-            start = self._tails.pop(task, self._start)
-            queue = Queue(task, DeliveryLog.starting_after(start), QueueTimes(start), start)
+            start = self._last_sequences.pop(task, self._start)
+            queue = TaskQueue(task, DeliveryLog.starting_after(start), QueueTimes(start), start)
         self._queues[task] = queue
-        self._touched.add(task)
+        self._active_tasks.add(task)
         queue.is_leaving = False
         if queue.consumer is not None:
             queue.consumer.mark_ready(queue)
@@ -112,7 +112,7 @@ class ReceiveQueues:
         2. Its consumer has unacknowledged messages: the queue stays until it acknowledges them, or leaves.
         3. Otherwise the consumer loses the task, and the messages are returned.
         """
-        left: list[tuple[TaskGroup, InboundSession]] = []
+        groups: list[tuple[TaskGroup, InboundSession]] = []
         for task in tasks:
             # 1. A task may return before its queue could leave; see _open_queue().
             queue = self._leaving.get(task)
@@ -120,21 +120,21 @@ class ReceiveQueues:
                 continue
             if queue.consumer is not None:
                 # 2. Forwarded now, these messages would be delivered to the next consumer again.
-                if queue.log.taken > queue.log.acknowledged:
+                if queue.log.last_taken > queue.log.acknowledged:
                     continue
                 queue.consumer.remove_queue(queue)
             # 3. The last consumer may have processed messages: remove_all() marks these as redelivered.
-            left += queue.log.remove_all()
+            groups += queue.log.remove_all()
             del self._leaving[task]
             if self.observer is not None:
                 self.observer.on_moved(task)
             # The offset of a reader may contain a sequence of this worker, so no sequence is used twice. The
             # common start covers the tasks with lower sequences.
             if queue.log.tail > self._start:
-                self._tails[task] = queue.log.tail
-                if len(self._tails) > _MAX_LAST_SEQUENCES:
-                    self._start = max(self._start, self._tails.pop(next(iter(self._tails))))
-        return left
+                self._last_sequences[task] = queue.log.tail
+                if len(self._last_sequences) > _MAX_LAST_SEQUENCES:
+                    self._start = max(self._start, self._last_sequences.pop(next(iter(self._last_sequences))))
+        return groups
 
     def is_drained(self, task: int) -> bool:
         """Return True unless a removed task still has its queue, or a task was opened early."""
@@ -172,7 +172,7 @@ class ReceiveQueues:
         """Return the number of queued messages by task, without empty queues; includes removed tasks."""
         return {queue.task: count for queue in self._all_queues() if (count := queue.log.queued_messages)}
 
-    def _all_queues(self) -> Iterable[Queue]:
+    def _all_queues(self) -> Iterable[TaskQueue]:
         return chain(self._queues.values(), self._leaving.values())
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> bool:
@@ -184,7 +184,7 @@ class ReceiveQueues:
         queue.log.append(group, inbound)
         if self.observer is not None:
             self.observer.on_queued(group, queue.log)
-        self._touched.add(group.task)
+        self._active_tasks.add(group.task)
         queue.times.record_arrival(queue.log.tail, time.monotonic())
         if queue.readers:
             queue.wake_readers()
@@ -200,23 +200,23 @@ class ReceiveQueues:
 
     def changed_loads(self) -> dict[int, float]:
         """Return the loads above 0, and the loads that fell to 0 since the last call."""
-        loads = {task: self.load(task) for task in self._touched if task in self._queues}
-        self._touched = {task for task, load in loads.items() if load}  # only queues with messages can change
+        loads = {task: self.load(task) for task in self._active_tasks if task in self._queues}
+        self._active_tasks = {task for task, load in loads.items() if load}  # empty queues cannot change
         return loads
 
     @property
     def pending_messages(self) -> int:
         """Number of messages in all queues that are queued or unacknowledged."""
-        return sum(queue.log.queued_messages for queue in self._with_messages())
+        return sum(queue.log.queued_messages for queue in self._active_queues())
 
     @property
     def unretained_messages(self) -> int:
         """Number of pending messages that no other process stores."""
-        return sum(queue.log.unretained_messages for queue in self._with_messages())
+        return sum(queue.log.unretained_messages for queue in self._active_queues())
 
-    def _with_messages(self) -> Iterator[Queue]:
+    def _active_queues(self) -> Iterator[TaskQueue]:
         """Yield all queues with messages, and perhaps others; cheap if most of 10,000 tasks are idle."""
-        yield from (self._queues[task] for task in self._touched if task in self._queues)
+        yield from (self._queues[task] for task in self._active_tasks if task in self._queues)
         yield from self._leaving.values()
 
     async def most_relevant(self, urgent: Collection[int], max_tasks: int) -> Sequence[int]:
@@ -259,7 +259,7 @@ class ReceiveQueues:
             if log.queued_messages:  # most of 10,000 tasks are idle
                 row.queued_messages = log.queued_messages
                 row.queued_bytes = log.queued_bytes
-                row.oldest_seconds = log.age(now_micros)
+                row.oldest_seconds = log.oldest_age(now_micros)
                 row.load = self.load(task)
 
     def consumer_statuses(self) -> list[pb.ConsumerStatus]:
@@ -280,15 +280,15 @@ class ReceiveQueues:
         """Drop every message without releasing it to its sender; return the number of messages."""
         return sum(group.count for queue in self._all_queues() for group, _ in queue.log.remove_all())
 
-    def record_first_delivery(self, queue: Queue, last: int) -> None:
+    def record_first_delivery(self, queue: TaskQueue, last: int) -> None:
         """Account for the first delivery of messages up to a sequence, to a consumer or a reader."""
         queue.times.record_removal(last, time.monotonic(), self.queue_wait)
         if self.observer is not None:
             self.observer.on_delivered(queue.task, last, self.queue_wait)
 
-    def record_delivery(self, queue: Queue, deliveries: Sequence[Delivery]) -> None:
+    def record_delivery(self, queue: TaskQueue, deliveries: Sequence[Delivery]) -> None:
         """Account for messages that were delivered to a queue's consumer."""
-        self.record_first_delivery(queue, queue.log.taken)
+        self.record_first_delivery(queue, queue.log.last_taken)
         for delivery in deliveries:
             if delivery.group.redelivered:
                 self.redelivered_messages += delivery.group.count
@@ -322,7 +322,7 @@ class ReceiveQueues:
             for queue, _ in queues:
                 queue.readers.discard(change)
 
-    def _get_unconsumed(self, task: int) -> Queue:
+    def _get_unconsumed(self, task: int) -> TaskQueue:
         queue = self._queues.get(task)
         if queue is None:
             raise self.not_local_error(task)

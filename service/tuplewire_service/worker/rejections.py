@@ -21,8 +21,8 @@ from tuplewire.values.dead_letters import dead_letter, read_key_and_headers, rej
 from tuplewire.values.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import Rejection
 from tuplewire_service.messaging.base import InboundSession, ReceivedBatch
-from tuplewire_service.worker.delivery import Acknowledged, DeliveryLog
-from tuplewire_service.worker.task_queue import Queue
+from tuplewire_service.worker.delivery import AckedGroup, DeliveryLog
+from tuplewire_service.worker.task_queue import TaskQueue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = event_logger(__name__)
@@ -123,13 +123,13 @@ class Rejections:
         self._recv = recv
         self._can_route = can_route
         self._waiting: list[RejectedCopy] = []
-        self._blocked_queues: dict[int, Queue] = {}
+        self._blocked_queues: dict[int, TaskQueue] = {}
         self._numbers = count()
         self._space_by_task: dict[int, CopySpace] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._log_rate = LogRateLimiter()
 
-    def reject(self, queue: Queue, rejection: Rejection) -> Acknowledged | None:
+    def reject(self, queue: TaskQueue, rejection: Rejection) -> AckedGroup | None:
         """Remove the oldest unacknowledged message from a queue, or block the queue until its redelivery.
 
         Returns the message if it has left its queue; None if it stays there, or if another message was
@@ -287,7 +287,7 @@ class Rejections:
         if self._waiting:
             self.schedule(self._waiting[0].due)
 
-    def check_blocked(self, queue: Queue) -> bool:
+    def check_blocked(self, queue: TaskQueue) -> bool:
         """Return True if a rejected message blocks the queue until its delay has passed."""
         if not queue.blocked_until:
             return False
@@ -320,14 +320,14 @@ class Rejections:
         else:
             self._ledger.dropped[drop_reason] += len(routable)
         if routable:
-            self._recv(ReceivedBatch.arrived(routable, self))
+            self._recv(ReceivedBatch.for_callback(routable, self))
 
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return the waiting copies."""
         return (copy.group for copy in self._waiting)
 
     @property
-    def waiting(self) -> int:
+    def waiting_copies(self) -> int:
         """The number of copies that wait."""
         return len(self._waiting)
 
@@ -340,7 +340,7 @@ class Rejections:
         return groups
 
 
-def _settle(log: DeliveryLog, rejection: Rejection) -> Acknowledged:
+def _settle(log: DeliveryLog, rejection: Rejection) -> AckedGroup:
     [done] = log.apply_progress(rejection.sequence, rejection.sequence)
     if rejection.wait:
         log.rewind(log.acknowledged)  # its consumer has discarded the later messages

@@ -1,6 +1,6 @@
 """Routes each message to the queue of a local task or to another worker, and accounts for all messages.
 
-Used by worker.py, which passes in received batches (`recv`) and assignments (`update`), and by sinks.py. Owns
+Used by sinks.py and worker.py, which passes in batches (`recv`) and assignments (`update_assignment`). Owns
 the routing table, receive queues, connections, moves and ledger. Call only from the event loop.
 Source: Storm's `WorkerState` (`transferLocalBatch`, `transfer`). Design: docs/design/moves.md.
 """
@@ -33,7 +33,7 @@ from tuplewire_service.messaging.subscription import ISubscription, ISubscriptio
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.condition_event import ConditionEvent
 from tuplewire_service.worker.connections import REROUTE_SECONDS, Connections
-from tuplewire_service.worker.delivery import Acknowledged, release
+from tuplewire_service.worker.delivery import AckedGroup, release
 from tuplewire_service.worker.departures import Departures, Successor, TaskAndEntry, successors_to_wire
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
 from tuplewire_service.worker.queue_subscription import QueueConsumers
@@ -65,7 +65,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """The routes, and the newest assignment version that other workers have reported in a frame."""
         self._settings = settings
         self.observer = observer
-        self._ledger, self.activity = Ledger(), ConditionEvent()
+        self._ledger, self.changed = Ledger(), ConditionEvent()
         self._drops = Drops(self._ledger)
         self._dead: set[Peer] = set()
         self.end_to_end = Durations()  # from acceptance by the sender to acknowledgement by the consumer
@@ -103,7 +103,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def assignment_version(self) -> int:
         return self.table.version
 
-    def update(self, assignment: Assignment, *, force: bool = False) -> bool:
+    def update_assignment(self, assignment: Assignment, *, force: bool = False) -> bool:
         """Apply a newer assignment; return False for the current one. See Assignment.replaces().
 
         1. A task is removed here: its queue is delivered no further, and sent to the new owner.
@@ -118,18 +118,18 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._begin_moves(before, self.queues.set_local_tasks(self.table.local_tasks))
         self.refresh()
         self._advance_moves()
-        self.activity.set()
+        self.changed.set()
         counts = {"local_tasks": len(self.table.local_tasks), "peers": len(self.table.other_owners)}
         logger.info("assignment.changed", extra={"version": assignment.version, **counts})
         return True
 
-    def _begin_moves(self, before: Iterable[AssignedWorker], removed: Iterable[int]) -> None:
+    def _begin_moves(self, old_owners: Iterable[AssignedWorker], removed: Iterable[int]) -> None:
         """Hold new messages for each task that has moved, until its old route is empty."""
         for task in removed:
             self.rejections.release_originals(task)  # 1. The move waits until all messages are released.
             self._moves.get_or_start(task)
         after = {worker.peer: worker.tasks for worker in self.table.other_owners}
-        for worker in before:
+        for worker in old_owners:
             tasks = after.get(worker.peer, ())
             if tasks == worker.tasks:
                 continue
@@ -205,9 +205,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self._drops.count_lost(group for group, _ in waiting)
             asyncio.get_running_loop().call_soon(self._transfer.send_all)
 
-    def _on_returned(self, connection: SendingEnd, left: Sequence[HeldGroup]) -> None:
+    def _on_returned(self, connection: SendingEnd, groups: Sequence[HeldGroup]) -> None:
         """Reroute the unacknowledged messages of a lost worker, then the messages that waited for them."""
-        self._reroute(self._moves.remove_routes(connection, left))
+        self._reroute(self._moves.remove_routes(connection, groups))
         self._advance_moves()
 
     def recv(self, batch: ReceivedBatch) -> None:
@@ -235,7 +235,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 continue
             # 2. Contradictory assignments could forward a message in a cycle.
             if group.path and group.unqueued_hops > MAX_UNQUEUED_HOPS and task not in self.queues:
-                batch.refuse(group, self.table.loop_error(task))
+                batch.refuse(group, self.table.cycle_error(task))
                 continue
             if not inbound.worker_number:
                 if not (task in self.table.owner_by_task or task in moving or self.can_route(task)):  # 3.
@@ -265,7 +265,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._moves.get_or_start(task)
         if (owner := self.table.owner_by_task.get(task)) is not None:
             self._hold_behind_old_route(owner.peer, [task])
-        self.activity.set()
+        self.changed.set()
 
     def _hold_behind_old_route(self, peer: Peer, tasks: Sequence[int]) -> None:
         """Hold new messages for these tasks until their previous owner has released all earlier ones."""
@@ -278,18 +278,18 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Queue messages locally or for transfer; return False if no worker owns their task."""
         if self.observer is not None:
             inbound = self.observer.wrap_forwarded(group, inbound, self.location_of)
-        owner, moves, moving, way = self.table.owner_by_task.get(group.task), self._moves, None, None
+        owner, moves, move, connection = self.table.owner_by_task.get(group.task), self._moves, None, None
         if moves.by_task or moves.successors.by_task:  # otherwise all messages of a task take one route
-            moving, way = moves.destination_of(group, inbound, None if owner is None else owner.peer)
-        if way is not None:
-            self._transfer.send_behind(way, group, inbound)
+            move, connection = moves.destination_of(group, inbound, None if owner is None else owner.peer)
+        if connection is not None:
+            self._transfer.send_behind(connection, group, inbound)
         elif not self.queues.put(group, inbound):
             if owner is None:
                 return False
-            way = None if moving is None else self.connections.get_or_open(owner.peer)
+            connection = None if move is None else self.connections.get_or_open(owner.peer)
             self._transfer.put(group, inbound)
-        if moving is not None:
-            moving.record_route(group, inbound, way)
+        if move is not None:
+            move.record_route(group, inbound, connection)
         return True
 
     def location_of(self, task: int) -> str:
@@ -305,7 +305,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             else:  # CLOSED occurs only at shutdown: otherwise take_back() returns them
                 reason = DropReason.SHUTDOWN if each.drop_reason is DropReason.CLOSED else each.drop_reason
                 self._ledger.dropped[reason] += each.messages
-        self.activity.set()
+        self.changed.set()
         if self.observer is not None:
             self.observer.on_settled(settled)
 
@@ -315,9 +315,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
             for task, some in groupby(released, attrgetter("task")):
                 release(task, some)
         self._advance_moves({each.task for each in released} if self._moves.by_task else ())
-        self.activity.set()
+        self.changed.set()
 
-    def _on_acknowledged(self, task: int, done: Sequence[Acknowledged]) -> None:
+    def _on_acknowledged(self, task: int, done: Sequence[AckedGroup]) -> None:
         """Account for messages that a consumer has acknowledged, and release them to their senders."""
         now_micros = time.time_ns() // 1000
         for each in done:
@@ -326,7 +326,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self._ledger.acknowledged += 0 if each.rejected else each.messages
         release(task, done)
         self._advance_moves((task,))
-        self.activity.set()
+        self.changed.set()
         if self.observer is not None:
             self.observer.on_processed(task, self.end_to_end)
 

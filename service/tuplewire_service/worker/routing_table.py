@@ -50,7 +50,7 @@ class RoutingTable:
         """The owner of each task, including this worker; replaced with the assignment."""
         self.program_tasks: Container[int] = ()
         """Tasks of the program in this process; subscriptions of other consumers are refused."""
-        self.get_outbound: Callable[[Collection[int]], AbstractSet[int]] | None = None
+        self.get_outbound_tasks: Callable[[Collection[int]], AbstractSet[int]] | None = None
         """Returns the tasks that the program sends to; None: all. Source: Storm's `workerOutboundTasks`."""
         self._worker_id = worker_id
 
@@ -66,7 +66,7 @@ class RoutingTable:
 
     def required_peers(self, extra_peers: Container[Peer], *, include_all: bool) -> list[Peer]:
         """Return the other workers that own outbound tasks or are in `extra_peers`; `include_all`: all."""
-        outbound = None if self.get_outbound is None else self.get_outbound(self.local_tasks)
+        outbound = None if self.get_outbound_tasks is None else self.get_outbound_tasks(self.local_tasks)
         return [
             each.peer
             for each in self.workers
@@ -108,7 +108,7 @@ class RoutingTable:
             owner.address,
         )
 
-    def loop_error(self, task: int) -> RefusedError:
+    def cycle_error(self, task: int) -> RefusedError:
         """Return the error for messages that workers forward in a cycle."""
         owner = self.owner_by_task.get(task)
         where = f"{owner.worker_id} at {owner.address}" if owner is not None else "nobody"
@@ -135,7 +135,7 @@ def with_port(address: str, port: int) -> str:
     return address if ":" in address and not address.endswith("]") else f"{address}:{port}"
 
 
-def find_id_mismatch(assignment: Assignment, worker_id: str, own: Sequence[HostPort]) -> str:
+def find_id_mismatch(assignment: Assignment, worker_id: str, endpoints: Sequence[HostPort]) -> str:
     """Return the reason that an assignment does not apply to this worker, with the fix; empty if it applies.
 
     A foreign address alone proves nothing: it may be a proxy or another name of this host. An own address
@@ -147,7 +147,7 @@ def find_id_mismatch(assignment: Assignment, worker_id: str, own: Sequence[HostP
         for worker in assignment.workers
         if worker.worker_id != worker_id
         for address in (worker.address, worker.peer.address)
-        if any(_same_endpoint(split_host_port(address), each) for each in own)
+        if any(_same_endpoint(split_host_port(address), each) for each in endpoints)
     ]
     if conflicting:
         other, address = conflicting[0]
@@ -160,7 +160,7 @@ def find_id_mismatch(assignment: Assignment, worker_id: str, own: Sequence[HostP
     if worker_id in ids:
         return ""
     shown = ", ".join(ids[:_MAX_LISTED]) + (", ..." if len(ids) > _MAX_LISTED else "")
-    here = ", ".join(join_host_port(*each) for each in own)
+    here = ", ".join(join_host_port(*each) for each in endpoints)
     return (
         f"the assignment has no worker {worker_id} (here, at {here}), only {shown or 'none'}: start with "
         "the --worker-id that it has for this worker, or add this one to it"

@@ -23,7 +23,7 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.publications import ChosenGroup, Publications
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.stage_file import StageFiles
-from tuplewire_service.worker.staging import AttemptName, Placement, Sink, Staged, StagedGroup, Staging
+from tuplewire_service.worker.staging import Attempt, AttemptName, Placement, Sink, StagedGroup, Staging
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = event_logger(__name__)
@@ -72,7 +72,7 @@ class Sinks:
             SequenceGapError, StaleEpochError, EpochTooLargeError: See Staging.
             ResourceLimitError: The file cannot be written, or sinks wait for each other's space.
         """
-        self.publications.check(sink, epoch)
+        self.publications.check_epoch(sink, epoch)
         for group in groups:
             if not self._router.can_route(group.task):
                 raise self._router.table.not_local_error(group.task)
@@ -89,7 +89,7 @@ class Sinks:
             await asyncio.shield(write)
         return ""
 
-    async def _write(self, sink: Sink, stage: Staged, groups: Sequence[TaskGroup]) -> None:
+    async def _write(self, sink: Sink, stage: Attempt, groups: Sequence[TaskGroup]) -> None:
         try:
             if stage.file is None:
                 stage.file = await asyncio.to_thread(self._files.create_part)
@@ -115,10 +115,10 @@ class Sinks:
 
     def _unpublished(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[AttemptName]:
         """Return the attempts that were not chosen before. Raises StaleEpochError; see Publications."""
-        self.publications.check(sink, epoch)
+        self.publications.check_epoch(sink, epoch)
         return [each for each in names if not self.publications.has_chosen(sink, epoch, each.attempt)]
 
-    def begin(
+    def begin_run(
         self, sink: Sink, epoch: int, run: str, names: Sequence[AttemptName]
     ) -> tuple[dict[int, TaskContent], list[AssignedWorker]]:
         """Register a run, and drop the staged messages of other runs. Raises the errors of check().
@@ -130,11 +130,11 @@ class Sinks:
         lately = time.monotonic() - _PREVIOUS_OWNER_SECONDS
         self._previous_owners = {peer: old for peer, old in self._previous_owners.items() if old[1] > lately}
         workers = [worker for worker, _ in self._previous_owners.values()]
-        return self.publications.begin(sink, epoch, run), workers
+        return self.publications.register_run(sink, epoch, run), workers
 
     def on_assignment(self, before: Assignment | None, now: Assignment) -> None:
         """Record that an assignment has replaced another one."""
-        # Previous workers may still drain, and know published epochs; begin() returns them.
+        # Previous workers may still drain, and know published epochs; begin_run() returns them.
         for each in before.workers if before is not None else ():
             self._previous_owners[each.peer] = each, time.monotonic()
         for each in now.workers:
@@ -152,7 +152,7 @@ class Sinks:
         """Choose attempts; return the number of newly chosen messages, and of messages that wait for space.
 
         `run` is the publishing run of the query; empty: no other run ever publishes the epoch. Raises
-        UnknownRunError before begin(), and the errors of check().
+        UnknownRunError before begin_run(), and the errors of check().
         """
         new = self._unpublished(sink, epoch, names)
         chosen = 0
@@ -190,11 +190,11 @@ class Sinks:
         self._requested_at[sink, epoch] = time.monotonic()
         deadline = asyncio.get_running_loop().time() + seconds
         waiting = self.publications.progress_of
-        await self._router.activity.wait_until(lambda: not (waiting(sink, epoch) or (0,))[0], deadline)
-        found = waiting(sink, epoch) or (0, [])
-        if not found[0]:
+        await self._router.changed.wait_until(lambda: not (waiting(sink, epoch) or (0,))[0], deadline)
+        progress = waiting(sink, epoch) or (0, [])
+        if not progress[0]:
             self._requested_at.pop((sink, epoch), None)
-        return found
+        return progress
 
     def resume(self) -> None:
         """Expire old epochs and resume publishing. Called periodically and after a new assignment."""
@@ -229,13 +229,13 @@ class Sinks:
         finally:
             self._publish_task = None
             # A drain and _wait_for_progress() wait for this.
-            self._router.activity.set()
+            self._router.changed.set()
 
     def _deliver(self, taken: Sequence[ChosenGroup], groups: Sequence[TaskGroup]) -> None:
         """Route groups; groups of tasks without an owner wait again."""
         routable = [self._router.can_route(staged.task) for staged, _ in taken]
         self.publications.put_back([each for each, ok in zip(taken, routable, strict=True) if not ok])
-        self._router.recv(ReceivedBatch.arrived(list(compress(groups, routable)), self.publications))
+        self._router.recv(ReceivedBatch.for_callback(list(compress(groups, routable)), self.publications))
         for staged, _ in compress(taken, routable):
             self.staging.free_group(staged)
 

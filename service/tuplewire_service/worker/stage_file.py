@@ -35,7 +35,7 @@ class _SharedFile:
             self.file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - see AttemptPart.close()
         except OSError as error:
             raise _staging_error(directory, error) from error
-        self.end = 0
+        self.size = 0
         self.open_parts = 0
 
 
@@ -51,7 +51,7 @@ class StageFiles:
     def create_part(self) -> AttemptPart:
         """Return the part of a new attempt, which must be closed. Raises ResourceLimitError."""
         with self._lock:
-            if self._shared is None or not self._shared.open_parts or self._shared.end >= _MAX_FILE_BYTES:
+            if self._shared is None or not self._shared.open_parts or self._shared.size >= _MAX_FILE_BYTES:
                 self._shared = _SharedFile(self._directory)
             self._shared.open_parts += 1
             return AttemptPart(self._shared, self._lock)
@@ -71,9 +71,9 @@ class AttemptPart:
         rest = memoryview(b"".join(frames))
         with self._lock:
             # Reserve the range under the lock; the write itself needs no lock.
-            start = self._shared.end
+            start = self._shared.size
             reserved = -(-len(rest) // _BLOCK_BYTES) * _BLOCK_BYTES
-            self._shared.end += reserved
+            self._shared.size += reserved
         self._ranges.append((start, reserved))
         written = []
         offset = start

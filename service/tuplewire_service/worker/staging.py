@@ -62,7 +62,7 @@ class Placement(enum.Enum):
 class StagedGroup:
     """A group of an attempt: in memory, or at a place in its file."""
 
-    stage: Staged
+    stage: Attempt
     task: int
     messages: int
     group_bytes: int
@@ -72,7 +72,7 @@ class StagedGroup:
     length: int = 0
 
     @classmethod
-    def of(cls, stage: Staged, group: TaskGroup, place: tuple[int, int] | None = None) -> StagedGroup:
+    def of(cls, stage: Attempt, group: TaskGroup, place: tuple[int, int] | None = None) -> StagedGroup:
         """Describe a group in memory, or at `place`: the offset and the length in the file."""
         checksum = adler32(group.header_data, adler32(group.data, 0) & _CHECKSUM_MASK) & _CHECKSUM_MASK
         in_memory = group if place is None else None
@@ -80,7 +80,7 @@ class StagedGroup:
 
 
 @dataclass(slots=True, eq=False)
-class Staged:
+class Attempt:
     """The staged messages of one attempt. `is_writing` is True while a piece is written to the file."""
 
     partition: int
@@ -108,17 +108,17 @@ class _OpenEpoch:
     number: int
     opened: float
     last_used: float
-    stages: dict[str, Staged] = field(default_factory=dict)
+    stages: dict[str, Attempt] = field(default_factory=dict)
     waits_since: float | None = None
 
 
 class Staging:
     """The open epochs of all sinks. Call only from the event loop; the caller writes the files.
 
-    `memory_bytes` and `disk_bytes` are the limits. An epoch expires `keep_seconds` after its last use.
+    `memory_bytes` and `disk_bytes` are the limits. An epoch expires `expiry_seconds` after its last use.
     """
 
-    def __init__(self, memory_bytes: int, disk_bytes: int, keep_seconds: float) -> None:
+    def __init__(self, memory_bytes: int, disk_bytes: int, expiry_seconds: float) -> None:
         self.memory_bytes = 0
         """Bytes in memory, including published groups that wait for space."""
         self.disk_bytes = 0
@@ -127,7 +127,7 @@ class Staging:
         """Number of times that a piece found no space."""
         self._max_memory = memory_bytes
         self._max_disk = disk_bytes
-        self._expiry_seconds = keep_seconds
+        self._expiry_seconds = expiry_seconds
         self._epochs: dict[Sink, _OpenEpoch] = {}
 
     def __len__(self) -> int:
@@ -140,7 +140,7 @@ class Staging:
 
     def reserve(
         self, sink: Sink, epoch: int, name: AttemptName, piece: int, groups: Sequence[TaskGroup], now: float
-    ) -> tuple[Placement, Staged]:
+    ) -> tuple[Placement, Attempt]:
         """Reserve space for a piece, at `now` seconds of any clock. After Placement.DISK, call on_written().
 
         Raises SequenceGapError if earlier pieces are missing, StaleEpochError if the sink has a later epoch,
@@ -163,7 +163,7 @@ class Staging:
         piece: int,
         groups: Sequence[TaskGroup],
         now: float,
-    ) -> tuple[Placement, Staged]:
+    ) -> tuple[Placement, Attempt]:
         """Find a place for a piece.
 
         1. The attempt starts, or starts again: it gets a new stage.
@@ -178,7 +178,7 @@ class Staging:
         if stage is None or (not piece and not stage.is_writing):
             if stage is not None:
                 self._drop(state.stages.pop(name.attempt))
-            stage = state.stages[name.attempt] = Staged(name.partition, now)
+            stage = state.stages[name.attempt] = Attempt(name.partition, now)
         state.last_used = stage.last_used = now
         # 2. The caller retries, so the pieces of an attempt stay in order.
         if stage.is_writing:
@@ -214,7 +214,7 @@ class Staging:
             self._add_groups(stage, [StagedGroup.of(stage, group) for group in groups])
         return placement, stage
 
-    def on_written(self, stage: Staged, groups: Sequence[StagedGroup]) -> bool:
+    def on_written(self, stage: Attempt, groups: Sequence[StagedGroup]) -> bool:
         """Record the places of a piece's groups in the file; return False if the stage was dropped."""
         stage.is_writing = False
         # The stage was dropped while a thread wrote its file.
@@ -224,17 +224,17 @@ class Staging:
         self._add_groups(stage, groups)
         return True
 
-    def on_write_failed(self, sink: Sink, stage: Staged) -> None:
+    def on_write_failed(self, sink: Sink, stage: Attempt) -> None:
         """Drop a stage after a failed write."""
         stage.is_writing = False
         if (state := self._epochs.get(sink)) is not None:
             self._forget(sink, state, [name for name, each in state.stages.items() if each is stage])
         stage.close()
 
-    def find(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Staged]:
+    def find(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Attempt]:
         """Return attempts by partition. Raises StagedDataLostError unless all of them are complete."""
         state = self._epochs.get(sink)
-        found: list[Staged] = []
+        found: list[Attempt] = []
         for name in sorted(names):
             stage = None if state is None or state.number != epoch else state.stages.get(name.attempt)
             if stage is None or (stage.messages, stage.pieces) != (name.messages, name.pieces):
@@ -247,7 +247,7 @@ class Staging:
             found.append(stage)
         return found
 
-    def choose(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Staged]:
+    def choose(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Attempt]:
         """Remove and return attempts as find() does; drop the sink's others. An error changes nothing."""
         chosen = self.find(sink, epoch, names)
         if chosen:
@@ -311,19 +311,19 @@ class Staging:
         if not state.stages:
             del self._epochs[sink]
 
-    def _add_usage(self, stage: Staged, memory: int, disk: int) -> None:
+    def _add_usage(self, stage: Attempt, memory: int, disk: int) -> None:
         stage.memory_bytes += memory
         stage.disk_bytes += disk
         self.memory_bytes += memory
         self.disk_bytes += disk
 
-    def _add_groups(self, stage: Staged, groups: Sequence[StagedGroup]) -> None:
+    def _add_groups(self, stage: Attempt, groups: Sequence[StagedGroup]) -> None:
         stage.groups += groups
         stage.remaining_groups += len(groups)
         stage.messages += sum(each.messages for each in groups)
         stage.pieces += 1
 
-    def _drop(self, stage: Staged) -> None:
+    def _drop(self, stage: Attempt) -> None:
         stage.is_dropped = True
         stage.groups.clear()
         self.memory_bytes -= stage.memory_bytes
@@ -348,7 +348,7 @@ class Staging:
                 if stage is not latest[stage.partition] and stage.last_used < now - IDLE_SECONDS:
                     self._drop(state.stages.pop(attempt))
 
-    def _check_feasible(self, sink: Sink, state: _OpenEpoch, stage: Staged, piece: tuple[int, int]) -> None:
+    def _check_feasible(self, sink: Sink, state: _OpenEpoch, stage: Attempt, piece: tuple[int, int]) -> None:
         """Raise an error if no action of others can make space for a piece (size and groups)."""
         # Assume that only one attempt for each partition remains.
         own = {each.partition: each for each in state.stages.values()}

@@ -17,25 +17,25 @@ from tuplewire_service.worker.departures import Departures, Successor, TaskAndEn
 class Successors:
     """The destination of the next message of each task and entry worker; later ones follow that message.
 
-    Call only from the event loop. `own` is this worker's number as an entry worker.
+    Call only from the event loop. `own_number` is this worker's number as an entry worker.
     """
 
-    def __init__(self, own: int, incarnation: int) -> None:
-        self._own = own
+    def __init__(self, own_number: int, incarnation: int) -> None:
+        self._own_number = own_number
         self._incarnation = incarnation
         self.by_task: dict[TaskAndEntry, Successor] = {}
 
     def add_departures(
-        self, heard: Iterable[Departure], unreleased: Iterable[tuple[Peer, int, Mapping[TaskAndEntry, int]]]
+        self, reports: Iterable[Departure], unreleased: Iterable[tuple[Peer, int, Mapping[TaskAndEntry, int]]]
     ) -> None:
         """Add departed workers, including workers to which others had forwarded messages of this worker.
 
         These other workers now release messages that are not processed. See Connections.unreleased().
         """
-        unreleased_keys = {(task, number or self._own) for _, _, keys in unreleased for task, number in keys}
-        for departure in heard:
+        own_keys = {(task, number or self._own_number) for _, _, keys in unreleased for task, number in keys}
+        for departure in reports:
             successors = successors_of(departure)
-            for key in unreleased_keys.intersection(successors):
+            for key in own_keys.intersection(successors):
                 self.by_task[key] = successors[key]
 
     def refresh(
@@ -76,7 +76,7 @@ class Successors:
         found = dict(self.by_task)
         for peer, incarnation, keys in unreleased:
             for (task, entry_worker), entry_sequence in keys.items():
-                key = task, entry_worker or self._own
+                key = task, entry_worker or self._own_number
                 # Later messages must follow the last ones, which are at this worker.
                 if entry_sequence >= last.get(key, 0):
                     last[key] = entry_sequence

@@ -26,7 +26,7 @@ MAX_PER_SECOND = 1000
 MAX_COPY_BYTES = 1 << 16
 _MAX_WAITING = 1000
 _MAX_WAITING_BYTES = 4 << 20
-_MAX_TAKEN_BYTES = 1 << 20
+_MAX_RESPONSE_BYTES = 1 << 20
 """Limit of one response: gRPC accepts responses of 4 MiB."""
 
 
@@ -84,7 +84,7 @@ class Tap:
         """Return new messages up to the limit of a response, and wake the reader for the rest."""
         taken = pb.TapResponse(passed_messages=self.passed_messages, omitted_messages=self.omitted_messages)
         size = 0
-        while self._waiting and size < _MAX_TAKEN_BYTES:
+        while self._waiting and size < _MAX_RESPONSE_BYTES:
             taken.messages.append(self._waiting.popleft())
             size += taken.messages[-1].ByteSize()
         self._waiting_bytes -= size
@@ -137,7 +137,7 @@ class Taps:
         self.open_taps.append(tap)
         return tap
 
-    def end(self, tap: Tap) -> None:
+    def close_tap(self, tap: Tap) -> None:
         """End a tap."""
         if tap in self.open_taps:
             self.open_taps.remove(tap)

@@ -27,10 +27,10 @@ _TIMESTAMP_SECONDS = 0.001
 class Consumer(Protocol):
     """The subscription of a consumer, as its queues use it."""
 
-    def mark_ready(self, queue: Queue) -> None:
+    def mark_ready(self, queue: TaskQueue) -> None:
         """Note that a queue has new messages."""
 
-    def remove_queue(self, queue: Queue) -> None:
+    def remove_queue(self, queue: TaskQueue) -> None:
         """Remove the queue of a task that has moved."""
 
     def end(self, error: RefusedError) -> None:
@@ -52,11 +52,11 @@ class QueueTimes:
 
     def record_arrival(self, last: int, now: float) -> None:
         """Record the arrival of the messages up to the number `last`."""
-        came = self._arrivals
-        if came and now - came[-1][1] < _TIMESTAMP_SECONDS:
-            came[-1] = (last, came[-1][1])
+        arrivals = self._arrivals
+        if arrivals and now - arrivals[-1][1] < _TIMESTAMP_SECONDS:
+            arrivals[-1] = (last, arrivals[-1][1])
         else:
-            came.append((last, now))
+            arrivals.append((last, now))
 
     def record_removal(self, last: int, now: float, histogram: Durations) -> None:
         """Record that the messages up to the number `last` have left. Each message counts once."""
@@ -72,7 +72,7 @@ class QueueTimes:
 
 
 @dataclass(slots=True, eq=False)
-class Queue:
+class TaskQueue:
     """The receive queue of one task, and its consumer."""
 
     task: int
@@ -87,7 +87,7 @@ class Queue:
     """The consumer's `Subscribe.subscription_id`, which differs between subscriptions of one consumer."""
     credit: int = 0
     credit_bytes: int = 0
-    rejected: int = 0
+    last_rejection: int = 0
     """The number of its consumer's last rejection."""
     blocked_until: float = 0.0
     """Monotonic time before which nothing is delivered; 0 if no rejected message blocks the queue."""
@@ -106,16 +106,16 @@ class TaskSnapshot(NamedTuple):
     state: pb.HeldTask
     messages: Iterable[QueueEntry]
 
-    def entries(self, last: int, own: int) -> pb.TaskEntries:
+    def entries(self, last: int, own_number: int) -> pb.TaskEntries:
         """Return the entry sequences of the messages up to `last`; 0: of all messages.
 
-        The sequences stay with a message when its task moves. `own` is the number of this worker as an entry
-        worker. A million groups take about half a second.
+        The sequences stay with a message when its task moves. `own_number` is the number of this worker as an
+        entry worker. A million groups take about half a second.
         """
         messages: list[int] = []
         workers: list[int] = []
         sequences: list[int] = []
-        worker = following = 0
+        worker = next_sequence = 0
         for each in self.messages:
             sequence, group = each.first_sequence, each.group
             count = group.count
@@ -124,16 +124,16 @@ class TaskSnapshot(NamedTuple):
                 count = last - sequence + 1
                 if count <= 0:
                     break
-            entered = entry_worker_of(group, each.inbound, own)
+            entered = entry_worker_of(group, each.inbound, own_number)
             # Consecutive groups of an entry worker share a run: a queue may have a million groups.
-            if entered == worker and group.entry_sequence == following:
+            if entered == worker and group.entry_sequence == next_sequence:
                 messages[-1] += count
             else:
                 messages.append(count)
                 workers.append(entered)
                 sequences.append(group.entry_sequence)
                 worker = entered
-            following = group.entry_sequence + count
+            next_sequence = group.entry_sequence + count
         return pb.TaskEntries(
             first_sequence=self.state.acknowledged_sequence + 1,
             run_lengths=messages,

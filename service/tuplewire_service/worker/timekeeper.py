@@ -50,40 +50,40 @@ class TimeState(enum.StrEnum):
 class StateSeconds:
     """Sums the waits of an event loop by cause; other time is busy. Call only from the event loop."""
 
-    __slots__ = ("_started_at", "_waited", "idle")
+    __slots__ = ("_started_at", "_wait_seconds", "idle_seconds")
 
     def __init__(self, now: float) -> None:
-        self.idle = 0.0
+        self.idle_seconds = 0.0
         """The seconds of other waits, during which nothing was blocked."""
         self._started_at = now
-        self._waited = dict.fromkeys(TimeState, 0.0)
+        self._wait_seconds = dict.fromkeys(TimeState, 0.0)
 
     def record_wait(
-        self, began: float, ended: float, *, local_full: bool, remote_full: bool, blocked_since: float | None
+        self, start: float, end: float, *, local_full: bool, remote_full: bool, blocked_since: float | None
     ) -> None:
         """Account for one wait of the loop, during which nothing changed.
 
         Args:
-            began, ended: The start and the end of the wait.
+            start, end: The start and the end of the wait.
             local_full: A window for a local task is used up.
             remote_full: A window for a task of another worker is used up.
             blocked_since: Time since which a connection cannot send; None if all can.
         """
-        waited = self._waited
+        waited = self._wait_seconds
         # The causes have a fixed order, so the states add up to the age; see docs/design/status.md.
         if local_full:
-            waited[TimeState.BACKPRESSURED_QUEUE] += ended - began
+            waited[TimeState.BACKPRESSURED_QUEUE] += end - start
             return
         state = TimeState.BACKPRESSURED_CREDIT if remote_full else TimeState.IDLE
         # A connection counts as blocked only after BLOCKED_SECONDS.
-        until = ended if blocked_since is None else min(ended, max(began, blocked_since + BLOCKED_SECONDS))
-        waited[state] += until - began
-        waited[TimeState.BACKPRESSURED_SOCKET] += ended - until
+        until = end if blocked_since is None else min(end, max(start, blocked_since + BLOCKED_SECONDS))
+        waited[state] += until - start
+        waited[TimeState.BACKPRESSURED_SOCKET] += end - until
 
     def seconds(self, now: float) -> dict[str, float]:
         """Return the seconds in each state since the start; their sum is the elapsed time."""
-        shares = {state.value: waited for state, waited in self._waited.items()}
-        shares[TimeState.IDLE] += self.idle
+        shares = {state.value: waited for state, waited in self._wait_seconds.items()}
+        shares[TimeState.IDLE] += self.idle_seconds
         shares[TimeState.BUSY] = now - self._started_at - sum(shares.values())
         return shares
 
@@ -160,21 +160,21 @@ class LoopLag:
     After a block of two seconds, one of several overdue probes runs. Each counts, so a rare block is visible.
     """
 
-    __slots__ = ("_due", "lag")
+    __slots__ = ("_next_probe", "delays")
 
     def __init__(self, now: float) -> None:
-        self.lag = Durations()
-        self._due = now + INTERVAL_SECONDS
+        self.delays = Durations()
+        self._next_probe = now + INTERVAL_SECONDS
 
     def probe(self, now: float) -> float:
         """Record that the loop runs the probe now; return the seconds until the next one."""
-        late = now - self._due
+        late = now - self._next_probe
         probes = int(max(0.0, late) / INTERVAL_SECONDS) + 1
         # One probe runs for all overdue ones, but each counts.
         for missed in range(min(probes, _MAX_PROBES)):
-            self.lag.add(late - missed * INTERVAL_SECONDS)
-        self._due += probes * INTERVAL_SECONDS
-        return self._due - now
+            self.delays.add(late - missed * INTERVAL_SECONDS)
+        self._next_probe += probes * INTERVAL_SECONDS
+        return self._next_probe - now
 
 
 class Timekeeper:
@@ -185,25 +185,25 @@ class Timekeeper:
         self._servers = servers
         self._clock = asyncio.get_running_loop().time
         now = self._clock()
-        self._shares = StateSeconds(now)
+        self._states = StateSeconds(now)
         self._blocking = BlockingTimes(blocking_limit)
         self._lag = LoopLag(now)
         self._sampled_at = now
-        self._marks = deque([self._totals(now)], maxlen=2)
+        self._recent_totals = deque([self._totals(now)], maxlen=2)
         """Recent totals. The older mark is one to two spans old, after the first two spans."""
 
-    def record_wait(self, began: float, ended: float) -> None:
+    def record_wait(self, start: float, end: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.set_wait_listener()."""
         pressure, servers = self._router.pressure, self._servers
         blocked = pressure.without_credit or pressure.blocked_connections or any(servers.exhausted_by_server)
         if not blocked:  # nearly always
-            self._shares.idle += ended - began
+            self._states.idle_seconds += end - start
             return
         here = {self._router.location_of(task) == LOCAL for task in servers.longest_exhausted()}
         # Programs also send messages for tasks of other workers through this one.
         there = False in here or pressure.without_credit > 0
         then = pressure.blocked_since
-        self._shares.record_wait(began, ended, local_full=True in here, remote_full=there, blocked_since=then)
+        self._states.record_wait(start, end, local_full=True in here, remote_full=there, blocked_since=then)
 
     def on_assignment(self, assignment: Assignment) -> None:
         """Forget the blocking times of tasks and workers outside the assignment."""
@@ -219,25 +219,25 @@ class Timekeeper:
             blocked.update(self._router.connections.blocked_tasks())
             self._blocking.add(blocked, now - self._sampled_at)
             self._sampled_at = now
-            if now - self._marks[-1].seconds >= _SPAN_SECONDS:
-                self._marks.append(self._totals(now))
+            if now - self._recent_totals[-1].seconds >= _SPAN_SECONDS:
+                self._recent_totals.append(self._totals(now))
             await asyncio.sleep(self._lag.probe(now))
 
     def _totals(self, now: float) -> WorkerTotals:
         ledger = self._router.ledger()
         counts = {"accepted": ledger.accepted, "acknowledged": ledger.acknowledged}
         counts["dropped"] = sum(ledger.dropped.values())
-        return WorkerTotals(now, counts, self._shares.seconds(now), self._blocking.seconds())
+        return WorkerTotals(now, counts, self._states.seconds(now), self._blocking.seconds())
 
     @property
-    def recent_blocking(self) -> Mapping[tuple[str, str], float]:
+    def recent_blocking_seconds(self) -> Mapping[tuple[str, str], float]:
         """Recent seconds that tasks have blocked others, by (task, place)."""
-        return self._totals(self._clock()).increase_since(self._marks[0]).blocking_seconds
+        return self._totals(self._clock()).increase_since(self._recent_totals[0]).blocking_seconds
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add all times to a worker's status, with the tasks that block most first."""
         totals = self._totals(self._clock())
-        recent = totals.increase_since(self._marks[0])
+        recent = totals.increase_since(self._recent_totals[0])
         status.state_seconds.update(totals.state_seconds)
         status.recent.CopyFrom(pb.RecentCounts(state_seconds=recent.state_seconds, **recent.counts))
         status.recent.interval_seconds = recent.seconds
@@ -248,7 +248,7 @@ class Timekeeper:
         status.queue_wait.CopyFrom(_latency(self._router.queues.queue_wait))
         status.send_to_ack.CopyFrom(_latency(self._router.pressure.send_to_ack))
         status.end_to_end.CopyFrom(_latency(self._router.end_to_end))
-        status.loop_lag.CopyFrom(_latency(self._lag.lag))
+        status.loop_lag.CopyFrom(_latency(self._lag.delays))
 
 
 def _latency(durations: Durations) -> pb.Latency:

@@ -110,7 +110,7 @@ class Worker:
         self.settings = settings
         self.incarnation = incarnation or time.time_ns()
         self.state = WorkerState.STARTING
-        self.drain_step = "the drain to begin"
+        self.drain_wait = "the drain to begin"
         """The current wait of drain()."""
         self.delivery_finished = asyncio.Event()
         """Set when drain() has delivered or dropped all messages, before it closes the servers."""
@@ -118,20 +118,20 @@ class Worker:
         """Maximum number of messages lost with the previous process of this worker."""
         self.get_assignment_problem: Callable[[], str] = lambda: ""
         """Returns the reason that the assignment file is not in use, or an empty string."""
-        self.on_change: Callable[[], object] = lambda: None
+        self.on_state_change: Callable[[], object] = lambda: None
         """Called when the state changes."""
         self._clock = asyncio.get_running_loop().time
-        self._membership_until = 0.0  # the time until which a membership moves tasks of this worker
+        self._membership_deadline = 0.0  # the time until which a membership moves tasks of this worker
         self.servers = Servers(programs, peers, own_transport, settings.topology)
         self.program: AttachedProgram | None = None
         """The program in this process: readiness includes it, and a drain waits for its work."""
         self.program_loads: Mapping[int, float] = {}
         """The loads of the program's tasks, 0 to 1; a load counts if it exceeds that of the queue."""
-        self.congested: frozenset[int] = frozenset()
+        self.congested_tasks: frozenset[int] = frozenset()
         """Congested tasks; see find_congested()."""
         self._advertise = advertise
         self._intake = AcceptedPeers.ALL
-        self._accepted_peers_lock = asyncio.Lock()
+        self._intake_lock = asyncio.Lock()
         self._periodic_tasks: list[asyncio.Task[None]] = []
         tracing = get_tracing()
         self.router = Router(
@@ -157,20 +157,20 @@ class Worker:
     async def _tick(self) -> None:
         while True:
             self._check_ready()
-            await self._update_accepted_peers()
+            await self._update_intake()
             self._report_load()
             self.router.refresh()
             self.sinks.resume()
-            self.router.activity.set()
+            self.router.changed.set()
             # React faster during the start and the drain.
             await asyncio.sleep(_TICK_SECONDS if self.state is WorkerState.READY else _TICK_SECONDS / 20)
 
     def _check_ready(self) -> None:
         if self.state is WorkerState.STARTING and not self.not_ready_reason:
-            self._enter(WorkerState.READY)
+            self._enter_state(WorkerState.READY)
         elif self.state is WorkerState.READY and self.router.table.id_mismatch:
             # A later assignment may no longer name this worker.
-            self._enter(WorkerState.STARTING)
+            self._enter_state(WorkerState.STARTING)
 
     def _check_worker_id(self) -> None:
         if self.assignment is None:
@@ -182,9 +182,9 @@ class Worker:
             logger.error("worker.id_mismatch", extra={"reason": reason})
         self.router.table.id_mismatch = reason
 
-    async def _update_accepted_peers(self) -> None:
+    async def _update_intake(self) -> None:
         """Accept messages of programs only while the assignment names this worker; senders retain them."""
-        async with self._accepted_peers_lock:
+        async with self._intake_lock:
             # A drain sets the intake without this method.
             intake = AcceptedPeers.WORKERS if self.router.table.id_mismatch else AcceptedPeers.ALL
             if intake is not self._intake and self.state in {WorkerState.STARTING, WorkerState.READY}:
@@ -196,10 +196,10 @@ class Worker:
             self.sinks.publications.merge(each.sink_epochs)
         self.servers.announce_departures(new)
 
-    def _enter(self, state: WorkerState) -> None:
+    def _enter_state(self, state: WorkerState) -> None:
         self.state = state
         logger.info("worker.state_changed", extra={"state": state.value})
-        self.on_change()
+        self.on_state_change()
 
     @property
     def not_ready_reason(self) -> str:
@@ -233,12 +233,12 @@ class Worker:
         moves_deadline = now + deadline_seconds / 2
         router = self.router
         router.rejections.send_immediately()
-        self._enter(WorkerState.DRAINING)
+        self._enter_state(WorkerState.DRAINING)
         router.refresh()  # connections to all workers, for the departure notice, open during the drain
         # 0. Senders do not notice the restart of a worker without tasks.
-        self.drain_step = "a membership to move the tasks to other workers"
-        limit = min(moves_deadline, self._membership_until)  # in this order, NaN has no effect
-        await router.activity.wait_until(lambda: not (router.table.local_tasks or router.move_count), limit)
+        self.drain_wait = "a membership to move the tasks to other workers"
+        limit = min(moves_deadline, self._membership_deadline)  # in this order, NaN has no effect
+        await router.changed.wait_until(lambda: not (router.table.local_tasks or router.move_count), limit)
 
         def has_in_flight() -> bool:
             return bool(router.move_count or router.connections.pending_messages or len(self.sinks.staging))
@@ -252,21 +252,21 @@ class Worker:
             return must_repeat() or not (router.move_count or held or busy)
 
         while True:
-            self.drain_step = "programs to end their streams"
+            self.drain_wait = "programs to end their streams"
             # 1. Held messages may depend on messages that other workers still have to forward.
-            async with self._accepted_peers_lock:
+            async with self._intake_lock:
                 await self.servers.restrict_intake(AcceptedPeers.WORKERS)
-            self.drain_step = "messages in flight to other workers"
-            await router.activity.wait_until(lambda: not has_in_flight(), moves_deadline)
+            self.drain_wait = "messages in flight to other workers"
+            await router.changed.wait_until(lambda: not has_in_flight(), moves_deadline)
             # 2. The messages of another draining worker would be lost with it.
-            self.drain_step = "messages that are held, and other workers to end their streams"
+            self.drain_wait = "messages that are held, and other workers to end their streams"
             await self.servers.restrict_intake(AcceptedPeers.DRAINING_WORKERS)
-            await router.activity.wait_until(finished, deadline)
+            await router.changed.wait_until(finished, deadline)
             if not must_repeat():
                 # 3. Messages that arrive after the last wait would be acknowledged, then dropped.
                 await self.servers.restrict_intake(AcceptedPeers.OWN_PROGRAM)
                 # Wait for messages that were received before the intake stopped.
-                await router.activity.wait_until(finished, deadline)
+                await router.changed.wait_until(finished, deadline)
             # 4. A restarted worker does not know the move, so it must end here.
             if not must_repeat():
                 break
@@ -275,28 +275,28 @@ class Worker:
             await run_in_thread(self.program.disconnect)
         for task in self._periodic_tasks:
             task.cancel()
-        self.drain_step = "connections to all other workers, to say goodbye"
+        self.drain_wait = "connections to all other workers, to say goodbye"
         router.refresh()
         # Also past the deadline: without a notice, senders wait for this worker while it is assigned.
         goodbye_deadline = self._clock() + _DEPARTURE_NOTICE_SECONDS if router.must_announce else 0.0
         # No event reports that a connection has opened.
         while router.connections.disconnected_workers and self._clock() < goodbye_deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
-        self.drain_step = "connections to other workers to close"
+        self.drain_wait = "connections to other workers to close"
         publications = self.sinks.publications
         timeout = max(0.1, deadline - self._clock())
         await router.close(timeout, publications.reportable_epochs(), publications.unpublished())
         self.delivery_finished.set()
-        self.drain_step = "servers to close"
+        self.drain_wait = "servers to close"
         await self.servers.close()
-        self.drain_step = "transports to end"
-        self._enter(WorkerState.STOPPED)
+        self.drain_wait = "transports to end"
+        self._enter_state(WorkerState.STOPPED)
         return router.ledger()
 
     def on_membership_poll(self, interval: float) -> None:
         """Let a drain wait for a program that calls this every `interval` seconds and moves tasks."""
         if self.state is not WorkerState.DRAINING:  # there may be no other worker for the tasks
-            self._membership_until = self._clock() + 2 * interval
+            self._membership_deadline = self._clock() + 2 * interval
 
     async def abort(self) -> None:
         """Stop immediately, like a killed process: nothing is forwarded, and no peer is notified."""
@@ -314,7 +314,7 @@ class Worker:
     def update_assignment(self, assignment: Assignment, *, force: bool = False) -> bool:
         """Apply a newer assignment; return False for the current one. See Assignment.replaces()."""
         before = self.assignment
-        changed = self.router.update(assignment, force=force)
+        changed = self.router.update_assignment(assignment, force=force)
         if changed:
             self.timekeeper.on_assignment(assignment)
             self.sinks.on_assignment(before, assignment)
@@ -351,22 +351,22 @@ class Worker:
         for task, load in self.program_loads.items():
             if task in queues:
                 loads[task] = max(load, loads.get(task, 0.0))
-        before, self.congested = self.congested, find_congested(loads, self.congested)
-        relieved = before - self.congested
+        before, self.congested_tasks = self.congested_tasks, find_congested(loads, self.congested_tasks)
+        relieved = before - self.congested_tasks
         if self.state is not WorkerState.READY:
             return
-        status = self.settings.worker_id, sorted(self.congested), sorted(relieved)
+        status = self.settings.worker_id, sorted(self.congested_tasks), sorted(relieved)
         for server in self.servers.all_servers:
             if loads:
                 server.send_load_metrics(loads)
-            if relieved or self.congested:
+            if relieved or self.congested_tasks:
                 server.send_backpressure_status(*status)
 
     async def most_relevant_tasks(self, max_tasks: int) -> Sequence[int]:
         """Return the `max_tasks` most relevant tasks; see ReceiveQueues.most_relevant()."""
-        blocking = self.timekeeper.recent_blocking
+        blocking = self.timekeeper.recent_blocking_seconds
         local = [int(task) for task, where in blocking if where == LOCAL and task.isdecimal()]
-        urgent = self.congested.union(local)
+        urgent = self.congested_tasks.union(local)
         return await self.router.queues.most_relevant(urgent, max_tasks)
 
     def status(self, tasks: Iterable[int] | None = None) -> pb.GetStatusResponse:
@@ -385,7 +385,7 @@ class Worker:
             sinks=self.sinks.status(),
             taps=router.taps.status(),
             rejections=rejected.rejection_count,
-            rejected_waiting_messages=rejected.waiting,
+            rejected_waiting_messages=rejected.waiting_copies,
             dead_letter_task=self.settings.dead_letter_task,
             redelivered_messages=router.queues.redelivered_messages,
             local_task_count=len(router.queues),
@@ -396,5 +396,5 @@ class Worker:
         self.servers.add_to(status)
         self.timekeeper.add_to(status)
         router.connections.add_to(status)
-        router.queues.add_to(status, tasks, self.congested)
+        router.queues.add_to(status, tasks, self.congested_tasks)
         return status

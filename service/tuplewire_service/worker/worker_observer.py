@@ -49,7 +49,7 @@ class _TracedSession:
         self.worker_number = inbound.worker_number
         self.needs_release_acks = inbound.needs_release_acks
         self.release = inbound.release
-        self.to = to
+        self.destination = to
         self.contexts = contexts
         self.began_ns = time.time_ns()
         self.remaining = group.count
@@ -113,7 +113,7 @@ class WorkerObserver:
                 # All messages of a group share one span, which ends with the last of them.
                 inbound.remaining -= each.messages
                 if inbound.remaining <= 0:
-                    attributes = {"tuplewire.to": inbound.to}
+                    attributes = {"tuplewire.to": inbound.destination}
                     if each.drop_reason is not None:
                         attributes["tuplewire.dropped"] = each.drop_reason.value
                     self._record_spans("forward", each.task, inbound.contexts, inbound.began_ns, attributes)

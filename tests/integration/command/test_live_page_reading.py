@@ -49,7 +49,7 @@ def status(number: int, seconds: float) -> pb.GetStatusResponse:
 def many() -> list[WorkerSample]:
     """Return 200 workers with 10,000 tasks."""
     return [
-        WorkerSample(NAME.format(each), f"host:{each}", status(each, 11), status(each, 10), tasks=TASKS)
+        WorkerSample(NAME.format(each), f"host:{each}", status(each, 11), status(each, 10), task_count=TASKS)
         for each in range(WORKERS)
     ]
 

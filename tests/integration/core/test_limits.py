@@ -333,7 +333,7 @@ def test_certificate_is_looked_at_in_spite_of_tickets(tmp_path: Path) -> None:
     certificates = Certificates(worker, lambda: now)
     context = read_tls(program).context
     wiring = GrpcOptions(tls=certificates.server_credentials())
-    with closing(GrpcContext(wiring=wiring).bind(TOPOLOGY, 0)) as server:
+    with closing(GrpcContext(options=wiring).bind(TOPOLOGY, 0)) as server:
         address = server.addresses[0]
         first, _ = _tls(address, context, None)
         again, resumed = _tls(address, context, first)

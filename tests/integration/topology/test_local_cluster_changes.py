@@ -72,7 +72,7 @@ def test_killed_workers_start_again(cluster: LocalCluster, notes: Notes) -> None
     running.wait(SECONDS)
     acked = notes.read("acked")
     assert len(acked) > len(set(acked)), "the spout has started again"
-    assert not [each.pending for each in running.status().executors if each.pending]
+    assert not [each.pending_tuples for each in running.status().executors if each.pending_tuples]
 
 
 class Hold(Bolt):

@@ -285,7 +285,7 @@ def test_a_spout_hears_what_becomes_of_its_tuples(link: str, notes: Notes) -> No
         check_order(notes)
         assert acked(notes) == list(range(COUNT))
         assert not notes.read("failed")
-        assert workers[0].spouts[0].pending == 0
+        assert workers[0].spouts[0].pending_tuples == 0
         assert [each.counts.errors for worker in workers for each in worker.statistics()] == [0] * 8
 
 
@@ -307,7 +307,7 @@ def test_what_takes_too_long_has_failed(notes: Notes) -> None:
     with several(topology_of(notes, Forget(), 10), "grpc", conf, timer=timer) as workers:
         eventually(lambda: len(forgotten) == 10, SECONDS)
         (spout,) = workers[0].spouts
-        eventually(lambda: spout.pending == 10, SECONDS)
+        eventually(lambda: spout.pending_tuples == 10, SECONDS)
         for seconds in (29, 1, 15):
             assert not any(worker.report().is_idle for worker in workers[:1])
             timer.advance(seconds)

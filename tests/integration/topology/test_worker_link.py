@@ -124,14 +124,14 @@ def test_a_sender_waits_for_a_task_that_stands_still(
     """A sender waits while the queue of a stalled task is full; then all messages arrive in order."""
     here, taker, sending = waiting
     eventually(lambda: logged(caplog, "executors.blocked"), SECONDS)
-    assert (here.link.pending, here.worker.servers.tasks_without_credit()) == (64, {1})
+    assert (here.link.pending_messages, here.worker.servers.tasks_without_credit()) == (64, {1})
     assert logged(caplog, "executors.blocked")[0]["tasks"] == [1]
     while len(taker.came) < 200:
         taker.finish()
         sending.join(0.001)
     assert taker.came == [(1, b"%d" % number) for number in range(200)]
     taker.finish()
-    eventually(lambda: not here.link.pending, SECONDS)
+    eventually(lambda: not here.link.pending_messages, SECONDS)
 
 
 def test_others_do_not_wait(waiting: tuple[Hosted, Taker, threading.Thread]) -> None:

@@ -20,7 +20,7 @@ from tuplewire.settings.config import MIB
 from tuplewire.values.dead_letters import DeadMessage, read_key_and_headers, rejections_of
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
-from tuplewire_service.worker.delivery import Acknowledged
+from tuplewire_service.worker.delivery import AckedGroup
 from tuplewire_service.worker.queue_subscription import QueueConsumers, QueueSubscription
 
 TASKS = (1, 2)
@@ -68,7 +68,7 @@ class Scene:
 
     # --- the worker ------------------------------------------------------------------------------
 
-    def _done(self, task: int, done: Sequence[Acknowledged]) -> None:
+    def _done(self, task: int, done: Sequence[AckedGroup]) -> None:
         for each in done:
             if not each.rejected:
                 self.ledger.acknowledged += each.messages
@@ -172,7 +172,7 @@ class Scene:
     # --- checks ----------------------------------------------------------------------------------
 
     def adds_up(self) -> None:
-        pending = self.queues.pending_messages + self.shell.waiting
+        pending = self.queues.pending_messages + self.shell.waiting_copies
         assert self.ledger.snapshot(pending).balanced, str(self.ledger.snapshot(pending))
         for state in self.window._tasks.values():
             assert len(state.rejections) <= PREFETCH
@@ -185,7 +185,7 @@ class Scene:
         """Return the counts that change while anything moves."""
         ledger = self.ledger
         counts = (ledger.accepted, ledger.acknowledged, *ledger.dropped.values())
-        on_the_way = (len(self.down), len(self.up), len(self.buffer), self.shell.waiting)
+        on_the_way = (len(self.down), len(self.up), len(self.buffer), self.shell.waiting_copies)
         done = (sum(map(len, self.processed.values())), sum(self.rejections.values()))
         return *counts, *on_the_way, *done, sum(self.sender.messages.values())
 

@@ -133,10 +133,10 @@ class Sinks(RuleBasedStateMachine):
             each, kept = self.workers[number], set[str]()
             if number in self.run.staged:
                 kept = {self.run.staged[number].attempt}
-            each.publications.check(SINK, self.epoch)
+            each.publications.check_epoch(SINK, self.epoch)
             each.staging.keep_only(SINK, self.epoch, kept)
-            continues |= each.publications.published_earlier(SINK, self.epoch, self.run.name)
-            self.run.earlier |= each.publications.begin(SINK, self.epoch, self.run.name)
+            continues |= each.publications.has_earlier_epoch(SINK, self.epoch, self.run.name)
+            self.run.earlier |= each.publications.register_run(SINK, self.epoch, self.run.name)
 
     def publish_at(self, at: int, run: Run) -> None:
         """Publish at one worker."""

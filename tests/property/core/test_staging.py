@@ -110,7 +110,7 @@ class Sink(RuleBasedStateMachine):
         """Publish the complete attempts; if one of them is lost, the epoch is computed again."""
         names = self.whole.values()
         new = [each for each in names if not self.publications.has_chosen(SINK, self.epoch, each.attempt)]
-        self.publications.check(SINK, self.epoch)
+        self.publications.check_epoch(SINK, self.epoch)
         try:
             stages = self.staging.choose(SINK, self.epoch, new)
         except StagedDataLostError:

@@ -109,7 +109,7 @@ def test_the_culprit_is_named_with_those_it_holds_up() -> None:
 def test_a_silent_worker_explains_all_its_tasks() -> None:
     """One sentence names the worker that does not answer, since when, and the senders that it blocks."""
     blocking = [pb.Blocking(task=str(number), place="b", seconds=9, recent_seconds=4) for number in range(5)]
-    silent = WorkerSample("b", "host:2", problem="refused", tasks=250, silent_seconds=12.4)
+    silent = WorkerSample("b", "host:2", problem="refused", task_count=250, silent_seconds=12.4)
     rows = cluster_rows([look(worker("a", blocking=tuple(blocking))), silent])
     assert rows.blocking == ["b has not answered for 12 s, and blocks senders at a: refused"]
     assert (rows.workers[1].tasks, rows.workers[1].silent_seconds) == (250, 12.4)

@@ -59,7 +59,7 @@ def look(worker: str, words: Did | None = None, count: Did | None = None) -> Wor
 def test_an_input_that_nobody_knows() -> None:
     """A component may report an input from an unreported component; the others are shown."""
     sample = look("a", Did(5, 0.1), Did(100, 9.9, queued=90))
-    for told in (sample.now, sample.before):
+    for told in (sample.status, sample.previous):
         assert told is not None
         told.components[1].inputs.add(component="gone", stream="default", grouping="shuffle")
     rows = cluster_rows([sample])
@@ -111,10 +111,10 @@ def test_a_full_queue_is_enough() -> None:
 def test_who_is_held_up_itself_is_not_the_culprit() -> None:
     """A bolt that blocks others because it is blocked downstream is not slow."""
     sample = look("a", count=Did(20, sending=9.0))
-    assert sample.now is not None
-    sample.now.tasks.add(task=2, subscribed=True)
-    sample.now.blocking.add(task="2", place="local", seconds=9, recent_seconds=5)
-    sample.now.recent.interval_seconds = 5
+    assert sample.status is not None
+    sample.status.tasks.add(task=2, subscribed=True)
+    sample.status.blocking.add(task="2", place="local", seconds=9, recent_seconds=5)
+    sample.status.recent.interval_seconds = 5
     rows = cluster_rows([sample])
     assert (rows.components[1].blocking, rows.components[1].slow, rows.blocking) == (1.0, False, [])
 

@@ -42,7 +42,7 @@ def plane() -> Iterator[WorkerRuntime]:
     plane = WorkerRuntime(config, Stop(), Debugging(config, log, CollectorRegistry()))
     plane.assign(Assignment(1, "t", (AssignedWorker("w", "127.0.0.1:1", tuple(TASKS)),)))
     groups = [TaskGroup.of(0, [b"x"], source) for source in range(GROUPS)]
-    plane.loop.call(lambda: plane.worker.router.recv(ReceivedBatch.arrived(groups, Program())))
+    plane.loop.call(lambda: plane.worker.router.recv(ReceivedBatch.for_callback(groups, Program())))
     yield plane
     plane.close()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tuplewire.session.consume import Delivery
 from tuplewire.values.group import TaskGroup
-from tuplewire_service.worker.delivery import Acknowledged, DeliveryLog
+from tuplewire_service.worker.delivery import AckedGroup, DeliveryLog
 from tuplewire_service.worker.entry_queue import EntryQueue, QueueEntry
 
 TASK = 7
@@ -139,7 +139,7 @@ def test_the_memory_of_small_messages() -> None:
             log.append(plain(number), sessions[number % 50])
         waiting = tracemalloc.get_traced_memory()[0]
         log.take(10**9, 10**9, 10**9)
-        log.apply_progress(0, log.taken)
+        log.apply_progress(0, log.last_taken)
         delivered = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
@@ -204,7 +204,7 @@ def test_a_consumer_goes_on(received: int | None, expected: list[tuple[int, str,
     taken(log, credit=6)
     log.apply_progress(2, 3)
     log.rewind(received=received)
-    assert log.taken == expected[0][0] - 1
+    assert log.last_taken == expected[0][0] - 1
     found = [(*shown(each), each.group.redelivered) for each in log.take(PLENTY, PLENTY, PLENTY)]
     assert found == expected
 
@@ -212,15 +212,15 @@ def test_a_consumer_goes_on(received: int | None, expected: list[tuple[int, str,
 def test_the_age_is_that_of_the_oldest_message() -> None:
     """Delivered messages count; messages without a time, or with a future time, have age 0."""
     log = DeliveryLog()
-    assert log.age(10_000_000) == 0
+    assert log.oldest_age(10_000_000) == 0
     log.append(TaskGroup.of(1, [b"a"]).with_time(1_000_000))
     log.append(TaskGroup.of(1, [b"b"]))
-    assert log.age(3_000_000) == 2
+    assert log.oldest_age(3_000_000) == 2
     taken(log)
-    assert log.age(3_000_000) == 2
-    assert log.age(500_000) == 0
+    assert log.oldest_age(3_000_000) == 2
+    assert log.oldest_age(500_000) == 0
     log.apply_progress(1, 1)
-    assert log.age(3_000_000) == 0
+    assert log.oldest_age(3_000_000) == 0
 
 
 def test_what_may_have_come_before_is_marked() -> None:
@@ -238,7 +238,7 @@ def test_the_oldest_message_stands_alone() -> None:
     found = log.split_oldest()
     assert found is not None
     assert found[0].data == b"a"
-    assert log.apply_progress(1, 3) == [Acknowledged("abc", 1, 1)]
+    assert log.apply_progress(1, 3) == [AckedGroup("abc", 1, 1)]
     assert log.queued_messages == 2
 
 

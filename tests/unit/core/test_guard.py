@@ -56,7 +56,7 @@ def reason(guarded: Guard) -> str:
 
 def as_worker(access: Access) -> None:
     """Open a session as another worker."""
-    access.check_send("t", worker=True)
+    access.check_send("t", as_worker=True)
 
 
 def test_without_settings_everybody_may_do_everything() -> None:
@@ -93,7 +93,7 @@ def test_workers_are_asked_for_no_token_and_held_to_no_rule() -> None:
     as_worker(access)
     assert access.denied_groups([TaskGroup.of(5, [b"a"])]) == ()
     program = guarded.admit(WORKER)
-    program.check_send("t", worker=False)
+    program.check_send("t", as_worker=False)
     assert [
         group.task for group, _ in program.denied_groups([TaskGroup.of(each, [b"a"]) for each in (1, 5)])
     ] == [5]
@@ -165,7 +165,7 @@ def test_sessions_have_owners(before: Caller, after: Caller, *, may: bool) -> No
     guarded = guard()
     first, second = (guarded.admit(caller) for caller in (before, after))
     for access, caller in ((first, before), (second, after)):
-        access.check_send("t", worker=caller.names[:1] != () and "workers" in caller.names[0])
+        access.check_send("t", as_worker=caller.names[:1] != () and "workers" in caller.names[0])
     assert (first.owner == second.owner) is may
 
 
@@ -209,7 +209,7 @@ def test_reading_ends_once_no_rule_allows_it(reads: Callable[[Access, str, list[
     rules = [rule("1", "1-5", "1-5")]
     guarded = guard(tls=False, tokens=[TOKEN], rules=rules)
     sender, reader = guarded.admit(SHOWN), guarded.admit(SHOWN)
-    sender.check_send("t", worker=False)
+    sender.check_send("t", as_worker=False)
     reads(reader, "t", [1, 2])
     ended: list[RefusedError] = []
     with sender.track_stream(lambda _: pytest.fail("a sender")), reader.track_stream(ended.append):

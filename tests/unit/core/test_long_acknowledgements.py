@@ -17,7 +17,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.recv_service import _apply_progress, _cursors_of, cursor_slices
-from tuplewire_service.worker.delivery import Acknowledged
+from tuplewire_service.worker.delivery import AckedGroup
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -42,7 +42,7 @@ class Scene:
         self.consumer = self.subscribe(ROOM)
         assert len(taken(self.consumer)) == MESSAGES
 
-    def _done(self, task: int, done: Sequence[Acknowledged]) -> None:
+    def _done(self, task: int, done: Sequence[AckedGroup]) -> None:
         assert task == 1
         self.settled.append(len(done))
 
@@ -109,7 +109,7 @@ def test_a_consumer_that_resumes_with_many_rejections(*, wait_last: bool) -> Non
     scene.finish(again)
     assert max(scene.settled) <= TURN
     assert scene.rejections.rejection_count == rejected
-    assert again.starts == [(1, acknowledged)]
+    assert again.positions == [(1, acknowledged)]
     [first, *_] = again.take(MIB)
     assert first.first_sequence == acknowledged + 1
 

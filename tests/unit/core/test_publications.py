@@ -13,7 +13,7 @@ from tuplewire.wire.translate import TaskContent, contents_to_wire
 from tuplewire_service.worker import publications
 from tuplewire_service.worker.assignment import MAX_STEP
 from tuplewire_service.worker.publications import Publications
-from tuplewire_service.worker.staging import Sink, Staged, StagedGroup
+from tuplewire_service.worker.staging import Attempt, Sink, StagedGroup
 
 
 class Tasks(set[int]):
@@ -35,9 +35,9 @@ def sink(name: str, owner: str = "me") -> Sink:
     return owner, name
 
 
-def stage(*groups: TaskGroup) -> Staged:
+def stage(*groups: TaskGroup) -> Attempt:
     """Return an attempt in memory."""
-    kept = Staged(0, 0.0)
+    kept = Attempt(0, 0.0)
     kept.groups = [StagedGroup.of(kept, each) for each in groups]
     return kept
 
@@ -54,7 +54,7 @@ def taken(state: Publications) -> list[TaskGroup]:
 
 def publish(state: Publications, of: Sink, epoch: int, *groups: TaskGroup) -> list[TaskGroup]:
     """Publish an epoch with one attempt; return the groups that are queued."""
-    state.check(of, epoch)
+    state.check_epoch(of, epoch)
     state.choose(of, epoch, [f"{epoch}"], [stage(*groups)])
     return taken(state)
 
@@ -65,7 +65,7 @@ def test_an_epoch_that_does_not_follow_is_refused(epoch: int) -> None:
     state = made()
     publish(state, sink("s"), 3, group(1, b"a"))
     with pytest.raises(StaleEpochError):
-        state.check(sink("s"), epoch)
+        state.check_epoch(sink("s"), epoch)
     assert len(publish(state, sink("s"), 4, group(1, b"c"))) == 1
 
 
@@ -120,7 +120,7 @@ def test_a_sink_with_waiting_messages_is_remembered(monkeypatch: pytest.MonkeyPa
 def test_few_bytes_are_read_from_files_at_a_time(most: int) -> None:
     """A call stops once it has read enough bytes, and the next call continues."""
     state = made()
-    attempt = Staged(0, 0.0)
+    attempt = Attempt(0, 0.0)
     attempt.groups = [StagedGroup.of(attempt, group(1, b"x"), (10 * place, 10)) for place in range(5)]
     state.choose(sink("s"), 1, ["a"], [attempt])
     assert [len(state.pop_ready(most)) for _ in range(4)] == [2, 2, 1, 0]
@@ -132,17 +132,17 @@ def test_others_are_told_of_the_latest_sinks(monkeypatch: pytest.MonkeyPatch) ->
     state = made()
     for name in ("old", "new"):
         publish(state, sink(name), 0, group(1, b"a"), group(2, b"b"))
-        state.begin(sink(name), 0, "run")
+        state.register_run(sink(name), 0, "run")
     assert [each.sink for each in state.reportable_epochs()] == ["new"]
 
 
 def test_the_first_epoch_is_told_to_others() -> None:
     """Epoch 0 is announced; a sink that has published nothing is not."""
     state = made()
-    state.begin(sink("new"), 5, "run")
+    state.register_run(sink("new"), 5, "run")
     publish(state, sink("s"), 0, group(1, b"a"))
     assert state.reportable_epochs() == []  # without a run, no other run requests the epoch
-    state.begin(sink("s"), 0, "run")
+    state.register_run(sink("s"), 0, "run")
     assert [(each.sink, each.epoch, set(each.tasks)) for each in state.reportable_epochs()] == [("s", 0, {1})]
 
 
@@ -151,7 +151,7 @@ def test_what_a_worker_has_remembered_is_added(epoch: int, tasks: set[int]) -> N
     """Reported tasks of the same epoch are added; an older epoch is ignored, a newer one replaces it."""
     state = made()
     publish(state, sink("s"), 5, group(1, b"a"))
-    state.begin(sink("s"), 5, "run")
+    state.register_run(sink("s"), 5, "run")
     contents = contents_to_wire({2: TaskContent(1, 1, 7)})
     state.merge([SinkEpoch(identity="me", sink="s", epoch=epoch, tasks=[2], run="run", contents=contents)])
     (known,) = state.reportable_epochs()

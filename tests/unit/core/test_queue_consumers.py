@@ -147,7 +147,7 @@ def test_a_consumer_that_leaves_frees_only_tasks_that_move_away() -> None:
 
 async def test_a_peers_message_for_a_task_without_an_owner_is_refused(router: Router) -> None:
     """A worker that sends its program's message to an unknown task receives UnknownTaskError."""
-    batch = ReceivedBatch.arrived([TaskGroup.of(9, [b"x"])], Program(worker_number=77))
+    batch = ReceivedBatch.for_callback([TaskGroup.of(9, [b"x"])], Program(worker_number=77))
     router.recv(batch)
     assert [type(error).__name__ for _, error in batch.refusals] == ["UnknownTaskError"]
     assert router.ledger().balanced

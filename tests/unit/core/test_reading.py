@@ -15,7 +15,7 @@ from tuplewire.session.consume import Delivery
 from tuplewire.settings.config import MIB
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire_service.worker import receive_queues
-from tuplewire_service.worker.delivery import Acknowledged, DeliveryLog
+from tuplewire_service.worker.delivery import AckedGroup, DeliveryLog
 
 TASK = 1
 LARGE = 2**40
@@ -25,7 +25,7 @@ class Fixture:
     """Queues of a worker with one task. Messages are single letters."""
 
     def __init__(self) -> None:
-        self.done: list[Acknowledged] = []
+        self.done: list[AckedGroup] = []
         self.queues = queues_of([TASK])
         self.queues.on_acknowledged = lambda _task, done: self.done.extend(done)
 

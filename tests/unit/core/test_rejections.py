@@ -15,15 +15,15 @@ from tuplewire.values.dead_letters import TASK, DeadMessage
 from tuplewire.values.group import TaskGroup
 from tuplewire.values.message import TaskMessage
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.worker.delivery import Acknowledged
+from tuplewire_service.worker.delivery import AckedGroup
 from tuplewire_service.worker.rejections import Rejections
-from tuplewire_service.worker.task_queue import Queue
+from tuplewire_service.worker.task_queue import TaskQueue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 DEAD = 9
 
 
-def reject(messages: Rejections, queue: Queue, number: int = 1, after: float = 0.0) -> Acknowledged | None:
+def reject(messages: Rejections, queue: TaskQueue, number: int = 1, after: float = 0.0) -> AckedGroup | None:
     """Reject the message with this number."""
     return messages.reject(queue, rejection_of(number, number, after, "no", wait=False))
 
@@ -79,7 +79,7 @@ def test_a_dead_letter_without_a_place(task: int | None, most: int) -> None:
     messages.emit_dead_letter(group, 1, "no")
     assert not messages.accepts_dead_letters
     messages.emit_dead_letter(group, 1, "no")
-    assert messages.waiting == (task is not None)
+    assert messages.waiting_copies == (task is not None)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ async def test_a_letter_is_sent_or_counted_or_waits(
     assert rejections.accepts_dead_letters is bool(task)
     rejections.emit_dead_letter(TaskGroup.of(1, [b"x"]), 1, "no")
     await asyncio.sleep(0.05)
-    assert (len(batches), rejections.waiting) == (sent, not holder_known)
+    assert (len(batches), rejections.waiting_copies) == (sent, not holder_known)
     assert holder_known or rejections._waiting[0].due - time.monotonic() > 0.2
     rejections.close()
     assert {reason.value: count for reason, count in ledger.dropped.items() if count} == counted

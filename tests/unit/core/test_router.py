@@ -48,19 +48,19 @@ async def test_messages_that_circle_are_refused(router: Router) -> None:
         group = TaskGroup.of(task, [b"x"])
         group = replace(group, path=5 + hops * ((1 << 32) + (1 << 56)), entry_sequence=1)
         assert group.unqueued_hops == hops
-        batch = ReceivedBatch.arrived([group], Program(9))
+        batch = ReceivedBatch.for_callback([group], Program(9))
         router.recv(batch)
         assert [type(error) for _, error in batch.refusals] == [TooManyHopsError] * refused, (task, hops)
 
 
 async def test_rejected_messages_that_wait_count_as_lost_at_the_end(router: Router) -> None:
     """Rejected messages that are still delayed at shutdown count as dropped{shutdown}."""
-    router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"a", b"b"])], Program()))
+    router.recv(ReceivedBatch.for_callback([TaskGroup.of(0, [b"a", b"b"])], Program()))
     subscription = subscribe(router.consumers, "c", [cursor_of(0, 0, 0, 10, 1000)])
     assert len(subscription.take(1000)) == 1
     rejected = rejection_of(1, 1, 10.0, "", wait=False)
     subscription.apply_progress([cursor_of(0, 2, 2, 10, 1000, (rejected,))])
-    assert router.rejections.waiting == 1
+    assert router.rejections.waiting_copies == 1
     await router.close(0.1, [], {})
     assert router.ledger().dropped[DropReason.SHUTDOWN] == 1
     assert router.ledger().balanced
@@ -76,7 +76,7 @@ def test_a_worker_without_an_assignment_says_so() -> None:
 
 async def test_messages_by_a_newer_assignment_wait_for_it(router: Router) -> None:
     """A peer with a newer assignment may send to a task early: its messages are held."""
-    batch = ReceivedBatch.arrived([TaskGroup.of(1, [b"x"])], Program(9))
+    batch = ReceivedBatch.for_callback([TaskGroup.of(1, [b"x"])], Program(9))
     batch.assignment_version = 2
     router.recv(batch)
     assert router.newest_peer_version == 2
@@ -90,8 +90,8 @@ async def test_programs_that_route_by_an_old_assignment_are_told(
     router: Router, version: int, *, stale: bool
 ) -> None:
     """A program that names an outdated version is refused; one that names no version is not."""
-    router.update(replace(ASSIGNMENT, version=3))
-    batch = ReceivedBatch.arrived([TaskGroup.of(1, [b"x"])], Program())
+    router.update_assignment(replace(ASSIGNMENT, version=3))
+    batch = ReceivedBatch.for_callback([TaskGroup.of(1, [b"x"])], Program())
     batch.assignment_version = version
     router.recv(batch)
     assert [type(error) for _, error in batch.refusals] == [StaleAssignmentError] * stale
@@ -183,8 +183,8 @@ async def test_tasks_that_have_gone_are_not_counted_any_more(router: Router) -> 
     """Entry sequences of removed tasks are forgotten, even if the tasks received messages."""
     for version in range(2, 7):
         tasks = range(version * 100, (version + 1) * 100)
-        router.update(assignment(version, *tasks))
-        router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in tasks], Program()))
-        assert router._entry_sequences._next.keys() == set(tasks)
+        router.update_assignment(assignment(version, *tasks))
+        router.recv(ReceivedBatch.for_callback([TaskGroup.of(task, [b"x"]) for task in tasks], Program()))
+        assert router._entry_sequences._next_sequences.keys() == set(tasks)
     assert router.move_count == 0
     assert router.ledger().balanced

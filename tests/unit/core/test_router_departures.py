@@ -30,7 +30,7 @@ async def test_nothing_is_released_once_the_end_begins(router: Router) -> None:
 @pytest.mark.parametrize("router", [Assignment(1, "t", (HERE,))], indirect=True)
 async def test_the_end_counts_what_it_drops(router: Router) -> None:
     """A closing router drops queued messages and unpublished messages of sinks, and counts them."""
-    router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"x", b"y"])], Program()))
+    router.recv(ReceivedBatch.for_callback([TaskGroup.of(0, [b"x", b"y"])], Program()))
     await router.close(0.1, (), {0: 5})
     balance = router.ledger()
     assert (balance.accepted, balance.dropped["shutdown"], balance.balanced) == (7, 7, True)
@@ -51,7 +51,7 @@ async def test_what_a_worker_leaves_behind(
 ) -> None:
     """Peers must wait for a worker's shutdown if it drops queued messages or forwarded some."""
     if queued:
-        router.recv(ReceivedBatch.arrived([TaskGroup.of(0, [b"x"])], Program()))
+        router.recv(ReceivedBatch.for_callback([TaskGroup.of(0, [b"x"])], Program()))
     successors = {(1, 1): None} if passed_on else {}
     monkeypatch.setattr(router, "_successors", lambda: successors)
     assert router.must_announce == bool(queued or passed_on)
@@ -101,7 +101,7 @@ async def test_errors_of_a_connection_are_settled(
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: defects.append(context["exception"]))
     groups = [TaskGroup.of(task, [b"a", b"b"]) for task in (0, 1, 2)]
-    router.recv(ReceivedBatch.arrived(groups, program))
+    router.recv(ReceivedBatch.for_callback(groups, program))
     assert router.ledger().balanced
     await asyncio.sleep(0)  # the turn in which the transfer queue drains
     loop.set_exception_handler(None)

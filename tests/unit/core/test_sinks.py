@@ -137,7 +137,7 @@ async def test_an_epoch_that_was_lost_with_a_worker_is_no_success() -> None:
         await sinks.await_progress(SINK, 1)
     with pytest.raises(StagedDataLostError):
         await sinks.publish(SINK, 1, [name("0a", 1)])
-    sinks.begin(SINK, 1, "run", [])
+    sinks.begin_run(SINK, 1, "run", [])
     with pytest.raises(StagedDataLostError):
         await sinks.await_progress(SINK, 1)
 
@@ -160,11 +160,11 @@ async def test_another_run_begins_before_it_publishes() -> None:
     first = await stage(sinks, "0a", b"1")
     with pytest.raises(UnknownRunError, match="'one' has not begun"):
         await sinks.publish(SINK, 1, [first], "one")
-    assert sinks.begin(SINK, 1, "one", [first])[0] == {}
+    assert sinks.begin_run(SINK, 1, "one", [first])[0] == {}
     assert await sinks.publish(SINK, 1, [first], "one") == (1, 0)
     again, other = await stage(sinks, "0b", b"1"), await stage(sinks, "1b", b"2", task=2)
     left = await stage(sinks, "1a", b"left")
-    assert sinks.begin(SINK, 1, "two", [again, other])[0] == {TASK: TaskContent(1, 1, ord("1"))}
+    assert sinks.begin_run(SINK, 1, "two", [again, other])[0] == {TASK: TaskContent(1, 1, ord("1"))}
     with pytest.raises(StagedDataLostError):
         sinks.check(SINK, 1, [left], {})
     assert await sinks.publish(SINK, 1, [again, other], "two") == (1, 0)
@@ -187,7 +187,7 @@ async def test_other_rows_of_an_epoch_are_refused(rows: list[bytes], *, elsewher
     attempt = await stage(sinks, "0b", *rows)
     if not elsewhere:
         with pytest.raises(StaleEpochError, match="with other messages: 3 of 3 bytes"):
-            sinks.begin(SINK, 1, "two", [attempt])
+            sinks.begin_run(SINK, 1, "two", [attempt])
     with pytest.raises(StaleEpochError, match="choose another checkpointLocation"):
         sinks.check(SINK, 1, [attempt], known)
     with pytest.raises(StaleEpochError, match="Nothing was published"):
@@ -201,7 +201,7 @@ async def test_the_same_rows_in_another_order_are_the_same() -> None:
     sinks, queues = made(receive_queue_messages=10)
     await publish_rows(sinks, queues)
     attempts = [await stage(sinks, "0b", b"3"), await stage(sinks, "1b", b"2", b"1")]
-    got, _ = sinks.begin(SINK, 1, "two", attempts)
+    got, _ = sinks.begin_run(SINK, 1, "two", attempts)
     assert got == {TASK: ROWS}
     assert await sinks.publish(SINK, 1, attempts, "two") == (0, 0)
     assert queues.consume() == []
@@ -218,7 +218,7 @@ async def test_what_is_not_known_of_an_epoch_is_not_compared() -> None:
 async def publish_rows(sinks: Sinks, queues: Queues) -> None:
     """Publish ROWS as the run "one", and consume them."""
     first = await stage(sinks, "0a", b"1", b"2", b"3")
-    sinks.begin(SINK, 1, "one", [first])
+    sinks.begin_run(SINK, 1, "one", [first])
     await sinks.publish(SINK, 1, [first], "one")
     assert queues.consume() == [b"1", b"2", b"3"]
 
@@ -243,9 +243,9 @@ async def test_workers_that_have_left_the_assignment_are_told_for_a_while() -> N
     a, b = AssignedWorker("a", "a:1", (1,)), AssignedWorker("b", "b:1", (2,))
     both, one = Assignment(1, "t", (a, b)), Assignment(2, "t", (a,))
     sinks.on_assignment(both, one)
-    assert sinks.begin(SINK, 1, "run", [])[1] == [b]
+    assert sinks.begin_run(SINK, 1, "run", [])[1] == [b]
     sinks.on_assignment(one, both)
-    assert sinks.begin(SINK, 1, "run", [])[1] == []
+    assert sinks.begin_run(SINK, 1, "run", [])[1] == []
 
 
 async def test_what_has_no_room_in_memory_goes_through_the_file(tmp_path: Path) -> None:

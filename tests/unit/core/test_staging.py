@@ -21,9 +21,9 @@ from tuplewire_service.worker import stage_file
 from tuplewire_service.worker.stage_file import AttemptPart, StageFiles
 from tuplewire_service.worker.staging import (
     IDLE_SECONDS,
+    Attempt,
     AttemptName,
     Placement,
-    Staged,
     StagedGroup,
     Staging,
 )
@@ -60,7 +60,7 @@ def stage(
 
 def staged(
     state: Staging, attempt: str, *groups: TaskGroup, epoch: int = 1, piece: int = 0, now: float = 0.0
-) -> tuple[Placement, Staged]:
+) -> tuple[Placement, Attempt]:
     """Stage a piece; on disk, it is written immediately."""
     partition = int(attempt[0])
     placement, kept = state.reserve(SINK, epoch, name(partition, attempt), piece, groups, now)
@@ -70,7 +70,7 @@ def staged(
     return placement, kept
 
 
-def tasks(stages: list[Staged]) -> list[list[int]]:
+def tasks(stages: list[Attempt]) -> list[list[int]]:
     """Return the tasks of each attempt's groups."""
     return [[each.task for each in stage.groups] for stage in stages]
 

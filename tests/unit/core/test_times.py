@@ -123,11 +123,11 @@ def test_a_blocked_loop_is_seen_by_every_probe_that_was_due() -> None:
     wait = lag.probe(INTERVAL_SECONDS)
     assert wait == pytest.approx(INTERVAL_SECONDS)
     assert lag.probe(INTERVAL_SECONDS * 2 + 2.0) == pytest.approx(INTERVAL_SECONDS)
-    assert sum(lag.lag.counts) == 1 + 9
-    assert sum(count for bound, count in buckets(lag.lag).items() if bound >= 1.0) == 6
+    assert sum(lag.delays.counts) == 1 + 9
+    assert sum(count for bound, count in buckets(lag.delays).items() if bound >= 1.0) == 6
     slept = LoopLag(0.0)
     assert 0 < slept.probe(1e6) <= INTERVAL_SECONDS + 1e-6
-    assert sum(slept.lag.counts) == 1000
+    assert sum(slept.delays.counts) == 1000
 
 
 def test_blocking_is_bounded_and_keeps_its_series() -> None:
@@ -172,14 +172,14 @@ async def test_the_mark_of_the_last_seconds_advances() -> None:
         ledger=lambda: Ledger().snapshot(0), connections=SimpleNamespace(blocked_tasks=tuple), location_of=str
     )
     times = Timekeeper(cast("Any", router), cast("Any", servers), 10)
-    start = times._marks[0].seconds
+    start = times._recent_totals[0].seconds
     now = 0.0
     times._clock = lambda: start + now
     for now, age in ((4.9, 4.9), (5.0, 5.0), (9.9, 9.9), (10.0, 5.0), (14.9, 9.9), (15.0, 5.0)):
         looking = asyncio.create_task(times.sample())
         await asyncio.sleep(0)
         looking.cancel()
-        assert start + now - times._marks[0].seconds == pytest.approx(age)
+        assert start + now - times._recent_totals[0].seconds == pytest.approx(age)
 
 
 class Clock:

@@ -125,7 +125,7 @@ def test_max_spout_pending() -> None:
     with running(chain(Numbers(20, Log()), Hold()), {"topology.max.spout.pending": 11}) as worker:
         assert wait_idle(worker, SECONDS)
         assert len(held.seen) == 20
-        assert worker.spouts[0].pending == 10
+        assert worker.spouts[0].pending_tuples == 10
     held.seen.clear()
     with running(chain(Numbers(20, Log()), Hold()), {"topology.max.spout.pending": 5}) as worker:
         eventually(lambda: len(held.seen) >= 5, SECONDS)

@@ -205,16 +205,16 @@ def test_move_changes_what_is_near() -> None:
 def test_the_load_of_an_executor_is_the_wait_of_a_new_tuple() -> None:
     """A load follows from the wait of a new tuple: 100 tuples of 10 ms wait 1 s, a load of 0.5."""
     load = ExecutorLoad()
-    assert load.update(arrived=0, executed=0, seconds=0.0) == 0.0
-    assert load.update(arrived=200, executed=100, seconds=1.0) == pytest.approx(0.5)
-    assert load.update(arrived=200, executed=200, seconds=2.0) == 0.0  # nothing waits
+    assert load.update(arrived=0, executed=0, busy_seconds=0.0) == 0.0
+    assert load.update(arrived=200, executed=100, busy_seconds=1.0) == pytest.approx(0.5)
+    assert load.update(arrived=200, executed=200, busy_seconds=2.0) == 0.0  # nothing waits
 
 
 def test_a_tuple_that_takes_long_counts_before_it_is_executed() -> None:
     """While no tuple completes, its time is at least the time since the last sample."""
     load = ExecutorLoad()
-    load.update(arrived=10, executed=10, seconds=0.01)
-    assert load.update(arrived=20, executed=10, seconds=1.01) > load.update(
-        arrived=11, executed=10, seconds=1.01
+    load.update(arrived=10, executed=10, busy_seconds=0.01)
+    assert load.update(arrived=20, executed=10, busy_seconds=1.01) > load.update(
+        arrived=11, executed=10, busy_seconds=1.01
     )
-    assert load.update(arrived=20, executed=10, seconds=2.01) > 0.8
+    assert load.update(arrived=20, executed=10, busy_seconds=2.01) > 0.8

@@ -43,7 +43,7 @@ def test_reports_and_statistics_travel() -> None:
         MetricSnapshot(3, "n", "counter", 2.5),
         MetricSnapshot(4, "h", "histogram", 1.5, (1.0, 2.0), (0, 1, 2)),
     ]
-    statistics = replace(statistics, metrics=samples, omitted=2, received_bytes={"a": 9})
+    statistics = replace(statistics, metrics=samples, omitted_count=2, received_bytes={"a": 9})
     assert from_lists(ExecutorStatistics, to_lists(statistics)) == statistics
     beat = ExecutorHeartbeat("b", range(3, 5), 4, "execute", 1.5, 2.5, stuck=True)
     assert from_lists(ExecutorHeartbeat, to_lists(beat)) == beat

@@ -113,12 +113,12 @@ def test_from_the_opening_to_the_end() -> None:
     assert talk.tell(report(0, 1, sent=3), report(1, 1)) == [Order(ControlKind.GET_REPORT, (2,))]
     assert talk.tell(report(0, 2, sent=3), report(1, 2)) == [Order(ControlKind.GET_REPORT, (3,))]
     for wave in (3, 4):
-        assert talk.coordinator.is_over is False
+        assert talk.coordinator.is_done is False
         orders = talk.tell(report(0, wave, sent=3), report(1, wave, taken=3))
     assert orders == [Order(ControlKind.FINAL_TICK, ("ranking",)), Order(ControlKind.GET_REPORT, (1,))]
     assert talk.wave(1) == [Order(ControlKind.GET_REPORT, (2,))]
     assert talk.wave(2) == [Order(ControlKind.CLOSE)]
-    assert talk.coordinator.is_over
+    assert talk.coordinator.is_done
     assert talk.tell() == []
 
 
@@ -335,7 +335,7 @@ def run_of(n_tuples: int) -> EmittedTuples:
 
 def test_output_waits_for_its_reader() -> None:
     """A bolt waits if the mailbox is full, until its rows are taken or discarded."""
-    inbox = ControlInbox(max_rows=2)
+    inbox = ControlInbox(max_tuples=2)
     inbox.put_tuples([run_of(2)])
     entered, left = threading.Event(), threading.Event()
 

@@ -249,16 +249,16 @@ class LocalTracker:
         self._send_outcomes(finished)
         return []
 
-    def fail_lost(self, held: Mapping[Root, int], removed_spouts: Collection[int] = ()) -> None:
+    def fail_lost(self, held_copies: Mapping[Root, int], removed_spouts: Collection[int] = ()) -> None:
         """Fail the trees that lost copies with a worker. No tuple may be in flight during the call.
 
-        `held` has the number of copies by root that bolts still hold. A tree with more copies fails; its
+        `held_copies` is the number of copies by root that bolts still hold. A tree with more fails; its
         spout is notified after the remaining ones are processed. Trees of `removed_spouts` are removed.
         """
         finished: dict[int, list[Tuple]] = {}
         with self._lock:
             for root, tree in list(self._trees.items()):
-                remaining = held.get(root, 0)
+                remaining = held_copies.get(root, 0)
                 if root[0] in removed_spouts:  # no spout remembers the tuple
                     del self._trees[root]
                 elif tree.copies > remaining:

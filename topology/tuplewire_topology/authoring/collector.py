@@ -28,11 +28,11 @@ class EmittedTuples:
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """One stream of a task. `direct` has the permitted targets of a direct stream, and is None otherwise."""
+    """One stream of a task. `direct_targets` are the permitted targets of a direct stream; else None."""
 
     source: TupleSource
     n_fields: int
-    direct: frozenset[int] | None
+    direct_targets: frozenset[int] | None
 
 
 class Outbox:
@@ -67,7 +67,7 @@ class Outbox:
         if port is None or isinstance(values, _TEXT) or len(values) != port.n_fields:
             raise self._mismatch_error(port, stream, values)
         # A direct stream needs a task that subscribes to it; any other stream must not name a task.
-        if (task is None) != (port.direct is None) or (port.direct is not None and task not in port.direct):
+        if task not in ((None,) if port.direct_targets is None else port.direct_targets):
             raise self._target_error(port, task)
         message = Tuple(values, port.source, roots)
         if self.on_emit is not None:
@@ -118,11 +118,11 @@ class Outbox:
 
     def _target_error(self, port: _Port, task: int | None) -> MessageError:
         what = f"stream {port.source.stream.name!r} of {self._component.id!r}"
-        if port.direct is None:
+        if port.direct_targets is None:
             return MessageError(f"{what} is not direct: use emit, or declare the stream with direct=True")
         if task is None:
             return MessageError(f"{what} is direct: use emit_direct, and name the task")
-        known = ", ".join(map(str, sorted(port.direct))) or "none"
+        known = ", ".join(map(str, sorted(port.direct_targets))) or "none"
         return MessageError(f"task {task} does not subscribe to {what}; those that do are {known}")
 
 

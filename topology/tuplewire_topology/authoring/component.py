@@ -265,15 +265,15 @@ class BasicBoltExecutor(Bolt):
         self.bolt.cleanup()
 
 
-def streams_of(outputs: Any, what: str) -> tuple[Stream, ...]:
-    """Return the declared streams. Raises TopologyError, with the name `what`, for invalid outputs."""
+def streams_of(outputs: Any, owner: str) -> tuple[Stream, ...]:
+    """Return the declared streams. Raises TopologyError, with the name `owner`, for invalid outputs."""
     if isinstance(outputs, list | tuple):
         if not outputs or all(isinstance(output, Stream) for output in outputs):
             return tuple(outputs)
         if all(isinstance(output, str) for output in outputs):
             return (Stream(*outputs),)
     raise TopologyError(
-        f"the outputs of {what} are {outputs!r}; they are a tuple of field names, or of Streams"
+        f"the outputs of {owner} are {outputs!r}; they are a tuple of field names, or of Streams"
     )
 
 

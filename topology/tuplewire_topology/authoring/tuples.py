@@ -55,10 +55,10 @@ class Stream:
         return tuple(positions)
 
 
-def check_name(name: object, what: str) -> None:
+def check_name(name: object, subject: str) -> None:
     """Raise TopologyError if a name is not a string, or is empty."""
     if not isinstance(name, str) or not name:
-        raise TopologyError(f"{what} is text of at least one character, not {name!r}")
+        raise TopologyError(f"{subject} is text of at least one character, not {name!r}")
 
 
 Roots: TypeAlias = tuple[tuple[int, Any], ...]

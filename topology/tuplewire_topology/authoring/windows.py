@@ -279,9 +279,9 @@ class WindowedBolt(Bolt):
             self.execute_window(window)
 
 
-def tick_seconds_of(bolt: WindowedBolt, what: str) -> float:
+def tick_seconds_of(bolt: WindowedBolt, name: str) -> float:
     """Return the bolt's tick interval in seconds. Raises TopologyError if `window` is not set."""
     window = getattr(bolt, "window", None)
     if not isinstance(window, Window):
-        raise TopologyError(f"{what} is a WindowedBolt without windows: set window = Window.count(...) in it")
+        raise TopologyError(f"{name} is a WindowedBolt without windows: set window = Window.count(...) in it")
     return _LAST_TICK_ONLY_SECONDS if window.by_count or window.timestamp is not None else window.every

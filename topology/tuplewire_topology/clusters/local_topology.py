@@ -75,7 +75,7 @@ class LocalWorker(ExecutorGroup):
     def report(self, *, new_epoch: bool = False) -> ProcessReport:
         """See ExecutorGroup.report. Idle also means that all messages for other workers have arrived."""
         report = super().report(new_epoch=new_epoch)
-        pending = self.link.pending + messaging_loop().call(lambda: self.embedded.held_messages)
+        pending = self.link.pending_messages + messaging_loop().call(lambda: self.embedded.held_messages)
         return replace(report, is_idle=report.is_idle and not pending)
 
     def kill(self, timeout: float) -> list[Executor[Any]]:
@@ -87,7 +87,7 @@ class LocalWorker(ExecutorGroup):
             executor.kill()
         self.disconnect()
         self.embedded.abort()
-        return self._still_running(time.monotonic() + timeout)
+        return self._join_executors(time.monotonic() + timeout)
 
     def close(self, timeout: float = 10.0) -> None:
         try:
@@ -166,10 +166,10 @@ class LocalTopology(RunningTopology):
     def _push_assignment(self) -> None:
         self._worker_by_task = {task: worker for worker in self._workers for task in worker.tasks}
         self._version += 1
-        shares = {worker.embedded.peer: sorted(worker.tasks) for worker in self._living()}
+        tasks_by_peer = {worker.embedded.peer: sorted(worker.tasks) for worker in self._living()}
         dead_peers = [worker.embedded.peer for worker in self._workers if worker.is_killed]
         for worker in self._living():
-            worker.embedded.assign(self._version, shares, dead_peers)
+            worker.embedded.assign(self._version, tasks_by_peer, dead_peers)
 
     def _deliver_outcomes(self, column: AddressedTuples) -> None:
         worker = self._worker_by_task[column.task]
@@ -199,7 +199,7 @@ class LocalTopology(RunningTopology):
         return report
 
     def _timeout_reason(self) -> str:
-        spouts = [spout for worker in self._living() for spout in worker.spouts if not spout.finished()]
+        spouts = [spout for worker in self._living() for spout in worker.spouts if not spout.is_finished()]
         ids = ", ".join(sorted({repr(spout.component.id) for spout in spouts}))
         return f": {ids} may emit more; set `exhausted` when they are done, or deactivate()" if ids else ""
 
@@ -268,11 +268,11 @@ class LocalTopology(RunningTopology):
             source = self._worker_by_task[task]
             if source is target:
                 return
-            source.remove(tasks, timeout)
+            source.remove_executor(tasks, timeout)
             self._fail_lost_tuples(tasks)
             target.tasks |= frozenset(tasks)
             self._push_assignment()  # first, because a link can receive only for tasks that its worker owns
-            target.add(tasks)
+            target.add_executor(tasks)
 
     def kill_worker(self, worker: int, timeout: float = WAIT_SECONDS) -> None:
         """Crash a worker, then start it again like Storm's supervisor, while tuples flow.
@@ -326,5 +326,5 @@ class LocalTopology(RunningTopology):
         held: Counter[Root] = Counter()  # bolts hold the only copies left, so a tree with more has lost some
         for executor in (each for worker in self._living() for each in worker.executors):
             if isinstance(executor, BoltExecutor):
-                held += executor.forget_and_count(spouts)
+                held += executor.prune_unacked(spouts)
         self._acker.fail_lost(held, spouts)

@@ -74,7 +74,7 @@ class RunningTopology(ABC):
                     report = self._apply_order(coordinator, rank, order)
                     if report is not None:
                         coordinator.handle_report(rank, order.values[0], report, time.monotonic())
-            if coordinator.is_over:
+            if coordinator.is_done:
                 return
             now = time.monotonic()
             seconds = coordinator.wait_seconds(now)

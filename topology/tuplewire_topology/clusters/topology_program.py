@@ -117,8 +117,8 @@ class TopologyProgram(Program):
 
     def metrics(self) -> list[pb.MetricFamily]:
         """Return the metrics of the executors; empty before the first assignment."""
-        executors = self._group
-        return [] if executors is None else metric_families(executors.statistics(), executors.heartbeats.last)
+        group = self._group
+        return [] if group is None else metric_families(group.statistics(), group.heartbeats.last)
 
     def close(self, timeout: float) -> bool:
         """End the executors; log, and return False, if one does not end within `timeout` seconds."""

@@ -31,7 +31,7 @@ from tuplewire_topology.authoring.collector import EmittedTuples
 SUBMITTER = -1
 """The rank of the submitter in a ControlMessage."""
 
-_MAX_ROWS = 65_536
+_MAX_TUPLES = 65_536
 _FLUSH_SECONDS = 5.0
 _RETRY_SECONDS = 0.1
 
@@ -94,12 +94,12 @@ class ControlMessage:
 class ControlInbox:
     """A queue of control messages and output tuples. Thread-safe. When full, put_tuples() waits."""
 
-    def __init__(self, max_rows: int = _MAX_ROWS) -> None:
-        self._max_rows = max_rows
+    def __init__(self, max_tuples: int = _MAX_TUPLES) -> None:
+        self._max_tuples = max_tuples
         self._condition = threading.Condition()
         self._messages: list[ControlMessage] = []
         self._emitted: list[EmittedTuples] = []
-        self._rows = 0
+        self._tuple_count = 0
         self._is_discarding = False
         self._failure: TuplewireError | None = None
 
@@ -118,19 +118,19 @@ class ControlInbox:
     def put_tuples(self, emitted: Sequence[EmittedTuples]) -> None:
         """Add tuples, waiting for space, or drop them after discard()."""
         with self._condition:
-            self._condition.wait_for(lambda: self._is_discarding or self._rows < self._max_rows)
+            self._condition.wait_for(lambda: self._is_discarding or self._tuple_count < self._max_tuples)
             if self._is_discarding:
                 return
             self._emitted += emitted
             # One call may exceed the bound: otherwise a larger batch could never be added.
-            self._rows += sum(len(batch.tuples) for batch in emitted)
+            self._tuple_count += sum(len(batch.tuples) for batch in emitted)
             self._condition.notify_all()
 
     def discard(self) -> None:
         """Drop all queued and future tuples, because the output is no longer wanted."""
         with self._condition:
             self._is_discarding = True
-            self._emitted, self._rows = [], 0
+            self._emitted, self._tuple_count = [], 0
             self._condition.notify_all()
 
     def take_all(self, timeout: float) -> tuple[list[ControlMessage], list[EmittedTuples]]:
@@ -140,7 +140,7 @@ class ControlInbox:
             if self._failure is not None:
                 raise self._failure
             messages, self._messages = self._messages, []
-            emitted, self._emitted, self._rows = self._emitted, [], 0
+            emitted, self._emitted, self._tuple_count = self._emitted, [], 0
             self._condition.notify_all()
             return messages, emitted
 

@@ -114,7 +114,7 @@ class Coordinator:
     Activates the spouts when all workers are ready, and requests reports in waves until the topology has
     finished (see TerminationDetector). Each level of bolts then gets its last tick and further waves, before
     the close. While the submitter has deactivated the spouts, there are no waves. A stop deactivates spouts
-    for good, as if they were exhausted. A failure aborts all tasks. `is_over` is True after the last order.
+    for good, as if they were exhausted. A failure aborts all tasks. `is_done` is True after the last order.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Coordinator:
         self._tick_levels = iter(tick_levels)
         self._unready: set[int] = set() if already_open else set(range(n_ranks))
         """The ranks with tasks that are not open yet."""
-        self.is_over = False
+        self.is_done = False
         self._min_interval = 0.0
         self._detector = TerminationDetector(n_ranks, exact=exact)
         self._was_idle = False
@@ -198,13 +198,13 @@ class Coordinator:
 
     def next_orders(self, now: float) -> list[Order]:
         """Return the due orders; TaskUnresponsiveError after REPORT_TIMEOUT_SECONDS without a report."""
-        if self.is_over:
+        if self.is_done:
             return []
         if self._failed:
-            self.is_over = True
+            self.is_done = True
             return [Order(ControlKind.ABORT)]
         orders = [] if self._unready else self._due_orders(now)
-        if not self.is_over and now - self._last_report_at > REPORT_TIMEOUT_SECONDS:
+        if not self.is_done and now - self._last_report_at > REPORT_TIMEOUT_SECONDS:
             missing = sorted(self._unready or self._detector.unreported)
             names = f"{', '.join(map(str, missing))} (on Spark: PySpark tasks)"
             text = f"no answer for {REPORT_TIMEOUT_SECONDS:g} s from worker(s) {names}; see their logs"
@@ -220,7 +220,7 @@ class Coordinator:
         if self._detector.is_finished and not self._is_paused:
             level = next(self._tick_levels, None)
             if level is None:
-                self.is_over = True
+                self.is_done = True
                 return [*orders, self._progress(), Order(ControlKind.CLOSE)]
             # The last ticks may emit tuples, so detect termination from the start.
             self._restart_detection(exact=self._detector.exact)
@@ -247,6 +247,6 @@ class Coordinator:
 
     def wait_seconds(self, now: float) -> float:
         """Return the seconds until the next order may be due without further messages."""
-        if self._unready or self.is_over or self._is_paused or self._requested_wave >= self._detector.wave:
+        if self._unready or self.is_done or self._is_paused or self._requested_wave >= self._detector.wave:
             return _PROGRESS_SECONDS
         return max(0.0, self._next_wave_at - now)

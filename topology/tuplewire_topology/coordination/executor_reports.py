@@ -48,7 +48,7 @@ _LATENCIES: _Table = (
     ("process_latency_seconds", "process", "process-latency", "Time from execute() to ack, once per column."),
     ("complete_latency_seconds", "complete", "complete-latency", "Time from a spout's emit to its ack()."),
 )
-_BY_COMPONENT: _Table = (
+_COUNTERS_BY_COMPONENT: _Table = (
     ("task_errors", "errors", "", "Errors that tasks raised or reported."),
     ("sending_seconds", "sending_seconds", "skipped-backpressure-ms", "Time to send, with waits for space."),
 )
@@ -56,8 +56,8 @@ _BY_SENDER: _Table = (
     ("serialized_bytes", "received_bytes", "", "Payload bytes of tuples from other processes, by sender."),
 )
 _GAUGES_BY_COMPONENT: _Table = (
-    ("omitted_metrics", "omitted", "", "Metrics of spouts and bolts that exceed the limit of series."),
-    ("spout_pending_tuples", "pending", "", "Tuples of a spout in flight."),
+    ("omitted_metrics", "omitted_count", "", "Metrics of spouts and bolts that exceed the limit of series."),
+    ("spout_pending_tuples", "pending_tuples", "", "Tuples of a spout in flight."),
 )
 _QUEUE_GAUGES: _Table = (
     ("receive_queue_tuples", "population", "receive-population", "Tuples in an executor's queue."),
@@ -72,7 +72,7 @@ _QUEUE_COUNTERS: _Table = (
 )
 _HEARTBEAT_GAUGES: _Table = (
     ("executor_call_seconds", "call_seconds", "", "Time in one call of user code, at the last heartbeat."),
-    ("executor_loop_age_seconds", "turned_seconds", "", "Time since the loop turned, at the heartbeat."),
+    ("executor_loop_age_seconds", "iteration_seconds", "", "Time since the loop turned, at the heartbeat."),
     ("executor_stuck", "stuck", "", "1 while a call takes longer than nimbus.task.timeout.secs, else 0."),
 )
 
@@ -89,7 +89,7 @@ def metric_families(
         *_families(counter, _BY_STREAM, counts, "stream"),
         *_families(counter, _BY_SOURCE, counts, "source", "stream"),
         *_families(pb.METRIC_KIND_SUMMARY, _LATENCIES, counts),
-        *_families(counter, _BY_COMPONENT, counts),
+        *_families(counter, _COUNTERS_BY_COMPONENT, counts),
         *_families(counter, _BY_SENDER, own, "source"),
         *_families(gauge, _GAUGES_BY_COMPONENT, own),
         *_families(gauge, _QUEUE_GAUGES, queues, "executor"),
@@ -187,7 +187,7 @@ def _executor(executor: Executor[Any], counts: Counts, task_offset: int) -> pb.E
         sending_seconds=counts.sending_seconds,
         queued_tuples=queue.population,
         queue_capacity=queue.capacity,
-        pending_tuples=executor.pending,
+        pending_tuples=executor.pending_tuples,
     )
 
 

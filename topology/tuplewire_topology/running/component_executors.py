@@ -30,10 +30,10 @@ from tuplewire_topology.running.tuple_transfer import TaskTracer
 _TASK_BUDGET_SECONDS = 0.001
 """The time after which a task stops emitting, so that its tuples are sent."""
 
-_READY_SECONDS = 0.01
+_CONNECT_POLL_SECONDS = 0.01
 """The interval at which the executor checks the connections before it becomes active."""
 
-_BUSY = -1
+_NOT_FINISHED = -1
 
 InFlightTuple = tuple[Any, TupleSource, float]
 """The message ID of a tuple in flight, its stream, and the time of its emission, by the pulse's clock."""
@@ -64,14 +64,14 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._active = False
         self._has_emitted = False
         self._can_poll = False
-        self._finished_in = _BUSY
-        """The epoch of the last round if every task was exhausted in it, else _BUSY."""
+        self._finished_epoch = _NOT_FINISHED
+        """The epoch of the last round if every task was exhausted in it, else _NOT_FINISHED."""
         self._has_timeout = bool(  # the acker of a single process has no timeout
             ACKER_COMPONENT in executor_context.topology.components and self.settings.message_timeout_seconds
         )
 
     @property
-    def pending(self) -> int:
+    def pending_tuples(self) -> int:
         """The number of tuples in flight that have a message ID."""
         return sum(len(task.pending) for task in list(self._tasks.values()))
 
@@ -80,11 +80,11 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._target_active = active
         self.queue.wake()
 
-    def finished(self, epoch: int = 0) -> bool:
+    def is_finished(self, epoch: int = 0) -> bool:
         """Return True if inactive, or if a round since this epoch found every task done. Thread-safe."""
         if not self._target_active:
             return not self._active
-        return self._active and self._finished_in >= epoch
+        return self._active and self._finished_epoch >= epoch
 
     def _open_task(self, task: int) -> SpoutTask:
         opened = SpoutTask(*self._task_arguments(task), spout=deepcopy(self.component.prototype))
@@ -104,7 +104,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         # Only the start waits for the connections to other workers; the end does not.
         changes = self._active != self._target_active
         if changes and (self._active or not self._executor_context.transfer.missing_connections):
-            self._apply_active()
+            self._apply_target_state()
         if self._active and not self._stopping:
             self._poll_spouts()
 
@@ -113,14 +113,14 @@ class SpoutExecutor(Executor[SpoutTask]):
             return 0.0
         if self._active and self._can_poll:
             return self.settings.spout_wait_seconds
-        return _READY_SECONDS if self._target_active and not self._active else None
+        return _CONNECT_POLL_SECONDS if self._target_active and not self._active else None
 
-    def _apply_active(self) -> None:
+    def _apply_target_state(self) -> None:
         active = self._target_active
         for task in self._tasks.values():
             self.pulse.enter(task.id, ExecutorActivity.ACTIVATE if active else ExecutorActivity.DEACTIVATE)
             self._call_user_code(task.id, task.spout.activate if active else task.spout.deactivate)
-        self._finished_in = _BUSY
+        self._finished_epoch = _NOT_FINISHED
         self._active = active
 
     def _process(self, column: AddressedTuples) -> None:
@@ -143,7 +143,7 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     def _send_after_outcomes(self, task: SpoutTask) -> None:
         """Send tuples that a spout emitted when it got outcomes; the spout may have more tuples now."""
-        self._finished_in = _BUSY
+        self._finished_epoch = _NOT_FINISHED
         self._send(task)
 
     def _deliver(self, task: SpoutTask, pending: InFlightTuple, now: float, *, processed: bool) -> None:
@@ -183,10 +183,10 @@ class SpoutExecutor(Executor[SpoutTask]):
             self._can_poll |= self._poll_task(task)
             if len(task.outbox):
                 self._has_emitted = True
-                self._finished_in = _BUSY  # before the send, after which the tuples may be processed any time
+                self._finished_epoch = _NOT_FINISHED  # before the send: tuples may be processed immediately
                 self._send(task)
         finished = not self._has_emitted and all(map(self._is_exhausted, self._tasks.values()))
-        self._finished_in = epoch if finished else _BUSY
+        self._finished_epoch = epoch if finished else _NOT_FINISHED
 
     def _is_exhausted(self, task: SpoutTask) -> bool:
         """Return True if a task is exhausted, and no pending tuple can time out and be emitted again."""
@@ -248,7 +248,7 @@ class BoltTask(Task):
 class BoltExecutor(Executor[BoltTask]):
     """Executes bolts, one column at a time. Sends emitted tuples after each column, or MAX_BATCH tuples."""
 
-    def forget_and_count(self, removed_spouts: Collection[int]) -> Counter[Root]:
+    def prune_unacked(self, removed_spouts: Collection[int]) -> Counter[Root]:
         """Return the unacked tuples of each root; forget those of `removed_spouts`. Only while at rest."""
         held: Counter[Root] = Counter()
         for task in self._tasks.values():

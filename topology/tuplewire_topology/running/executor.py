@@ -157,7 +157,7 @@ class Executor(ABC, Generic[TaskKind]):
         return max(queue.fill_ratio, wait)  # a nearly full queue is a load even if tuples are fast
 
     @property
-    def pending(self) -> int:
+    def pending_tuples(self) -> int:
         """The number of tuples of its spouts in flight; 0 for bolts."""
         return 0
 
@@ -169,7 +169,7 @@ class Executor(ABC, Generic[TaskKind]):
             self.tasks,
             self.tally.snapshot(),
             self.queue.statistics(),
-            self.pending,
+            self.pending_tuples,
             metrics.collect(self.tasks),
             metrics.count_omitted(self.tasks),
             received_bytes,
@@ -296,7 +296,7 @@ class Executor(ABC, Generic[TaskKind]):
         unsent: list[Tuple] = []
         columns: list[AddressedTuples] = []
         for batch in emitted:
-            copies = self._columns(task, batch, unsent)
+            copies = self._route_columns(task, batch, unsent)
             stream = batch.source.stream.name
             self.tally.emitted_by[stream] += len(batch.tuples)
             for hook in task.hooks:
@@ -304,13 +304,13 @@ class Executor(ABC, Generic[TaskKind]):
             self.tally.transferred_by[stream] += sum(len(column.tuples) for column in copies)
             columns += copies
         # The acker gets each copy before it is in flight, so no count is 0 too early (docs/design/acking.md).
-        columns += self._acker_reports(task, started_keys, columns, unsent)
+        columns += self._take_acker_reports(task, started_keys, columns, unsent)
         if emitted and self._executor_context.on_emit is not None:
             self._executor_context.on_emit(emitted)
         if columns:
             self._transfer(task, columns)
         if task.pending_fails:  # copies that could not be sent
-            self._transfer(task, self._acker_reports(task))
+            self._transfer(task, self._take_acker_reports(task))
         return emitted
 
     def _transfer(self, task: Task, columns: Sequence[AddressedTuples]) -> None:
@@ -318,13 +318,13 @@ class Executor(ABC, Generic[TaskKind]):
         pulse = self.pulse
         activity, began = pulse.activity, pulse.clock()
         pulse.activity = ExecutorActivity.SENDING  # a wait for free space is not a stuck call
-        self.tally.send_started = began
+        self.tally.send_start = began
         self._executor_context.transfer.send(columns, partial(self._on_undeliverable, task))
         pulse.enter(pulse.task, activity)
-        self.tally.send_started = None
+        self.tally.send_start = None
         self.tally.sending_seconds += pulse.clock() - began
 
-    def _columns(self, task: Task, batch: EmittedTuples, unsent: list[Tuple]) -> list[AddressedTuples]:
+    def _route_columns(self, task: Task, batch: EmittedTuples, unsent: list[Tuple]) -> list[AddressedTuples]:
         """Return the columns of a batch; add tuples to `unsent` if a grouping raises an error for them."""
         if batch.target_task is not None:
             return [AddressedTuples(batch.target_task, batch.tuples)]
@@ -333,14 +333,14 @@ class Executor(ABC, Generic[TaskKind]):
         except Exception as error:  # noqa: BLE001 - a grouping may be the user's code
             if len(batch.tuples) > 1:  # only the tuple that caused the error may fail
                 singles = [EmittedTuples(batch.source, None, [message]) for message in batch.tuples]
-                return [column for single in singles for column in self._columns(task, single, unsent)]
+                return [column for single in singles for column in self._route_columns(task, single, unsent)]
             unsent += batch.tuples
             self._use_policy(task.id, error, batch.tuples[0])
             return []
         take = batch.tuples.__getitem__
         return [AddressedTuples(target, list(map(take, positions))) for target, positions in routes.items()]
 
-    def _acker_reports(
+    def _take_acker_reports(
         self,
         task: Task,
         started_keys: Sequence[Any] = (),

@@ -178,9 +178,9 @@ class ExecutorGroup:
             for spout in self.spouts:
                 spout.queue.wake()
         spouts, epoch = self.spouts, self.counter.epoch
-        is_idle, sent, received = self.counter.snapshot(lambda: all(each.finished(epoch) for each in spouts))
+        idle, sent, received = self.counter.snapshot(lambda: all(each.is_finished(epoch) for each in spouts))
         failure = None if self.failure is None else Failure.of(self.failure)
-        return ProcessReport(is_idle, sent, received + self.link.lost_messages(), failure)
+        return ProcessReport(idle, sent, received + self.link.lost_messages(), failure)
 
     def raise_if_failed(self) -> None:
         """Raise the failure, if there is one."""
@@ -204,7 +204,7 @@ class ExecutorGroup:
         for executor in self.executors:
             executor.stop()
         deadline = max(deadline, time.monotonic() + 1.0)  # also if the wait has used up the time
-        stuck = self._still_running(deadline)
+        stuck = self._join_executors(deadline)
         self.link.close(max(1.0, deadline - time.monotonic()))
         stuck = [each for each in stuck if not each.join(1.0)]  # it may have waited for the link's space
         self._hooks.close()
@@ -222,7 +222,7 @@ class ExecutorGroup:
         for cancel in self._cancels:
             cancel()
 
-    def _still_running(self, deadline: float) -> list[Executor[Any]]:
+    def _join_executors(self, deadline: float) -> list[Executor[Any]]:
         return [each for each in self.executors if not each.join(max(0.0, deadline - time.monotonic()))]
 
     # --- moves ------------------------------------------------------------------------------------------
@@ -231,17 +231,17 @@ class ExecutorGroup:
         """Remove the executors of tasks that are not assigned, and add the missing ones."""
         for executor in self.executors:
             if assigned.isdisjoint(executor.tasks):
-                self.remove(executor.tasks, _OPEN_TIMEOUT_SECONDS)
+                self.remove_executor(executor.tasks, _OPEN_TIMEOUT_SECONDS)
         for tasks in self._executor_ranges(assigned):
             if not self.tasks.issuperset(tasks):
-                self.add(tasks)
+                self.add_executor(tasks)
 
-    def add(self, tasks: range) -> None:
+    def add_executor(self, tasks: range) -> None:
         """Add and start an executor. Raises the errors of start()."""
         self.tasks |= frozenset(tasks)
         self._open([self._create_executor(tasks)])
 
-    def remove(self, tasks: range, timeout: float) -> None:
+    def remove_executor(self, tasks: range, timeout: float) -> None:
         """End an executor once it has emptied its queue; WaitTimeoutError if it does not end in time."""
         executor = next(each for each in self.executors if each.tasks == tasks)
         self._ticks.remove(tasks)
@@ -292,7 +292,7 @@ class ExecutorGroup:
         """True if a drain must wait for tuples, or for sent messages that the worker has not accepted."""
         if self.failure is not None:  # its tuples are never processed
             return False
-        return self.counter.in_progress > 0 or self.link.pending > 0
+        return self.counter.in_progress > 0 or self.link.pending_messages > 0
 
     def disconnect(self) -> None:
         """Close the link, which ends executors that wait for free space. See AttachedProgram."""

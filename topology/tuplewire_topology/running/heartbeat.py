@@ -28,7 +28,7 @@ logger = event_logger(__name__)
 class ExecutorHeartbeat:
     """The activity of an executor: the running task, and an `ExecutorActivity`.
 
-    `call_seconds` is the time in the current call of user code, or 0; `turned_seconds` the time since the
+    `call_seconds` is the time in the current call of user code, or 0; `iteration_seconds` the time since the
     current turn of its loop started. `stuck` is True if the call exceeds nimbus.task.timeout.secs.
     """
 
@@ -37,7 +37,7 @@ class ExecutorHeartbeat:
     task: int
     activity: str
     call_seconds: float
-    turned_seconds: float
+    iteration_seconds: float
     stuck: bool
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Heartbeats:
     get_problem: Callable[[], str]
     file: Path | None
     last: Sequence[ExecutorHeartbeat] = field(init=False)
-    _began: float = field(default_factory=time.monotonic)
+    _started_at: float = field(default_factory=time.monotonic)
     _stuck: frozenset[Executor[Any]] = frozenset()
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Heartbeats:
                 "time": time.time(),
                 "topology_id": self.topology_id,
                 "process_id": os.getpid(),
-                "uptime_seconds": time.monotonic() - self._began,
+                "uptime_seconds": time.monotonic() - self._started_at,
                 "not_ready": self.not_ready_reason,
                 "executors": list(map(asdict, self.last)),
             }

@@ -32,7 +32,7 @@ logger = event_logger(__name__)
 
 BLOCKED_LOG_SECONDS = 5.0
 """The time after which the log reports that an executor waits for free space."""
-BLOCKED_AGAIN_SECONDS = 60.0
+BLOCKED_REPEAT_SECONDS = 60.0
 
 OnReceive = Callable[[TaskGroup, Callable[[], None]], None]
 """Accepts messages in order, without waiting; calls the function once they are processed."""
@@ -102,8 +102,8 @@ class Link:
         """Deliver the messages of tasks, a range per executor. `on_failure` gets the error that ends this."""
         for each in tasks:
             shifted = range(each.start + self._task_offset, each.stop + self._task_offset)
-            arrived, ended = partial(self._on_group, receive, on_failure), partial(self._on_end, on_failure)
-            self._subscriptions[each] = self._client.push(shifted, arrived, ended)
+            on_group, on_end = partial(self._on_group, receive, on_failure), partial(self._on_end, on_failure)
+            self._subscriptions[each] = self._client.push(shifted, on_group, on_end)
 
     def _on_group(
         self, receive: OnReceive, on_failure: OnFailure, group: TaskGroup, acknowledge: Callable[[], None]
@@ -141,7 +141,7 @@ class Link:
             try:
                 self._client.send(batch, timeout=log_after)
             except BufferFullError:
-                log_after = BLOCKED_AGAIN_SECONDS  # later reports are less frequent
+                log_after = BLOCKED_REPEAT_SECONDS  # later reports are less frequent
                 tasks = sorted({group.task for group in groups})
                 seconds = round(time.monotonic() - began)
                 logger.warning("executors.blocked", extra={"tasks": tasks, "seconds": seconds})
@@ -158,7 +158,7 @@ class Link:
         ]
 
     @property
-    def pending(self) -> int:
+    def pending_messages(self) -> int:
         """The number of sent messages that the worker has not acknowledged."""
         return self._client.ledger().pending
 

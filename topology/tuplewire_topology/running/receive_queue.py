@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from tuplewire.errors import ClosedError
 from tuplewire_topology.authoring.tuples import AddressedTuples
 
-_SAMPLES = 11
-_SAMPLE_SECONDS = 0.9
+_MAX_SAMPLES = 11
+_MIN_SAMPLE_SECONDS = 0.9
 """The least time between samples. A worker takes one each second, and its timer may be early."""
 
 
@@ -57,7 +57,7 @@ class ReceiveQueue:
         self._columns: deque[AddressedTuples] = deque()
         self._population = 0  # in tuples
         self._arrived = 0
-        self._samples = deque([(clock(), 0)], _SAMPLES)  # the time, and the tuples so far
+        self._samples = deque([(clock(), 0)], _MAX_SAMPLES)  # the time, and the tuples so far
         self._wake_requested = False
         self._closed = False
         self._blocked_publishers = 0  # publishers that wait for free space
@@ -138,7 +138,7 @@ class ReceiveQueue:
         """Return a snapshot. Call this about once a second: the arrival rate is of the last ten samples."""
         with self._lock:
             now = self._clock()
-            if now - self._samples[-1][0] >= _SAMPLE_SECONDS:
+            if now - self._samples[-1][0] >= _MIN_SAMPLE_SECONDS:
                 self._samples.append((now, self._arrived))
             (began, before), (ended, arrived) = self._samples[0], self._samples[-1]
             rate = (arrived - before) / (ended - began) if ended > began else float(self._arrived)

@@ -154,26 +154,26 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStatistics:
-    """A snapshot of an executor. `pending` is the number of its spout tuples in flight.
+    """A snapshot of an executor. `pending_tuples` is the number of its spout tuples in flight.
 
-    `metrics` were registered by its tasks; `omitted` of them are not exported. `received_bytes` are payload
-    bytes from other processes by sending component, if they are counted.
+    `metrics` were registered by its tasks; `omitted_count` of them are not exported. `received_bytes` are
+    payload bytes from other processes by sending component, if they are counted.
     """
 
     component: str
     tasks: range
     counts: Counts
     queue: QueueStatistics
-    pending: int
+    pending_tuples: int
     metrics: Sequence[MetricSnapshot] = ()
-    omitted: int = 0
+    omitted_count: int = 0
     received_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 class CurrentColumn(NamedTuple):
     """The column that a bolt executes, and the readings of clock, tally and pulse at its start."""
 
-    began: float
+    start: float
     sending_seconds: float
     calls: int
     source: TupleSource
@@ -185,12 +185,12 @@ class Tally(Counts):
     """The current totals. One thread writes, any thread reads.
 
     `uncounted_acks` are the sources of tuples acked since the last count_acked(); the executor appends to it.
-    `column` is the column in progress, and `send_started` the start of the send in progress, if any.
+    `column` is the column in progress, and `send_start` the start of the send in progress, if any.
     """
 
     uncounted_acks: list[TupleSource] = field(default_factory=list)
     column: CurrentColumn | None = None
-    send_started: float | None = None
+    send_start: float | None = None
 
     def count_executed(self, tuples: Sequence[Tuple]) -> None:
         """Count the tuples of an executed column."""
@@ -205,13 +205,13 @@ class Tally(Counts):
 
     def live_totals(self, pulse: Pulse) -> Counts:
         """Return totals with the column in progress, at whose end they may fall. `pulse`: of this thread."""
-        counts, column, since = self.snapshot(), self.column, self.send_started
+        counts, column, since = self.snapshot(), self.column, self.send_start
         now = pulse.clock()  # max() below guards against readings that do not match, as there is no lock
         if since is not None:
             counts.sending_seconds += max(0.0, now - since)
         if column is not None:
             sending = max(0.0, counts.sending_seconds - column.sending_seconds)
-            counts.execute.seconds += max(0.0, now - column.began - sending)
+            counts.execute.seconds += max(0.0, now - column.start - sending)
             done = min(column.length, max(0, pulse.calls - column.calls - 1))  # 1: enter() counts a call
             counts.execute.count += done
             counts.executed_by[column.source.stream_id] += done
@@ -231,13 +231,13 @@ class ExecutorLoad:
 
     def __init__(self) -> None:
         self._executed = 0
-        self._seconds = 0.0
+        self._busy_seconds = 0.0
         self._per_tuple = 0.0
 
-    def update(self, arrived: int, executed: int, seconds: float) -> float:
-        """Return the load w / (1 + w) for a wait of w s. The arguments are totals; `seconds` is busy time."""
-        tuples, spent = executed - self._executed, max(0.0, seconds - self._seconds)
-        self._executed, self._seconds = executed, seconds
+    def update(self, arrived: int, executed: int, busy_seconds: float) -> float:
+        """Return the load w / (1 + w) for a wait of w s. The arguments are totals."""
+        tuples, spent = executed - self._executed, max(0.0, busy_seconds - self._busy_seconds)
+        self._executed, self._busy_seconds = executed, busy_seconds
         latest = spent / tuples if tuples > 0 else max(self._per_tuple, spent)  # else one took it all
         self._per_tuple = (self._per_tuple + latest) / 2 if self._per_tuple else latest  # smoothed
         wait = max(0, arrived - executed) * self._per_tuple

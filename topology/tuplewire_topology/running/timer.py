@@ -69,13 +69,13 @@ class SystemTimer(Timer):
 
     def _main(self) -> None:
         try:
-            while (due := self._due()) is not None:
+            while (due := self._wait_for_due()) is not None:
                 for action in due:
                     action()
         except BaseException as error:  # noqa: BLE001 - the owner must get every error of an action
             self._on_failure(error)
 
-    def _due(self) -> list[Action] | None:
+    def _wait_for_due(self) -> list[Action] | None:
         """Wait until actions are due, and return each of them once; None after close()."""
         with self._changed:
             while not self._closed:

@@ -168,7 +168,7 @@ class Transfer:
         """The missing required connections, as text; empty if none, or if the worker is another process."""
         return "" if self.link.worker is None else self.link.worker.missing_connections()
 
-    def send(self, columns: Sequence[AddressedTuples], undeliverable: UndeliverableCallback) -> None:
+    def send(self, columns: Sequence[AddressedTuples], on_undeliverable: UndeliverableCallback) -> None:
         """Send columns, in order for each task, waiting for free space. Call this on an executor's thread.
 
         The tuples of a column have one source. Raises ClosedError if a target executor has stopped.
@@ -178,10 +178,10 @@ class Transfer:
         for column in columns:
             queue = self.queues.get(column.task)
             if queue is None:
-                remote += self._group(column, serialized, undeliverable)
+                remote += self._make_group(column, serialized, on_undeliverable)
                 continue
             if self.settings.always_serialize:
-                payloads = self._payloads(column, serialized, undeliverable)
+                payloads = self._serialize_column(column, serialized, on_undeliverable)
                 column = AddressedTuples(column.task, list(map(self.serializer.deserialize, payloads)))  # noqa: PLW2901
             self.counter.add(len(column.tuples))
             # Never wait for its own queue, which only this thread empties, nor as the acker, because a spout
@@ -198,22 +198,22 @@ class Transfer:
                     if self.queues.get(column.task) is queue:
                         raise
                     self.counter.add(-len(column.tuples))  # removed here: send to the new worker
-                    remote += self._group(column, serialized, undeliverable)
+                    remote += self._make_group(column, serialized, on_undeliverable)
         if remote:
             self.counter.add(0, sent=sum(map(len, remote)))  # first: no receiver may count them earlier
             self.link.send(remote)
 
-    def _group(
-        self, column: AddressedTuples, serialized: dict[Tuple, bytes], undeliverable: UndeliverableCallback
+    def _make_group(
+        self, column: AddressedTuples, serialized: dict[Tuple, bytes], on_undeliverable: UndeliverableCallback
     ) -> list[TaskGroup]:
-        payloads = self._payloads(column, serialized, undeliverable)
+        payloads = self._serialize_column(column, serialized, on_undeliverable)
         if not payloads:
             return []
         group = TaskGroup.from_checked(column.task, column.tuples[0].source_task, payloads)
         return [with_trace_headers(group, column.tuples) if self.tracing is not None else group]
 
-    def _payloads(
-        self, column: AddressedTuples, serialized: dict[Tuple, bytes], undeliverable: UndeliverableCallback
+    def _serialize_column(
+        self, column: AddressedTuples, serialized: dict[Tuple, bytes], on_undeliverable: UndeliverableCallback
     ) -> list[bytes]:
         payloads = []
         for message in column.tuples:
@@ -222,7 +222,7 @@ class Transfer:
                 try:
                     payload = serialized[message] = self.serializer.serialize(message)
                 except MessageError as error:
-                    undeliverable(message, error)
+                    on_undeliverable(message, error)
                     continue
             payloads.append(payload)
         return payloads
@@ -241,7 +241,7 @@ class Transfer:
         if self.settings.size_metrics:
             with self._lock:
                 self._received_bytes[group.source, group.task] += len(group.data)
-        if tuples := self._tuples(group):
+        if tuples := self._read_tuples(group):
             queue = self.queues.get(group.task)
             if queue is None:
                 raise ClosedError(f"task {group.task} no longer has an executor here")
@@ -250,7 +250,7 @@ class Transfer:
         else:  # no readable tuple: without an acknowledgement it would be delivered again
             on_processed()
 
-    def _tuples(self, group: TaskGroup) -> list[Tuple]:
+    def _read_tuples(self, group: TaskGroup) -> list[Tuple]:
         """Return the readable tuples of a group; count and log the others."""
         tuples = []
         for payload in group.payloads():

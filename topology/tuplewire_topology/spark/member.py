@@ -156,7 +156,7 @@ class _TopologyMember:
         self._push_assignment()
         client, task = self._create_client("control"), plan.control_task(rank)
         self._control = ControlChannel(client, submitted.run_id, task, self._receive, self._inbox.fail)
-        self._group = self._executor_group(rows)
+        self._group = self._create_group(rows)
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Run the executors to the end, and yield output. Yields errors: raising would rerun the stage."""
@@ -174,7 +174,7 @@ class _TopologyMember:
                 self._send(self._plan.control_task(0), ControlKind.READY)
             except TuplewireError as error:
                 self._record_error(error)
-                self._report(0)
+                self._send_report(0)
             yield from self._run_loop(coordinator)
             yield from self._finish()
             self._to_submitter(ControlKind.CLOSED)
@@ -214,7 +214,7 @@ class _TopologyMember:
             for control in controls:  # a worker is ready only after it has connected to the others
                 control.wait_ready(START_SECONDS)
 
-    def _executor_group(self, rows: Iterator[pa.RecordBatch]) -> ExecutorGroup:
+    def _create_group(self, rows: Iterator[pa.RecordBatch]) -> ExecutorGroup:
         conf = dict(self._submitted.conf)
         session = asdict(TopologySettings.from_conf(conf).session)
         if session["overflow"] is Overflow.FAIL:
@@ -269,7 +269,7 @@ class _TopologyMember:
         if self._submitted.submitter is not None:
             self._send(SUBMITTER_TASK, kind, *values)
 
-    def _report(self, wave: int) -> None:
+    def _send_report(self, wave: int) -> None:
         report = self._group.report(new_epoch=wave == 1)
         tallies = [each.tally.snapshot() for each in self._group.executors]
         emitted, executed = sum(each.emitted for each in tallies), sum(each.executed for each in tallies)
@@ -305,7 +305,7 @@ class _TopologyMember:
     def _handle_order(self, message: ControlMessage) -> None:
         if message.kind is ControlKind.GET_REPORT:
             (wave,) = message.values
-            self._report(wave)
+            self._send_report(wave)
         elif message.kind in {ControlKind.CLOSE, ControlKind.ABORT}:
             self._is_finished = True
             self._aborted = message.kind is ControlKind.ABORT

@@ -205,10 +205,10 @@ def ensure_worker(address: str | None, host: str, topology: str, token_file: Pat
         yield WorkerRef(address, status.worker_id, peer, status.topology, status.assignment_version, own, tls)
 
 
-def _host_of(address: str, here: str) -> str:
-    """Return the host of a worker that listens on all addresses; `here` if its address is local."""
+def _host_of(address: str, own_host: str) -> str:
+    """Return the host of a worker that listens on all addresses; `own_host` if its address is local."""
     reached = "" if address.startswith("unix:") else split_host_port(address)[0]
-    return here if not reached or is_loopback(reached) else reached
+    return own_host if not reached or is_loopback(reached) else reached
 
 
 def _new_worker(host: str, topology: str, token_file: Path) -> WorkerProcesses:

@@ -97,7 +97,7 @@ class SparkTopology:
         self._run_job = run_job
         self._result: DataFrame | None = None
         self._error: BaseException | None = None
-        self._done = threading.Event()
+        self._job_done = threading.Event()
         self._submitted = submitted
         self._stack = stack
         self._lock = threading.Condition()
@@ -140,7 +140,7 @@ class SparkTopology:
     @property
     def is_done(self) -> bool:
         """True if the job has finished, failed or been cancelled."""
-        return self._done.is_set()
+        return self._job_done.is_set()
 
     @property
     def can_control(self) -> bool:
@@ -180,10 +180,10 @@ class SparkTopology:
         self._require_control("cannot ask the topology to stop")
         self._request_stop(keep_output=True)
 
-    def _require_control(self, what: str) -> None:
+    def _require_control(self, problem: str) -> None:
         if self._control is None:
             raise ConfigError(
-                f"this program reaches no worker, and {what}: submit it with workers=[...] that it "
+                f"this program reaches no worker, and {problem}: submit it with workers=[...] that it "
                 "reaches, or wait for result(), or cancel() the job"
             )
 
@@ -200,7 +200,7 @@ class SparkTopology:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the job is done; return False after `timeout` seconds."""
-        return self._done.wait(timeout)
+        return self._job_done.wait(timeout)
 
     def result(self, timeout: float | None = None) -> TopologyResult:
         """Wait until the job is done, and return the result.
@@ -286,7 +286,7 @@ class SparkTopology:
             with self._stack:
                 self._drain()
         finally:
-            self._done.set()
+            self._job_done.set()
 
     @property
     def _was_cancelled(self) -> bool:

@@ -19,16 +19,16 @@ class ClusterPoller(ControlClients):
     """The clients of a cluster's workers, and their last two statuses. Not thread-safe."""
 
     def __init__(
-        self, first: str, connect: Callable[[str], ControlClient], max_tasks: int | None = None
+        self, address: str, connect: Callable[[str], ControlClient], max_tasks: int | None = None
     ) -> None:
-        """Start with the worker at the address `first`, without a connection.
+        """Start with the worker at `address`, without a connection.
 
         `connect` creates the client for an address. `max_tasks` limits the tasks of each status; None: all.
         """
         super().__init__(connect)
         self._max_tasks = max_tasks
         self._version = 0
-        self._first = WorkerSample("", first)
+        self._first = WorkerSample("", address)
         self._workers = [self._first]
 
     def poll(self) -> list[WorkerSample]:
@@ -45,16 +45,16 @@ class ClusterPoller(ControlClients):
         by_address = {each.address: each for each in workers}
         answers = self.call_all(by_address, self._status)
         for address, answer in answers.items():
-            worker = by_address[address]
+            each = by_address[address]
             if isinstance(answer, TuplewireError):
                 if not self._first.worker:  # no status has arrived yet
                     raise answer
-                worker.before, worker.now, worker.problem = worker.now or worker.before, None, str(answer)
-                worker.silent_seconds = time.monotonic() - worker.answered
+                each.previous, each.status, each.problem = each.status or each.previous, None, str(answer)
+                each.silent_seconds = time.monotonic() - each.answered_at
             else:
-                worker.before, worker.now, worker.problem = worker.now, answer, ""
-                worker.worker, worker.tasks = answer.worker_id, answer.local_task_count
-                worker.answered = time.monotonic()
+                each.previous, each.status, each.problem = each.status, answer, ""
+                each.worker, each.task_count = answer.worker_id, answer.local_task_count
+                each.answered_at = time.monotonic()
 
     def _status(self, client: ControlClient) -> pb.GetStatusResponse:
         if self._first.worker:  # until it has answered, the user's timeout applies
@@ -62,7 +62,7 @@ class ClusterPoller(ControlClients):
         return client.status(MAX_CLIENTS, self._max_tasks)
 
     def _fetch_newer_assignment(self) -> pb.Assignment | None:
-        found = [(each.now.assignment_version, each.address) for each in self._workers if each.now]
+        found = [(each.status.assignment_version, each.address) for each in self._workers if each.status]
         version, address = max(found, default=(0, ""))
         if version <= self._version:
             return None
@@ -81,7 +81,7 @@ class ClusterPoller(ControlClients):
         self.close_except(each.address for each in self._workers)
         known = {each.worker for each in self._workers}
         new = [
-            WorkerSample(each.worker_id, each.address, tasks=len(each.tasks))
+            WorkerSample(each.worker_id, each.address, task_count=len(each.tasks))
             for each in assignment.workers
             if each.worker_id not in known
         ]

@@ -17,11 +17,11 @@ from tuplewire_service.command.viewer.columns import (
     Column,
     Row,
     format_bytes,
+    format_client,
     format_number,
     format_share,
     format_time,
     format_yes_no,
-    short_client,
     sorted_rows,
 )
 from tuplewire_service.command.viewer.rates import Blocker, Interval, WorkerSample, blocking_tasks, state_name
@@ -106,7 +106,7 @@ class TaskRow(Row):
     acknowledged_messages: Annotated[int, Column("acknowledged", format_number, minor=True)]
     congested: Annotated[bool, Column("congested", lambda value: "yes" if value else "", minor=True)]
     subscribed: Annotated[bool, Column("consumed", format_yes_no, minor=True)]
-    consumer: Annotated[str, Column("consumer", short_client)]
+    consumer: Annotated[str, Column("consumer", format_client)]
     component: Annotated[str, Column("component")]
 
     @property
@@ -141,7 +141,7 @@ class SenderRow(Row):
 
     ORDER = ("rate", "outstanding_messages")
     worker: Annotated[str, Column("worker")]
-    sender: Annotated[str, Column("sender", short_client)]
+    sender: Annotated[str, Column("sender", format_client)]
     identity: Annotated[str, Column("identity")]
     connected: Annotated[bool, Column("connected", format_yes_no)]
     state_age_seconds: Annotated[float, Column("since", format_time)]
@@ -161,7 +161,7 @@ class ConsumerRow(Row):
 
     ORDER = ("outstanding_messages", "subscribed_seconds")
     worker: Annotated[str, Column("worker")]
-    consumer: Annotated[str, Column("consumer", short_client)]
+    consumer: Annotated[str, Column("consumer", format_client)]
     identity: Annotated[str, Column("identity")]
     subscribed_seconds: Annotated[float, Column("since", format_time)]
     outstanding_messages: Annotated[int, Column("outstanding", format_number)]
@@ -204,7 +204,7 @@ class ClusterRows:
 def cluster_rows(samples: Iterable[WorkerSample]) -> ClusterRows:
     """Return the rows of a cluster."""
     samples = list(samples)
-    answered = [(each.now, Interval(each.before, each.now)) for each in samples if each.now is not None]
+    answered = [(each.status, Interval(each.previous, each.status)) for each in samples if each.status]
     blockers = blocking_tasks(now for now, _ in answered)
     rows = ClusterRows(edges=edge_rows(answered), workers=[_worker(each) for each in samples])
     for now, interval in answered:
@@ -224,20 +224,20 @@ def cluster_rows(samples: Iterable[WorkerSample]) -> ClusterRows:
 
 
 def _worker(sample: WorkerSample) -> WorkerRow:
-    now = sample.now
+    now = sample.status
     if now is None:
         return WorkerRow(
             worker=sample.worker,
             state=NO_ANSWER,
             address=sample.address,
             problem=sample.problem,
-            tasks=sample.tasks,
+            tasks=sample.task_count,
             silent_seconds=sample.silent_seconds,
         )
-    interval = Interval(sample.before, now)
+    interval = Interval(sample.previous, now)
     shares = interval.shares(now)
     held = {each: share for each, share in shares.items() if each.startswith(_BACKPRESSURED) and share > 0}
-    before = interval.before.ledger
+    before = interval.previous.ledger
     window = now.smallest_window_messages if now.HasField("smallest_window_messages") else None
     return WorkerRow(
         worker=now.worker_id,
@@ -260,8 +260,8 @@ def _worker(sample: WorkerSample) -> WorkerRow:
         consumers=now.subscribed_consumer_count,
         smallest_window_messages=window,
         dropped=sum(now.ledger.dropped.values()),
-        end_to_end_seconds=interval.quantile(_P99, now.end_to_end, interval.before.end_to_end),
-        queue_wait_seconds=interval.quantile(_P99, now.queue_wait, interval.before.queue_wait),
+        end_to_end_seconds=interval.quantile(_P99, now.end_to_end, interval.previous.end_to_end),
+        queue_wait_seconds=interval.quantile(_P99, now.queue_wait, interval.previous.queue_wait),
         states=shares,
     )
 
@@ -290,7 +290,7 @@ def _peers(now: pb.GetStatusResponse, interval: Interval, blockers: _Blockers) -
     for (at, _), blocker in blockers.items():
         if now.worker_id in blocker.workers:
             blocking[at] = max(blocking.get(at, 0.0), blocker.share)
-    before = {(each.worker_id, each.address): each.ledger for each in interval.before.peers}
+    before = {(each.worker_id, each.address): each.ledger for each in interval.previous.peers}
     for each in now.peers:
         then = before.get((each.worker_id, each.address), pb.Ledger())
         yield PeerRow.from_message(
@@ -309,7 +309,7 @@ def _peers(now: pb.GetStatusResponse, interval: Interval, blockers: _Blockers) -
 
 
 def _senders(now: pb.GetStatusResponse, interval: Interval) -> Iterator[SenderRow]:
-    before = {(each.identity, each.sender_id): each for each in interval.before.sessions}
+    before = {(each.identity, each.sender_id): each for each in interval.previous.sessions}
     for each in now.sessions:
         at = each.identity, each.sender_id
         then = before.get(at, pb.SessionStatus())
@@ -331,7 +331,7 @@ def _consumers(now: pb.GetStatusResponse) -> Iterator[ConsumerRow]:
 
 
 def _losses(now: pb.GetStatusResponse, interval: Interval) -> Iterator[LossRow]:
-    before = interval.before
+    before = interval.previous
     for what, counts, then in (
         ("messages dropped", now.ledger.dropped, before.ledger.dropped),
         ("messages refused", now.refused_messages, before.refused_messages),
@@ -344,7 +344,7 @@ def _losses(now: pb.GetStatusResponse, interval: Interval) -> Iterator[LossRow]:
 
 def _unreachable_problems(samples: Iterable[WorkerSample], blockers: _Blockers) -> Iterator[str]:
     for each in samples:
-        if each.now is None:
+        if each.status is None:
             waiting = {name for (at, _), one in blockers.items() if at == each.worker for name in one.workers}
             whom = f", and blocks senders at {', '.join(sorted(waiting))}" if waiting else ""
             name = each.worker or each.address
@@ -364,7 +364,7 @@ def _task_problems(blockers: _Blockers, rows: ClusterRows) -> Iterator[str]:
 
     def reason(row: TaskRow) -> str:
         if (consumer := consumers.get((row.worker, row.task))) is not None:
-            return f"{short_client(consumer.consumer)} has {consumer.outstanding_messages:,} unacknowledged"
+            return f"{format_client(consumer.consumer)} has {consumer.outstanding_messages:,} unacknowledged"
         return "its consumer is not listed" if row.subscribed else "nobody consumes it"
 
     for (worker, task), blocker in sorted(blockers.items(), key=lambda each: -each[1].share):

@@ -49,7 +49,7 @@ def format_time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds > 0 else ""
 
 
-def short_client(client_id: str) -> str:
+def format_client(client_id: str) -> str:
     """Return a client's id, and a default id without its random end: `load.py@host:4711`."""
     return _DEFAULT_ID.sub(r"\1", client_id)
 

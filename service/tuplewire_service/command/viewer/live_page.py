@@ -78,12 +78,12 @@ class LivePage(AbstractContextManager["LivePage"]):
 def _page_data(samples: Sequence[WorkerSample]) -> dict[str, Any]:
     """Return the data of the page: the most important rows of each kind."""
     rows = cluster_rows(samples)
-    answered = [each.now for each in samples if each.now is not None]
+    answered = [each.status for each in samples if each.status is not None]
     dropped = Counter[str]()
     for each in answered:
         dropped.update(each.ledger.dropped)
     return {
-        "topology": next((known.topology for each in samples if (known := each.now or each.before)), ""),
+        "topology": next((known.topology for each in samples if (known := each.status or each.previous)), ""),
         "worker": samples[0].worker,
         "ledger": {
             "accepted": sum(each.ledger.accepted for each in answered),

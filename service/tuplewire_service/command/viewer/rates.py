@@ -25,12 +25,12 @@ class WorkerSample:
 
     worker: str
     address: str
-    now: pb.GetStatusResponse | None = None
-    before: pb.GetStatusResponse | None = None
+    status: pb.GetStatusResponse | None = None
+    previous: pb.GetStatusResponse | None = None
     problem: str = ""
-    tasks: int = 0
+    task_count: int = 0
     """The number of its tasks, by its last answer or the assignment."""
-    answered: float = field(default_factory=time.monotonic)
+    answered_at: float = field(default_factory=time.monotonic)
     """The time of its last answer, or of the first request."""
     silent_seconds: float = 0.0
     """The time since then, if it did not answer the last request."""
@@ -41,10 +41,10 @@ class Interval:
 
     def __init__(self, before: pb.GetStatusResponse | None, now: pb.GetStatusResponse) -> None:
         same = before is not None and before.incarnation == now.incarnation
-        self.before = before if same and before is not None else pb.GetStatusResponse()
-        self.seconds = _age(now) - _age(self.before) if same else 0.0
-        self._tasks = {(each.task, each.base_sequence): each for each in self.before.tasks}
-        self._all_listed = len(self.before.tasks) >= self.before.local_task_count
+        self.previous = before if same and before is not None else pb.GetStatusResponse()
+        self.seconds = _age(now) - _age(self.previous) if same else 0.0
+        self._tasks = {(each.task, each.base_sequence): each for each in self.previous.tasks}
+        self._all_listed = len(self.previous.tasks) >= self.previous.local_task_count
 
     def task_rates(self, task: pb.TaskStatus) -> tuple[float | None, float | None]:
         """Return the messages per second that a task received and that its consumer acknowledged, or None."""
@@ -87,7 +87,7 @@ class Interval:
         """Return the shares of the worker's states; after one status, for the worker's last seconds."""
         spent = dict(now.state_seconds)
         if self.seconds > 0:
-            spent = {each: took - self.before.state_seconds[each] for each, took in spent.items()}
+            spent = {each: took - self.previous.state_seconds[each] for each, took in spent.items()}
         elif now.recent.interval_seconds > 0:
             spent = dict(now.recent.state_seconds)
         total = sum(spent.values()) or 1.0

@@ -83,7 +83,7 @@ def executor_rows(now: pb.GetStatusResponse, interval: Interval) -> Iterator[Exe
     """Yield the executors of a worker."""
     before = {
         (each.component, executor.first_task, executor.task_count): executor
-        for each in interval.before.components
+        for each in interval.previous.components
         for executor in each.executors
     }
     for component in now.components:
@@ -108,7 +108,7 @@ def edge_rows(workers: Sequence[StatusInterval]) -> list[EdgeRow]:
     for now, interval in workers:
         before = {
             (each.component, source.component, source.stream): source.executed
-            for each in interval.before.components
+            for each in interval.previous.components
             for source in each.inputs
         }
         for each in now.components:

@@ -156,19 +156,19 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
     """Serves senders (Send) and consumers (Recv) of one topology."""
 
     async def _bind(self) -> int:
-        settings, wiring = self._context.settings, self._context.wiring
+        settings, options = self._context.settings, self._context.options
         session = settings.session
         backoff = Backoff(session.backoff_initial_seconds, session.backoff_max_seconds, random.random)
-        self._server = RestartingServer(self._new_server, wiring.tls, backoff, wiring.socket_mode)
+        self._server = RestartingServer(self._new_server, options.tls, backoff, options.socket_mode)
         await self._server.start([f"{settings.host}:{self.port}", *settings.listen])
         self.addresses = self._server.addresses
         return int(self.addresses[0].rpartition(":")[2])
 
     def _new_server(self) -> grpc.aio.Server:
-        server = grpc.aio.server(options=self._options())
+        server = grpc.aio.server(options=self._server_options())
         servicer = SimpleNamespace(Send=partial(self._serve, "Send"), Recv=partial(self._serve, "Recv"))
         add_MessagingServicer_to_server(servicer, _raw_registrar(server))  # type: ignore[no-untyped-call]
-        server.add_generic_rpc_handlers(self._context.wiring.services)
+        server.add_generic_rpc_handlers(self._context.options.services)
         return server
 
     async def _serve(self, method: str, _: object, context: Context) -> None:
@@ -182,9 +182,9 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
         if method not in self._handlers:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not served here")
         with contextlib.suppress(StreamBroken):  # the peer has disconnected, so no status can be sent
-            await self._handlers[method](GrpcServerStream(context, self._context.wiring.admit))
+            await self._handlers[method](GrpcServerStream(context, self._context.options.admit))
 
-    def _options(self) -> list[tuple[str, Any]]:
+    def _server_options(self) -> list[tuple[str, Any]]:
         """Return the options of the server. gRPC counts the connections of each address separately."""
         settings = self._context.settings
         options = [
@@ -195,7 +195,7 @@ class GrpcServerConnection(StreamedServer["GrpcContext"]):
             ("grpc.max_connection_idle_ms", _millis(_IDLE_CONNECTION_SECONDS)),
         ]
         # A certificate is checked only at the handshake, so TLS connections have a maximum age.
-        if self._context.wiring.tls is not None:
+        if self._context.options.tls is not None:
             options += [
                 ("grpc.max_connection_age_ms", _millis(settings.max_connection_age_seconds)),
                 ("grpc.max_connection_age_grace_ms", _millis(_AGE_GRACE_SECONDS)),
@@ -217,10 +217,10 @@ class GrpcContext(StreamedContext):
     server_class = GrpcServerConnection
     settings: GrpcSettings
 
-    def __init__(self, settings: GrpcSettings | None = None, wiring: GrpcOptions | None = None) -> None:
+    def __init__(self, settings: GrpcSettings | None = None, options: GrpcOptions | None = None) -> None:
         super().__init__(settings)
-        self.wiring = wiring or GrpcOptions()
+        self.options = options or GrpcOptions()
 
     def _stream_opener(self, topology_id: str, host: str, port: int) -> StreamOpener:
         del topology_id  # the hello contains it
-        return grpc_stream_opener(f"{host}:{port}", self.settings.session, self.wiring.channel_factory)
+        return grpc_stream_opener(f"{host}:{port}", self.settings.session, self.options.channel_factory)

@@ -187,9 +187,9 @@ class Pump:
     each message, and loses a message if its future is cancelled.
     """
 
-    def __init__(self, socket: Socket, take: Callable[[list[zmq.Frame]], None]) -> None:
+    def __init__(self, socket: Socket, on_message: Callable[[list[zmq.Frame]], None]) -> None:
         self._socket = socket
-        self._take = take
+        self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.get(zmq.FD))
         self._read_handle: asyncio.Handle | None = None
@@ -209,7 +209,7 @@ class Pump:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._take(parts)
+            self._on_message(parts)
         # More messages may wait, but the descriptor signals only changes.
         self._schedule_read()
 

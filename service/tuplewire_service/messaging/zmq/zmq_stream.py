@@ -281,8 +281,8 @@ class _ZmqClientStream(ZmqStream, ClientStream):
         self._address = address
         self._socket = sockets.make(zmq.DEALER)
         self._monitor = sockets.watch(self._socket)
-        self._pump = Pump(self._socket, self._take_parts)
-        self._monitor_pump = Pump(self._monitor, self._take_event)
+        self._pump = Pump(self._socket, self._on_message)
+        self._monitor_pump = Pump(self._monitor, self._on_monitor_event)
         self._connected = asyncio.Event()
         self._answered = asyncio.Event()
         super().__init__(self._pump.send, window)
@@ -305,11 +305,11 @@ class _ZmqClientStream(ZmqStream, ClientStream):
         if self.failure is not None:
             raise self.failure
 
-    def _take_parts(self, parts: list[zmq.Frame]) -> None:
+    def _on_message(self, parts: list[zmq.Frame]) -> None:
         # The ways in which a stream ends for the connecting side:
         # 1. The server refuses it (REFUSED), or sends anything that is not a valid frame.
         # 2. The server finishes (DONE): read() returns None.
-        # 3. The monitor reports that the connection is lost; see _take_event().
+        # 3. The monitor reports that the connection is lost; see _on_monitor_event().
         # 4. This side closes it; see end() and close().
         try:
             frame = decode([part.bytes for part in parts])
@@ -321,7 +321,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
             self.disconnect(ProtocolError(f"{self._address} does not answer as a Tuplewire worker: {error}"))
         self._answered.set()
 
-    def _take_event(self, parts: list[zmq.Frame]) -> None:
+    def _on_monitor_event(self, parts: list[zmq.Frame]) -> None:
         event = zmq.Event(parse_monitor_message([part.bytes for part in parts])["event"])
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected.set()

@@ -79,7 +79,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         self._unbinding = False
         self._unbound = asyncio.Event()
         self._next_check: asyncio.TimerHandle | None = None
-        self._checked = asyncio.Event()
+        self._check_done = asyncio.Event()
         super().__init__(context, topology, port, callback)
 
     async def _bind(self) -> int:
@@ -93,8 +93,8 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             # Open sockets would block term(), and delay a fork.
             self._close_sockets(0)
             raise
-        self._pump = Pump(self._socket, self._take)
-        self._monitor_pump = Pump(self._monitor, self._take_event)
+        self._pump = Pump(self._socket, self._on_message)
+        self._monitor_pump = Pump(self._monitor, self._on_monitor_event)
         self._schedule_check(self._settings.session.keepalive_seconds)
         return port
 
@@ -119,7 +119,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         self.addresses = [self._endpoint if local else f"{settings.host}:{port}"]
         return port
 
-    def _take(self, parts: list[zmq.Frame]) -> None:
+    def _on_message(self, parts: list[zmq.Frame]) -> None:
         connection = parts[0].bytes
         if connection in self._ended_connections:
             return
@@ -161,7 +161,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             # The ways in which a stream ends:
             # 1. The handler returns: the peer receives DONE.
             # 2. The handler refuses the stream: refuse() has sent the reason, and raises StreamBroken.
-            # 3. The peer disconnects, which _check() detects, or sends an invalid frame: StreamBroken.
+            # 3. The peer disconnects, see _check_streams(), or sends an invalid frame: StreamBroken.
             # 4. The handler has a defect: the peer receives a general reason, and the log the exception.
             # 5. The server is unbound: this task is cancelled.
             await serve(stream)
@@ -184,7 +184,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
         stream.send_refusal(error)
         self._ended_connections.add(connection)
 
-    def _take_event(self, parts: list[zmq.Frame]) -> None:
+    def _on_monitor_event(self, parts: list[zmq.Frame]) -> None:
         event = parse_monitor_message([part.bytes for part in parts])["event"]
         if event == zmq.EVENT_DISCONNECTED:
             # A check costs time for each connection; see docs/design/sessions.md (ZeroMQ between workers).
@@ -202,9 +202,9 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             if self._next_check.when() <= loop.time() + seconds:
                 return
             self._next_check.cancel()
-        self._next_check = loop.call_later(seconds, self._check)
+        self._next_check = loop.call_later(seconds, self._check_streams)
 
-    def _check(self) -> None:
+    def _check_streams(self) -> None:
         """Find disconnected peers: ZeroMQ reports a disconnect, but not the connection."""
         self._next_check = None
         # To a disconnected peer, a send fails, which ends its stream.
@@ -219,7 +219,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
                 pass  # it is connected, but does not read
             except zmq.ZMQError:
                 self._ended_connections.discard(connection)
-        self._checked.set()
+        self._check_done.set()
         self._schedule_check(self._settings.session.keepalive_seconds)
 
     async def _unbind(self, grace: float | None) -> None:
@@ -236,9 +236,9 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PEER_CLOSE_SECONDS):
                     while self._ended_connections:
-                        self._checked.clear()
+                        self._check_done.clear()
                         self._schedule_check(_CHECK_SECONDS)
-                        await self._checked.wait()
+                        await self._check_done.wait()
         if self._next_check is not None:
             self._next_check.cancel()
         linger = 0 if grace is None else round(self._settings.linger_seconds * 1000)
