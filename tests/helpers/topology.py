@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import count
@@ -55,14 +55,23 @@ class Pair:
 
 
 @contextmanager
+def workers_with(
+    *shares: Sequence[int], topology: str = TOPOLOGY, **options: Any
+) -> Iterator[WorkerProcesses]:
+    """Run a worker for each share of tasks, with the options of WorkerProcesses."""
+    with WorkerProcesses(len(shares), topology, **options) as workers:
+        workers.assign(dict(enumerate(shares)), 60)
+        yield workers
+
+
+@contextmanager
 def pair_of_workers(*flags: str) -> Iterator[Pair]:
     """Run two workers; both must exit with a balanced ledger, and with 1 if they dropped messages, else 0."""
     flags = ("--drain-seconds=0.5", *flags)
     with (
         tempfile.TemporaryDirectory() as directory,
-        WorkerProcesses(2, TOPOLOGY, directory=Path(directory), flags=flags) as workers,
+        workers_with(range(1000), range(1000, 2000), directory=Path(directory), flags=flags) as workers,
     ):
-        workers.assign({0: range(1000), 1: range(1000, 2000)})
         pair = Pair(*workers.endpoints)
         yield pair
         pair.check_balance()

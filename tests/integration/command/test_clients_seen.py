@@ -16,7 +16,7 @@ from helpers import eventually
 from helpers.admin import samples
 from helpers.secured import guarded
 from helpers.tools import started
-from helpers.topology import numbered, pair_of_workers
+from helpers.topology import numbered, pair_of_workers, workers_with
 from helpers.traffic import client_of, deliver
 from helpers.worker_process import run_command
 
@@ -46,8 +46,7 @@ sys.stdin.read()
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Endpoint]:
     """Run a worker with 100 tasks."""
-    with WorkerProcesses(1, "default", drain_seconds=0.1) as workers:
-        workers.assign({0: range(100)})
+    with workers_with(range(100), topology="default", drain_seconds=0.1) as workers:
         yield workers.endpoints[0]
 
 

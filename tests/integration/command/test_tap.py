@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 from helpers.secured import denied, guarded
-from helpers.topology import Pair, collect, metric, numbered, numbers
+from helpers.topology import TOPOLOGY, Pair, collect, metric, numbered, numbers, workers_with
 from helpers.traffic import deliver
 from helpers.worker_process import run_command, running
 
@@ -22,13 +22,12 @@ from tuplewire import Client, TaskMessage
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import DrainingError, PermissionDeniedError, ResourceLimitError
 from tuplewire.packing.packing import pack_values
-from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.values.headers import decode_headers
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.taps import MAX_TAPS
 
 _SECONDS = 60.0
-TOPOLOGY = "test"
 
 
 def opened(tapped: Iterator[pb.TapResponse]) -> Iterator[pb.TapResponse]:
@@ -217,8 +216,7 @@ def test_json_lines_and_ctrl_c(pair: Pair) -> None:
 
 def test_a_tap_follows_its_task() -> None:
     """The tap is at the worker that owns the task; after a move, another tap is at the new owner."""
-    with WorkerProcesses(2, TOPOLOGY, drain_seconds=0.1) as workers:
-        workers.assign({0: [1], 1: [2]}, _SECONDS)
+    with workers_with([1], [2], drain_seconds=0.1) as workers:
         near, far = workers.endpoints
         with (
             tap_command(near, "--tasks", "2", "--count", "20") as process,

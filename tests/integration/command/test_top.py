@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import pytest
 from helpers import eventually
 from helpers.terminals import on_terminal
+from helpers.topology import workers_with
 from helpers.worker_process import COMMAND, environment_without_ours, run_command
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.command.viewer.cluster_poller import ClusterPoller
 from tuplewire_service.command.viewer.cluster_rows import NO_ANSWER, cluster_rows
 
@@ -37,8 +38,7 @@ class Cluster(NamedTuple):
 def cluster(blocked: Any) -> Iterator[Cluster]:
     """Run the cluster with a sender, and with a consumer that never acknowledges messages."""
     flags = ["--receive-queue-messages=100", "--drain-seconds=0.1"]
-    with WorkerProcesses(2, "default", flags=flags) as workers:
-        workers.assign({0: range(10), 1: range(10, 20)})
+    with workers_with(range(10), range(10, 20), topology="default", flags=flags) as workers:
         near, far = workers.endpoints
         with blocked(near.address, far.address, SLOW_TASK):
             yield Cluster(near, far)
@@ -97,8 +97,7 @@ def test_once_prints_tables(cluster: Cluster) -> None:
 
 def test_dead_and_hung_workers_are_reported_within_a_poll() -> None:
     """The next poll names a killed worker; a poll does not wait longer than a second for one that hangs."""
-    with WorkerProcesses(3, "default", drain_seconds=0.1) as workers:
-        workers.assign({0: [1], 1: [2, 3], 2: [4]})
+    with workers_with([1], [2, 3], [4], topology="default", drain_seconds=0.1) as workers:
         near, killed, hung = workers.endpoints
         with ClusterPoller(near.address, ControlClient) as looks:
             looks.poll()

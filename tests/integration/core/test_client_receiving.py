@@ -20,12 +20,12 @@ from helpers.topology import (
     numbered,
     numbers,
     one_worker,
+    workers_with,
 )
 from helpers.traffic import client_of, deliver
 
 from tuplewire import aio
 from tuplewire.errors import SupersededError, UnknownTaskError
-from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.fault_proxy import FaultProxy
@@ -200,14 +200,15 @@ def test_over_tls_with_the_clients_credentials(tmp_path: Path) -> None:
     files = authority.issue("worker.example").write(tmp_path / "worker")
     program = files_of(authority.issue("etl.example"), tmp_path / "program", "worker.example")
     flags = [*tls_flags(files), "--tls-client-names=*.example", "--drain-seconds=1"]
-    with WorkerProcesses(2, TOPOLOGY, flags=flags, directory=tmp_path, credentials=program) as processes:
-        processes.assign({0: [1], 1: [2]}, _SECONDS)
-        with client_of(processes.endpoints[0].address, credentials=program) as client:
-            for task in (1, 2):
-                deliver(client, numbered(task, range(10), source=task))
-            with client.recv([1, 2], timeout=_SECONDS) as subscription:
-                found = collect(subscription, 20)
-                assert [numbers(found, task) for task in (1, 2)] == [list(range(10))] * 2
-                processes.assign({0: [1, 2]}, _SECONDS)
-                client.send(numbered(2, range(10, 20), source=2))
-                assert numbers(collect(subscription, 10), 2) == list(range(10, 20))
+    with (
+        workers_with([1], [2], flags=flags, directory=tmp_path, credentials=program) as processes,
+        client_of(processes.endpoints[0].address, credentials=program) as client,
+    ):
+        for task in (1, 2):
+            deliver(client, numbered(task, range(10), source=task))
+        with client.recv([1, 2], timeout=_SECONDS) as subscription:
+            found = collect(subscription, 20)
+            assert [numbers(found, task) for task in (1, 2)] == [list(range(10))] * 2
+            processes.assign({0: [1, 2]}, _SECONDS)
+            client.send(numbered(2, range(10, 20), source=2))
+            assert numbers(collect(subscription, 10), 2) == list(range(10, 20))

@@ -14,7 +14,6 @@ from helpers.logged import logged
 from helpers.restartable import Hops, RestartableWorker, restartable
 from helpers.sinks import publish
 from helpers.topology import (
-    TOPOLOGY,
     assign,
     assignment_file,
     collect,
@@ -24,12 +23,13 @@ from helpers.topology import (
     numbered,
     queued,
     status,
+    workers_with,
 )
 from helpers.traffic import client_of
 
 from tuplewire import TaskGroup
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.testing import eventually
 
 TASK, CONSUMED, OTHER, DEAD = 0, 1, 2, 9
@@ -236,8 +236,7 @@ def test_committed_rows_are_told(tmp_path: Path) -> None:
 def test_letters_go_with_their_task_and_end_with_the_last_worker(tmp_path: Path) -> None:
     """Dead letters move with their task, and a drain drops them at its deadline if there is no consumer."""
     flags = [f"--dead-letter-task={DEAD}", "--reject-limit=1", "--drain-seconds=1"]
-    with WorkerProcesses(2, TOPOLOGY, directory=tmp_path, flags=flags) as workers:
-        workers.assign({0: [TASK, DEAD], 1: [OTHER]})
+    with workers_with([TASK, DEAD], [OTHER], directory=tmp_path, flags=flags) as workers:
         here, there = workers.endpoints
         with client_of(here.address) as sender:
             sender.send(TASK, b"0")

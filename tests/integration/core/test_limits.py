@@ -21,7 +21,7 @@ from helpers.http2 import OPENING, RST_STREAM, call_headers, connected
 from helpers.limited import limited_workers
 from helpers.memory import MIB, rss
 from helpers.secured import Authority, denied, files_of, secret_file, tls_flags
-from helpers.topology import TOPOLOGY, collect, metric, numbered, numbers
+from helpers.topology import TOPOLOGY, collect, metric, numbered, numbers, workers_with
 from helpers.traffic import Feeder, Reader, deliver
 
 from tuplewire import Client, Credentials
@@ -47,11 +47,10 @@ def _worker(
     """Run one worker with task 1. `limits` replaces the values of constants."""
     with (
         limited_workers(limits),
-        WorkerProcesses(
-            1, TOPOLOGY, flags=flags, directory=directory, drain_seconds=1, credentials=credentials
+        workers_with(
+            [1], flags=flags, directory=directory, drain_seconds=1, credentials=credentials
         ) as workers,
     ):
-        workers.assign({0: [1]}, _SECONDS)
         yield workers
 
 
@@ -261,10 +260,9 @@ def test_connections_are_made_again_under_load(tmp_path: Path) -> None:
     worker = files.issue(_NAME).write(tmp_path / "worker")
     credentials = files_of(files.issue("etl.example"), tmp_path / "program", _NAME)
     flags = [*tls_flags(worker), "--max-connection-age-seconds=0.5"]
-    with WorkerProcesses(
-        2, TOPOLOGY, flags=flags, directory=tmp_path, drain_seconds=1, credentials=credentials
+    with workers_with(
+        [1], [2], flags=flags, directory=tmp_path, drain_seconds=1, credentials=credentials
     ) as workers:
-        workers.assign({0: [1], 1: [2]}, _SECONDS)
         near, far = workers.endpoints
         with (
             Client(near.address, topology=TOPOLOGY, credentials=credentials) as sender,

@@ -20,6 +20,7 @@ from helpers.topology import (
     pair_of_workers,
     queued,
     status,
+    workers_with,
 )
 from helpers.traffic import client_of, deliver
 from helpers.worker_process import run_command
@@ -27,7 +28,7 @@ from helpers.worker_process import run_command
 from tuplewire import TaskMessage
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ClosedError, MessageError, SupersededError, TaskNotLocalError
-from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.settings.config import RejectOrder
 from tuplewire.values.dead_letters import REJECTED, DeadMessage
 from tuplewire_service.testing import eventually
@@ -151,8 +152,7 @@ def test_a_broken_connection_loses_and_doubles_no_rejection(letter_pair: Pair, o
 @pytest.mark.parametrize("order", RejectOrder)
 def test_rejected_messages_follow_their_task(order: RejectOrder) -> None:
     """A rejected message moves with its task to the new owner, and keeps its count."""
-    with WorkerProcesses(2, TOPOLOGY, flags=["--drain-seconds=0.5"]) as workers:
-        workers.assign({0: [1], 1: [2]})
+    with workers_with([1], [2], flags=["--drain-seconds=0.5"]) as workers:
         here, there = workers.endpoints
         with client_of(here.address, reject_order=order) as client:
             deliver(client, numbered(1, range(3)))
@@ -253,8 +253,7 @@ Workers = tuple[Endpoint, Endpoint]
 @pytest.fixture
 def two() -> Iterator[Workers]:
     """Yield two workers with small queues, the first with the dead-letter task. Both ledgers must balance."""
-    with WorkerProcesses(2, TOPOLOGY, flags=FLAGS) as workers:
-        workers.assign({0: [TASK, OTHER, DEAD], 1: [FAR]})
+    with workers_with([TASK, OTHER, DEAD], [FAR], flags=FLAGS) as workers:
         here, there = workers.endpoints
         yield here, there
         for each in (here, there):

@@ -16,7 +16,7 @@ import grpc
 import pytest
 from helpers import eventually
 from helpers.secured import Authority, Issued, denied, files_of, tls_flags
-from helpers.topology import metric
+from helpers.topology import TOPOLOGY, metric, workers_with
 
 from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
@@ -28,7 +28,6 @@ from tuplewire_service.control.control_messages import assignment_to_wire
 from tuplewire_service.security.certificates import read_identity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
-TOPOLOGY = "test"
 WORKER = "worker.example"
 _SECONDS = 60.0
 
@@ -52,8 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     files = authority.issue(WORKER, "spiffe://test/worker").write(folder / "worker")
     program = files_of(authority.issue("etl.example"), folder / "program", WORKER)
     flags = [*tls_flags(files), "--tls-client-names=*.example", "--drain-seconds=1", "--log-format=json"]
-    with WorkerProcesses(2, TOPOLOGY, flags=flags, directory=folder, credentials=program) as workers:
-        workers.assign({0: [1, 10], 1: [2, 20]}, _SECONDS)
+    with workers_with([1, 10], [2, 20], flags=flags, directory=folder, credentials=program) as workers:
         near, far = workers.endpoints
         yield Cluster(near, far, authority, files, program, workers.log_of(0))
         left = []

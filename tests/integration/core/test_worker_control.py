@@ -32,7 +32,7 @@ from helpers.http2 import (
 )
 from helpers.program import Threads
 from helpers.prometheus import promtool_accepts
-from helpers.topology import as_json
+from helpers.topology import as_json, workers_with
 from helpers.traffic import deliver
 from helpers.worker_process import Running, assignment_for, run_command, running
 from prometheus_client import CollectorRegistry
@@ -327,8 +327,7 @@ def test_promtool_finds_nothing(worker: Running) -> None:
 def test_ledger_and_metrics_count_what_flowed(tmp_path: Path) -> None:
     """Both workers' metrics match the sent messages; messages that a drain drops are counted and logged."""
     flags = ["--drain-seconds=0.5"]
-    with WorkerProcesses(2, "pair", directory=tmp_path, flags=flags) as workers:
-        workers.assign({0: [0], 1: [1]})
+    with workers_with([0], [1], topology="pair", directory=tmp_path, flags=flags) as workers:
         near, far = workers.endpoints
         with Client(near.unix_address, topology="pair") as client:
             for _ in range(3):

@@ -13,7 +13,7 @@ from helpers import eventually
 from helpers.admin import get, scrape
 from helpers.secured import Authority, denied, files_of, secret_file, tls_flags, variables_of
 from helpers.spark_calls import begin_attempt, end_attempt, payloads, rows
-from helpers.topology import collect, numbered
+from helpers.topology import TOPOLOGY, collect, numbered, workers_with
 from helpers.traffic import deliver
 from helpers.worker_process import run_command
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -27,7 +27,6 @@ from tuplewire.spark.options import sink_options, source_options
 from tuplewire.spark.reader import TuplewireStreamReader
 from tuplewire.spark.writer import TuplewireStreamWriter
 
-TOPOLOGY = "test"
 _SECONDS = 60.0
 OLD, NEW, WRONG = "old-" + "0" * 20, "new-" + "1" * 20, "wrong-" + "2" * 20
 
@@ -46,10 +45,8 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("tokens")
     tokens = secret_file(folder / "token", f"etl {OLD}\n")
     flags = [f"--token-file={tokens}", "--log-level=debug"]
-    with WorkerProcesses(
-        1, TOPOLOGY, flags=flags, directory=folder, drain_seconds=0.1, credentials=_credentials(folder, OLD)
-    ) as workers:
-        workers.assign({0: [1]}, _SECONDS)
+    old = _credentials(folder, OLD)
+    with workers_with([1], flags=flags, directory=folder, drain_seconds=0.1, credentials=old) as workers:
         yield Guarded(workers.endpoints[0], tokens, workers.log_of(0))
 
 
@@ -147,19 +144,12 @@ def test_a_removed_token_closes_its_streams_during_a_drain(tmp_path: Path) -> No
         (tmp_path / name).mkdir()
         credentials.append(_credentials(tmp_path / name, token))
     old, new = credentials
+    flags = [f"--token-file={tokens}"]
     with (
-        WorkerProcesses(
-            1,
-            TOPOLOGY,
-            flags=[f"--token-file={tokens}"],
-            directory=tmp_path,
-            drain_seconds=60,
-            credentials=new,
-        ) as workers,
+        workers_with([1, 2], flags=flags, directory=tmp_path, drain_seconds=60, credentials=new) as workers,
         Client(workers.endpoints[0].address, topology=TOPOLOGY, credentials=new) as keeper,
         Client(workers.endpoints[0].address, topology=TOPOLOGY, credentials=old) as removed,
     ):
-        workers.assign({0: [1, 2]}, _SECONDS)
         endpoint = workers.endpoints[0]
         with Client(endpoint.address, topology=TOPOLOGY, credentials=new) as sender:
             for task in (1, 2):
@@ -209,8 +199,7 @@ def test_workers_show_a_token_to_each_other(tmp_path: Path) -> None:
     tokens = secret_file(tmp_path / "token", OLD)
     credentials = Credentials(token_file=str(tokens))
     flags = [f"--token-file={tokens}"]
-    with WorkerProcesses(2, TOPOLOGY, flags=flags, drain_seconds=0.1, credentials=credentials) as workers:
-        workers.assign({0: [1], 1: [2]}, _SECONDS)
+    with workers_with([1], [2], flags=flags, drain_seconds=0.1, credentials=credentials) as workers:
         near, far = workers.endpoints
         with Client(near.address, topology=TOPOLOGY, credentials=credentials) as client:
             deliver(client, 2, b"over")
@@ -233,8 +222,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[End
     token = secret_file(folder / "token", "etl " + "0" * 20)
     program = files_of(authority.issue("etl.example"), folder / "program", WORKER_NAME, token_file=token)
     flags = [*tls_flags(files), f"--token-file={token}"]
-    with WorkerProcesses(2, TOPOLOGY, flags=flags, credentials=program, drain_seconds=0.1) as started:
-        started.assign({0: [1], 1: [2]})
+    with workers_with([1], [2], flags=flags, credentials=program, drain_seconds=0.1) as started:
         yield started.endpoints, program
 
 

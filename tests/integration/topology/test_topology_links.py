@@ -16,6 +16,7 @@ from helpers.executors import wait_idle
 from helpers.hosted import hosted
 from helpers.logged import logged
 from helpers.runtimes import COUNT, Notes, Numbers, Pass, check_order, passing
+from helpers.topology import workers_with
 from helpers.words import EXPECTED, LINES, Lines, Split
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch
@@ -117,8 +118,7 @@ def test_foreign_and_malformed_messages(caplog: pytest.LogCaptureFixture) -> Non
 def test_a_client_link_tells_what_was_refused() -> None:
     """Messages that the worker refuses raise an error in close()."""
     counts: Counter[str] = Counter()
-    with WorkerProcesses(1, "t", drain_seconds=0.1) as processes:
-        processes.assign({0: [2]})
+    with workers_with([2], topology="t", drain_seconds=0.1) as processes:
         client = Client(processes.endpoints[0].unix_address, topology="t")
         worker = ExecutorGroup(word_count(counts), [2], topology_id="t", link=Link(client))
         worker.start()
@@ -131,8 +131,7 @@ def test_a_client_link_tells_what_was_refused() -> None:
 def test_a_lost_subscription_fails_the_worker() -> None:
     """If another client takes over the executors' task, their worker fails instead of waiting forever."""
     counts: Counter[str] = Counter()
-    with WorkerProcesses(1, "t", drain_seconds=0.1) as processes:
-        processes.assign({0: [1]})
+    with workers_with([1], topology="t", drain_seconds=0.1) as processes:
         address = processes.endpoints[0].unix_address
         topology = word_count(counts)
         link = Link(Client(address, topology="t"))
