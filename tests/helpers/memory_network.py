@@ -223,9 +223,22 @@ class Network:
             del self._servers[address]
         self.loop.kill(process)
 
+    def kill_all(self) -> None:
+        """Stop every process, and close the loop."""
+        for name in self.loop.processes:
+            self.kill(name)
+        self.loop.close()
+
     def sweep(self) -> None:
         """Remove the links that both sides have left."""
         self.links = [link for link in self.links if not (link.client_gone and link.server_gone)]
+
+    def deliver(self, which: int, count: int) -> None:
+        """Deliver data of one link."""
+        self.sweep()
+        if self.links:
+            self.links[which % len(self.links)].deliver(count)
+            self.loop.settle()
 
     def deliver_all(self) -> bool:
         """Deliver all messages in flight. Return True if there were any."""

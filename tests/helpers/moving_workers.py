@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from helpers import eventually
@@ -17,6 +17,16 @@ from tuplewire.processes.worker_processes import Endpoint
 TASK = 1
 ELSEWHERE = {"a": 2, "b": 3, "c": 4}
 """A task that stays at each worker, so that the assignment contains all workers."""
+
+
+@contextmanager
+def three_workers(directory: Path, drain_seconds: int = 1) -> Iterator[Workers]:
+    """Run three workers, with the task at the first."""
+    with ExitStack() as stack:
+        running = Workers(directory, stack, drain_seconds)
+        running.put("a")
+        yield running
+        running.discard()
 
 
 class Workers:

@@ -339,9 +339,6 @@ def test_wrong_arguments() -> None:
             Membership(workers, tasks)
 
 
-SECONDS = 60.0
-
-
 @contextmanager
 def membership_program(log: Path, addresses: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run `tuplewire membership` with its log in a file, and kill it at the end if it is still running."""
@@ -374,20 +371,20 @@ def test_a_program_that_was_killed_is_replaced(tmp_path: Path, workers: list[End
     """Workers keep tasks and messages without a program; the next one spreads the tasks over more workers."""
     addresses = [each.address for each in workers[:2]]
     with membership_program(tmp_path / "one", addresses) as first:
-        eventually(lambda: [task_count(each) for each in workers[:2]] == [3, 3], SECONDS)
+        eventually(lambda: [task_count(each) for each in workers[:2]] == [3, 3], SETTLES)
         with Client(addresses[0], topology=TOPOLOGY) as client:
             for task in range(1, 7):
                 client.send(task, b"kept")
-            client.flush(SECONDS)
+            client.flush(SETTLES)
         first.kill()
-        first.wait(SECONDS)
+        first.wait(SETTLES)
         assert [task_count(each) for each in workers[:2]] == [3, 3]
     with membership_program(tmp_path / "two", [each.address for each in workers]) as second:
-        eventually(lambda: [task_count(each) for each in workers] == [2, 2, 2], SECONDS, "it spreads them")
+        eventually(lambda: [task_count(each) for each in workers] == [2, 2, 2], SETTLES, "it spreads them")
         held = sum(task.queued_messages for each in workers for task in status(each).tasks)
         assert held == 6, "nothing was lost, and nobody was restarted"
         second.send_signal(signal.SIGINT)
-        assert second.wait(SECONDS) == 0
+        assert second.wait(SETTLES) == 0
     assert " membership.stopped reason=SIGINT" in (tmp_path / "two").read_text()
 
 
@@ -396,11 +393,11 @@ def test_two_at_once_do_no_harm(tmp_path: Path, workers: list[Endpoint]) -> None
     """If a lost node returns with its pod, two programs run: tasks stay spread, and no message is lost."""
     addresses = [each.address for each in workers]
     with membership_program(tmp_path / "one", addresses), membership_program(tmp_path / "two", addresses):
-        eventually(lambda: [task_count(each) for each in workers] == [2, 2, 2], SECONDS)
+        eventually(lambda: [task_count(each) for each in workers] == [2, 2, 2], SETTLES)
         with Client(addresses[0], topology=TOPOLOGY) as client:
             for number in range(600):
                 client.send(1 + number % 6, b"%d" % number)
-            client.flush(SECONDS)
+            client.flush(SETTLES)
         held = sum(task.queued_messages for each in workers for task in status(each).tasks)
         assert held == 600
         assert [task_count(each) for each in workers] == [2, 2, 2]

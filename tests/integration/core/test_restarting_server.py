@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from tuplewire.session.backoff import Backoff
+from tuplewire.session.retry import Backoff
 from tuplewire_service.messaging.grpc.restarting_server import RestartingServer
 from tuplewire_service.testing import eventually
 
@@ -113,20 +113,29 @@ async def test_another_server_takes_its_place(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o610
 
 
-async def test_an_address_that_cannot_be_bound_is_tried_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A missing directory is logged, and the server starts again once the directory exists."""
-    path = tmp_path / "sockets" / "socket"
+@asynccontextmanager
+async def _unbound(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[tuple[RestartingServer, str]]:
+    """Run a failed server. Its replacement cannot bind in the folder `sockets`, now named `elsewhere`."""
+    path = folder / "sockets" / "socket"
     path.parent.mkdir()
-    async with _served(path) as (_server, address):
-        elsewhere = path.parent.rename(tmp_path / "elsewhere")
+    async with _served(path) as (server, address):
+        path.parent.rename(folder / "elsewhere")
         await _end_server(address)
         await asyncio.to_thread(
             eventually, lambda: "grpc_server.not_bound" in caplog.text, 20, "a failure to bind"
         )
+        yield server, address
+
+
+async def test_an_address_that_cannot_be_bound_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A missing directory is logged, and the server starts again once the directory exists."""
+    async with _unbound(tmp_path, caplog) as (_server, address):
         assert not _main_loops()
-        elsewhere.rename(path.parent)
+        (tmp_path / "elsewhere").rename(tmp_path / "sockets")
         await _another()
         assert await _said_to(address) == b"new"
 
@@ -135,14 +144,7 @@ async def test_a_stop_while_an_address_cannot_be_bound_frees_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Addresses that the replacement has already bound are released, so that no client waits there."""
-    path = tmp_path / "sockets" / "socket"
-    path.parent.mkdir()
-    async with _served(path) as (server, address):
-        path.parent.rename(tmp_path / "elsewhere")
-        await _end_server(address)
-        await asyncio.to_thread(
-            eventually, lambda: "grpc_server.not_bound" in caplog.text, 20, "a failure to bind"
-        )
+    async with _unbound(tmp_path, caplog) as (server, address):
         port = int(address.rpartition(":")[2])
         assert not _is_free(port)
         await server.stop(0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from helpers import eventually
-from helpers.moving_workers import ELSEWHERE, TASK, Workers
+from helpers.moving_workers import ELSEWHERE, TASK, Workers, three_workers
 from helpers.spark_calls import begin_attempt, end_attempt
 from helpers.topology import TOPOLOGY, collect, has_ended, messages_of, numbers, queued
 from helpers.traffic import client_of
@@ -29,11 +29,8 @@ from tuplewire.subscription import Subscription
 @pytest.fixture
 def workers(tmp_path: Path) -> Iterator[Workers]:
     """Run three workers that drain for at most 60 seconds; the first one owns the task."""
-    with ExitStack() as stack:
-        running = Workers(tmp_path, stack, drain_seconds=60)
-        running.put("a")
+    with three_workers(tmp_path, drain_seconds=60) as running:
         yield running
-        running.discard()
 
 
 @pytest.fixture(autouse=True)

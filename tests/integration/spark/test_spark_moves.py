@@ -8,13 +8,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import eventually
-from helpers.moving_workers import TASK, Workers
+from helpers.moving_workers import TASK, Workers, three_workers
 from helpers.spark_calls import payloads
 from helpers.topology import TOPOLOGY, has_ended, ledger, numbered, queued, status
 from helpers.traffic import client_of, deliver
@@ -25,16 +25,6 @@ from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
 from tuplewire.spark.range_reader import RangeReader
 from tuplewire.spark.reader import TuplewireStreamReader
-
-
-@contextmanager
-def three_workers(directory: Path) -> Iterator[Workers]:
-    """Run three workers, with the task at the first."""
-    with ExitStack() as stack:
-        running = Workers(directory, stack)
-        running.put("a")
-        yield running
-        running.discard()
 
 
 @pytest.fixture

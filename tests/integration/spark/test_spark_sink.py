@@ -188,12 +188,9 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
 @pytest.mark.parametrize("guarantee", ["atLeastOnce", "exactlyOnce"])
 def test_rows_are_as_large_as_the_worker_allows(guarantee: str) -> None:
     """Rows may be as large as the worker allows, including the key; one byte more makes a bad row."""
-    flags = ("--max-message-bytes=3MiB", "--receive-queue-bytes=8MiB", "--drain-seconds=0.1")
-    with WorkerProcesses(1, TOPOLOGY, flags=flags) as local:
-        local.assign({0: [SMALL_TASK]})
-        (worker,) = local.endpoints
-        where = {"address": worker.address, "topology": TOPOLOGY, "timeout": "20"}
-        writer = TuplewireBatchWriter(sink_options({**where, "deliveryGuarantee": guarantee}))
+    with small("--max-message-bytes=3MiB", "--receive-queue-bytes=8MiB") as (worker, opts):
+        more = {"timeout": "20", "deliveryGuarantee": guarantee}
+        writer = TuplewireBatchWriter(sink_options({**opts, **more}))
 
         def written(key_bytes: int) -> Part:
             begin_attempt(0, 70 + key_bytes)

@@ -263,6 +263,17 @@ def send_numbers(workers: Pair, task: int, numbers: range) -> None:
         deliver(client, numbered(task, numbers))
 
 
+def first_batch(workers: Pair, task: int) -> Any:
+    """Run a query with one micro-batch, and send more messages; return the end of the micro-batch."""
+    send_numbers(workers, task, range(10))
+    with earlier_query(workers, task) as reader:
+        first = reader.latestOffset()
+        assert read_planned(reader, reader.initialOffset(), first) == list(range(10))
+        reader.commit(first)
+    send_numbers(workers, task, range(10, 20))
+    return first
+
+
 def test_goes_on_where_the_last_batch_has_ended(workers: Pair) -> None:
     """A reader resumes at the end of the last batch, although Spark does not pass the start offset."""
     task = workers.far_task()
@@ -288,12 +299,7 @@ def test_goes_on_where_the_last_batch_has_ended(workers: Pair) -> None:
 def test_available_now_asks_before_it_tells(workers: Pair) -> None:
     """With availableNow, Spark requests the end offset before it passes the end of the last run."""
     task = workers.near_task()
-    send_numbers(workers, task, range(10))
-    with earlier_query(workers, task) as reader:
-        first = reader.latestOffset()
-        assert read_planned(reader, reader.initialOffset(), first) == list(range(10))
-        reader.commit(first)
-    send_numbers(workers, task, range(10, 20))
+    first = first_batch(workers, task)
     with earlier_query(workers, task) as reader:
         second = reader.latestOffset()
         assert read_planned(reader, first, first) == []
@@ -308,12 +314,7 @@ def test_available_now_asks_before_it_tells(workers: Pair) -> None:
 def test_loss_is_noticed_after_a_restart(workers: Pair) -> None:
     """If another client consumes messages between two runs, the next run reports them as lost."""
     task = workers.near_task()
-    send_numbers(workers, task, range(10))
-    with earlier_query(workers, task) as reader:
-        first = reader.latestOffset()
-        assert read_planned(reader, reader.initialOffset(), first) == list(range(10))
-        reader.commit(first)
-    send_numbers(workers, task, range(10, 20))
+    first = first_batch(workers, task)
     with client_of(workers.near.address) as client, client.recv([task], timeout=20) as batches:
         collect(batches, 10)
         batches.acknowledge()

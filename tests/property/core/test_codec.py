@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import struct
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from helpers.pieces import LONG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,6 @@ from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import code_name
 
 KINDS: tuple[Any, ...] = (pb.SendRequest, pb.RecvResponse)
-LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
 
 pytestmark = pytest.mark.timeout(0 if LONG else 120)
 

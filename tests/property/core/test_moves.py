@@ -9,7 +9,6 @@ piece that failed.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -34,9 +33,10 @@ from helpers.moving_parts import (
     numbered,
     numbers_in,
 )
-from hypothesis import HealthCheck, seed, settings
+from helpers.pieces import LONG, run_pieces
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.settings.config import AckMode
@@ -48,9 +48,6 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.worker import Worker, WorkerState
 from tuplewire_service.worker.worker_settings import WorkerSettings, peer_session
-
-LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
-LONG_STEPS = 200_000
 
 pytestmark = pytest.mark.timeout(0 if LONG else 300)
 
@@ -297,10 +294,7 @@ class Cluster(RuleBasedStateMachine):
 
     def deliver(self, which: int, count: int) -> None:
         """Data of one stream arrives."""
-        self.network.sweep()
-        if self.network.links:
-            self.network.links[which % len(self.network.links)].deliver(count)
-            self.loop.settle()
+        self.network.deliver(which, count)
 
     def cut(self, which: int, keep: int) -> None:
         """A stream breaks."""
@@ -387,7 +381,7 @@ class Cluster(RuleBasedStateMachine):
         try:
             self._heal()
         finally:
-            self._close()
+            self.network.kill_all()
 
     def _heal(self) -> None:
         until = self.loop.time() + HEAL_SECONDS
@@ -420,11 +414,6 @@ class Cluster(RuleBasedStateMachine):
         lines = [f"{program.source}: {program.sender.buffer.ledger()}" for program in self.programs]
         lines += [f"{host.process}: {host.worker and host.worker.status()}" for host in self.hosts]
         return "\n".join(["it does not settle:", *lines, *map(repr, self.network.links)])
-
-    def _close(self) -> None:
-        for name in self.loop.processes:
-            self.network.kill(name)
-        self.loop.close()
 
 
 TestCluster = Cluster.TestCase
@@ -476,10 +465,4 @@ def test_who_releases_for_one_that_has_ended_says_so_first() -> None:
 def test_many_steps() -> None:
     """A long run in pieces; each piece is reproducible from its seed."""
     piece = settings(TestCluster.settings, max_examples=50, stateful_step_count=80, database=None)
-    number = int(os.environ.get("TUPLEWIRE_SEED") or random.randrange(10**9))
-    begun = Cluster.steps
-    while (taken := Cluster.steps - begun) < LONG_STEPS:
-        print(f"{taken:,} steps; next: SEED={number}", flush=True)
-        run_state_machine_as_test(seed(number)(type("Cluster", (Cluster,), {})), settings=piece)
-        number += 1
-    print(f"{taken:,} steps in all, the last with SEED={number - 1}")
+    run_pieces(Cluster, piece, 200_000)

@@ -93,13 +93,6 @@ class Cluster:
         ):
             program.offered[TASK] += count
 
-    def deliver(self, which: int, count: int) -> None:
-        """Deliver data of one stream."""
-        self.network.sweep()
-        if self.network.links:
-            self.network.links[which % len(self.network.links)].deliver(count)
-            self.loop.settle()
-
     def queue(self, at: int) -> list[Message]:
         """Return a worker's messages in the task's queue, in order; empty if it does not have the task."""
         queue = self.workers[at].router.queues._queues.get(TASK)
@@ -142,7 +135,7 @@ class Cluster:
         """Run one step."""
         at = which % len(WORKERS)
         if kind == "deliver":
-            self.deliver(which, much)
+            self.network.deliver(which, much)
         elif kind == "tell":
             self.tell(at)
         elif kind == "send":
@@ -155,12 +148,6 @@ class Cluster:
             self.plan(at)
         elif len(self.programs) < MOST_PROGRAMS:
             self.new_program(at)
-
-    def close(self) -> None:
-        """Stop everything."""
-        for name in self.loop.processes:
-            self.network.kill(name)
-        self.loop.close()
 
 
 KINDS = [*["deliver"] * 5, *["tell"] * 3, *["send"] * 2, "move", "all", "plan", "program"]
@@ -196,7 +183,7 @@ def run(steps: Sequence[tuple[str, int, int]]) -> None:
             cluster.step(*each)
         cluster.check()
     finally:
-        cluster.close()
+        cluster.network.kill_all()
 
 
 @example(steps=PARTED)

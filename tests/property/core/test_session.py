@@ -8,20 +8,16 @@
 
 from __future__ import annotations
 
-import os
-import random
 from collections import defaultdict
 from typing import ClassVar
 
 import pytest
+from helpers.pieces import LONG, run_pieces
 from helpers.session_machine import SessionMachine
 from helpers.session_parts import LARGEST_WINDOW, PREFETCH_BYTES, PREFETCH_MESSAGES, SETTINGS
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule, run_state_machine_as_test
-
-LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
-LONG_STEPS = 1_000_000
+from hypothesis.stateful import invariant, rule
 
 pytestmark = pytest.mark.timeout(0 if LONG else 300)
 
@@ -136,10 +132,4 @@ TestSession.settings = settings(
 def test_a_million_steps() -> None:
     """A long run in pieces; each piece is reproducible from its seed."""
     piece = settings(TestSession.settings, max_examples=500, stateful_step_count=200, database=None)
-    number = int(os.environ.get("TUPLEWIRE_SEED") or random.randrange(10**9))
-    begun = Session.steps
-    while (taken := Session.steps - begun) < LONG_STEPS:
-        print(f"{taken:,} steps; next: SEED={number}", flush=True)
-        run_state_machine_as_test(seed(number)(type("Session", (Session,), {})), settings=piece)
-        number += 1
-    print(f"{taken:,} steps in all, the last with SEED={number - 1}")
+    run_pieces(Session, piece, 1_000_000)
