@@ -174,19 +174,16 @@ def test_a_welcomed_sender_is_told_by_an_answer_too(endpoint: Endpoint) -> None:
     assert (last.ended.code, last.ended.detail) == (pb.ERROR_CODE_SEQUENCE_GAP, answer.details)
 
 
-@pytest.mark.parametrize("method", ["GetStatus", "GetLoad", "GetAssignment", "UpdateAssignment", "Drain"])
-def test_control_refuses_what_is_no_request(endpoint: Endpoint, method: str) -> None:
-    """A Control call with bytes that are not protobuf is refused by name, without a traceback in the log."""
-    answer = ask(endpoint, f"{CONTROL}{method}", b"\xff\xfe garbage")
+@pytest.mark.parametrize(
+    "method",
+    [CONTROL + each for each in ("GetStatus", "GetLoad", "GetAssignment", "UpdateAssignment", "Drain")]
+    + ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"],
+)
+def test_what_is_no_request_is_refused(endpoint: Endpoint, method: str) -> None:
+    """A call of Control or Health with bytes that are not protobuf is refused by name."""
+    answer = talk(endpoint, method, [b"\xff\xfe garbage"])
     assert (answer.status, answer.error) == MALFORMED, answer
     assert "not a request" in answer.details
-
-
-@pytest.mark.parametrize("method", ["Check", "Watch"])
-def test_health_refuses_what_is_no_request(endpoint: Endpoint, method: str) -> None:
-    """Both methods of the standard health service refuse such bytes in the same way."""
-    answer = talk(endpoint, f"/grpc.health.v1.Health/{method}", [b"\xff\xfe garbage"])
-    assert (answer.status, answer.error) == MALFORMED, answer
 
 
 def test_method_that_is_no_text(endpoint: Endpoint) -> None:

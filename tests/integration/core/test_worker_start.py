@@ -29,24 +29,6 @@ from tuplewire.wire import control_pb2
 from tuplewire_topology.spark.plan import RunToken, _host_of, ensure_worker
 
 
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        (["--listen=nowhere"], "flag --listen: 'nowhere' is not host:port"),
-        (["--config=/no/such.toml"], "cannot read the configuration /no/such.toml"),
-        (["--receive-queue-bytes=1k"], "receive_queue_bytes"),
-        (["--nonsense"], "--nonsense"),
-        (["--tasks=0-9", "--assignment-file=a.json"], "tasks are for a worker that is alone"),
-    ],
-)
-def test_bad_configuration_is_one_line_and_64(flags: list[str], complaint: str) -> None:
-    """An invalid configuration ends the process with 64 and one line that names the problem."""
-    ended = run_command("worker", *flags)
-    assert ended.returncode == 64
-    assert ended.stderr.count("\n") == 1
-    assert complaint in ended.stderr
-
-
 def _refused(**changes: object) -> str:
     """Start a worker that must fail with one line, and return this line."""
     flags = {"listen": "127.0.0.1:0", "listen_admin": "127.0.0.1:0", **changes}

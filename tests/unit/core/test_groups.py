@@ -12,10 +12,12 @@ from tuplewire.session.pieces import count_within, split_head, wire_bytes
 from tuplewire.values.batch import TaskMessageBatch, as_groups
 from tuplewire.values.dead_letters import dead_letter, with_rejections
 from tuplewire.values.group import MAX_FRAME_GROUPS, TaskGroup
+from tuplewire.values.headers import encode_headers
 from tuplewire.wire.codec import decode, encode_frame, groups_of
 from tuplewire.wire.messaging_pb2 import SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
+HEADER = encode_headers(b"k", ())
 FULL = TaskGroup(
     3,
     None,
@@ -26,8 +28,10 @@ FULL = TaskGroup(
     entry_sequence=9,
     accepted_micros=11,
     retained_upstream=True,
+    header_lengths=len(HEADER).to_bytes(4, "little"),
+    header_data=HEADER,
 )
-"""A group with non-default values in all fields except headers, which dead letters rewrite."""
+"""A group with non-default values in all fields."""
 
 WORKER_FIELDS = {"path", "flow", "entry_sequence", "retained_upstream"}
 HEADERS = {"header_lengths", "header_data", "size_bytes"}

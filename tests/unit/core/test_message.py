@@ -310,20 +310,12 @@ def test_they_count_in_the_size_of_a_message() -> None:
 
 
 def test_groups_with_and_without_stay_apart() -> None:
-    """Groups with and without headers are not joined; copies of a group keep their headers."""
+    """Groups with and without headers are not joined."""
     plain, headed = TaskGroup.of(1, [b"a"]), as_groups(1, b"b", key=b"k")[0]
     assert not plain.can_follow(headed)
     assert not headed.can_follow(plain)
     assert headed.can_follow(headed)
     assert not headed.payload_only
-    for same in (
-        headed.as_redelivered(),
-        headed.at(5, 6),
-        headed.as_forwarded(7),
-        headed.as_forwarded(7).on_dequeue(0),
-    ):
-        assert same.encoded_headers() == headed.encoded_headers()
-        assert same.size_bytes == headed.size_bytes
 
 
 @pytest.mark.parametrize(

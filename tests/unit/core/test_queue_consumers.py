@@ -285,17 +285,3 @@ def test_a_subscription_reports_the_tasks_that_have_moved() -> None:
     queues.take_leaving([2])
     assert consumer.subscription.moved_tasks == [1]
     assert consumer.subscription.end_error is not None
-
-
-async def test_the_most_relevant_tasks() -> None:
-    """A status lists urgent tasks, then tasks with messages, then the first ones without."""
-    queues = queues_of(range(3000))
-    queues.put(TaskGroup.of(2500, [b"one"]), Program())
-    queues.put(TaskGroup.of(1500, [b"one", b"two"]), Program())
-    assert [await queues.most_relevant({2999}, most) for most in (1, 2, 3, 5)] == [
-        [2999],
-        [1500, 2999],
-        [1500, 2500, 2999],
-        [0, 1, 1500, 2500, 2999],
-    ]
-    assert await queues.most_relevant((), 4000) == list(range(3000))

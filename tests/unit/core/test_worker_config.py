@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.tools import ran
@@ -71,26 +72,6 @@ def test_bad_file_is_named(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=r"worker\.toml") as caught:
         load({}, {}, _file(tmp_path, text))
     assert complaint in str(caught.value)
-
-
-def test_a_worker_does_not_accept_the_local_transport() -> None:
-    """The local transport connects only workers of one process, so the flag refuses it."""
-    with pytest.raises(ConfigError, match="flag --transport must be one of grpc, zmq, not 'local'"):
-        load({"transport": "local"}, {})
-
-
-def test_settings_that_do_not_fit_together() -> None:
-    """A queue that is too small for one message is refused."""
-    with pytest.raises(ConfigError, match=r"receive_queue_bytes \(1024\) must be at least max_message_bytes"):
-        WorkerConfig(receive_queue_bytes=1024, max_message_bytes=4096)
-
-
-def test_peers_have_an_address_of_their_own_only_beside_grpc() -> None:
-    """With gRPC, workers and programs connect to the same address."""
-    loaded = load({"transport": "zmq", "listen_peers": "[::1]:0"}, {})
-    assert loaded.config.listen_peers == "[::1]:0"
-    with pytest.raises(ConfigError, match="listen_peers is for transports other than grpc"):
-        WorkerConfig(listen_peers="127.0.0.1:6800")
 
 
 @pytest.mark.parametrize(
@@ -204,6 +185,11 @@ def test_every_command_has_an_example() -> None:
     ("arguments", "complaint"),
     [
         (["worker", "--listen", "nowhere"], "tuplewire worker: flag --listen: 'nowhere' is not host:port"),
+        # Only the workers of one process can use the local transport.
+        (["worker", "--transport", "local"], "flag --transport must be one of grpc, zmq, not 'local'"),
+        (["worker", "--config=/no/such.toml"], "cannot read the configuration /no/such.toml"),
+        (["worker", "--receive-queue-bytes=1k"], "receive_queue_bytes"),
+        (["worker", "--tasks=0-9", "--assignment-file=a.json"], "tasks are for a worker that is alone"),
         (["worker", "--lisen", "x"], "tuplewire worker: unknown option --lisen; did you mean --listen or"),
         (["worker", "--task", "0-9"], "unknown option --task; did you mean --tasks"),
         (["send"], "tuplewire send: TASK is missing"),
@@ -247,47 +233,43 @@ def test_wrong_usage_is_one_line_and_64(
     assert not shown.out
 
 
-TLS = {"tls_ca": "ca.crt", "tls_certificate": "tls.crt", "tls_key": "tls.key"}
+TLS: dict[str, Any] = {"tls_ca": "ca.crt", "tls_certificate": "tls.crt", "tls_key": "tls.key"}
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:6700", "[::]:6700", "10.0.0.1:6700", "worker.example:6700"])
-def test_plaintext_for_other_machines_takes_a_flag(listen: str) -> None:
-    """Without TLS, a public listen address is an error that names the fix."""
+@pytest.mark.parametrize("name", ["listen", "listen_peers"])
+def test_plaintext_for_other_machines_takes_a_flag(listen: str, name: str) -> None:
+    """Without TLS, a public address, also one for peers, is an error that names the fix."""
+    settings: dict[str, Any] = {name: listen, "transport": "grpc" if name == "listen" else "zmq"}
     with pytest.raises(
-        ConfigError, match=r"listen is .* there is no TLS: give tls_certificate.*allow_plaintext"
+        ConfigError, match=rf"^{name} is .* there is no TLS: give tls_certificate.*allow_plaintext"
     ):
-        WorkerConfig(listen=listen)
-    assert WorkerConfig(listen=listen, allow_plaintext=True)
-    assert WorkerConfig(listen=listen, tls_ca="ca", tls_certificate="crt", tls_key="key")
+        WorkerConfig(**settings)
+    assert WorkerConfig(**settings, allow_plaintext=True)
+    assert name == "listen_peers" or WorkerConfig(**settings, **TLS)
 
 
-def test_peers_of_another_transport_count_too() -> None:
-    """A public ZeroMQ address requires the flag, too."""
-    with pytest.raises(ConfigError, match=r"listen_peers is 10\.0\.0\.1:1"):
-        WorkerConfig(transport="zmq", listen_peers="10.0.0.1:1")
-    assert WorkerConfig(transport="zmq", listen_peers="10.0.0.1:1", allow_plaintext=True)
-
-
-@pytest.mark.parametrize("shut", [TLS, {"token_file": "token"}, {"permissions_file": "rules"}])
-def test_zmq_is_no_way_around(shut: dict[str, str]) -> None:
-    """ZeroMQ supports none of these settings, so the combination is an error."""
-    settings: dict[str, object] = {"transport": "zmq", "allow_plaintext": True, **shut}
-    with pytest.raises(ConfigError, match="the transport zmq between workers does not support TLS"):
-        WorkerConfig(**settings)  # type: ignore[arg-type]
+OPEN_ZMQ = {"transport": "zmq", "allow_plaintext": True}
+NO_TLS = "the transport zmq between workers does not support TLS"
 
 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
+        ({"receive_queue_bytes": 1024, "max_message_bytes": 4096}, r"\(1024\) must be at least max_message"),
+        ({"listen_peers": "127.0.0.1:6800"}, "listen_peers is for transports other than grpc"),
         ({"tls_certificate": "tls.crt", "tls_ca": "ca.crt"}, "belong together"),
         ({"tls_ca": "ca.crt"}, "tls_ca alone"),
         ({"tls_client_names": ("w",)}, "tls_client_names need"),
+        ({**OPEN_ZMQ, **TLS}, NO_TLS),
+        ({**OPEN_ZMQ, "token_file": "token"}, NO_TLS),
+        ({**OPEN_ZMQ, "permissions_file": "rules"}, NO_TLS),
     ],
 )
-def test_half_of_tls_is_an_error(settings: dict[str, str], complaint: str) -> None:
-    """A worker with incomplete TLS settings does not start in plaintext."""
+def test_settings_that_do_not_fit_together(settings: dict[str, Any], complaint: str) -> None:
+    """For example, a worker with incomplete TLS settings does not start in plaintext."""
     with pytest.raises(ConfigError, match=complaint):
-        WorkerConfig(**settings)  # type: ignore[arg-type]
+        WorkerConfig(**settings)
 
 
 def test_examples_of_the_page_are_right(tmp_path: Path) -> None:

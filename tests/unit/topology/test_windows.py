@@ -43,17 +43,13 @@ def counted(window: Window, count: int) -> list[tuple[list[Any], list[Any], list
     return found + [shown(each) for each in windows.flush()]
 
 
-def test_tumbling_by_count() -> None:
-    """Tumbling windows share no tuples, but the last one is filled up with earlier tuples."""
+def test_by_count() -> None:
+    """Tumbling windows share no tuples, but the last one is filled up; sliding ones follow every two."""
     assert counted(Window.count(3), 7) == [
         ([0, 1, 2], [0, 1, 2], []),
         ([3, 4, 5], [3, 4, 5], [0, 1, 2]),
         ([4, 5, 6], [6], [3]),
     ]
-
-
-def test_sliding_by_count() -> None:
-    """A window of four follows every two tuples; new and expired are relative to the previous window."""
     assert counted(Window.count(4, 2), 6) == [
         ([0, 1], [0, 1], []),
         ([0, 1, 2, 3], [2, 3], []),
