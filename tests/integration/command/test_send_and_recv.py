@@ -17,7 +17,7 @@ import pytest
 from helpers import eventually
 from helpers.terminals import on_terminal
 from helpers.traffic import deliver
-from helpers.worker_process import run_command, running
+from helpers.worker_process import Running, run_command, running
 
 import tuplewire
 from tuplewire.errors import ConfigError
@@ -35,7 +35,7 @@ def worker() -> Iterator[LocalWorkerProcess]:
 
 
 def command(
-    worker: LocalWorkerProcess, *words: str, given: bytes = b""
+    worker: LocalWorkerProcess | Running, *words: str, given: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
     """Run the command with a worker's address in the environment."""
     return subprocess.run(
@@ -159,13 +159,7 @@ def test_a_sender_says_what_it_waits_for(tmp_path: Path) -> None:
     queue = ["--tasks=0-9", "--receive-queue-messages=1000", "--drain-seconds=0.2"]
     lines = b"x\n" * 200_000  # more than the queue and a sender's bound for one task
     with running(tmp_path, *queue) as full:
-        sent = subprocess.run(
-            [sys.executable, "-m", "tuplewire", "send", "1", "--address", full.address, "--timeout", "1.2"],
-            input=lines,
-            capture_output=True,
-            check=False,
-            timeout=_SECONDS,
-        )
+        sent = command(full, "send", "1", "--timeout", "1.2", given=lines)
     waiting, counts, error = sent.stderr.decode().splitlines()
     assert sent.returncode == 1
     assert waiting == "waiting for capacity for task 1 (at most 1.2 s)"

@@ -30,7 +30,6 @@ from helpers.traffic import client_of, deliver
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import WrongWorkerError
-from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.offsets import Range, TaskOffset
 from tuplewire.spark.options import source_options
@@ -45,10 +44,6 @@ from tuplewire_service.testing import eventually
 NOT_READY = 'tuplewire_refused_streams_total{code="NOT_READY"}'
 WRONG_WORKER = 'tuplewire_refused_streams_total{code="WRONG_WORKER"}'
 TOO_MANY_HOPS = 'tuplewire_refused_messages_total{code="TOO_MANY_HOPS"}'
-
-
-def _readyz(worker: Endpoint) -> str:
-    return get(worker.metrics_url.removesuffix("/metrics") + "/readyz")[1]
 
 
 def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
@@ -132,7 +127,8 @@ def test_a_worker_under_another_id_is_not_ready_and_says_what_to_do(tmp_path: Pa
         reason = (
             f"the assignment has no worker vm:6700; its {address} is called w1: start with --worker-id w1"
         )
-        eventually(lambda: reason in _readyz(worker))
+        readyz = worker.metrics_url.removesuffix("/metrics") + "/readyz"
+        eventually(lambda: reason in get(readyz)[1])
         client.send(numbered(0, range(10)))
         eventually(lambda: metric(worker, NOT_READY) >= 2)
         assert f"not ready   {reason}" in status_as_text(status(worker))

@@ -22,21 +22,12 @@ from tuplewire_service.control.program_reports import (
 from tuplewire_service.metrics.families import families
 
 
-class Clock:
-    """A clock that a test advances."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Worker:
     """The reports of a worker with assignment 1, and its clock."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
-        self.reports = ProgramReports(self.clock)
+        self.now = 100.0
+        self.reports = ProgramReports(lambda: self.now)
         self.version = 1
 
     def take(self, *parts: Any, program: str = "p", owner: str = "", **more: Any) -> None:
@@ -63,7 +54,7 @@ def test_a_report_replaces_the_last_one() -> None:
     worker = Worker()
     worker.take(counter(1, 5))
     worker.take(counter(2, 7), program="q")
-    worker.clock.now += 5
+    worker.now += 5
     worker.take(counter(1, 6))
     both = {("orders", "bill", "1"): 6, ("orders", "bill", "2"): 7}
     assert worker.values() == both
@@ -80,17 +71,17 @@ def test_who_is_silent_is_forgotten() -> None:
     worker = Worker()
     for name, task in (("killed", 1), ("ended", 2), ("failed", 3)):
         worker.take(component(task, 1), counter(task, task), program=name)
-    worker.clock.now += 5
+    worker.now += 5
     worker.take(component(2, 1), counter(2, 20), program="ended", ended=True)
     worker.take(component(3, 1), program="failed", ended=True)
     assert [each.first_task for each in worker.shown()[0].executors] == [1]
     assert worker.values() == {("orders", "bill", "1"): 1, ("orders", "bill", "2"): 20}
-    worker.clock.now += REPORT_TIMEOUT_SECONDS - 5
+    worker.now += REPORT_TIMEOUT_SECONDS - 5
     assert worker.values() == {("orders", "bill", "2"): 20}
     assert worker.shown() == []
-    worker.clock.now += RETENTION_SECONDS - REPORT_TIMEOUT_SECONDS
+    worker.now += RETENTION_SECONDS - REPORT_TIMEOUT_SECONDS
     assert worker.values() == {("orders", "bill", "2"): 20}
-    worker.clock.now += 5
+    worker.now += 5
     assert worker.values() == {}
 
 
@@ -98,14 +89,14 @@ def test_reports_that_come_too_fast() -> None:
     """A program may report every 0.5 s; only its final report is accepted at any time."""
     worker = Worker()
     worker.take(counter(1, 1))
-    worker.clock.now += 0.4
+    worker.now += 0.4
     with pytest.raises(ResourceLimitError, match=r"after less than 0\.5 s"):
         worker.take(counter(1, 2))
     worker.take(counter(1, 3), ended=True)
     with pytest.raises(ResourceLimitError, match="less than"):
         worker.take(counter(1, 4), ended=True)
     assert worker.values() == {("orders", "bill", "1"): 3}
-    worker.clock.now += 0.5
+    worker.now += 0.5
     worker.take(counter(1, 5))
     assert worker.values() == {("orders", "bill", "1"): 5}
 
@@ -123,7 +114,7 @@ def test_series_and_bytes_are_bounded(
     assert worker.values() == {**kept, ("tuplewire_omitted_metrics", "bill"): 1}
     (line,) = caplog.messages
     assert line.startswith("metrics.omitted program=q metrics=1 max_series=10")
-    worker.clock.now += 5
+    worker.now += 5
     worker.take(counter(0, 2))
     worker.take(histogram(1), counter(7, 1), program="q")
     assert worker.values() == {
@@ -141,7 +132,7 @@ def test_components_are_bounded() -> None:
     worker = Worker()
     large = pb.ComponentStatus(component="x" * (MAX_COMPONENT_BYTES // 2))
     worker.take(large, program="one")
-    worker.clock.now += 1
+    worker.now += 1
     worker.take(large, program="one")
     with pytest.raises(ResourceLimitError, match="fewer executors"):
         worker.take(large, program="two")
@@ -154,7 +145,7 @@ def test_counts_grow_evenly_between_reports() -> None:
     worker = Worker()
     worker.take(component(1, 100, 10.0))
     assert worker.shown()[0].executors[0].executed == 100
-    worker.clock.now += 1
+    worker.now += 1
     worker.take(component(1, 300, 11.0))
     seen = []
     for _ in range(4):
@@ -163,7 +154,7 @@ def test_counts_grow_evenly_between_reports() -> None:
         assert shown.inputs[0].executed == executor.executed
         assert executor.queued_tuples == 7
         seen.append((executor.executed, executor.busy_seconds))
-        worker.clock.now += 0.5
+        worker.now += 0.5
     assert seen == [(100, 10.0), (200, 10.5), (300, 11.0), (300, 11.0)]
     worker.take(component(1, 4))
     assert worker.shown()[0].executors[0].executed == 4

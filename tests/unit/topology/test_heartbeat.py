@@ -26,20 +26,10 @@ from tuplewire_topology.running.statistics import ExecutorActivity, Pulse
 SECONDS = 30.0
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_call_is_timed_from_look_to_look() -> None:
     """A continuing user call is timed; another call or internal work restarts from zero."""
-    clock = Clock()
-    pulse = Pulse(7, clock)
+    now = 100.0
+    pulse = Pulse(7, lambda: now)
     seen = []
     for doing, calls in (
         (ExecutorActivity.WAITING, 0),
@@ -54,7 +44,7 @@ def test_a_call_is_timed_from_look_to_look() -> None:
         (ExecutorActivity.ACK, 6),
         (ExecutorActivity.ACK, 6),
     ):
-        clock.now += 1
+        now += 1
         pulse.activity, pulse.calls = doing, calls
         seen.append(pulse.call_seconds())
     assert seen == [0, 0, 1, 2, 0, 1, 0, 0, 0, 0, 1]
