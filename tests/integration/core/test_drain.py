@@ -31,6 +31,7 @@ from helpers.topology import (
     queued,
     ready,
     status,
+    workers_with,
 )
 from helpers.traffic import Feeder, Reader, client_of, deliver
 from helpers.worker_process import run_command
@@ -46,8 +47,7 @@ from tuplewire_service.testing.fault_proxy import FaultProxy
 
 def test_drain_under_traffic_loses_nothing(tmp_path: Path) -> None:
     """A worker that drains under traffic forwards all messages that it acknowledged, and exits with 0."""
-    with WorkerProcesses(2, TOPOLOGY, directory=tmp_path) as workers:
-        workers.assign({0: [0], 1: [1]})
+    with workers_with([0], [1], directory=tmp_path) as workers:
         near, far = workers.endpoints
         with (
             client_of(near.address) as sender,
@@ -70,8 +70,7 @@ def test_drain_under_traffic_loses_nothing(tmp_path: Path) -> None:
 
 def test_drain_counts_what_a_peer_never_took(tmp_path: Path) -> None:
     """Messages for a dead peer and for a consumer count as dropped in the log and in the last scrape."""
-    with WorkerProcesses(2, TOPOLOGY, directory=tmp_path, flags=["--drain-seconds=1"]) as workers:
-        workers.assign({0: [1], 1: [2]})
+    with workers_with([1], [2], directory=tmp_path, flags=["--drain-seconds=1"]) as workers:
         near, far = workers.endpoints
         os.kill(far.process_id, signal.SIGKILL)
         with client_of(near.address) as sender:
@@ -92,8 +91,7 @@ def test_drain_counts_what_a_peer_never_took(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("consumed", "code", "last"), [(4, 0, "0 messages"), (2, 1, "2 messages")])
 def test_the_command_waits_for_the_end_of_a_drain(consumed: int, code: int, last: str) -> None:
     """`drain --wait` names the tasks without a consumer, and fails if the drain drops messages."""
-    with WorkerProcesses(1, "default", drain_seconds=2) as workers:
-        workers.assign({0: [1]})
+    with workers_with([1], topology="default", drain_seconds=2) as workers:
         (worker,) = workers.endpoints
         with Client(worker.address) as client:
             deliver(client, numbered(1, range(4)))
@@ -160,6 +158,18 @@ def begin_drain(worker: Endpoint) -> None:
     """Start to drain a worker, and wait until it reports that."""
     os.kill(worker.process_id, signal.SIGTERM)
     eventually(lambda: status(worker).state == 3, 20, "draining")
+
+
+@contextlib.contextmanager
+def draining_pair(directory: Path, *flags: str) -> Iterator[tuple[Endpoint, Endpoint]]:
+    """Run worker a with task 1 and these flags, and worker b with task 2, which drains for a minute."""
+    with (
+        one_worker("a", *flags, directory=directory) as a,
+        one_worker("b", "--drain-seconds=60", directory=directory) as b,
+    ):
+        assign((a, b), 1, {a: [1], b: [2]})
+        ready(a, b)
+        yield a, b
 
 
 def test_a_first_worker_does_not_go_while_a_task_moves(tmp_path: Path) -> None:
@@ -289,13 +299,8 @@ def test_a_draining_worker_follows_its_assignment_file(tmp_path: Path) -> None:
 
 def test_the_new_owner_of_a_task_takes_what_it_waits_for(tmp_path: Path) -> None:
     """A draining new owner still accepts the old owner's messages, and puts them before later messages."""
-    with (
-        one_worker("a", directory=tmp_path) as a,
-        one_worker("b", "--drain-seconds=60", directory=tmp_path) as b,
-    ):
-        assign((a, b), 1, {("a", a.address): [1], ("b", b.address): [2]})
-        ready(a, b)
-        moved = {("a", a.address): [], ("b", b.address): [1, 2]}
+    with draining_pair(tmp_path) as (a, b):
+        moved = {a: [], b: [1, 2]}
         with client_of(b.address) as sender, client_of(b.address) as consumer:
             deliver(sender, numbered(1, range(10)))
             assert queued(a, 1) == 10
@@ -312,11 +317,7 @@ def test_the_new_owner_of_a_task_takes_what_it_waits_for(tmp_path: Path) -> None
 def test_two_workers_that_drain_at_once_take_what_the_other_still_has(tmp_path: Path) -> None:
     """Two draining workers with messages for each other's tasks deliver all of them and exit."""
     with ExitStack() as stack:
-        a, b = (
-            stack.enter_context(one_worker(name, "--drain-seconds=60", directory=tmp_path)) for name in "ab"
-        )
-        assign((a, b), 1, {("a", a.address): [1], ("b", b.address): [2]})
-        ready(a, b)
+        a, b = stack.enter_context(draining_pair(tmp_path, "--drain-seconds=60"))
         clients = {each: stack.enter_context(client_of(each.address)) for each in (a, b)}
         os.kill(b.process_id, signal.SIGSTOP)
         deliver(clients[a], numbered(2, range(1000)))
@@ -337,12 +338,7 @@ def test_two_workers_that_drain_at_once_take_what_the_other_still_has(tmp_path: 
 
 def test_a_task_that_moves_to_a_draining_worker_arrives(tmp_path: Path) -> None:
     """If a task moves to a draining worker, the messages that this worker had sent for it return to it."""
-    with (
-        one_worker("a", directory=tmp_path) as a,
-        one_worker("b", "--drain-seconds=60", directory=tmp_path) as b,
-    ):
-        assign((a, b), 1, {("a", a.address): [1], ("b", b.address): [2]})
-        ready(a, b)
+    with draining_pair(tmp_path) as (a, b):
         with client_of(a.address) as near, client_of(b.address) as sender, client_of(b.address) as consumer:
             near.send(numbered(2, range(10)))  # keeps a's stream to b open during the drain
             near.flush(30)
@@ -351,7 +347,7 @@ def test_a_task_that_moves_to_a_draining_worker_arrives(tmp_path: Path) -> None:
             os.kill(b.process_id, signal.SIGTERM)
             log = tmp_path / "a-0" / "worker-0.log"
             eventually(lambda: "peer.draining" in log.read_text(), 5, "b takes nothing new")
-            assign((a, b), 2, {("a", a.address): [], ("b", b.address): [1, 2]})
+            assign((a, b), 2, {a: [], b: [1, 2]})
             with consumer.recv([1], timeout=30) as subscription:
                 assert numbers(collect(subscription, 10)) == list(range(10))
             with consumer.recv([2], timeout=30) as subscription:
