@@ -12,9 +12,9 @@ import pytest
 from deploy.foreign_clients import GRPCLIB_VENV, client, generate
 from helpers import eventually
 from helpers.tools import ROOT, missing, ran, require_tool
-from helpers.topology import ledger
+from helpers.topology import ledger, workers_with
 
-from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.wire import messaging_pb2
 
 PAGE = (ROOT / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
@@ -27,8 +27,7 @@ TASK = 42
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Endpoint]:
     """Run a worker as on the page, but at another port."""
-    with WorkerProcesses(1, "default", flags=["--drain-seconds=0.5"]) as workers:
-        workers.assign({0: [TASK]})
+    with workers_with([TASK], topology="default", flags=["--drain-seconds=0.5"]) as workers:
         yield workers.endpoints[0]
 
 

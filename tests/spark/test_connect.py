@@ -14,8 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from helpers import doubling as doubling_module
+from helpers.doubling import Numbers, doubling
 from helpers.drivers import report, run_driver
 from helpers.tools import missing
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from tuplewire import TaskMessageBatch, Team
@@ -23,7 +26,7 @@ from tuplewire.errors import ClosedError, ConfigError
 from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire.spark import ClientHandle, membership, register
 from tuplewire_demos.local_session import local_session
-from tuplewire_topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
+from tuplewire_topology import BasicBolt, BasicOutputCollector, Tuple
 from tuplewire_topology.running.statistics import ProcessFailedError
 from tuplewire_topology.spark import Rows, TopologyProgress, run_topology, submit_topology
 
@@ -33,17 +36,6 @@ CLIENT_SECONDS = 200.0
 SECONDS = 100.0
 COUNT = 1000
 TWO = {"topology.workers": 2, "topology.max.spout.pending": 100}
-
-
-class Numbers(Spout):
-    """Emits numbers indefinitely."""
-
-    outputs = ("number",)
-    next = 0
-
-    def next_tuple(self) -> None:
-        self.collector.emit([self.next], message_id=self.next)
-        self.next += 1
 
 
 class Pass(BasicBolt):
@@ -58,14 +50,6 @@ class Pass(BasicBolt):
         if message["number"] == self.raises_at:
             raise LookupError("no such number")
         collector.emit([message["number"]])
-
-
-def topology(spout: Spout, bolt: BasicBolt, n_spouts: int = 1) -> Topology:
-    """Return a topology of numbers and two tasks of a bolt."""
-    builder = TopologyBuilder()
-    builder.set_spout("numbers", spout, n_spouts)
-    builder.set_bolt("pass", bolt, 2).shuffle_grouping("numbers")
-    return builder.create_topology()
 
 
 def refused(action: Callable[[], object]) -> str:
@@ -106,7 +90,7 @@ def test_topologies(remote: str) -> None:
         found = run_driver(__file__, remote, "topologies", *addresses, seconds=CLIENT_SECONDS)
     assert found["rows"] == list(range(1000))
     summary, traceback = found["failure"]
-    assert "of 'pass': LookupError: no such number" in summary
+    assert "of 'double': LookupError: no such number" in summary
     assert 'raise LookupError("no such number")' in traceback
     assert found["stop"] > 0
     assert "was cancelled" in found["cancel"]
@@ -172,18 +156,18 @@ def of_rows(spark: SparkSession, address: str, directory: str) -> None:
 def of_topologies(spark: SparkSession, *workers: str) -> None:
     """Run, stop and cancel topologies, and report the errors of unsupported calls."""
     numbers = spark.range(COUNT).withColumnRenamed("id", "number")
-    endless = topology(Numbers(), Pass())
+    endless = doubling(Numbers(None), Pass())
     report("slots", refused(lambda: submit_topology(spark, endless, conf={"topology.workers": 7})))
     report("membership", refused(lambda: membership(spark, range(4))))
     report("session", refused(local_session("another").__enter__))
 
-    outputs = {"pass": "number long"}
-    of_rows = topology(Rows("number"), Pass(), 2)
+    outputs = {"double": "number long"}
+    of_rows = doubling(Rows("number"), Pass(), 2)
     result = run_topology(spark, of_rows, conf=TWO, rows=numbers, outputs=outputs, workers=workers)
     report("rows", sorted(row["number"] for row in result.frame.collect()))
 
     try:
-        run_topology(spark, topology(Numbers(), Pass(77)), conf=TWO, workers=workers)
+        run_topology(spark, doubling(Numbers(None), Pass(77)), conf=TWO, workers=workers)
     except ProcessFailedError as error:
         report("failure", [str(error), *error.__notes__])
 
@@ -212,6 +196,7 @@ def of_topologies(spark: SparkSession, *workers: str) -> None:
 
 
 if __name__ == "__main__":
+    cloudpickle.register_pickle_by_value(doubling_module)  # type: ignore[no-untyped-call]
     session = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
     if sys.argv[2] == "rows":
         of_rows(session, *sys.argv[3:])

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from helpers import eventually
+from helpers.topology import workers_with
 from pyspark.sql import DataFrame, SparkSession
 
 from tuplewire import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_demos.word_topology import wordcount_topology
 from tuplewire_topology.coordination.control_channel import ControlKind, ControlMessage
 from tuplewire_topology.spark import topology as job_topology
@@ -36,8 +36,7 @@ def test_a_job_is_done_once_all_are_read(spark: SparkSession, monkeypatch: pytes
         return spark.range(1)
 
     words = wordcount_topology(Path("book.txt"))
-    with WorkerProcesses(1, "words") as local, ExitStack() as stack:
-        local.assign({0: [SUBMITTER_TASK]})
+    with workers_with([SUBMITTER_TASK], topology="words") as local, ExitStack() as stack:
         (worker,) = local.endpoints
         control = stack.enter_context(ControlClient(worker.unix_address))
         place = WorkerRef(worker.unix_address, worker.worker_id, worker.address, "words", 1)
