@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from tuplewire.session.retry import Backoff
+from tuplewire.session.backoff import Backoff
 from tuplewire_service.messaging.grpc.restarting_server import RestartingServer
 from tuplewire_service.testing import eventually
 
