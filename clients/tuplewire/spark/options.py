@@ -213,7 +213,7 @@ class SourceOptions(_ConnectionOptions):
         "minimum number of messages in a micro-batch, for all tasks together; fewer wait for more messages",
     )
     max_trigger_delay: float = setting(
-        _DELAY, 900.0, "longest wait of fewer messages than minMessagesPerTrigger"
+        _DELAY, 900, "longest wait of fewer messages than minMessagesPerTrigger"
     )
     starting_offsets: Start | dict[int, Start] = setting(
         _STARTS, Start.EARLIEST, "start of a new query; latest discards the messages in the queue"

@@ -147,7 +147,7 @@ class WorkerCollector(Collector):
             counts = {**dict.fromkeys(map(str, known), 0), **attrgetter(_FIELD_OF.get(name, name))(status)}
             yield counters(name, help_text, label, counts.items())
         sessions = {"connected": status.sharing_session_count, "resumable": status.resumable_session_count}
-        yield gauge_by("sessions", _SESSIONS, "state", sessions.items())
+        yield gauge_by("senders", _SENDERS, "state", sessions.items())
         staged = {"memory": status.sinks.memory_bytes, "disk": status.sinks.disk_bytes}
         yield gauge_by("staged_bytes", _STAGED, "place", staged.items())
         yield from self._received_families(status.received)
@@ -159,7 +159,7 @@ class WorkerCollector(Collector):
 
     def _identity_family(self, identities: Mapping[str, pb.IdentitySessions]) -> Metric:
         names = self._identities.of(identities)
-        family = GaugeMetricFamily("tuplewire_identity_sessions", _IDENTITIES, labels=["identity", "state"])
+        family = GaugeMetricFamily("tuplewire_identity_senders", _IDENTITIES, labels=["identity", "state"])
         for state, field in (("connected", "sharing"), ("resumable", "resumable")):
             sums = Counter[str]()
             for who, counts in identities.items():
@@ -286,7 +286,7 @@ _KNOWN_LABELS: Mapping[str, tuple[str, str, Iterable[str]]] = {
 """The help, the label and its known values, of families that have a sample for each of these values."""
 _MEMORY_LIMIT = "Memory limit of the process: the limit of its control groups, or the machine's memory."
 _SMALLEST_WINDOW = "Maximum number of outstanding messages of each sender to the fullest task."
-_SESSIONS = "Senders by state: connected, with a share of the queues, or resumable, without a share."
+_SENDERS = "Senders by state: connected, with a share of the queues, or resumable, without a share."
 _PENDING = "Messages for another worker that it has not acknowledged yet."
 _UP = "1 while the session with another worker is established, else 0; for `other`: with all."
 _FULLEST = "Fill level of the fullest receive queue, in messages or bytes, from 0 to 1."
@@ -295,7 +295,7 @@ _POSSIBLY_LOST = "Upper bound on messages that another worker acknowledged and t
 _BLOCKING = (
     "Time that a task has blocked others; place: local, or the worker that accepts no messages for it."
 )
-_IDENTITIES = "Senders by identity, from token or certificate, and by state; see tuplewire_sessions."
+_IDENTITIES = "Senders by identity, from token or certificate, and by state; see tuplewire_senders."
 _TASK_COUNTS = (
     ("task_received_messages", "Messages received for a task."),
     ("task_acknowledged_messages", "Messages acknowledged by a task's consumer."),

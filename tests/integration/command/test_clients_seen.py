@@ -184,7 +184,7 @@ def test_identities_are_in_the_metrics(tmp_path: Path) -> None:
         (worker,) = workers.endpoints
 
         def told(state: str) -> float | None:
-            wanted = f'tuplewire_identity_sessions{{identity="token one",state="{state}"}}'
+            wanted = f'tuplewire_identity_senders{{identity="token one",state="{state}"}}'
             return samples(worker.metrics_url).get(wanted)
 
         assert told("connected") is None

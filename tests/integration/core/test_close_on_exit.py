@@ -15,8 +15,8 @@ from tuplewire.processes.worker_processes import Endpoint
 from tuplewire_service.testing import eventually
 
 TASK = 1
-CONNECTED = 'tuplewire_sessions{state="connected"}'
-RESUMABLE = 'tuplewire_sessions{state="resumable"}'
+CONNECTED = 'tuplewire_senders{state="connected"}'
+RESUMABLE = 'tuplewire_senders{state="resumable"}'
 NOBODY = "127.0.0.1:1"
 MESSAGES = 1000
 

@@ -29,8 +29,8 @@ from tuplewire_service.testing import eventually
 from tuplewire_service.testing.harness import Recorder
 
 TASK = 1
-CONNECTED = 'tuplewire_sessions{state="connected"}'
-RESUMABLE = 'tuplewire_sessions{state="resumable"}'
+CONNECTED = 'tuplewire_senders{state="connected"}'
+RESUMABLE = 'tuplewire_senders{state="resumable"}'
 DEAD = 200
 
 

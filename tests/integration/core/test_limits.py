@@ -294,7 +294,7 @@ def test_certificate_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
         with Client(endpoint.address, topology=TOPOLOGY, credentials=program) as client:
             deliver(client, 1, b"before")
             issued.write(worker)
-            connected_now = 'tuplewire_sessions{state="connected"}'
+            connected_now = 'tuplewire_senders{state="connected"}'
             eventually(lambda: metric(endpoint, connected_now) == 0, _SECONDS)
             client.send(1, b"after")
             both.write(worker)

@@ -229,7 +229,7 @@ def test_what_waits_where_its_entry_worker_has_ended(tmp_path: Path, *, drained:
             eventually(lambda: queued(owner, TASK) == MESSAGES)
             if not drained:
                 kill(entry)
-                eventually(lambda: metric(owner, 'tuplewire_sessions{state="resumable"}') == 1)
+                eventually(lambda: metric(owner, 'tuplewire_senders{state="resumable"}') == 1)
         with consumer.recv([TASK], timeout=60) as subscription:
             plain, marked = kept(subscription, MESSAGES)
         assert (plain if drained else marked) == list(range(MESSAGES))

@@ -31,7 +31,7 @@ from tuplewire_topology.spark.plan import RunToken, _host_of, ensure_worker
 
 def _refused(**changes: object) -> str:
     """Start a worker that must fail with one line, and return this line."""
-    flags = {"listen": "127.0.0.1:0", "listen_admin": "127.0.0.1:0", **changes}
+    flags = {"listen": "127.0.0.1:0", "listen-admin": "127.0.0.1:0", **changes}
     ended = run_command("worker", *(f"--{name}={value}" for name, value in flags.items()))
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
     return ended.stderr
@@ -43,9 +43,9 @@ def _admin(worker: Running) -> str:
 
 def test_what_another_worker_uses_is_not_taken_over(shared: Running) -> None:
     """A second worker on the same port, admin port or Unix socket is refused, and the first still answers."""
-    path = shared.directory / "w.sock"
+    path, admin = shared.directory / "w.sock", _admin(shared)
     assert f"cannot listen on {shared.address}" in _refused(listen=shared.address)
-    assert f"cannot listen on {_admin(shared)} for the admin port" in _refused(listen_admin=_admin(shared))
+    assert f"cannot listen on {admin} for the admin port" in _refused(**{"listen-admin": admin})
     assert "another worker uses it" in _refused(**{"listen-unix": path})
     for address in (shared.address, f"unix://{path}"):
         with ControlClient(address) as client:

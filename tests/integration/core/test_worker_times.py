@@ -86,8 +86,8 @@ def test_a_slow_consumer_shows_where_it_is(workers: Pair) -> None:
     far = workers.far.worker_id
     with client_of(workers.near.address, max_pending_messages=2000) as client:
         sent = fill(client, task)
-        at_far = f'tuplewire_blocking_seconds_total{{task="{task}",place="local"}}'
-        at_near = f'tuplewire_blocking_seconds_total{{task="{task}",place="{far}"}}'
+        at_far = f'tuplewire_blocking_seconds_total{{place="local",task="{task}"}}'
+        at_near = f'tuplewire_blocking_seconds_total{{place="{far}",task="{task}"}}'
         grows_by(lambda: states(workers.far)["backpressured_queue"], 0.5, "the queue holds back")
         grows_by(lambda: states(workers.near)["backpressured_credit"], 0.5, "the peer's credit holds back")
         grows_by(lambda: metric(workers.far, at_far), 0.3, "the task blocks here")
@@ -108,7 +108,7 @@ def test_a_slow_consumer_shows_where_it_is(workers: Pair) -> None:
 def test_a_peer_that_hangs_shows_as_who_blocks(workers: Pair) -> None:
     """A stopped worker blocks messages to its tasks: its peer reports backpressure of the connection."""
     task = workers.far_task()
-    blocking = f'tuplewire_blocking_seconds_total{{task="{task}",place="{workers.far.worker_id}"}}'
+    blocking = f'tuplewire_blocking_seconds_total{{place="{workers.far.worker_id}",task="{task}"}}'
     with client_of(workers.near.address) as client:
         with stopped(workers.far):
             deliver(client, numbered(task, range(10)))

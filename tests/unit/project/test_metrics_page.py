@@ -98,7 +98,7 @@ def test_identities_are_told_to_everybody_or_nobody() -> None:
 
     def named(config: WorkerConfig) -> dict[tuple[str, str], float]:
         by_name = {family.name: family for family in families(1, 2, config)}
-        samples = by_name["tuplewire_identity_sessions"].samples
+        samples = by_name["tuplewire_identity_senders"].samples
         return {(each.labels["identity"], each.labels["state"]): each.value for each in samples}
 
     assert named(BOUNDED) == {
@@ -121,6 +121,6 @@ def test_nothing_is_left_out_of_the_sums() -> None:
         ("tuplewire_task_received_messages", 4800),
         ("tuplewire_task_acknowledged_messages", 3000),
         ("tuplewire_received_messages", 5400),
-        ("tuplewire_identity_sessions", 1800),
+        ("tuplewire_identity_senders", 1800),
     ):
         assert sum(sample.value for sample in by_name[name].samples) == total, name

@@ -15,7 +15,7 @@ from helpers.restartable import RestartableWorker
 from tuplewire.session.ledger import LedgerSnapshot
 
 _TASK = re.compile(r'task="\d+"')
-_WHOM_IT_BLOCKS = re.compile(r'tuplewire_blocking_seconds_total\{task="(\d+)"')
+_WHOM_IT_BLOCKS = re.compile(r'tuplewire_blocking_seconds_total\{place=.*,task="(\d+)"')
 _FILES, _THREADS = 2, 4
 """Allowed growth: gRPC's pools may or may not retain some for a while."""
 
@@ -44,8 +44,8 @@ def vitals_of(worker: RestartableWorker) -> Vitals:
         len(list((process / "fd").iterdir())),
         len(list((process / "task").iterdir())),
         Counter(_TASK.sub('task="N"', name) for name in found if not _by_chance(name)),
-        int(found['tuplewire_sessions{state="connected"}']),
-        int(found['tuplewire_sessions{state="resumable"}']),
+        int(found['tuplewire_senders{state="connected"}']),
+        int(found['tuplewire_senders{state="resumable"}']),
         worker.ledger(),
     )
 
