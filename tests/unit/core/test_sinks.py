@@ -34,7 +34,7 @@ class Queues:
     """A router with queues that the test empties. Tasks 1 to 9 have an owner."""
 
     def __init__(self) -> None:
-        self.activity = ConditionEvent()
+        self.changed = ConditionEvent()
         self.table = self
         self.tasks = set(range(1, 10))
         self.received: list[TaskGroup] = []
@@ -302,6 +302,6 @@ async def test_progress_waits_for_the_consumer(monkeypatch: pytest.MonkeyPatch) 
     assert not asking.done()
     while not asking.done():
         queues.consume()
-        queues.activity.set()
+        queues.changed.set()
         await asyncio.sleep(0.01)
     assert asking.result() == (0, [])
