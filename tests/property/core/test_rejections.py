@@ -125,7 +125,7 @@ class Scene:
             self.consumers, "c", self.window.take_all_cursors(), worker_incarnation=incarnation
         )
         self.subscription = subscription
-        self.window.on_connected(7, subscription.starts)
+        self.window.on_connected(7, subscription.positions)
 
     def hear(self) -> None:
         if not self.down:

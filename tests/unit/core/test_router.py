@@ -176,7 +176,7 @@ def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten(
         queues.put(TaskGroup.of(task, [b"x"] * (1 + task % 7)), Program())
     queues.take_leaving(queues.set_local_tasks([]))
     queues.set_local_tasks([0])
-    assert subscribe(consumers_of(queues), "c", [cursor_of(0, 0, 0, 10, MIB)]).starts == [(0, 7)]
+    assert subscribe(consumers_of(queues), "c", [cursor_of(0, 0, 0, 10, MIB)]).positions == [(0, 7)]
 
 
 async def test_tasks_that_have_gone_are_not_counted_any_more(router: Router) -> None:
