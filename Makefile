@@ -66,9 +66,12 @@ run: $(VENV)/.demo ## Compare k-means on Spark with and without a Team (needs no
 # Many tests wait for much of their time: one file more than there are cores.
 TEST_PROCESSES ?= 3
 
+# CI leaves out what `make test-long` runs as a part of a longer test.
+MARKS ?= not long
+
 .PHONY: test
 test: $(VENV)/.dev ## Run every test, three files at a time; ARGS='-k name' for some of them
-	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder --one-spark -m 'not long' --durations=10 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder --one-spark -m '$(MARKS)' --durations=10 $(ARGS)
 
 .PHONY: test-topology
 test-topology: $(VENV)/.dev ## Run the tests of topology/ alone

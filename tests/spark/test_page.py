@@ -46,7 +46,10 @@ def environment(directory: Path) -> dict[str, str]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("pasted", "times"),
-    [(PASTED_TOGETHER, 1), *(pytest.param(each, 2, marks=pytest.mark.long) for each in PASTED_ON_SPARK)],
+    [
+        pytest.param(PASTED_TOGETHER, 1, marks=pytest.mark.part),
+        *(pytest.param(each, 2, marks=pytest.mark.long) for each in PASTED_ON_SPARK),
+    ],
     ids=lambda each: each.pages[0] if isinstance(each, Pasted) else str(each),
 )
 def test_pasted(pasted: Pasted, times: int, tmp_path: Path) -> None:

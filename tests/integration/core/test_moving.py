@@ -132,7 +132,7 @@ class Consumer:
         pytest.param(12, 0, 1, "zmq", marks=pytest.mark.long),
         *(pytest.param(10, 6, seed, "grpc", marks=pytest.mark.long) for seed in (4, 5)),
         pytest.param(10, 6, 3, "zmq", marks=pytest.mark.long),
-        (5, 6, 3, "zmq"),
+        pytest.param(5, 6, 3, "zmq", marks=pytest.mark.part),
     ],
 )
 def test_a_task_moves_again_and_again_under_load(

@@ -25,11 +25,11 @@ from helpers.team_ranks import (
     tasks_of,
     unequal_values,
 )
-from helpers.topology import TOPOLOGY, Pair, assign, one_worker, status
+from helpers.topology import TOPOLOGY, Pair, assign, one_worker, status, workers_with
 
 from tuplewire import Client, Team
 from tuplewire.errors import ClosedError, MessageError, PermissionDeniedError, TeamError, TeamTimeoutError
-from tuplewire.processes.worker_processes import Endpoint, WorkerProcesses
+from tuplewire.processes.worker_processes import Endpoint
 from tuplewire.team import team as module
 from tuplewire.team.protocol import Kind, Message, team_id
 from tuplewire_service.testing import eventually
@@ -173,7 +173,9 @@ def test_a_value_that_has_arrived_is_received_without_a_wait(pair: Pair) -> None
             assert second.recv(0, timeout=0) == b"value"
 
 
-@pytest.mark.parametrize("teams", [10, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "teams", [pytest.param(10, marks=pytest.mark.part), pytest.param(100, marks=pytest.mark.long)]
+)
 def test_successive_teams_leave_nothing_behind(pair: Pair, teams: int) -> None:
     """Many teams on the same tasks leave no message, subscription, thread or open file behind."""
     tasks = tasks_of(pair, 2)
@@ -266,11 +268,13 @@ def test_cut_connections_have_no_effect(pair: Pair) -> None:
             thread.join()
 
 
-@pytest.mark.parametrize(("rounds", "moves"), [(100, 4), pytest.param(1000, 60, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("rounds", "moves"),
+    [pytest.param(100, 4, marks=pytest.mark.part), pytest.param(1000, 60, marks=pytest.mark.long)],
+)
 def test_tasks_move_during_calls(rounds: int, moves: int) -> None:
     """The task of a rank moves between two workers in a loop; every sum is right."""
-    with WorkerProcesses(2, TOPOLOGY, flags=["--drain-seconds=1"]) as workers:
-        workers.assign({0: [1, 2], 1: [3]})
+    with workers_with([1, 2], [3], flags=["--drain-seconds=1"]) as workers:
         addresses = [each.address for each in workers.endpoints]
         with ranks_of(sums, [1, 2, 3], addresses, rounds, 100, 0.02) as ranks:
             for number in range(moves):

@@ -62,7 +62,10 @@ SHORT = [("barrier", 0), ("large", 1), ("broadcast", 0), ("small", 2)]
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "killed",
-    [SHORT, pytest.param(list(product(CALLS, range(3))), marks=pytest.mark.long)],
+    [
+        pytest.param(SHORT, marks=pytest.mark.part),
+        pytest.param(list(product(CALLS, range(3))), marks=pytest.mark.long),
+    ],
     ids=["short", "all"],
 )
 def test_a_killed_process_is_an_error_in_all_other_ranks(pair: Pair, killed: list[tuple[str, int]]) -> None:

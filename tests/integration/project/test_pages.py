@@ -40,7 +40,9 @@ def test_a_prompt_takes_it(page: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "times", [pytest.param(1, marks=pytest.mark.part), pytest.param(2, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("pasted", PASTED, ids=lambda each: each.pages[0])
 def test_pasted(pasted: Pasted, times: int, tmp_path: Path) -> None:
     """Every block of a page runs, one after another, also if a reader pastes the page again."""
