@@ -229,7 +229,7 @@ SERVERS := tests/integration/core/test_restarting_server.py tests/integration/co
 .PHONY: compat compat-install
 compat: compat-install ## Test values, session and wire with the oldest protobuf and grpcio allowed, and the image's
 	.venv-oldest/bin/python -m pip list --disable-pip-version-check | grep -E '^(grpcio|protobuf) '
-	.venv-oldest/bin/python -m pytest tests/unit/core/test_message.py tests/property tests/contract/test_proto.py $(SERVERS)
+	.venv-oldest/bin/python -m pytest tests/unit/core/test_message.py tests/property/core tests/contract/test_proto.py $(SERVERS)
 	.venv-locked/bin/python -m pip list --disable-pip-version-check | grep -E '^(grpcio|protobuf) '
 	.venv-locked/bin/python -m pytest tests/unit/core/test_message.py $(SERVERS)
 
