@@ -119,8 +119,11 @@ lint: $(VENV)/.dev ## Check style and form of the Python code, that all of it is
 types: $(VENV)/.dev ## Check types with mypy --strict
 	$(BIN)/mypy
 
+# All but the tests use one core each: two at a time.
 .PHONY: check
-check: lint types proto-check docs test ## Run lint, types, proto-check, docs and test: what must hold before a change goes in
+check: $(VENV)/.dev ## Run lint, types, proto-check, docs and test: what must hold before a change goes in
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types lint proto-check docs
+	@$(MAKE) --no-print-directory test
 
 .PHONY: deploy-tools
 deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages (as root), npm modules
