@@ -19,11 +19,10 @@ import pytest
 from helpers import eventually
 from helpers.consumers import RowCounter
 from helpers.drivers import as_program
-from helpers.topology import metric
+from helpers.topology import metric, workers_with
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tuplewire.processes.worker_processes import WorkerProcesses
 from tuplewire_demos.local_session import local_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
@@ -56,8 +55,7 @@ def test_stalled_consumers_make_queries_wait(tmp_path: Path) -> None:
         return len(list((tmp_path / guarantee / "commits").glob("[0-9]*")))
 
     flags = ["--drain-seconds=1", f"--receive-queue-messages={QUEUE}"]
-    with WorkerProcesses(2, "spark", flags=flags) as running, log.open("wb") as errors:
-        running.assign({0: [1, 3], 1: [2, 4]})
+    with workers_with([1, 3], [2, 4], topology="spark", flags=flags) as running, log.open("wb") as errors:
         command, environment = as_program(__file__, running.endpoints[0].address, tmp_path)
         driver = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stderr=errors, start_new_session=True
