@@ -79,10 +79,10 @@ def _silent(endpoint: Endpoint) -> float:
     return metric(endpoint, "tuplewire_silent_streams")
 
 
-def _flood(connection: socket.socket, streams: int, path: str = SEND) -> None:
+def _flood(connection: socket.socket, streams: int) -> None:
     """Open streams that send no request."""
     for number in range(streams):
-        connection.sendall(call_headers(1 + 2 * number, path.encode()))
+        connection.sendall(call_headers(1 + 2 * number, SEND.encode()))
 
 
 @contextlib.contextmanager

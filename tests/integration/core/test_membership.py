@@ -173,13 +173,11 @@ def load_on(endpoint: Endpoint, load: Load = LOAD) -> Iterator[Program]:
 
 
 @contextmanager
-def two_under_load(
-    site: Site, load: Load, expire_seconds: float = 120.0
-) -> Iterator[tuple[Endpoint, Membership]]:
-    """Run the workers a and b, and yield b, which may fail, and the membership; no message is lost."""
+def two_under_load(site: Site, load: Load) -> Iterator[tuple[Endpoint, Membership]]:
+    """Run workers a and b; yield b, which expires after two silent seconds, and the membership. No loss."""
     first, second = site.start("a"), site.start("b")
     with (
-        site.membership(min_workers=2, expire_seconds=expire_seconds) as membership,
+        site.membership(min_workers=2, expire_seconds=2) as membership,
         load_on(first, load) as producing,
         Trackers(membership, TASKS, once=False) as followers,
     ):
@@ -240,7 +238,7 @@ def test_an_idle_worker_ends_after_its_tasks_have_moved(site: Site) -> None:
 
 def test_a_killed_worker_loses_nothing_that_is_kept_until_processed(site: Site) -> None:
     """When a killed worker expires, its tasks move, and senders in mode `processed` resend its messages."""
-    with two_under_load(site, PROCESSED, expire_seconds=2) as (second, membership):
+    with two_under_load(site, PROCESSED) as (second, membership):
         os.kill(second.process_id, signal.SIGKILL)
         eventually(lambda: len(tasks_of(membership).get("a", ())) == 6, SETTLES, "expired")
         absent = next(each for each in membership.status().workers if each.phase is Phase.ABSENT)
@@ -249,7 +247,7 @@ def test_a_killed_worker_loses_nothing_that_is_kept_until_processed(site: Site) 
 
 def test_a_hung_worker_expires_and_comes_back(site: Site) -> None:
     """A hung worker loses its tasks when it expires, and gets a share when it resumes; no message is lost."""
-    with two_under_load(site, LOAD, expire_seconds=2) as (hung, membership):
+    with two_under_load(site, LOAD) as (hung, membership):
         os.kill(hung.process_id, signal.SIGSTOP)
         try:
             eventually(lambda: len(tasks_of(membership).get("a", ())) == 6, SETTLES, "expired")

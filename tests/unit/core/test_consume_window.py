@@ -13,9 +13,9 @@ from tuplewire.wire import messaging_pb2 as pb
 WORKER, PREFETCH = 5, 10
 
 
-def opened(*tasks: int, messages: int = PREFETCH, size_bytes: int = 100) -> ConsumeWindow:
+def opened(*tasks: int, size_bytes: int = 100) -> ConsumeWindow:
     """Return a window that is connected to a worker, at the start of each task."""
-    window = ConsumeWindow(tasks, messages, size_bytes)
+    window = ConsumeWindow(tasks, PREFETCH, size_bytes)
     window.on_connected(WORKER, [(task, 0) for task in tasks])
     return window
 

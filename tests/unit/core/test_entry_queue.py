@@ -158,11 +158,9 @@ def log_of(*groups: str) -> DeliveryLog:
     return log
 
 
-def taken(
-    log: DeliveryLog, credit: int = PLENTY, credit_bytes: int = PLENTY, max_bytes: int = PLENTY
-) -> list[tuple[int, str]]:
+def taken(log: DeliveryLog, credit: int = PLENTY, credit_bytes: int = PLENTY) -> list[tuple[int, str]]:
     """Take messages, and return (first sequence, messages) for each delivery."""
-    return [shown(delivery) for delivery in log.take(credit, credit_bytes, max_bytes)]
+    return [shown(delivery) for delivery in log.take(credit, credit_bytes, PLENTY)]
 
 
 def shown(delivery: Delivery) -> tuple[int, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
 from tuplewire.errors import StaleEpochError
@@ -25,9 +23,9 @@ class Tasks(set[int]):
         self.told += 1
 
 
-def made(messages: int = 1000, size_bytes: int = 100_000, holds: Iterable[int] = range(10)) -> Publications:
+def made(messages: int = 1000, size_bytes: int = 100_000) -> Publications:
     """Return publications to queues with this capacity."""
-    return Publications(messages, size_bytes, Tasks(holds).__contains__, lambda: None)
+    return Publications(messages, size_bytes, Tasks(range(10)).__contains__, lambda: None)
 
 
 def sink(name: str, owner: str = "me") -> Sink:

@@ -23,10 +23,10 @@ from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.task_queue import TaskSnapshot
 
 
-def statuses(queues: ReceiveQueues, tasks: Sequence[int] | None = None) -> Sequence[pb.TaskStatus]:
-    """Return the status of these tasks, or of all tasks."""
+def statuses(queues: ReceiveQueues) -> Sequence[pb.TaskStatus]:
+    """Return the status of all tasks."""
     status = pb.GetStatusResponse()
-    queues.add_to(status, tasks, congested=())
+    queues.add_to(status, None, congested=())
     return status.tasks
 
 
@@ -42,11 +42,10 @@ class Consumer:
         number: int = 0,
         credit: int = 1000,
         rejections: RejectionsWithoutTimers | None = None,
-        follows: bool = False,
     ) -> None:
         self.woken = 0
         cursors = [cursor_of(task, 0, 0, credit, MIB) for task in tasks]
-        fields = {"worker_incarnation": worker, "subscription_id": number, "follows_tasks": follows}
+        fields = {"worker_incarnation": worker, "subscription_id": number}
         self.subscription: QueueSubscription = subscribe(
             consumers_of(queues, rejections), "c", cursors, self._wake, incarnation=incarnation, **fields
         )
