@@ -42,7 +42,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_LATE = {
+_LAZY_IMPORTS = {
     "Asker": ("tuplewire.request_reply", "Asker"),
     "Client": ("tuplewire.client", "Client"),
     "Team": ("tuplewire.team.team", "Team"),
@@ -54,9 +54,9 @@ _LATE = {
 def __getattr__(name: str) -> Any:
     if name == "aio":
         return import_module("tuplewire.aio")
-    if name not in _LATE:
+    if name not in _LAZY_IMPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _LATE[name]
+    module, attribute = _LAZY_IMPORTS[name]
     return getattr(import_module(module), attribute)
 
 

@@ -133,7 +133,7 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
         limit = IterationLimit(count, quiet, seconds)
         while limit.remaining > 0:
             self.acknowledge(self._finished_count)
-            if (arrived := await self._receiver.take_async(limit.wait())) is None:
+            if (arrived := await self._receiver.take_async(limit.max_wait())) is None:
                 return
             for message in self._messages_of(arrived, limit):
                 yield message

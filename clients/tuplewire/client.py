@@ -130,24 +130,24 @@ class BaseClient(NotPicklable):
     def _new_sender(self) -> SendingEnd:
         """Return a sender that has not started to connect."""
         self._observer = self._get_observer()
-        about = self.address, self._identity(), self._settings, messaging_loop()
-        return SendingEnd(*about, self._stream_opener(), self._worker_id)
+        common_args = self.address, self._identity(), self._settings, messaging_loop()
+        return SendingEnd(*common_args, self._stream_opener(), self._worker_id)
 
     def _subscription_args(
         self, tasks: int | Iterable[int], timeout: float | None, *, follow: bool
     ) -> tuple[Receiver, float | None, ProgramObserver | None]:
         """Start receiving messages of tasks; return the arguments of a subscription."""
-        timeout, named = checked_timeout(timeout), check_tasks(tasks)
-        return self._start_receiver(named, None, follow=follow), timeout, self._get_observer()
+        timeout, task_ids = checked_timeout(timeout), check_tasks(tasks)
+        return self._start_receiver(task_ids, None, follow=follow), timeout, self._get_observer()
 
-    def _start_receiver(self, tasks: Sequence[int], push: Callbacks | None, *, follow: bool) -> Receiver:
+    def _start_receiver(self, tasks: Sequence[int], callbacks: Callbacks | None, *, follow: bool) -> Receiver:
         if self._process_token is not _process_token:
             self._reset()
         thread = messaging_loop()
-        about = self.address, self._identity(), tasks, self._settings, thread.loop
+        common_args = self.address, self._identity(), tasks, self._settings, thread.loop
         follow = follow and not self.address.startswith(MEMORY_PREFIX)
         connections = WorkerConnections(self._settings, self._credentials) if follow else None
-        receiver = Receiver(*about, self._stream_opener(), self._worker_id, push, connections)
+        receiver = Receiver(*common_args, self._stream_opener(), self._worker_id, callbacks, connections)
         thread.start_connection(receiver)
         self._receivers.add(receiver)
         return receiver
@@ -215,15 +215,15 @@ class BaseClient(NotPicklable):
             self._reset()
         if self._sender is None or self._closed:
             # Create the sender without the lock, because a logging handler may send with this client.
-            made = self._created_sender = self._created_sender or self._new_sender()
+            sender = self._created_sender = self._created_sender or self._new_sender()
             with self._lock:
                 if self._closed:
                     raise ClosedError("the client is closed")
                 if self._sender is None:
-                    messaging_loop().start_connection(made)
-                    close_on_exit(self, made)
-                    self._sender = made  # after an interrupt before this line, the next call reuses it
-                    self._untraced_buffer = made.buffer if self._observer is None else None
+                    messaging_loop().start_connection(sender)
+                    close_on_exit(self, sender)
+                    self._sender = sender  # after an interrupt before this line, the next call reuses it
+                    self._untraced_buffer = sender.buffer if self._observer is None else None
         return self._sender.buffer
 
     def ledger(self) -> LedgerSnapshot:
@@ -355,8 +355,8 @@ class Client(BaseClient, RequestMethods):
         """
         return Subscription(*self._subscription_args(tasks, timeout, follow=follow))
 
-    def push(self, tasks: Sequence[int], on_group: OnGroup, on_failure: OnFailure) -> Callable[[], None]:
-        """Subscribe to tasks; return a function that ends this. For executors of topologies.
+    def subscribe(self, tasks: Sequence[int], on_group: OnGroup, on_failure: OnFailure) -> Callable[[], None]:
+        """Subscribe to tasks; return a function that ends the subscription. For executors of topologies.
 
         Args:
             tasks, on_group, on_failure: See Callbacks. The event loop calls both, so they must not block.

@@ -12,8 +12,8 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.settings import ENVIRONMENT_PREFIX, settings_of
 from tuplewire.tracing.tracing_settings import TracingSettings
 
-_LIKENESS = 0.8
-OF_PROGRAMS = frozenset(
+_MIN_SIMILARITY = 0.8
+CLIENT_VARIABLES = frozenset(
     [
         *(ENVIRONMENT_PREFIX + name for name in ("ADDRESS", "TOPOLOGY", "CONFIG")),
         *(each.variable for kind in (Credentials, TracingSettings) for each in settings_of(kind).values()),
@@ -32,11 +32,11 @@ def refuse_misspelled(environment: Mapping[str, str], known: Iterable[str]) -> N
         rest = variable.removeprefix(ENVIRONMENT_PREFIX)
         if rest == variable or rest in names:
             continue
-        for near in difflib.get_close_matches(rest, names, n=1, cutoff=_LIKENESS):
+        for near in difflib.get_close_matches(rest, names, n=1, cutoff=_MIN_SIMILARITY):
             raise ConfigError(f"unknown environment variable {variable}; did you mean {names[near]}?")
 
 
 @functools.cache
 def check_variables() -> None:
     """Check the variables of this process once. Raises ConfigError; see refuse_misspelled()."""
-    refuse_misspelled(os.environ, OF_PROGRAMS)
+    refuse_misspelled(os.environ, CLIENT_VARIABLES)

@@ -83,9 +83,9 @@ def to_tuplewire_error(error: BaseException) -> TuplewireError:
     """Convert the error that ended a thread to a TuplewireError."""
     if isinstance(error, TuplewireError):
         return error
-    found = TuplewireError(f"a thread of Tuplewire ended by a defect: {error!r}; please report it")
-    found.__cause__ = error
-    return found
+    wrapped = TuplewireError(f"a thread of Tuplewire ended by a defect: {error!r}; please report it")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 class ConfigError(TuplewireError, ValueError):
@@ -191,7 +191,7 @@ class UnreachableError(TuplewireError):
     """No process answers at the address, or the connection was broken."""
 
 
-_BY_CODE: dict[str, type[RefusedError]] = {}
+_CLASS_BY_CODE: dict[str, type[RefusedError]] = {}
 
 
 class TeamError(TuplewireError):
@@ -232,7 +232,7 @@ class RefusedError(TuplewireError):
     def __init_subclass__(cls, code: str = "") -> None:
         if code:
             cls.code = code
-            _BY_CODE[code] = cls
+            _CLASS_BY_CODE[code] = cls
 
     def __init__(self, detail: str, owner: str = "", worker_id: str = "") -> None:
         super().__init__(detail)
@@ -339,4 +339,4 @@ class RefusedMessagesError(RefusedError):
 
 def refusal_error(code: str, detail: str, owner: str = "", worker_id: str = "") -> RefusedError:
     """Return the error for the name of a wire code (`UNKNOWN_TASK`), or RefusedError for an unknown name."""
-    return _BY_CODE.get(code, RefusedError)(detail, owner, worker_id)
+    return _CLASS_BY_CODE.get(code, RefusedError)(detail, owner, worker_id)

@@ -23,7 +23,7 @@ from tuplewire.connection.consumer_stream import Callbacks
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.submission_queue import CallerCondition
-from tuplewire.connection.task_states import GONE_SECONDS, POLL_SECONDS, TaskStates
+from tuplewire.connection.task_states import NO_CONSUMER_SECONDS, POLL_SECONDS, TaskStates
 from tuplewire.settings.config import checked_timeout
 from tuplewire.subscription import NotPicklable
 from tuplewire.values.batch import TaskMessageBatch
@@ -40,13 +40,13 @@ _FIRST_POLL_SECONDS = 1.0
 """The wait for an answer before the first poll: most requests cause none."""
 
 
-def build_answer(message: TaskMessage, payload: bytes, *more: tuple[str, bytes]) -> TaskMessage:
+def build_answer(message: TaskMessage, payload: bytes, *extra_headers: tuple[str, bytes]) -> TaskMessage:
     """Return the answer to a request, with more headers. Raises MessageError if it is not a request."""
     reply_to = parse_number(message.headers, REPLY_TO)
     if reply_to is None:
         raise errors.MessageError("the message is not a request: check message.is_request before you answer")
-    given = dict(message.headers).get(CORRELATION)
-    return TaskMessage(reply_to, payload, headers=[(CORRELATION, given), *more])
+    correlation = dict(message.headers).get(CORRELATION)
+    return TaskMessage(reply_to, payload, headers=[(CORRELATION, correlation), *extra_headers])
 
 
 class AnswerMethods(ABC):
@@ -86,7 +86,9 @@ class RequestMethods(AnswerMethods):
     """The methods of a client that send and answer requests."""
 
     @abstractmethod
-    def _start_receiver(self, tasks: Sequence[int], push: Callbacks | None, *, follow: bool) -> Receiver: ...
+    def _start_receiver(
+        self, tasks: Sequence[int], callbacks: Callbacks | None, *, follow: bool
+    ) -> Receiver: ...
 
     def asker(self, reply_to: int) -> Asker:
         """Subscribe to a task that receives answers; return an object that sends requests.
@@ -142,7 +144,7 @@ class Asker(NotPicklable):
 
     def __init__(self, client: RequestMethods, reply_to: int) -> None:
         (self._reply_to,) = check_tasks(reply_to)
-        self.late_answers = 0
+        self.dropped_messages = 0
         """The number of dropped messages, such as late or repeated answers, and messages of others."""
         self._client = client
         self._lock = Lock()
@@ -155,14 +157,13 @@ class Asker(NotPicklable):
 
     def ask(self, task: int, payload: bytes, *, timeout: float = 30.0) -> TaskMessage:
         """Send a request and return its answer. See ask_all() for `timeout` and the errors."""
-        (answer,) = self.ask_all([(task, payload)], timeout=timeout)
-        return answer
+        return self.ask_all([(task, payload)], timeout=timeout)[0]
 
-    def ask_all(self, pairs: Iterable[tuple[int, bytes]], *, timeout: float = 30.0) -> list[TaskMessage]:
+    def ask_all(self, requests: Iterable[tuple[int, bytes]], *, timeout: float = 30.0) -> list[TaskMessage]:
         """Send several requests at once; return the answers in the order of the requests.
 
         Args:
-            pairs: The task and the payload of each request.
+            requests: The task and the payload of each request.
             timeout: The maximum wait for all answers in seconds. math.inf: no limit, and no deadline.
 
         Raises:
@@ -181,28 +182,28 @@ class Asker(NotPicklable):
         self._raise_if_ended()
         limit = checked_timeout(timeout)
         seconds = math.inf if limit is None else limit
-        asked = {b"%d" % next(self._request_ids): pair for pair in pairs}
-        call = _PendingRequests(self._lock, {number: task for number, (task, _) in asked.items()})
-        until = time.monotonic() + seconds
+        by_id = {b"%d" % next(self._request_ids): pair for pair in requests}
+        call = _PendingRequests(self._lock, {number: task for number, (task, _) in by_id.items()})
+        deadline = time.monotonic() + seconds
         with self._lock:
-            self._calls.update(dict.fromkeys(asked, call))
+            self._calls.update(dict.fromkeys(by_id, call))
         try:
-            named: list[tuple[str, bytes | None]] = [(REPLY_TO, b"%d" % self._reply_to)]
+            common: list[tuple[str, bytes | None]] = [(REPLY_TO, b"%d" % self._reply_to)]
             if math.isfinite(seconds):
-                named.append((DEADLINE, b"%d" % ((time.time() + seconds) * 1000)))
-            requests = (
-                TaskMessage(*pair, headers=[*named, (CORRELATION, number)]) for number, pair in asked.items()
+                common.append((DEADLINE, b"%d" % ((time.time() + seconds) * 1000)))
+            messages = (
+                TaskMessage(*pair, headers=[*common, (CORRELATION, number)]) for number, pair in by_id.items()
             )
-            self._client.send(requests, timeout=limit)
-            self._wait_for_answers(call, until)
+            self._client.send(messages, timeout=limit)
+            self._wait_for_answers(call, deadline)
             with self._lock:
                 if call.unanswered:
                     raise call.no_answer_error(seconds)
         finally:
             with self._lock:
-                for number in asked:
+                for number in by_id:
                     self._calls.pop(number, None)
-        return [call.answers[number] for number in asked]
+        return [call.answers[number] for number in by_id]
 
     def _raise_if_ended(self, error: errors.TuplewireError | None = None) -> None:
         """Raise the given error, or the one that ended the subscription."""
@@ -211,7 +212,7 @@ class Asker(NotPicklable):
         if self._receiver.is_closed:
             raise errors.ClosedError("the asker is closed")
 
-    def _wait_for_answers(self, call: _PendingRequests, until: float) -> None:
+    def _wait_for_answers(self, call: _PendingRequests, deadline: float) -> None:
         """Wait for the answers; poll the tasks if this takes long."""
 
         def answered() -> bool:
@@ -220,14 +221,14 @@ class Asker(NotPicklable):
             return not call.unanswered
 
         with call.changed:
-            if call.changed.wait_for(answered, min(_FIRST_POLL_SECONDS, until - time.monotonic())):
+            if call.changed.wait_for(answered, min(_FIRST_POLL_SECONDS, deadline - time.monotonic())):
                 return
-        if until <= time.monotonic():
+        if deadline <= time.monotonic():
             return
         polling = messaging_loop().submit(self._poll(call))
         try:
             with call.changed:
-                call.changed.wait_for(answered, until - time.monotonic())
+                call.changed.wait_for(answered, deadline - time.monotonic())
         finally:
             polling.cancel()
 
@@ -241,7 +242,7 @@ class Asker(NotPicklable):
             with self._lock:
                 for task in polled.intersection(call.unanswered.values()):
                     state = call.states[task]
-                    if time.monotonic() - state.no_consumer_since >= GONE_SECONDS:
+                    if time.monotonic() - state.no_consumer_since >= NO_CONSUMER_SECONDS:
                         call.set_error(errors.NoConsumerError(f"task {task}: {state}", task, *state[:3]))
             await asyncio.sleep(POLL_SECONDS)
 
@@ -253,9 +254,8 @@ class Asker(NotPicklable):
                 headers = {}
             number, error = headers.get(CORRELATION) or b"", headers.get(ERROR_HEADER)
             with self._lock:
-                call = self._calls.pop(number, None)
-                if call is None:
-                    self.late_answers += 1
+                if (call := self._calls.pop(number, None)) is None:
+                    self.dropped_messages += 1
                 elif error is not None:
                     text = error.decode(errors="replace")
                     call.set_error(errors.AnswerError(text, call.unanswered[number]))

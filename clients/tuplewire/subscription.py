@@ -55,7 +55,7 @@ class BaseSubscription(NotPicklable):
         self._thread = messaging_loop()
         self._timeout = timeout
         self._pid = os.getpid()
-        self._current: ArrivedBatch | None = None
+        self._current_batch: ArrivedBatch | None = None
         self._finished_count: int | None = None
         """The number of messages that messages() has finished in this batch; None outside messages()."""
         self._last_index = 0
@@ -67,8 +67,8 @@ class BaseSubscription(NotPicklable):
 
     def __repr__(self) -> str:
         tasks = self._receiver.tasks
-        named = ", ".join(map(str, tasks[:_MAX_SHOWN])) + (", ..." if len(tasks) > _MAX_SHOWN else "")
-        return f"<Subscription {self._receiver.address} tasks=[{named}] {self._receiver.state}>"
+        shown = ", ".join(map(str, tasks[:_MAX_SHOWN])) + (", ..." if len(tasks) > _MAX_SHOWN else "")
+        return f"<Subscription {self._receiver.address} tasks=[{shown}] {self._receiver.state}>"
 
     def __del__(self) -> None:
         """End an unclosed subscription in the background, because a finalizer must not wait."""
@@ -86,7 +86,7 @@ class BaseSubscription(NotPicklable):
         The next batch has the remaining messages. After close(), the next subscriber gets them.
         """
         self._end_processing()
-        arrived, self._current, self._finished_count = self._current, None, None
+        arrived, self._current_batch, self._finished_count = self._current_batch, None, None
         rejected, self._rejected, self._tasks_to_skip = self._rejected, {}, set()
         if arrived is not None:
             rejections = sorted(rejected.values(), key=attrgetter("index"))
@@ -96,7 +96,7 @@ class BaseSubscription(NotPicklable):
                 self._last_index = min(self._last_index, messages - 1)
             self._receiver.acknowledge(arrived, rejections)
 
-    def reject(self, index: int | None = None, *, after: float = 0.0, reason: str = "") -> None:
+    def reject(self, index: int | None = None, *, delay: float = 0.0, reason: str = "") -> None:
         """Reject a message that you cannot process. It is redelivered, or sent to the dead-letter task.
 
         The rejection takes effect when the batch is acknowledged. With reject_order="continue", the message
@@ -108,51 +108,51 @@ class BaseSubscription(NotPicklable):
 
         Args:
             index: The index of the message in the last batch. None: the last message of messages().
-            after: The minimum delay before the message is redelivered, in seconds.
+            delay: The minimum delay before the message is redelivered, in seconds.
             reason: The reason, for operators. The worker stores 1,000 characters.
 
         Raises:
-            MessageError: There is no such unacknowledged message, or `after` is out of range.
+            MessageError: There is no such unacknowledged message, or `delay` is out of range.
         """
         place = self._finished_count if index is None else index
-        groups = [] if self._current is None else self._current.groups
+        groups = [] if self._current_batch is None else self._current_batch.groups
         count = sum(map(len, groups))
         if place is None or not 0 <= place < count:
             raise MessageError(
                 f"there is no message {place} to reject, of {count}: name one of the last batch by its index"
             )
-        if not 0 <= after <= MAX_DELAY_SECONDS:
-            raise MessageError(f"after is {after}: it is a time from 0 to {MAX_DELAY_SECONDS} seconds")
+        if not 0 <= delay <= MAX_DELAY_SECONDS:
+            raise MessageError(f"delay is {delay}: it is a time from 0 to {MAX_DELAY_SECONDS} seconds")
         wait = self._receiver.blocks_on_reject
-        self._rejected[place] = RejectedMessage(place, after, reason, wait)
+        self._rejected[place] = RejectedMessage(place, delay, reason, wait)
         if wait:  # later messages of the task are redelivered behind this one: messages() skips them
             ends = list(accumulate(map(len, groups)))
             self._tasks_to_skip.add(groups[bisect_right(ends, place)].task)
 
     def _end_processing(self) -> None:
-        processed, self._on_processed = self._on_processed, None
-        if processed is not None:
-            processed()
+        callback, self._on_processed = self._on_processed, None
+        if callback is not None:
+            callback()
 
     def _messages_of(self, arrived: ArrivedBatch, limit: IterationLimit) -> Iterator[TaskMessage]:
         """Yield the messages of a batch within the limit, except messages that will be redelivered."""
         self._finished_count = 0
         batch = self._start_batch(arrived)[: limit.remaining]
         self._last_index = len(batch) - 1
-        given = 0
+        yielded = 0
         for self._finished_count, message in enumerate(batch):
             if self._finished_count > self._last_index:  # a part is acknowledged: the next batch has the rest
                 break
             if not self._tasks_to_skip or message.task not in self._tasks_to_skip:
-                given += 1
+                yielded += 1
                 yield message
         self._finished_count = len(batch)
-        limit.remaining = limit.remaining - given if time.monotonic() < limit.deadline else 0
+        limit.remaining = limit.remaining - yielded if time.monotonic() < limit.deadline else 0
 
     def _start_batch(self, arrived: ArrivedBatch | None) -> TaskMessageBatch:
         if arrived is None:
             raise WaitTimeoutError(f"nothing arrived from {self._receiver.address} for {self._timeout} s")
-        self._current = arrived
+        self._current_batch = arrived
         if self._observer is not None:
             self._on_processed = self._observer.on_received(arrived, self._receiver.address)
         return TaskMessageBatch.from_groups(arrived.groups)
@@ -167,7 +167,7 @@ class IterationLimit:
         self._quiet, left = (math.inf if each is None else each for each in checked)
         self.deadline = time.monotonic() + left
 
-    def wait(self) -> float | None:
+    def max_wait(self) -> float | None:
         """Return the maximum wait for the next batch in seconds; None for no limit."""
         wait = min(self._quiet, max(0.0, self.deadline - time.monotonic()))
         return None if wait == math.inf else wait
@@ -216,7 +216,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
             SupersededError, UnknownTaskError, TaskNotLocalError, ClosedError: See Subscription.
         """
         limit = IterationLimit(count, quiet, seconds)
-        while limit.remaining > 0 and (arrived := self._take(limit.wait())) is not None:
+        while limit.remaining > 0 and (arrived := self._take(limit.max_wait())) is not None:
             try:
                 yield from self._messages_of(arrived, limit)
             finally:  # after `break` or an error, acknowledges the messages before the current one

@@ -23,7 +23,7 @@ from tuplewire_demos.kmeans_steps import (
     Array,
     as_points,
     frame_of_sums,
-    moved,
+    new_centers,
     rounds_of_member,
     sums_of,
 )
@@ -61,13 +61,13 @@ class TimedRun:
 class KMeansResult(RunReport):
     """The results of a finished run. runs: by the name of the way.
 
-    clusters: the number of flights of each, and its center in the units of the columns. barrier_seconds: the
-    time of a barrier of Spark, and of one of the team.
+    cluster_table: the number of flights of each cluster, and its center in the units of the columns.
+    barrier_seconds: the time of a barrier of Spark, and of one of the team.
     """
 
     runs: Mapping[str, TimedRun]
     rounds: int
-    clusters: Array
+    cluster_table: Array
     barrier_seconds: tuple[float, float]
 
 
@@ -84,16 +84,16 @@ def _sum_rdd(arrays: RDD[Array], centers: Array) -> Array:
     return reduce(np.add, arrays.map(partial(sums_of, centers=centers)).collect())
 
 
-def _run_jobs(compute_sums: Callable[[Array], Array], start: Array, rounds: int) -> TimedRun:
-    compute_sums(start)  # starts Python in Spark's tasks, and fills the cache
-    centers, began = start, time.monotonic()
+def _run_jobs(compute_sums: Callable[[Array], Array], start_centers: Array, rounds: int) -> TimedRun:
+    compute_sums(start_centers)  # starts Python in Spark's tasks, and fills the cache
+    centers, began = start_centers, time.monotonic()
     for _ in range(rounds):
-        centers = moved(centers, compute_sums(centers))
+        centers = new_centers(centers, compute_sums(centers))
     seconds = time.monotonic() - began
     return TimedRun(centers, seconds, seconds / rounds)
 
 
-def _run_mllib(arrays: RDD[Array], start: Array, rounds: int) -> TimedRun:
+def _run_mllib(arrays: RDD[Array], start_centers: Array, rounds: int) -> TimedRun:
     """Run MLlib's k-means in Scala. Its Python classes cannot keep converted points between two runs."""
     from pyspark.mllib.common import _py2java
     from pyspark.mllib.linalg import DenseVector
@@ -103,8 +103,8 @@ def _run_mllib(arrays: RDD[Array], start: Array, rounds: int) -> TimedRun:
     vectors.count()
     scala: Any = context._jvm
     clustering = scala.org.apache.spark.mllib.clustering
-    model = clustering.KMeansModel(_py2java(context, list(map(DenseVector, start))))
-    trainer = clustering.KMeans().setK(len(start)).setEpsilon(0.0).setInitialModel(model)
+    model = clustering.KMeansModel(_py2java(context, list(map(DenseVector, start_centers))))
+    trainer = clustering.KMeans().setK(len(start_centers)).setEpsilon(0.0).setInitialModel(model)
     trainer.setMaxIterations(rounds).run(vectors.rdd())  # the JVM compiles the code in the first run
     began = time.monotonic()
     found = trainer.run(vectors.rdd())
@@ -118,12 +118,12 @@ def _run_mllib(arrays: RDD[Array], start: Array, rounds: int) -> TimedRun:
 
 
 def _run_team(
-    frame: DataFrame, workers: Sequence[str], start: Array, rounds: int
+    frame: DataFrame, workers: Sequence[str], start_centers: Array, rounds: int
 ) -> tuple[TimedRun, tuple[float, float]]:
     began = time.monotonic()
-    run = partial(rounds_of_member, workers=workers, start=start, rounds=rounds)
+    run = partial(rounds_of_member, workers=workers, start_centers=start_centers, rounds=rounds)
     (row,) = frame.mapInPandas(run, RESULT_SCHEMA, barrier=True).collect()
-    centers = np.array(row["centers"]).reshape(start.shape)
+    centers = np.array(row["centers"]).reshape(start_centers.shape)
     timed = TimedRun(centers, time.monotonic() - began, row["seconds"] / rounds)
     return timed, (row["spark_barrier"], row["team_barrier"])
 
@@ -165,7 +165,7 @@ def run_kmeans(
     """
     mean, scale = flights.mean(), flights.std().replace(0.0, 1.0)
     points = (flights - mean) / scale
-    start = points.drop_duplicates().sample(clusters, random_state=0).to_numpy()
+    start_centers = points.drop_duplicates().sample(clusters, random_state=0).to_numpy()
     spark.conf.set("spark.sql.execution.arrow.pyspark.enabled", value=True)
     frame = spark.createDataFrame(points).repartition(partitions).cache()
     parts = np.array_split(points.to_numpy(), partitions)
@@ -178,13 +178,13 @@ def run_kmeans(
     runs = {}
     for name, compute in implementations.items():
         progress.start_stage(f"{name}: {rounds} rounds ...")
-        runs[name] = compute(start, rounds)
+        runs[name] = compute(start_centers, rounds)
     progress.start_stage(f"{TEAM}: {rounds} rounds in one job ...")
-    runs[TEAM], barriers = _run_team(frame, workers, start, rounds)
+    runs[TEAM], barriers = _run_team(frame, workers, start_centers, rounds)
     array, centers = as_points(points.to_numpy()), runs[TEAM].centers
-    found = np.column_stack([sums_of(array, centers)[:, -1], centers * scale.to_numpy() + mean.to_numpy()])
+    table = np.column_stack([sums_of(array, centers)[:, -1], centers * scale.to_numpy() + mean.to_numpy()])
     wrong, ledgers = differences(runs, array), ledgers_of(workers)
-    return KMeansResult(wrong, SkippedRows(0, ()), ledgers, (), runs, rounds, found, barriers)
+    return KMeansResult(wrong, SkippedRows(0, ()), ledgers, (), runs, rounds, table, barriers)
 
 
 def differences(runs: Mapping[str, TimedRun], points: Array) -> list[str]:
@@ -208,15 +208,15 @@ def write_result(stream: TextIO, result: KMeansResult, *, verbose: bool = False)
     write_table(stream, ("", "ms per round", "seconds", "a Team is faster by"), rows)
     stream.write("\n")
     header = ("flights", "share", "departs late", "arrives late", "in the air", "distance", "at")
-    kinds = []
-    for count, departs, arrives, air, miles, hour in sorted(result.clusters.tolist(), reverse=True):
-        share = count / result.clusters[:, 0].sum()
+    cluster_rows = []
+    for count, departs, arrives, air, miles, hour in sorted(result.cluster_table.tolist(), reverse=True):
+        share = count / result.cluster_table[:, 0].sum()
         minutes = [f"{each:,.0f} min" for each in (departs, arrives, air)]
-        kinds.append((f"{count:,.0f}", f"{share:.1%}", *minutes, f"{miles:,.0f} mi", f"{hour:.0f} h"))
-    write_table(stream, header, kinds)
+        cluster_rows.append((f"{count:,.0f}", f"{share:.1%}", *minutes, f"{miles:,.0f} mi", f"{hour:.0f} h"))
+    write_table(stream, header, cluster_rows)
     spark, team_barrier = result.barrier_seconds
     rates = [
-        f"{result.clusters[:, 0].sum():,.0f} flights, {result.rounds} rounds",
+        f"{result.cluster_table[:, 0].sum():,.0f} flights, {result.rounds} rounds",
         f"A barrier of Spark takes {spark * 1000:,.0f} ms, and one of a Team {team_barrier * 1000:.1f} ms",
     ]
     result.write_summary(stream, "the centers and counts of the other three", rates, verbose=verbose)

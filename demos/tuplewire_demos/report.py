@@ -49,16 +49,16 @@ class Progress(AbstractContextManager["Progress"]):
         self.end()
         write_lines(self._stream, text)
 
-    def show_part(self, done: int, total: int, what: str) -> None:
+    def show_progress(self, done: int, total: int, what: str) -> None:
         """Show the progress towards a known total, the rate, and the remaining time at that rate."""
         now = time.monotonic()
         self._started_at = self._started_at or now
         rate = done / max(now - self._started_at, 0.001)
-        left = f", {(total - done) / rate:,.0f} s left" if done else ""
+        remaining = f", {(total - done) / rate:,.0f} s left" if done else ""
         share = done / max(total, 1)
-        self.line(f"{share:4.0%} of {total:,} {what}, {rate:,.0f}/s{left}", share)
+        self.show_line(f"{share:4.0%} of {total:,} {what}, {rate:,.0f}/s{remaining}", share)
 
-    def line(self, text: str, share: float | None = None) -> None:
+    def show_line(self, text: str, share: float | None = None) -> None:
         """Show the progress; at most every 2 seconds if the stream is not a terminal."""
         if self._live is not None:
             self._live.show(text, share)
@@ -150,7 +150,7 @@ def wait_until_settled(read_ledgers: Callable[[], dict[str, LedgerSnapshot]]) ->
     """Return the workers' ledgers when nothing is pending, or after 10 s. Acknowledgements arrive last."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     while True:
-        found = read_ledgers()
-        if not any(each.pending for each in found.values()) or time.monotonic() > deadline:
-            return found
+        ledgers = read_ledgers()
+        if not any(each.pending for each in ledgers.values()) or time.monotonic() > deadline:
+            return ledgers
         time.sleep(_POLL_SECONDS)

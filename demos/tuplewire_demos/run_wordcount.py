@@ -93,7 +93,7 @@ def _progress_thread(running: RunningTopology, total: int, progress: Progress) -
             with suppress(TuplewireError):  # finish() reports it
                 executors = running.status().executors
                 done = sum(each.counts.executed for each in executors if each.component == COUNTS)
-                progress.show_part(min(done, total), total, "words")
+                progress.show_progress(min(done, total), total, "words")
 
     thread = threading.Thread(target=show, name="progress", daemon=True)
     thread.start()
@@ -114,16 +114,16 @@ def run_words_on_spark(path: Path, arguments: argparse.Namespace, progress: Prog
             path, n_spouts=cores_of(spark), n_splitters=arguments.splitters, n_counters=arguments.counters
         )
         started = time.monotonic()
-        found, ledgers = run_on_spark(
+        spark_result, ledgers = run_on_spark(
             spark, topology, workers, outputs, name="wordcount", pending=_PENDING, progress=progress
         )
         # A word may be in several rows. Counts only grow, so the largest one is the last.
-        counts = dict(map(tuple, found.frames[COUNTS].groupBy("word").max("count").collect()))
-        skipped = locate_skipped(path, found.frames[SKIPPED].collect())
+        counts = dict(map(tuple, spark_result.frames[COUNTS].groupBy("word").max("count").collect()))
+        skipped = locate_skipped(path, spark_result.frames[SKIPPED].collect())
         seconds = time.monotonic() - started
     progress.start_stage("Comparing with collections.Counter ...")
     differences = compare_results(counts, expected_counts(path), "Counter")
-    result = WordCounts(differences, skipped, ledgers, found.executors, counts, seconds)
+    result = WordCounts(differences, skipped, ledgers, spark_result.executors, counts, seconds)
     return _write_result(arguments, result, progress)
 
 

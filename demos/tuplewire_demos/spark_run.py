@@ -78,16 +78,16 @@ def run_on_spark(
 ) -> tuple[TopologyResult, dict[str, LedgerSnapshot]]:
     """Run a topology in a PySpark task for each core; return its result and the workers' ledgers."""
     conf = {"topology.workers": cores_of(spark), "topology.max.spout.pending": pending}
-    found = run_topology(
+    result = run_topology(
         spark,
         topology,
         conf=conf,
         outputs=outputs,
         workers=workers,
         name=name,
-        progress=lambda update: progress.line(str(update)),
+        progress=lambda update: progress.show_line(str(update)),
     )
-    return found, ledgers_of(workers)
+    return result, ledgers_of(workers)
 
 
 def ledgers_of(workers: Sequence[str]) -> dict[str, LedgerSnapshot]:

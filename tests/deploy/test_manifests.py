@@ -344,7 +344,7 @@ def test_executors_may_not_control(profile: str, tmp_path: Path) -> None:
     assert executor_.control == set()
     assert topologies.control == {"assign"}
     senders = (driver, executor_, topologies)
-    assert all(each.send.everything and each.receive.everything for each in senders)
+    assert all(each.send.contains_all and each.receive.contains_all for each in senders)
     assert not nobody.has_rule
     assert not unnamed.has_rule
     for pod in pods(profile).values():

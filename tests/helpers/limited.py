@@ -19,7 +19,7 @@ from tuplewire_service.messaging.grpc import grpc_transport
 @contextmanager
 def limited_workers(limits: Mapping[str, float]) -> Iterator[None]:
     """Start the block's WorkerProcesses with these values of constants."""
-    words_of = worker_processes.worker_words
+    words_of = worker_processes.worker_command
 
     def words(*arguments: Any, **options: Any) -> list[str]:
         usual = words_of(*arguments, **options)
@@ -27,7 +27,7 @@ def limited_workers(limits: Mapping[str, float]) -> Iterator[None]:
         return [*usual[:module], __name__, json.dumps(dict(limits)), *usual[module + 1 :]]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_processes, "worker_words", words)
+        patch.setattr(worker_processes, "worker_command", words)
         yield
 
 

@@ -97,7 +97,7 @@ class RestartableWorker:
     @property
     def log(self) -> str:
         """The log since the last start."""
-        return self._workers.log_of(0).read_text(encoding="utf-8")
+        return self._workers.log_path(0).read_text(encoding="utf-8")
 
     def start(self) -> None:
         """Start the worker on its ports."""
@@ -123,7 +123,7 @@ class RestartableWorker:
     def end(self) -> tuple[int, LedgerSnapshot]:
         """Stop the worker by SIGTERM; return the exit code (-9: it had to be killed) and the ledger."""
         code = self.stop()
-        return code, drained_ledger(self._workers.log_of(0))
+        return code, drained_ledger(self._workers.log_path(0))
 
     def stop(self) -> int:
         """Stop the worker by SIGTERM; return the exit code (-9: it had to be killed)."""

@@ -232,7 +232,7 @@ class SessionMachine(RuleBasedStateMachine):
         worker = self.worker
         for _ in range(limit):
             update = worker.session.full_state(self.window.acknowledged)
-        initial = worker.session.credit.initial
+        initial = worker.session.credit.initial_share
         welcome = pb.Welcome(
             session_id=worker.incarnation,
             initial_credit=credit_of(0, initial.messages, initial.size_bytes, 0),

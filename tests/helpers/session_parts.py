@@ -96,7 +96,7 @@ class Worker:
             self.shares,
             max_message_bytes=SETTINGS.max_message_bytes,
             needs_release_acks=processed,
-            blocked=self.tasks_without_credit,
+            blocked_sessions=self.tasks_without_credit,
         )
         self.session = ReceiveSession(1, credit)
         self.logs = {task: DeliveryLog() for task in TASKS}

@@ -55,6 +55,6 @@ def write(address: str, groups: Sequence[TaskGroup], timeout: float, sink: str =
     options = SinkOptions(address=address, topology=TOPOLOGY, timeout=timeout)
     with AttemptStager(options, sink, epoch, 0) as stage:
         stage.add(groups)
-        chosen = {peer: [staged] for peer, staged in stage.end().items()}
+        chosen = {peer: [staged] for peer, staged in stage.finish().items()}
     with Publisher(options, sink, epoch, chosen) as publisher:
         return publisher.publish()

@@ -81,7 +81,7 @@ def pair_of_workers(*flags: str) -> Iterator[Pair]:
 def check_end(workers: WorkerProcesses) -> None:
     """Stop workers. Each must exit with 1 if its drain dropped messages, else with 0."""
     codes = workers.stop()
-    drained = [drained_ledger(workers.log_of(index)) for index in range(len(codes))]
+    drained = [drained_ledger(workers.log_path(index)) for index in range(len(codes))]
     assert codes == [DropReason.SHUTDOWN in each.dropped for each in drained], drained
 
 

@@ -47,7 +47,7 @@ def test_kmeans_in_four_ways(spark: SparkSession, launch: Any, tmp_path: Path) -
         workers = [each.unix_address for each in running.endpoints]
         result = kmeans.run_kmeans(spark, workers, flights, rounds=3, partitions=3, progress=quiet)
     assert result.is_correct, (result.differences, result.ledgers)
-    assert result.clusters[:, 0].sum() == 600
+    assert result.cluster_table[:, 0].sum() == 600
     assert list(result.runs) == [kmeans.DATAFRAME, kmeans.RDD_OF_ARRAYS, kmeans.MLLIB, kmeans.TEAM]
     assert min(each.round_seconds for each in result.runs.values()) > 0
     assert min(ledger.accepted for ledger in result.ledgers.values()) > 100  # the barriers
@@ -77,7 +77,7 @@ def test_a_center_without_points_stays() -> None:
     centers = np.array([[0.0, 0.0], [-9.0, -9.0]])
     sums = kmeans_steps.sums_of(points, centers)
     assert sums.tolist() == [[1.0, 6.0, 2.0], [0.0, 0.0, 0.0]]
-    assert kmeans_steps.moved(centers, sums).tolist() == [[0.5, 3.0], [-9.0, -9.0]]
+    assert kmeans_steps.new_centers(centers, sums).tolist() == [[0.5, 3.0], [-9.0, -9.0]]
 
 
 @pytest.mark.parametrize(

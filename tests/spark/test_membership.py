@@ -90,7 +90,7 @@ def main(folder: str) -> None:
             membership(
                 spark,
                 TASKS,
-                worker_of=kubelet.worker_of,
+                worker_address=kubelet.worker_of,
                 topology=TOPOLOGY,
                 min_workers=2,
                 timeout=SETTLES,

@@ -71,7 +71,7 @@ class AckHandler:
             self._buffer.refused.add(each for each in refusals if each.frame_sequence > known)
         self._buffer.notify()
 
-    def on_lost(self, *, closed_cleanly: bool) -> None:
+    def on_disconnected(self, *, closed_cleanly: bool) -> None:
         """Record that the connection broke.
 
         closed_cleanly: True if the stream ended by agreement, so that the receiver accounts for its messages.
@@ -93,7 +93,7 @@ class AckHandler:
             self.watch_list_sent = True
             return tuple(self._watched_tasks)
 
-    def take_back(self) -> list[tuple[TaskGroup, Any]]:
+    def withdraw(self) -> list[tuple[TaskGroup, Any]]:
         """End the buffer, and return all pending messages as if they had never been accepted."""
         lost_before = self._window.possibly_lost
         with self._lock:
@@ -101,10 +101,10 @@ class AckHandler:
                 return []
             if self.receiver_lost:  # messages that it had acknowledged may be lost: count them
                 self._window.on_receiver_lost()
-            left = self._window.take_back()
+            withdrawn = self._window.withdraw()
             self._buffer.notify()
         log_lost(self._buffer.address, self._window.possibly_lost - lost_before)
-        return left
+        return withdrawn
 
     def watch_releases(self, tasks: Collection[int]) -> None:
         """Request a report of every release for these tasks. Otherwise some arrive only with later credit."""

@@ -61,7 +61,7 @@ class ChannelFactory:
     ) -> None:
         """Read no file yet. tls, worker_names: return the current values; default: from the credentials."""
         self.credentials = Credentials.from_environment() if credentials is None else credentials
-        self._names = worker_names or (lambda: self.credentials.tls_worker_names)
+        self._worker_names = worker_names or (lambda: self.credentials.tls_worker_names)
         self._tls = tls or WatchedFiles(self.credentials.files, lambda: read_tls(self.credentials)).get
         self._tokens: WatchedFiles[tuple[Token, ...]] | None = None
         if self.credentials.token_file is not None:
@@ -75,7 +75,7 @@ class ChannelFactory:
         self.credentials.check_token_may_go_to(address)
         return ((AUTHORIZATION_KEY, self._tokens.get()[0].bearer_value),)
 
-    def hint(self, address: str) -> str:
+    def handshake_hint(self, address: str) -> str:
         """Return the hint of an error if the peer closes a new connection immediately."""
         if self.credentials.uses_tls(address):
             shown = self.credentials.tls_certificate or "none, see TUPLEWIRE_TLS_CERTIFICATE"
@@ -86,14 +86,14 @@ class ChannelFactory:
         """Return an object that changes with the TLS files: then a new channel is needed."""
         return self._tls() if self.credentials.tls_ca is not None else None
 
-    async def channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
+    async def open_channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
         """Return a channel to an address; raise UnreachableError if no allowed worker answers there."""
         if not self.credentials.uses_tls(address):
             return grpc.aio.insecure_channel(grpc_target(address), options=options)
         secured = await run_in_thread(partial(self._tls_channel_args, address, options, _HANDSHAKE_SECONDS))
         return grpc.aio.secure_channel(grpc_target(address), *secured)
 
-    def blocking_channel(
+    def open_blocking_channel(
         self, address: str, options: Sequence[tuple[str, Any]], timeout: float = _HANDSHAKE_SECONDS
     ) -> grpc.Channel:
         """Do the same as channel, for a blocking caller. timeout: at most 5 seconds are used."""
@@ -105,23 +105,23 @@ class ChannelFactory:
         self, address: str, options: Sequence[tuple[str, Any]], timeout: float
     ) -> tuple[grpc.ChannelCredentials, list[tuple[str, Any]]]:
         """Return a channel's credentials and options. With a list of names, this needs a handshake."""
-        tls, names = self._tls(), self._names()
+        tls, names = self._tls(), self._worker_names()
         # Without a list of names, gRPC compares the certificate with the host of the address.
         if not names:
             return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate), [*options]
         decoded, der = _certificate_at(address, tls.context, timeout)
-        own = certificate_names(decoded)
-        if not any_name_matches(own, names):
+        cert_names = certificate_names(decoded)
+        if not any_name_matches(cert_names, names):
             raise UnreachableError(
                 f"{address} is not a worker of this cluster: its certificate has the names "
-                f"{', '.join(own) or '(none)'}, and tls_worker_names are "
+                f"{', '.join(cert_names) or '(none)'}, and tls_worker_names are "
                 f"{', '.join(names)}; if it should be one, list its name"
             )
         comparable = [name for kind, name in decoded["subjectAltName"] if kind in {"DNS", "IP Address"}]
         if not comparable:
             raise UnreachableError(
                 f"{address}: gRPC for Python cannot use a certificate that has only URIs for names "
-                f"({', '.join(own)}); have a DNS name signed in as well"
+                f"({', '.join(cert_names)}); have a DNS name signed in as well"
             )
         # Trust only this certificate, and let gRPC compare a name that is in it: a server with another
         # certificate of the same CA is refused.
@@ -134,7 +134,7 @@ class ChannelFactory:
 
 def read_tls(credentials: Credentials) -> TlsMaterial:
     """Read the TLS files; raise ConfigError with the file's name if one is missing or two do not match."""
-    ca = _read(credentials.tls_ca)
+    ca = _read_pem(credentials.tls_ca)
     assert ca is not None  # noqa: S101 - callers check that TLS is configured
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # _tls_channel_args() compares the names with a list
@@ -143,13 +143,13 @@ def read_tls(credentials: Credentials) -> TlsMaterial:
         context.load_verify_locations(cadata=ca.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(f"{credentials.tls_ca} has no certificates in PEM: {error}") from error
-    certificate, key = _read(credentials.tls_certificate), _read(credentials.tls_key)
+    certificate, key = _read_pem(credentials.tls_certificate), _read_pem(credentials.tls_key)
     if credentials.tls_certificate is not None:
-        load_pair(context, credentials)
+        load_key_pair(context, credentials)
     return TlsMaterial(ca, certificate, key, context)
 
 
-def load_pair(context: ssl.SSLContext, credentials: Credentials) -> None:
+def load_key_pair(context: ssl.SSLContext, credentials: Credentials) -> None:
     """Load the certificate and its key. Raises ConfigError with both names if the pair cannot be used."""
     assert credentials.tls_certificate is not None  # noqa: S101 - the caller has checked it
     try:
@@ -162,7 +162,7 @@ def load_pair(context: ssl.SSLContext, credentials: Credentials) -> None:
         ) from error
 
 
-def _read(name: str | None) -> bytes | None:
+def _read_pem(name: str | None) -> bytes | None:
     if name is None:
         return None
     try:

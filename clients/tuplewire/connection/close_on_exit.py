@@ -70,15 +70,15 @@ async def _close(senders: Sequence[SendingEnd], timeout: float) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    left = [sender for sender in _open_senders if not sender.buffer.ended]
-    for sender in left:
+    open_senders = [sender for sender in _open_senders if not sender.buffer.ended]
+    for sender in open_senders:
         sender.buffer.close_reason = ", as the program ends: send and close before its exit handlers run"
         if not sender.buffer.closing:
             _warn(sender, "is left")
     for closing in list(_closing):  # their senders are closed below, with the shorter timeout
         closing.cancel()
-    if left:
-        messaging_loop().run(_close(left, _EXIT_SECONDS))
+    if open_senders:
+        messaging_loop().run(_close(open_senders, _EXIT_SECONDS))
 
 
 # A forked child has no connections, so it has no senders to close.

@@ -70,7 +70,7 @@ class Inbox(ABC):
         identity: Identity,
         settings: SessionSettings,
         loop: asyncio.AbstractEventLoop,
-        push: Callbacks | None,
+        callbacks: Callbacks | None,
         *,
         follows: bool,
     ) -> None:
@@ -78,7 +78,7 @@ class Inbox(ABC):
         self.identity = identity
         self.settings = settings
         self.loop = loop
-        self.push = push
+        self.callbacks = callbacks
         self.follows = follows
         self.subscription_id = secrets.randbits(63)
         """The number of the subscription, the same at all workers."""
@@ -134,8 +134,8 @@ class ConsumerStream(ReconnectingStream):
         self.window = ConsumeWindow(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
         self._inbox = inbox
         self._lock = inbox.lock
-        self._progress = asyncio.Event()
-        self._ack_event = BatchedEvent(self._progress, inbox.loop)
+        self._write_event = asyncio.Event()
+        self._ack_event = BatchedEvent(self._write_event, inbox.loop)
         self._report_scheduled = False
         """True if the loop is about to report acknowledgements: it does not need another wake-up."""
         self._ack_count = self._confirmed_acks = 0
@@ -183,7 +183,7 @@ class ConsumerStream(ReconnectingStream):
         """
         with self._lock:
             self.is_closed = True
-        self._progress.set()
+        self._write_event.set()
         if self._task is not None and (self.connected or self._needs_stream):
             await asyncio.wait([self._task], timeout=_CLOSE_SECONDS)
         await self.suspend()
@@ -201,11 +201,11 @@ class ConsumerStream(ReconnectingStream):
     def _on_lost(self, error: TuplewireError) -> None:
         if self.is_closed:
             return
-        about = {"address": self.address, "reason": str(error)}
+        fields = {"address": self.address, "reason": str(error)}
         if self.connected:
-            logger.info("subscription.lost", extra=about)
+            logger.info("subscription.lost", extra=fields)
         elif str(error) != self._last_problem:
-            logger.info("subscription.failed", extra=about)
+            logger.info("subscription.failed", extra=fields)
         self._last_problem = str(error)
         self._inbox.on_lost(self, error)
 
@@ -220,7 +220,7 @@ class ConsumerStream(ReconnectingStream):
         with self._lock:
             cursors = self.window.take_all_cursors()
             # The cursors in this request report every acknowledgement, unless some need a later request.
-            told = self._confirmed_acks if self.window.changed_tasks else self._ack_count
+            reported_acks = self._confirmed_acks if self.window.changed_tasks else self._ack_count
         subscribe = pb.Subscribe(
             protocol_version=PROTOCOL_VERSION,
             topology=self.identity.topology,
@@ -228,7 +228,7 @@ class ConsumerStream(ReconnectingStream):
             incarnation=self.identity.incarnation,
             tasks=cursors,
             worker_incarnation=self.window.worker_incarnation,
-            expected_worker_id=self.expected_id,
+            expected_worker_id=self.expected_worker_id,
             subscription_id=self._inbox.subscription_id,
             max_response_bytes=UNLIMITED_BYTES,
             follows_tasks=self._inbox.follows and self._inbox.admitted,
@@ -242,14 +242,14 @@ class ConsumerStream(ReconnectingStream):
         with self._lock:
             starts = [(cursor.task, cursor.received_sequence) for cursor in subscribed.tasks]
             self.window.on_connected(subscribed.worker_incarnation, starts)
-            self._confirmed_acks, self._goodbye_sent = told, False
-        self._progress.set()
+            self._confirmed_acks, self._goodbye_sent = reported_acks, False
+        self._write_event.set()
         self.connected, self.worker_id = True, subscribed.worker_id
         self._inbox.on_connected()
         logger.info("subscription.ready", extra={"address": self.address, "worker": subscribed.worker_id})
 
     async def _read(self, stream: ClientStream) -> None:
-        push = self._inbox.push
+        callbacks = self._inbox.callbacks
         while (data := await stream.read()) is not None:
             response = decode(pb.RecvResponse, data)
             if not isinstance(response, OpaqueFrame):
@@ -265,7 +265,7 @@ class ConsumerStream(ReconnectingStream):
                         self.window.mark_all_changed()
                     elif kind == "rejected":
                         self.window.apply_answers(response.rejected.tasks)
-                self._progress.set()
+                self._write_event.set()
                 continue
             groups = groups_of(response)
             deliveries = map(Delivery, map(_FIRST_SEQUENCE, groups), groups)
@@ -273,20 +273,20 @@ class ConsumerStream(ReconnectingStream):
                 ack_requested, now_ns = response.ack_immediately, time.time_ns()
                 arrived = self.window.receive(deliveries, ack_requested=ack_requested, now_ns=now_ns)
                 # The frame may have only duplicates, or messages behind a rejected one.
-                if arrived.deliveries and push is None:
+                if arrived.deliveries and callbacks is None:
                     self._inbox.put(arrived)
-            if push is not None:
+            if callbacks is not None:
                 # Each group has its own acknowledgement: a consumer may stop between two.
                 for part in arrived.each_delivery():
-                    push.on_group(part.groups[0], partial(self.acknowledge, part))
+                    callbacks.on_group(part.groups[0], partial(self.acknowledge, part))
         # The worker ends the stream once it has read the goodbye, and so all acknowledgements before it.
         if self._goodbye_sent:
             self._confirmed_acks = self._ack_count
 
     async def _write(self, stream: ClientStream) -> None:
         while True:
-            await self._progress.wait()
-            self._progress.clear()
+            await self._write_event.wait()
+            self._write_event.clear()
             self._ack_event.mark_sent()
             with self._lock:
                 self._report_scheduled = False
@@ -298,7 +298,7 @@ class ConsumerStream(ReconnectingStream):
                 await stream.write(pb.RecvRequest(progress=progress).SerializeToString())
             # Rejections beyond the limit of one request follow in the next one.
             if more:
-                self._progress.set()
+                self._write_event.set()
             elif closed:
                 self._goodbye_sent = True  # before the write: the worker may end the stream during it
                 await stream.write(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())

@@ -90,7 +90,7 @@ class ControlClient:
             tls_state = self._channel_factory.tls_state()
             connection = self._connection
             if connection is None or connection.tls_state is not tls_state:
-                channel = self._channel_factory.blocking_channel(self.address, self._options, timeout)
+                channel = self._channel_factory.open_blocking_channel(self.address, self._options, timeout)
                 # The old channel is not closed: calls of other threads may still run on it. It is freed with
                 # the last of these calls.
                 self._connection = connection = _Connection(channel, tls_state)
@@ -278,22 +278,22 @@ class ControlClient:
         deadline = time.monotonic() + timeout
         request, ready = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse.SERVING
         while True:
-            seen = ""
-            left = max(_POLL_SECONDS, deadline - time.monotonic())
+            cause = ""
+            remaining = max(_POLL_SECONDS, deadline - time.monotonic())
             try:
-                with closing(self._stream("Watch", request, left, "health")) as answers:
+                with closing(self._stream("Watch", request, remaining, "health")) as answers:
                     for response in answers:
                         if response.status == ready:
                             return
-                        seen = "it lacks its assignment or a connection: tuplewire status has the reason"
+                        cause = "it lacks its assignment or a connection: tuplewire status has the reason"
                 # A draining worker ends this stream; see docs/design/drain.md.
                 break
             except UnreachableError as error:
                 late = time.monotonic() + _POLL_SECONDS > deadline
-                if seen and not late:
+                if cause and not late:
                     raise  # it has answered, and has stopped since
                 if late:
-                    reason = seen or str(error).removeprefix(f"{self.address}: ")
+                    reason = cause or str(error).removeprefix(f"{self.address}: ")
                     raise UnreachableError(
                         f"the worker at {self.address}: not ready after {timeout:g} s: {reason}"
                     ) from error
@@ -336,7 +336,7 @@ class ControlClient:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raised: TuplewireError = UnreachableError(f"the worker at {self.address}: {timeout_text}")
             else:
-                hint = self._channel_factory.hint(self.address)
+                hint = self._channel_factory.handshake_hint(self.address)
                 about = error.code(), error.details() or "", error.trailing_metadata()
                 raised = error_from_status(*about, self.address, hint)
             if isinstance(raised, UnreachableError):

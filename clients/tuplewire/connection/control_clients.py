@@ -37,7 +37,7 @@ class ControlClients:
     ) -> dict[str, _Answer | TuplewireError]:
         """Call each worker in parallel; return the results or errors by address."""
 
-        def outcome(address: str) -> _Answer | TuplewireError:
+        def call_or_error(address: str) -> _Answer | TuplewireError:
             try:
                 return call(self[address])
             except TuplewireError as error:
@@ -45,7 +45,7 @@ class ControlClients:
 
         wanted = list(addresses)
         self._pool = self._pool or ThreadPoolExecutor(_MAX_PARALLEL, "tuplewire-control")
-        return dict(zip(wanted, self._pool.map(outcome, wanted), strict=True))
+        return dict(zip(wanted, self._pool.map(call_or_error, wanted), strict=True))
 
     def close_except(self, addresses: Iterable[str]) -> None:
         """Close the clients of all other workers."""

@@ -15,10 +15,10 @@ LIBRARIES = {
 
 def refuse_green_threads() -> None:
     """Raise ConfigError if gevent or eventlet has patched threads or select: every wait would hang."""
-    for name, (asks, parts) in LIBRARIES.items():
+    for name, (check_name, parts) in LIBRARIES.items():
         # A library that is not imported has patched nothing.
         module = sys.modules.get(name)
-        if module is not None and any(map(getattr(module, asks), parts)):
+        if module is not None and any(map(getattr(module, check_name), parts)):
             library = name.partition(".")[0]
             raise ConfigError(
                 f"{library} has replaced Python's threads or select, and Tuplewire needs the real ones: call "

@@ -122,10 +122,10 @@ def grpc_stream_opener(address: str, settings: SessionSettings, factory: Channel
     @asynccontextmanager
     async def open_stream(method: str) -> AsyncIterator[ClientStream]:
         metadata = factory.metadata(address)
-        async with await factory.channel(address, channel_options(settings)) as channel:
+        async with await factory.open_channel(address, channel_options(settings)) as channel:
             stub = MessagingStub(raw_channel(channel))  # type: ignore[no-untyped-call]
             call = getattr(stub, method)(metadata=metadata)
-            stream = _GrpcClientStream(call, address, factory.hint(address))
+            stream = _GrpcClientStream(call, address, factory.handshake_hint(address))
             try:
                 yield stream
             finally:
@@ -150,7 +150,7 @@ class WorkerConnections:
 
     async def assignment(self, address: str) -> GetAssignmentResponse:
         """Request the assignment from the worker at an address. Raises UnreachableError, RefusedError."""
-        async with await self._channels.channel(address, BASE_OPTIONS) as channel:
+        async with await self._channels.open_channel(address, BASE_OPTIONS) as channel:
             stub = ControlStub(channel)  # type: ignore[no-untyped-call]
             answer: GetAssignmentResponse = await self._call(
                 stub.GetAssignment, GetAssignmentRequest(), address
@@ -173,10 +173,10 @@ class WorkerConnections:
         return answer
 
     async def _polled_channel(self, address: str) -> grpc.aio.Channel:
-        polled = self._poll_channels  # after close_polls(), a poll in progress uses the old dict
-        if address not in polled:
-            polled[address] = await self._channels.channel(address, BASE_OPTIONS)
-        return polled[address]
+        channels = self._poll_channels  # after close_polls(), a poll in progress uses the old dict
+        if address not in channels:
+            channels[address] = await self._channels.open_channel(address, BASE_OPTIONS)
+        return channels[address]
 
     async def _call(self, method: Any, request: Any, address: str) -> Any:
         metadata = self._channels.metadata(address)

@@ -67,9 +67,9 @@ class _Selector(selectors.DefaultSelector):
     def _timed_select(self, on_wait: Callable[[float, float], None], timeout: float | None = None) -> Any:
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
-        began = time.monotonic()
+        started_at = time.monotonic()
         ready = super().select(timeout)
-        on_wait(began, time.monotonic())
+        on_wait(started_at, time.monotonic())
         return ready
 
 
@@ -236,8 +236,8 @@ class EventLoopThread:
 async def run_in_thread(function: Callable[[], _Result]) -> _Result:
     """Await a blocking function in a new thread: a pool may be full of functions that wait."""
     outcome: Future[_Result] = Future()
-    _blocking.add(outcome)
-    outcome.add_done_callback(_blocking.discard)
+    _blocking_calls.add(outcome)
+    outcome.add_done_callback(_blocking_calls.discard)
     outcome.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it
     run = partial(_set_result, outcome, function)
     threading.Thread(target=run, name="tuplewire-blocking", daemon=True).start()
@@ -277,7 +277,7 @@ def _report(task: asyncio.Task[None]) -> None:
         task.get_loop().call_exception_handler(context)
 
 
-_blocking: set[Future[Any]] = set()  # of run_in_thread(): a child would inherit OpenSSL's locks
+_blocking_calls: set[Future[Any]] = set()  # of run_in_thread(): a child would inherit OpenSSL's locks
 _lock = threading.Lock()
 _current: EventLoopThread | None = None
 _suspended_thread: EventLoopThread | None = None
@@ -305,13 +305,13 @@ def messaging_loop() -> EventLoopThread:
     # asyncio logs each new loop, and a logging handler that sends would create another one.
     asyncio_log.addFilter(quiet)
     try:
-        made = EventLoopThread()  # without the lock: an audit hook may call this function
+        created = EventLoopThread()  # without the lock: an audit hook may call this function
     finally:
         asyncio_log.removeFilter(quiet)
     with _lock:
-        current = _current = _current or made
-    if current is not made:
-        made.stop()
+        current = _current = _current or created
+    if current is not created:
+        created.stop()
     return current
 
 
@@ -354,7 +354,7 @@ def _before_fork() -> None:
         try:
             current.run(current.suspend(), _SUSPEND_SECONDS)
             gc.collect()  # gRPC's threads exit after its last object
-            while (running := bool(_blocking) or _grpc_is_running()) and time.monotonic() < deadline:
+            while (running := bool(_blocking_calls) or _grpc_is_running()) and time.monotonic() < deadline:
                 time.sleep(0.001)
             _grpc_shut_down = not running
         except KeyboardInterrupt:

@@ -29,22 +29,22 @@ class MemoryStream(BufferedStream):
     def __init__(self) -> None:
         super().__init__()
         self._other = self
-        self._size = 0
+        self._unread_bytes = 0
 
-    def join(self, other: MemoryStream) -> None:
+    def connect(self, other: MemoryStream) -> None:
         """Connect this side with another one as a stream."""
         self._other, other._other = other, self
 
     async def write(self, data: bytes | OutFrame) -> None:
         """See MessageStream."""
         other = self._other
-        while self.failure is None and other._size >= _BUFFER_BYTES:
+        while self.failure is None and other._unread_bytes >= _BUFFER_BYTES:
             other._space_event.clear()
             await other._space_event.wait()
         if self.failure is not None:
             raise StreamBroken from self.failure
         other._arrived.append(data)
-        other._size += _size_of(data)
+        other._unread_bytes += _size_of(data)
         other._changed.set()
 
     async def read(self) -> Any:
@@ -53,7 +53,7 @@ class MemoryStream(BufferedStream):
             return None
         await asyncio.sleep(0)  # one message each turn: other streams run in between, as over a socket
         data: bytes | OutFrame = self._arrived.popleft()
-        self._size -= _size_of(data)
+        self._unread_bytes -= _size_of(data)
         self._space_event.set()
         return data
 

@@ -49,23 +49,23 @@ class Receiver(Inbox):
         loop: asyncio.AbstractEventLoop,
         open_stream: StreamOpener,
         expected_id: str = "",
-        push: Callbacks | None = None,
+        callbacks: Callbacks | None = None,
         connections: WorkerConnections | None = None,
     ) -> None:
         """Describe a subscription at the worker at an address. For other arguments see ReconnectingStream.
 
         Args:
-            push: Gets the messages; None: take() returns them.
+            callbacks: Get the messages; None: take() returns them.
             connections: Connects to the tasks' owners; None: only to this worker.
         """
-        super().__init__(identity, settings, loop, push, follows=connections is not None)
+        super().__init__(identity, settings, loop, callbacks, follows=connections is not None)
         self.address = address
         self.tasks = tuple(tasks)
         self.failure: TuplewireError | None = None
         self.is_closed = False
         self._open_stream = open_stream
-        own = ConsumerStream(self, address, open_stream, expected_id, self.tasks)
-        self._streams: tuple[ConsumerStream, ...] = (own,)
+        own_stream = ConsumerStream(self, address, open_stream, expected_id, self.tasks)
+        self._streams: tuple[ConsumerStream, ...] = (own_stream,)
         """Replaced as a whole, because consumers read it from other threads."""
         self._without_stream: frozenset[int] = frozenset()
         """The tasks without a stream: their owner is not known yet."""
@@ -135,16 +135,16 @@ class Receiver(Inbox):
         if self.buffer:
             return self.buffer.popleft()
         if timeout is None and self._admission_timed_out:
-            raise self._unreachable(self.settings.connect_timeout_seconds)
+            raise self._unreachable_error(self.settings.connect_timeout_seconds)
         return None
 
     def _none_or_raise(self, timeout: float | None) -> ArrivedBatch | None:
         # A connection without messages is not an error, even if it existed only for a part of the time.
         if timeout is not None and not self.connected and time.monotonic() - self._broken_since >= timeout:
-            raise self._unreachable(timeout)
+            raise self._unreachable_error(timeout)
         return None
 
-    def _unreachable(self, seconds: float) -> UnreachableError:
+    def _unreachable_error(self, seconds: float) -> UnreachableError:
         for each in self._streams:
             if not each.connected:
                 return UnreachableError(f"no worker at {each.address} for {seconds:g} s: {each.problem}")
@@ -173,8 +173,8 @@ class Receiver(Inbox):
     # --- for streams, on the loop; see Inbox -----------------------------------------------------
 
     def on_connected(self) -> None:
-        own = next((each for each in self._streams if each.address == self.address), None)
-        self._own_id = own.worker_id if own is not None and own.connected else self._own_id
+        stream = next((each for each in self._streams if each.address == self.address), None)
+        self._own_id = stream.worker_id if stream is not None and stream.connected else self._own_id
         if self.connected:
             self.admitted, self._admission_timed_out = True, False
             self._stop_admission_timer()
@@ -187,9 +187,9 @@ class Receiver(Inbox):
     def on_moved(self, stream: ConsumerStream, tasks: Iterable[int]) -> None:
         if self.follows:
             self._mark_broken()
-            gone = frozenset(tasks) & frozenset(stream.tasks)
-            self._without_stream |= gone
-            stream.set_tasks(task for task in stream.tasks if task not in gone)
+            moved = frozenset(tasks) & frozenset(stream.tasks)
+            self._without_stream |= moved
+            stream.set_tasks(task for task in stream.tasks if task not in moved)
             self._start_search(stream.address)
 
     def on_failed(self, error: TuplewireError) -> None:
@@ -203,8 +203,8 @@ class Receiver(Inbox):
         self._stop_admission_timer()
         for stream in self._streams:
             report_errors(self.loop.create_task(stream.close(), name="close"))
-        if self.push is not None and not self.is_closed:
-            self.push.on_failure(error)
+        if self.callbacks is not None and not self.is_closed:
+            self.callbacks.on_failure(error)
 
     # --- life, on the loop ---------------------------------------------------------------------
 
@@ -224,8 +224,8 @@ class Receiver(Inbox):
         with self.lock:
             self._admission_timed_out = True
             self.changed.notify_all()
-        if self.push is not None:
-            self.push.on_failure(self._unreachable(self.settings.connect_timeout_seconds))
+        if self.callbacks is not None:
+            self.callbacks.on_failure(self._unreachable_error(self.settings.connect_timeout_seconds))
 
     def _stop_admission_timer(self) -> None:
         if self._admission_timer is not None:
@@ -285,9 +285,9 @@ class Receiver(Inbox):
             # Without a refusal, the worker probably still owns its tasks, and the stream returns.
             if self._refused_by is None:
                 await asyncio.sleep(backoff.next())
-            asked, self._refused_by = self._refused_by, None
+            refused_by, self._refused_by = self._refused_by, None
             try:
-                await self._update_owners(connections, (asked or self.address, *self._owners.addresses))
+                await self._update_owners(connections, (refused_by or self.address, *self._owners.addresses))
             except TuplewireError:
                 continue  # its log entries have the reasons
             if not self.connected:
@@ -298,19 +298,19 @@ class Receiver(Inbox):
 
         It is requested again if it lacks a task. If no worker answers, raises the error of the first one.
         """
-        named = list(tasks)
-        if self.connections is not None and not self._owners.by_task.keys() >= set(named):
+        task_ids = list(tasks)
+        if self.connections is not None and not self._owners.by_task.keys() >= set(task_ids):
             await self._update_owners(self.connections, self._owners.addresses[:_MAX_QUERIED])
-        return self._by_worker(named)
+        return self._tasks_by_worker(task_ids)
 
     def invalidate_owners(self) -> None:
         """Request the assignment again at the next workers_of(): a task moves, or a worker has failed."""
         self._owners.by_task = {}
 
-    def _by_worker(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
+    def _tasks_by_worker(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
         return {
-            peer._replace(address=self.address) if peer.worker_id == self._own_id else peer: theirs
-            for peer, theirs in self._owners.by_worker(tasks).items()
+            peer._replace(address=self.address) if peer.worker_id == self._own_id else peer: owned
+            for peer, owned in self._owners.by_worker(tasks).items()
         }
 
     async def _update_owners(self, connections: WorkerConnections, addresses: Iterable[str]) -> None:
@@ -319,7 +319,7 @@ class Receiver(Inbox):
         for address in dict.fromkeys(addresses):
             try:
                 answer = await connections.assignment(address)
-                self._owners.replace(answer.assignment if answer.HasField("assignment") else None, address)
+                self._owners.apply(answer.assignment if answer.HasField("assignment") else None, address)
             except TuplewireError as error:
                 logger.debug("subscription.no_assignment", extra={"address": address, "reason": str(error)})
                 problems.append(error)
@@ -341,32 +341,32 @@ class Receiver(Inbox):
         if unknown and self._owners.version == self._newest_version:
             self.on_failed(self._owners.unknown_error(unknown))
             return
-        owned = {peer: frozenset(theirs) for peer, theirs in self._by_worker(tasks).items()}
+        owned = {peer: frozenset(owned_tasks) for peer, owned_tasks in self._tasks_by_worker(tasks).items()}
         for each in broken:
             kept = owned.get(self._peer_of(each), frozenset()).intersection(each.tasks)
             if not each.connected and len(kept) < len(each.tasks):
                 self._without_stream |= frozenset(each.tasks) - kept
-                await self._replace(each, kept)
-        for peer, theirs in owned.items():
-            added = self._without_stream & theirs
+                await self._change_tasks(each, kept)
+        for peer, owned_tasks in owned.items():
+            added = self._without_stream & owned_tasks
             stream = next((each for each in self._streams if self._peer_of(each) == peer), None)
             if stream is not None and stream.opening:
                 continue  # the next round adds the tasks
             self._without_stream -= added
             if added and stream is not None:
-                await self._replace(stream, added.union(stream.tasks))
+                await self._change_tasks(stream, added.union(stream.tasks))
             elif added:
-                own = peer.address == self.address
-                opener = self._open_stream if own else connections.open_stream(peer.address)
+                is_own = peer.address == self.address
+                opener = self._open_stream if is_own else connections.open_stream(peer.address)
                 stream = ConsumerStream(self, peer.address, opener, peer.worker_id, sorted(added))
                 self._streams = (*self._streams, stream)
                 stream.start()
 
     def _peer_of(self, stream: ConsumerStream) -> Peer:
-        own = stream.address == self.address
-        return Peer(stream.worker_id or (self._own_id if own else ""), stream.address)
+        is_own = stream.address == self.address
+        return Peer(stream.worker_id or (self._own_id if is_own else ""), stream.address)
 
-    async def _replace(self, stream: ConsumerStream, tasks: frozenset[int]) -> None:
+    async def _change_tasks(self, stream: ConsumerStream, tasks: frozenset[int]) -> None:
         """Let a stream consume other tasks, or end it if there are none."""
         stream.set_tasks(sorted(tasks))
         stream.connected = False  # the worker does not know the tasks yet

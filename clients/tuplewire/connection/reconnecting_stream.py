@@ -72,7 +72,7 @@ class ReconnectingStream(ABC):
         """Describe a session. expected_id: the worker to reach; empty: any that answers at the address."""
         self.address = address
         self.identity = identity
-        self.expected_id = expected_id
+        self.expected_worker_id = expected_id
         self.connected = False
         self._settings = settings
         self._loop = loop

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from tuplewire.connection.receiver_reports import RefusedMessages
 from tuplewire.connection.submission_queue import (
-    SMALL_BYTES,
+    MAX_SMALL_BYTES,
     CallerCondition,
     Offer,
     SubmissionQueue,
@@ -145,7 +145,7 @@ class SendBuffer:
             type(payload) is bytes
             and type(task) is int
             and 0 <= task <= MAX_TASK
-            and len(payload) <= submitted.small_bytes
+            and len(payload) <= submitted.max_small_bytes
             # 1. and 2. in SubmissionQueue. It explains why the number of entries is read first.
             and (len(entries) < submitted.entry_limit or self._has_space_for(task))
         ):
@@ -183,7 +183,7 @@ class SendBuffer:
                 or window.held_of(task) + submitted.by_flow.get(task, 0) >= settings.max_pending_task_messages
             ):
                 return False
-            if size <= SMALL_BYTES:
+            if size <= MAX_SMALL_BYTES:
                 self._publish_space()
             else:
                 submitted.publish_no_space()
@@ -323,7 +323,7 @@ class SendBuffer:
         if entries := submitted.entries[:]:
             for batch in batches_of(entries):
                 self.window.accept(batch, now_micros=now_micros)
-            submitted.start_count()
+            submitted.reset_counts()
             self._publish_space()
             # After _publish_space(), which excludes them: a message is never missing in both counts.
             del submitted.entries[: len(entries)]
@@ -380,7 +380,7 @@ class SendBuffer:
         """Accept no more messages, and return True; False at a second call. With the lock."""
         if self.ended:
             return False
-        # take_back() must also return messages that are only submitted.
+        # withdraw() must also return messages that are only submitted.
         self.move_submitted()
         self.closing = self.ended = True
         return True

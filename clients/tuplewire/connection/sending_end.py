@@ -66,7 +66,7 @@ class SendingEnd(ReconnectingStream):
         """The tasks that it reports as congested; for display only, as credit decides."""
         self.counts = SendCounts()
         self.may_write = True
-        """False if no more frames are written, so that no peer receives messages that take_back() returns."""
+        """False if no more frames are written, so that no peer receives messages that withdraw() returns."""
         self._window = self.buffer.window
         self._lock = self.buffer.lock
         self._pressure = SendingPressure(self._window, self._loop.time, self._events.pressure)
@@ -115,8 +115,8 @@ class SendingEnd(ReconnectingStream):
 
     def problem(self) -> str:
         """Return why the worker is unreachable, as the end of a sentence; empty if it is not."""
-        in_reach = self.connected or (self.counts.connections and not self.ack_handler.receiver_lost)
-        return "" if in_reach else f"; {self.address} is {self.connection_state}"
+        is_reachable = self.connected or (self.counts.connections and not self.ack_handler.receiver_lost)
+        return "" if is_reachable else f"; {self.address} is {self.connection_state}"
 
     @property
     def window(self) -> SendWindow:
@@ -139,7 +139,7 @@ class SendingEnd(ReconnectingStream):
 
     # The first of these calls to stop waiting decides about the pending messages:
     # 1. close_async() drops all messages without an acknowledgement at its timeout.
-    # 2. take_back() returns these messages. A worker routes them again.
+    # 2. withdraw() returns these messages. A worker routes them again.
     # 3. abort() drops them immediately.
     # A cancelled call leaves a session that accepts no more messages. Another call must then end it.
 
@@ -148,7 +148,7 @@ class SendingEnd(ReconnectingStream):
         await self._finish(timeout)
         await self._end()  # 1.
 
-    async def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
+    async def withdraw(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
         """Close, and return the unacknowledged messages with their inbound sessions, in order for each task.
 
         The ledger then no longer counts them as accepted. Messages that may have arrived nevertheless are
@@ -159,9 +159,9 @@ class SendingEnd(ReconnectingStream):
         if self.buffer.ended:
             return []
         await self.suspend()
-        left = self.ack_handler.take_back()  # 2.
+        withdrawn = self.ack_handler.withdraw()  # 2.
         self._refresh()
-        return left
+        return withdrawn
 
     async def _finish(self, timeout: float) -> None:
         self.buffer.stop_accepting()
@@ -216,19 +216,19 @@ class SendingEnd(ReconnectingStream):
         if self._receiver_draining:  # over ZeroMQ, the last message of a receiver that shuts down may be lost
             error = DrainingError(f"{self.address} is draining; it accepts no new messages")
             self._receiver_draining = False
-        about = {"address": self.address, "reason": str(error)}
+        fields = {"address": self.address, "reason": str(error)}
         was_connected = self.connected
         if self.is_closed:
             logger.info("connection.closed", extra={"address": self.address})
         elif was_connected:
-            logger.info("connection.lost", extra=about)
+            logger.info("connection.lost", extra=fields)
         elif str(error) != self._last_problem:
-            logger.info("connection.failed", extra=about)
+            logger.info("connection.failed", extra=fields)
         self._last_problem = str(error)
         self.connected = False
-        self.ack_handler.on_lost(closed_cleanly=self.is_closed or isinstance(error, DrainingError))
+        self.ack_handler.on_disconnected(closed_cleanly=self.is_closed or isinstance(error, DrainingError))
         if was_connected:
-            self._events.on_lost()
+            self._events.on_disconnected()
         self._pressure.refresh(connected=False)
 
     def _on_failed(self, error: TuplewireError) -> None:
@@ -260,7 +260,7 @@ class SendingEnd(ReconnectingStream):
             acknowledged_sequence=self._window.acknowledged,
             session_id=self._window.session_id,
             draining=self._events.is_draining(),
-            expected_worker_id=self.expected_id,
+            expected_worker_id=self.expected_worker_id,
         )
         answer = await self._exchange(stream, pb.SendRequest(hello=hello))
         welcome = pb.SendResponse.FromString(answer).welcome
@@ -302,7 +302,7 @@ class SendingEnd(ReconnectingStream):
 
         A due probe and new tasks to watch are written before steps 2 to 5.
         """
-        pressure, asked = self._pressure, False
+        pressure, ack_requested = self._pressure, False
         while True:
             self._write_event.clear()
             # 1. The receiver acknowledges the frames that it has, and then ends the stream.
@@ -322,7 +322,7 @@ class SendingEnd(ReconnectingStream):
                 # 3. Without a request, acknowledgements may be delayed; see docs/design/credit.md.
                 if self.buffer.wants_acks:
                     self.buffer.wants_acks = False
-                    if not asked:
+                    if not ack_requested:
                         await stream.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
                     continue
                 # 4. The goodbye reports departures. After it, the receiver forgets the session.
@@ -334,9 +334,9 @@ class SendingEnd(ReconnectingStream):
                 pressure.on_idle()  # 5.
                 await self._write_event.wait()
                 pressure.on_resume()
-                asked = False
+                ack_requested = False
                 continue
-            asked = frame.ack_immediately  # 2.
+            ack_requested = frame.ack_immediately  # 2.
             pressure.on_write(frame)
             frame.assignment_version = self._events.get_assignment_version()
             await stream.write_frame(frame)
@@ -346,7 +346,7 @@ class SendingEnd(ReconnectingStream):
                 await self._pacer.linger(wait)
             elif not (self._window.has_more or self.buffer.wants_acks):  # wait without another pass
                 await self._write_event.wait()
-                asked = False
+                ack_requested = False
 
     def _next_frame(self) -> OutFrame | None:
         """Return the next frame to write; None if there is none, or no connection."""
@@ -360,7 +360,7 @@ class SendingEnd(ReconnectingStream):
             if (now := time.monotonic()) >= self.ack_handler.close_unused_at:
                 self.ack_handler.close_unused()
             frame = self._window.next_frame(now, urgent=self.buffer.wants_acks)
-            if len(self._window.blocked_flows) != self._pressure.without_credit:
+            if len(self._window.blocked_flows) != self._pressure.waiting_flows:
                 self._pressure.refresh(connected=True)
             if frame is not None:
                 self.counts.messages += frame.messages

@@ -27,10 +27,10 @@ from tuplewire.connection.green_threads import LIBRARIES, refuse_green_threads
 from tuplewire.connection.loop import is_on_messaging_loop
 from tuplewire.values.group import TaskGroup
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 _RECHECK_SECONDS = 0.5
 
-SMALL_BYTES = 4096
+MAX_SMALL_BYTES = 4096
 """A payload of at most this size is appended without the lock; a larger one is counted first."""
 
 Single = tuple[int, int | None, bytes]
@@ -64,15 +64,15 @@ class SubmissionQueue:
         self.entry_limit = self.total_entry_limit = 0
         self.extra_messages = 0
         """A lower bound for the number of messages minus the number of entries."""
-        self.small_bytes = 0
+        self.max_small_bytes = 0
         """The largest payload of a small message."""
         self.pass_number = 0
         """The number of passes that the loop has started. A pass includes all entries appended before it."""
         self.notified_pass = -1
         """The value of `pass_number` at the last notification of the loop. If equal, no other is needed."""
-        self.start_count()
+        self.reset_counts()
 
-    def start_count(self) -> None:
+    def reset_counts(self) -> None:
         """Reset the counts, because the loop has moved all counted messages to the window."""
         self.extra_messages = 0
         self._counted = self.messages = self.size_bytes = 0
@@ -100,8 +100,8 @@ class SubmissionQueue:
 
     def publish_space(self, messages: int, size_bytes: int, task_messages: int, max_bytes: int) -> None:
         """Publish the free space after the counted entries. task_messages: the space for any one task."""
-        more = min(messages, size_bytes // SMALL_BYTES)  # as if every message had the largest small size
-        self.small_bytes = min(SMALL_BYTES, max_bytes)
+        more = min(messages, size_bytes // MAX_SMALL_BYTES)  # as if every message had the largest small size
+        self.max_small_bytes = min(MAX_SMALL_BYTES, max_bytes)
         self.total_entry_limit = self._counted + more
         self.entry_limit = self._counted + min(more, task_messages)
 
@@ -168,7 +168,7 @@ class CallerCondition(threading.Condition):
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 listener()
 
-    async def wait_for_async(self, predicate: Callable[[], _Found], timeout: float | None = None) -> _Found:
+    async def wait_for_async(self, predicate: Callable[[], _Result], timeout: float | None = None) -> _Result:
         """Do the same as wait_for, on any event loop. Call it without the lock; it is held for each check.
 
         A cancelled call has changed nothing: a predicate takes effect only in the check that makes it true.
@@ -177,15 +177,15 @@ class CallerCondition(threading.Condition):
         with self:
             if found := predicate():
                 return found
-            news = asyncio.Event()
-            listener = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
+            notified = asyncio.Event()
+            listener = partial(asyncio.get_running_loop().call_soon_threadsafe, notified.set)
             self._listeners.add(listener)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     while not found:
-                        await news.wait()
-                        news.clear()
+                        await notified.wait()
+                        notified.clear()
                         with self:
                             found = predicate()
             return found
@@ -193,17 +193,17 @@ class CallerCondition(threading.Condition):
             with self:
                 self._listeners.discard(listener)
 
-    def wait_for(self, predicate: Callable[[], _Found], timeout: float | None = None) -> _Found:
-        until = math.inf if timeout is None else time.monotonic() + timeout
+    def wait_for(self, predicate: Callable[[], _Result], timeout: float | None = None) -> _Result:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         if any(map(sys.modules.__contains__, LIBRARIES)):
             refuse_green_threads()
         # 3. This is possible in a logging handler, for example.
         if is_on_messaging_loop():
-            until = 0.0
+            deadline = 0.0
         try:
-            while not (found := predicate()) and (left := until - time.monotonic()) > 0:
+            while not (found := predicate()) and (remaining := deadline - time.monotonic()) > 0:
                 # 2. A missed notification delays the caller, but never stops it.
-                self.wait(min(left, _RECHECK_SECONDS))
+                self.wait(min(remaining, _RECHECK_SECONDS))
         except BaseException:
             # 1. The caller's `with` block releases the lock, which fails if this thread does not hold it.
             if not self._is_owned():  # type: ignore[attr-defined]

@@ -33,7 +33,7 @@ class TaskOwners:
         """The addresses to request an assignment from, in this order, until a worker answers."""
         return tuple(dict.fromkeys((self._address, *self.others)))
 
-    def replace(self, assignment: pb.Assignment | None, address: str) -> None:
+    def apply(self, assignment: pb.Assignment | None, address: str) -> None:
         """Apply the assignment of the worker at an address. Raises NotReadyError, WrongTopologyError."""
         if assignment is None:
             raise NotReadyError(
@@ -54,11 +54,11 @@ class TaskOwners:
 
     def by_worker(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
         """Return the tasks of each worker, without unknown ones."""
-        found: dict[Peer, list[int]] = {}
+        tasks_by_peer: dict[Peer, list[int]] = {}
         for task in tasks:
             if task in self.by_task:
-                found.setdefault(self.by_task[task], []).append(task)
-        return found
+                tasks_by_peer.setdefault(self.by_task[task], []).append(task)
+        return tasks_by_peer
 
     def unknown_error(self, tasks: Sequence[int]) -> UnknownTaskError:
         """Return the error for tasks that are not in the assignment."""

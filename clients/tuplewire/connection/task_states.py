@@ -19,7 +19,7 @@ from tuplewire.settings.addresses import Peer
 
 POLL_SECONDS = 2.0
 """The time between polls of one program."""
-GONE_SECONDS = 5.0
+NO_CONSUMER_SECONDS = 5.0
 """A task without a consumer for this time has lost it. A consumer reconnects within two seconds."""
 
 
@@ -42,8 +42,8 @@ class TaskState(NamedTuple):
     def __str__(self) -> str:
         if self.queued_messages is None:
             return self.problem
-        gone = time.monotonic() - self.no_consumer_since
-        consumer = "subscribed" if self.consumer else f"no consumer for {gone:.0f} s"
+        seconds = time.monotonic() - self.no_consumer_since
+        consumer = "subscribed" if self.consumer else f"no consumer for {seconds:.0f} s"
         oldest = f", the oldest for {self.oldest_seconds:.0f} s" if self.oldest_seconds else ""
         return f"{consumer}, {self.queued_messages} unread at {self.worker_id}{oldest}"
 
@@ -59,18 +59,18 @@ class TaskStates(dict[int, TaskState]):
 
         consumer_ids: with the ids of the consumers; this needs the permission to receive from the tasks.
         """
-        wanted, connections = list(tasks), receiver.connections
+        task_ids, connections = list(tasks), receiver.connections
         if connections is None:  # the client of an executor
             return
         topology = receiver.identity.topology if consumer_ids else None
         try:
-            places = await receiver.workers_of(wanted)
-            found = dict.fromkeys(wanted, TaskState("", consumer=False, problem="no worker owns it"))
-            states = (_states_at(connections, peer, theirs, topology) for peer, theirs in places.items())
+            tasks_by_peer = await receiver.workers_of(task_ids)
+            found = dict.fromkeys(task_ids, TaskState("", consumer=False, problem="no worker owns it"))
+            states = (_states_at(connections, peer, owned, topology) for peer, owned in tasks_by_peer.items())
             for each in await asyncio.gather(*states):
                 found |= each
         except TuplewireError as error:
-            found = dict.fromkeys(wanted, TaskState(problem=str(error)))
+            found = dict.fromkeys(task_ids, TaskState(problem=str(error)))
         if any(each.queued_messages is None for each in found.values()):
             receiver.invalidate_owners()
         for task, state in found.items():
@@ -89,9 +89,9 @@ async def _states_at(
                 state = TaskState(peer.worker_id, each.queued_messages, each.oldest_seconds, each.subscribed)
                 found[each.task] = state
         else:
-            for held in (await connections.poll(peer.address, topology, tasks)).tasks:
-                unread = held.last_sequence - held.acknowledged_sequence
-                found[held.task] = TaskState(peer.worker_id, unread, consumer=held.consumer_id)
+            for polled in (await connections.poll(peer.address, topology, tasks)).tasks:
+                unread = polled.last_sequence - polled.acknowledged_sequence
+                found[polled.task] = TaskState(peer.worker_id, unread, consumer=polled.consumer_id)
     except TuplewireError as error:
         return dict.fromkeys(tasks, TaskState(peer.worker_id, problem=str(error)))
     return found

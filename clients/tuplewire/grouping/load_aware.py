@@ -73,7 +73,7 @@ class LoadAwareShuffle(RingGrouping):
         ]
         loads = self._loads()
         self._update_admissions(tiers, loads)
-        self._weigh(tiers, loads)
+        self._update_weights(tiers, loads)
         weights = {
             task: self._weight[task] * self._admission[tier] for tier, tasks in tiers for task in tasks
         }
@@ -81,8 +81,8 @@ class LoadAwareShuffle(RingGrouping):
 
     def _loads(self) -> dict[int, float]:
         reported = self._context.loads()
-        unheard = 1.0 if any(task in reported for task in self.tasks) else 0.0
-        loads = {task: reported.get(task, unheard) for task in self.tasks}
+        default_load = 1.0 if any(task in reported for task in self.tasks) else 0.0
+        loads = {task: reported.get(task, default_load) for task in self.tasks}
         return {task: load if 0 <= load <= 1 else 1.0 for task, load in loads.items()}
 
     def _update_admissions(self, tiers: Sequence[_Tier], loads: Mapping[int, float]) -> None:
@@ -96,7 +96,7 @@ class LoadAwareShuffle(RingGrouping):
             nearer += [loads[task] for task in members]
         self._admission = admission
 
-    def _weigh(self, tiers: Sequence[_Tier], loads: Mapping[int, float]) -> None:
+    def _update_weights(self, tiers: Sequence[_Tier], loads: Mapping[int, float]) -> None:
         """Move each task's weight in its tier, from 0 to 1, according to its load.
 
         The load is compared with the least loaded task at most as far away, and with more distant tasks to

@@ -202,8 +202,8 @@ class Membership:
             )
             for address, outcome in outcomes.items():
                 registry.apply_outcome(address, outcome if isinstance(outcome, TuplewireError) else None)
-        for event, about in registry.events:
-            logger.log(logging.WARNING if event in _WARNINGS else logging.INFO, event, extra=about)
+        for event, fields in registry.events:
+            logger.log(logging.WARNING if event in _WARNINGS else logging.INFO, event, extra=fields)
         registry.events.clear()
         with self._changed:
             self._status = registry.status()

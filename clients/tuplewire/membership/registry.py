@@ -108,35 +108,35 @@ class Registry:
         return version >= max(self.version, 1) and (member is None or version != member.accepted_version)
 
     def apply_poll(
-        self, now: float, wanted: Mapping[str, str], answers: Mapping[str, WorkerReport | TuplewireError]
+        self, now: float, listed: Mapping[str, str], answers: Mapping[str, WorkerReport | TuplewireError]
     ) -> None:
         """Apply the answers of a poll. now: in seconds, of any clock.
 
-        wanted: the listed addresses and their owners. answers: one for each, and for each of `addresses`.
+        listed: the addresses and their owners. answers: one for each, and for each of `addresses`.
         """
         for member in self._members.values():
-            if not member.leaving and member.address not in wanted:
+            if not member.leaving and member.address not in listed:
                 self.events.append(("worker.leaving", member.log_fields(reason="it is no longer listed")))
-            member.is_listed = member.address in wanted
-        self._absent = {address: each for address, each in self._absent.items() if address in wanted}
+            member.is_listed = member.address in listed
+        self._absent = {address: each for address, each in self._absent.items() if address in listed}
         foreign: control_pb2.Assignment | None = None
         for address, answer in answers.items():
             if isinstance(answer, TuplewireError):
-                self._apply_no_answer(address, wanted.get(address), str(answer), now)
+                self._apply_no_answer(address, listed.get(address), str(answer), now)
                 continue
             status, theirs = answer
-            self._apply_status(address, wanted.get(address), status, now)
+            self._apply_status(address, listed.get(address), status, now)
             if theirs is None or theirs.topology != self.topology or theirs in self._issued:
                 continue
             known = self._members.get(address)
-            if not self._adopt_switch(theirs) and known is not None and known.accepted_version:
+            if not self._adopt_spout_switch(theirs) and known is not None and known.accepted_version:
                 self._mark_superseded(known, theirs.version)  # the worker had this program's version before
             if theirs.version > self._foreign_version:
                 foreign = theirs
                 self._foreign_version = theirs.version
         # A program that has issued no version yet adopts the assignment of the one before it.
         if foreign is not None and not self.version:
-            self._adopt(foreign, wanted, now)
+            self._adopt(foreign, listed, now)
 
     def _apply_no_answer(self, address: str, name: str | None, problem: str, now: float) -> None:
         member = self._members.get(address)
@@ -214,12 +214,12 @@ class Registry:
             "--worker-id of its own, and name each once"
         )
 
-    def _adopt(self, assignment: control_pb2.Assignment, wanted: Mapping[str, str], now: float) -> None:
+    def _adopt(self, assignment: control_pb2.Assignment, listed: Mapping[str, str], now: float) -> None:
         """Keep the tasks where the previous program put them, also on workers that have not answered yet."""
         self.spouts_inactive = assignment.inactive
         at = {member.status.worker_id: member.address for member in self._members.values()}
         for worker in assignment.workers:
-            if worker.worker_id in at or worker.address not in wanted or worker.address in self._members:
+            if worker.worker_id in at or worker.address not in listed or worker.address in self._members:
                 continue
             at[worker.worker_id] = worker.address
             status = control_pb2.GetStatusResponse(
@@ -227,7 +227,7 @@ class Registry:
                 topology=self.topology,
                 peer_addresses=filter(None, [worker.peer_address]),
             )
-            name, problem = self._absent.pop(worker.address, (wanted[worker.address], ""))
+            name, problem = self._absent.pop(worker.address, (listed[worker.address], ""))
             self._members[worker.address] = _Member(
                 worker.address, name, status, now, problem=problem or "it has not answered yet"
             )
@@ -239,7 +239,7 @@ class Registry:
             if task in self.tasks
         }
 
-    def _adopt_switch(self, theirs: control_pb2.Assignment) -> bool:
+    def _adopt_spout_switch(self, theirs: control_pb2.Assignment) -> bool:
         """Take over an assignment that only activates or deactivates the spouts; False for any other.
 
         It may be based on an earlier assignment than the current one, or have the same version as a new one.

@@ -129,7 +129,7 @@ def _unpack(form: Struct, content: bytes) -> tuple[Any, ...]:
         raise ValueError(f"{len(content)} bytes where {form.size} are wanted") from cause
 
 
-SIMPLE = (
+SIMPLE_EXTENSIONS = (
     Extension(Decimal, 3, lambda value: str(value).encode("ascii"), _read_decimal),
     _of_numbers(
         datetime, 4, Struct(">HBBBBBiB"), "year month day hour minute second microsecond fold", zoned=True

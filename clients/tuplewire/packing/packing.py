@@ -181,12 +181,12 @@ _WRITERS: dict[type, _Writer] = {
     tuple: lambda value, out, depth: _write_extension(extension.TUPLE, pack_values(value, depth + 1), out),
     dict: _write_dict,
 }
-_WRITERS.update((kind.type, _write_simple(kind)) for kind in extension.SIMPLE)
+_WRITERS.update((kind.type, _write_simple(kind)) for kind in extension.SIMPLE_EXTENSIONS)
 
 
 # --- reading ---------------------------------------------------------------------------------------------
 
-FAULTS = (ValueError, IndexError, struct.error)
+READ_ERRORS = (ValueError, IndexError, struct.error)
 """The exceptions for malformed bytes. IndexError and struct.error mean that the bytes end too early."""
 
 _Reader = Callable[[bytes, int, int], tuple[Any, int]]
@@ -194,12 +194,12 @@ _SizedReader = Callable[[bytes, int, int, int], tuple[Any, int]]
 
 
 def read_value(data: bytes, at: int, depth: int = 1) -> tuple[Any, int]:
-    """Return the value at a position, and the position after it; `depth`: its container's. Raises FAULTS."""
+    """Return a value and the position after it; `depth`: its container's. Raises READ_ERRORS."""
     return _READERS[data[at]](data, at + 1, depth)
 
 
 def read_array_size(data: bytes, at: int) -> tuple[int, int]:
-    """Return the claimed number of items of an array, and the position of the first. Raises one of FAULTS."""
+    """Return the claimed number of items of an array, and the position of the first. Raises READ_ERRORS."""
     tag = data[at]
     if 0x90 <= tag < 0xA0:
         return tag & 0x0F, at + 1
@@ -211,7 +211,7 @@ def read_array_size(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_items(data: bytes, at: int, size: int, depth: int) -> tuple[list[Any], int]:
-    """Return `size` values at a depth, and the position after them. Raises one of FAULTS."""
+    """Return `size` values at a depth, and the position after them. Raises READ_ERRORS."""
     if depth > MAX_DEPTH:
         raise ValueError(f"containers are nested more than {MAX_DEPTH} deep")
     items: list[Any] = []
@@ -321,7 +321,7 @@ _SIZE_8, _SIZE_16, _SIZE_32 = (Struct(f">{form}") for form in "BHI")
 
 _SIMPLE: dict[int, Callable[[bytes], Any]] = {
     extension.BIG_INT: lambda content: int.from_bytes(content, "big", signed=True),
-    **{kind.code: kind.read for kind in extension.SIMPLE},
+    **{kind.code: kind.read for kind in extension.SIMPLE_EXTENSIONS},
 }
 _COMPOUND: dict[int, Callable[[list[Any]], Any]] = {
     extension.TUPLE: tuple,

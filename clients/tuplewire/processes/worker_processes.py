@@ -31,9 +31,9 @@ _START_SECONDS = 30.0
 _READY_SECONDS = 30.0
 _STOP_MARGIN_SECONDS = 10.0
 _POLL_SECONDS = 0.02
-_MAX_SOCKET = 100
+_MAX_SOCKET_PATH = 100
 """The maximum path length; the kernel accepts 107 bytes for the path of a Unix socket."""
-_NONE = Credentials()
+_NO_CREDENTIALS = Credentials()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class WorkerProcesses:
         directory: Path | None = None,
         flags: Sequence[str] = (),
         drain_seconds: float = 10.0,
-        credentials: Credentials = _NONE,
+        credentials: Credentials = _NO_CREDENTIALS,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.topology = topology
@@ -90,7 +90,7 @@ class WorkerProcesses:
         self._drain_seconds = drain_seconds
         self._credentials = credentials
         self._environment = environment or {}
-        self._temporary: list[Path] = []
+        self._temporary_paths: list[Path] = []
         self._children: list[Child] = []
         self._version = 0
 
@@ -126,11 +126,11 @@ class WorkerProcesses:
             raise
 
     def _command(self, index: int) -> Command:
-        log = self.log_of(index)
+        log = self.log_path(index)
         socket = log.with_suffix(".sock")
-        if len(os.fsencode(socket)) > _MAX_SOCKET:  # the given directory may have a long path
-            socket = self._temporary_directory(_MAX_SOCKET - len("/worker.sock")) / "worker.sock"
-        words = worker_words(
+        if len(os.fsencode(socket)) > _MAX_SOCKET_PATH:  # the given directory may have a long path
+            socket = self._temporary_directory(_MAX_SOCKET_PATH - len("/worker.sock")) / "worker.sock"
+        arguments = worker_command(
             log.stem,
             self.topology,
             self._drain_seconds,
@@ -139,13 +139,13 @@ class WorkerProcesses:
             f"--address-file={log.with_suffix('.json')}",
             *self._flags,
         )
-        return Command(name=log.stem, arguments=words, log=log, environment=self._environment)
+        return Command(name=log.stem, arguments=arguments, log=log, environment=self._environment)
 
     def _temporary_directory(self, max_bytes: int = 4096) -> Path:
-        self._temporary.append(Path(private_directory(max_bytes)))
-        return self._temporary[-1]
+        self._temporary_paths.append(Path(private_directory(max_bytes)))
+        return self._temporary_paths[-1]
 
-    def log_of(self, index: int) -> Path:
+    def log_path(self, index: int) -> Path:
         """Return the file with a worker's output. Raises LaunchError before the start."""
         if self.directory is None:
             raise LaunchError("the workers do not run: use a with statement, or call start()")
@@ -193,11 +193,11 @@ class WorkerProcesses:
             deadline = time.monotonic() + self._drain_seconds + _STOP_MARGIN_SECONDS
             self.exit_codes = [child.wait_or_kill(deadline) for child in self._children]
             self._children.clear()
-        for directory in self._temporary:
+        for directory in self._temporary_paths:
             shutil.rmtree(directory, ignore_errors=True)
-        if self.directory in self._temporary:
+        if self.directory in self._temporary_paths:
             self.directory = None
-        self._temporary.clear()
+        self._temporary_paths.clear()
         return self.exit_codes
 
 
@@ -249,7 +249,7 @@ class LocalWorkerProcess(WorkerProcesses):
         return Client(self.address, topology=self.topology, source=source, **settings)
 
 
-def worker_words(
+def worker_command(
     worker_id: str, topology: str, drain_seconds: float, *flags: str, options: Sequence[str] = ()
 ) -> list[str]:
     """Return the command line of a worker that stops at the end of its standard input.
@@ -278,6 +278,6 @@ def wait_for_bound(worker: Child, file: Path, deadline: float) -> Endpoint:
             raise LaunchError(f"{worker.command.name} ended with code {code}\n{worker.log_tail()}")
         if time.monotonic() > deadline:
             raise LaunchError(f"{worker.command.name} did not bind in time\n{worker.log_tail()}")
-    bound = json.loads(file.read_text(encoding="utf-8"))
-    facts: Any = {each.name: bound[each.name] or "" for each in fields(Endpoint)}
-    return Endpoint(**facts)
+    addresses = json.loads(file.read_text(encoding="utf-8"))
+    values: Any = {each.name: addresses[each.name] or "" for each in fields(Endpoint)}
+    return Endpoint(**values)

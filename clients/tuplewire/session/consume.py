@@ -22,7 +22,7 @@ _MAX_REJECTIONS = 1000
 """Limit for the rejections of one task in one request, because a worker limits the size of requests."""
 _GROUP = attrgetter("group")
 MAX_DELAY_SECONDS = 7 * 86_400
-MAX_REASON = 1000
+MAX_REASON_CHARS = 1000
 """The maximum length of a reason in characters. Longer reasons are truncated."""
 
 
@@ -34,14 +34,14 @@ class Delivery:
     group: TaskGroup
 
     @property
-    def last(self) -> int:
+    def last_sequence(self) -> int:
         """The sequence of the last message."""
         return self.first_sequence + self.group.count - 1
 
     def clip(self, after: int, last: int) -> Delivery | None:
         """Return the messages after the sequence `after`, up to `last`; None if there are none."""
         first = max(after + 1, self.first_sequence)
-        stop = min(last, self.last) + 1
+        stop = min(last, self.last_sequence) + 1
         if stop - first == self.group.count:
             return self
         if first >= stop:
@@ -67,7 +67,7 @@ class ArrivedBatch:
     deliveries: tuple[Delivery, ...]
     ack_requested: bool = False
     """True if the acknowledgement must be sent immediately."""
-    at_ns: int = 0
+    arrived_ns: int = 0
     """The time of arrival, in nanoseconds since 1970."""
     window: ConsumeWindow | None = field(default=None, repr=False)
     """The window that they arrived in, which must get their acknowledgement."""
@@ -82,15 +82,15 @@ class ArrivedBatch:
         last = len(self.deliveries) - 1
         for index, each in enumerate(self.deliveries):
             requested = self.ack_requested and index == last
-            yield ArrivedBatch(self.generation, (each,), requested, self.at_ns, self.window)
+            yield ArrivedBatch(self.generation, (each,), requested, self.arrived_ns, self.window)
 
-    def split(self, messages: int) -> list[ArrivedBatch]:
-        """Return the first `messages` messages, and the others."""
+    def split(self, count: int) -> list[ArrivedBatch]:
+        """Return the first `count` messages, and the others."""
         parts: list[tuple[Delivery | None, Delivery | None]] = []
         for each in self.deliveries:
-            last = each.first_sequence + max(0, messages) - 1
-            parts.append((each.clip(0, last), each.clip(last, each.last)))
-            messages -= each.group.count
+            last = each.first_sequence + max(0, count) - 1
+            parts.append((each.clip(0, last), each.clip(last, each.last_sequence)))
+            count -= each.group.count
         return [replace(self, deliveries=tuple(filter(None, some))) for some in zip(*parts, strict=True)]
 
     def without(self, tasks: Container[int]) -> ArrivedBatch:
@@ -111,30 +111,30 @@ class _Position:
     """The rejections that the worker has not answered."""
     last_rejection: int = 0
     """The number of the last rejection."""
-    reported_rejections: int = 0
+    reported_rejection: int = 0
     """The number of the last rejection that was sent over this stream."""
     blocking_rejection: int = 0
     """The rejection that must be answered before messages are accepted again; 0 if none."""
 
-    def reject(self, sequence: int, each: RejectedMessage) -> None:
+    def reject(self, sequence: int, rejected: RejectedMessage) -> None:
         self.last_rejection += 1
         rejection = Rejection(
             number=self.last_rejection,
             sequence=sequence,
-            after_millis=round(each.after_seconds * 1000),
-            reason=each.reason[:MAX_REASON],
-            wait=each.wait,
+            after_millis=round(rejected.after_seconds * 1000),
+            reason=rejected.reason[:MAX_REASON_CHARS],
+            wait=rejected.wait,
         )
         self.rejections.append(rejection)
 
     def take_rejections(self) -> tuple[list[Rejection], Rejection | None]:
         """Mark the next rejections as reported; return them, and the first one that does not fit."""
         # Rejections are numbered without gaps, so the difference of two numbers is an index.
-        start = max(0, self.reported_rejections - self.rejections[0].number + 1)
+        start = max(0, self.reported_rejection - self.rejections[0].number + 1)
         some = list(islice(self.rejections, start, start + _MAX_REJECTIONS + 1))
         later = some.pop() if len(some) > _MAX_REJECTIONS else None
         if some:
-            self.reported_rejections = some[-1].number
+            self.reported_rejection = some[-1].number
         return some, later
 
     def forget_rejections(self, number: int) -> None:
@@ -195,11 +195,11 @@ class ConsumeWindow:
             reported = self._reported_received.get(task, state.received)
             # 2. The subscribe request also reported rejections. If the awaited one was among them, the worker
             # redelivers from there on.
-            if received != reported or 0 < state.blocking_rejection <= state.reported_rejections:
+            if received != reported or 0 < state.blocking_rejection <= state.reported_rejection:
                 self._restart(task, received)
             # 3. The answer to a subscribe request is also the answer to its rejections.
             elif state.rejections:
-                state.forget_rejections(state.reported_rejections)
+                state.forget_rejections(state.reported_rejection)
                 self.changed_tasks[task] = None  # they no longer use up credit
         self._reported_received.clear()
 
@@ -207,10 +207,10 @@ class ConsumeWindow:
         before = self._tasks[task]
         if before.held_bytes:
             self.changed_tasks[task] = None  # the subscribe request reported less credit than there is now
-        told = received + self._prefetch_messages
-        self._tasks[task] = state = _Position(self._generation, received, received, reported_credit=told)
+        credit = received + self._prefetch_messages
+        self._tasks[task] = state = _Position(self._generation, received, received, reported_credit=credit)
         # The numbers of rejections continue, because the worker applies each number once.
-        state.last_rejection = state.reported_rejections = before.last_rejection
+        state.last_rejection = state.reported_rejection = before.last_rejection
         return state
 
     def receive(
@@ -297,7 +297,7 @@ class ConsumeWindow:
                 self._generation += 1
                 restarted = self._restart(task, sequence - 1)
                 restarted.rejections, restarted.blocking_rejection = state.rejections, state.last_rejection
-                restarted.reported_rejections = state.reported_rejections
+                restarted.reported_rejection = state.reported_rejection
                 return
         state.acknowledge(first + delivery.group.count - 1)
 
@@ -337,7 +337,7 @@ class ConsumeWindow:
 
     def _resend_rejections(self) -> None:
         for state in self._tasks.values():
-            state.reported_rejections = 0
+            state.reported_rejection = 0
 
     def _cursor(self, task: int) -> TaskCursor:
         state = self._tasks[task]

@@ -47,7 +47,7 @@ class SessionCredit:
         *,
         max_message_bytes: int,
         needs_release_acks: bool,
-        blocked: Counter[int] | None = None,
+        blocked_sessions: Counter[int] | None = None,
     ) -> None:
         """Start with a window for every task.
 
@@ -56,9 +56,9 @@ class SessionCredit:
             max_message_bytes: The maximum payload, by which a sender may exceed its credit in bytes.
             needs_release_acks: True to send a grant at every release, for ack mode `processed`. Otherwise a
                 grant is sent once a quarter of the window is free, or once everything is released.
-            blocked: Counts the connected sessions without credit for each task, without zeros.
+            blocked_sessions: Counts the connected sessions without credit for each task, without zeros.
         """
-        self.initial = shares.initial
+        self.initial_share = shares.initial_share
         """The window of every task that has no grant yet."""
         self._shares = shares
         self._max_message_bytes = max_message_bytes
@@ -66,23 +66,23 @@ class SessionCredit:
         self._watched_tasks: set[int] = set()
         self.accounts = {task: _Account(*shares.share_for(task)) for task in shares.nearly_full_tasks}
         self._changed_flows: dict[int, None] = {}
-        self._blocked = Counter() if blocked is None else blocked
+        self._blocked_sessions = Counter() if blocked_sessions is None else blocked_sessions
         self.blocked_flows: set[int] = set()
         self.received_messages = self.received_bytes = 0
         """Messages to all tasks that were received and not refused, and their payload bytes."""
         self.released_messages = self.released_bytes = 0
         """Received messages that were released, and their payload bytes."""
 
-    def over_task_limit(self, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
+    def groups_over_limit(self, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
         """Return the groups to tasks beyond MAX_TASKS. Forwarded groups are never among them."""
-        room = MAX_TASKS - len(self.accounts)
-        if len(groups) <= room:
+        remaining = MAX_TASKS - len(self.accounts)
+        if len(groups) <= remaining:
             return []
         new = dict.fromkeys(
             group.flow for group in groups if group.flow >= 0 and group.flow not in self.accounts
         )
-        without = set(islice(new, max(0, room), None))
-        return [group for group in groups if group.flow in without]
+        over_limit = set(islice(new, max(0, remaining), None))
+        return [group for group in groups if group.flow in over_limit]
 
     def on_received(self, groups: Iterable[TaskGroup]) -> None:
         """Count messages. If this raises CreditExceededError, none of `groups` is counted."""
@@ -91,7 +91,7 @@ class SessionCredit:
             for group in groups:
                 account = self.accounts.get(group.flow)
                 if account is None:
-                    account = self.accounts[group.flow] = _Account(*self.initial)
+                    account = self.accounts[group.flow] = _Account(*self.initial_share)
                 count, size = group.count, group.size_bytes
                 account.received_messages += count
                 account.received_bytes += size
@@ -117,10 +117,10 @@ class SessionCredit:
         self.received_bytes -= size
         self._update_blocked(group.flow, account)
         # An account that was used by refused messages only would count against MAX_TASKS.
-        if not account.received_messages and account.granted_messages == self.initial.messages:
+        if not account.received_messages and account.granted_messages == self.initial_share.messages:
             self._forget(group.flow)
 
-    def close(self, flow: int) -> None:
+    def close_flow(self, flow: int) -> None:
         """Remove a closed flow. Raises MalformedError if it is unknown or has unreleased messages."""
         account = self.accounts.get(flow)
         if account is None or account.released_messages < account.received_messages:
@@ -150,16 +150,16 @@ class SessionCredit:
             self._mark_unblocked(flow)
         elif flow not in self.blocked_flows:
             self.blocked_flows.add(flow)
-            self._blocked[flow] += 1
+            self._blocked_sessions[flow] += 1
 
     def _mark_unblocked(self, flow: int) -> None:
         if flow in self.blocked_flows:
             self.blocked_flows.discard(flow)
-            self._blocked[flow] -= 1
-            if not self._blocked[flow]:
-                del self._blocked[flow]
+            self._blocked_sessions[flow] -= 1
+            if not self._blocked_sessions[flow]:
+                del self._blocked_sessions[flow]
 
-    def disconnect(self) -> None:
+    def on_disconnected(self) -> None:
         """Count no task as blocked: a sender without a stream waits for nothing. See all_grants()."""
         for flow in list(self.blocked_flows):
             self._mark_unblocked(flow)

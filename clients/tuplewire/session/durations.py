@@ -45,7 +45,7 @@ class Durations:
         self.counts[bisect_left(BOUNDS, seconds)] += count
         self.seconds += seconds * count
 
-    def mark(self, seconds: float, example: TraceIds) -> None:
+    def add_exemplar(self, seconds: float, trace_ids: TraceIds) -> None:
         """Store an exemplar for a duration that was added."""
         seconds = max(0.0, seconds)
-        self.exemplars[bisect_left(BOUNDS, seconds)] = Exemplar(*example, seconds, time.time())
+        self.exemplars[bisect_left(BOUNDS, seconds)] = Exemplar(*trace_ids, seconds, time.time())

@@ -109,7 +109,7 @@ class Flow:
         first = self.first_unwritten
         return self.pending[first].age if first < len(self.pending) else 0
 
-    def move_to_frame(self, entries: list[Entry], room: int) -> int:
+    def move_to_frame(self, entries: list[Entry], free_bytes: int) -> int:
         """Move messages with credit into a frame; return its free space in bytes, 0 if it is full.
 
         1. The frame has no space for the next entry: it is full.
@@ -123,13 +123,13 @@ class Flow:
             group = entry.group
             count, size = group.count, group.size_bytes
             # 1. A frame takes at least one entry, so an entry above the frame's size is sent alone.
-            if entries and (wire_bytes(group) > room or len(entries) >= MAX_FRAME_GROUPS):
+            if entries and (wire_bytes(group) > free_bytes or len(entries) >= MAX_FRAME_GROUPS):
                 return 0
             allowed = self.limit_messages - self.sent_messages
             allowed_bytes = self.limit_bytes - self.sent_bytes
             # 2. Tasks are independent: one without credit must not block the others.
             if allowed <= 0 or allowed_bytes <= 0:
-                return room
+                return free_bytes
             # 3. The last message may start within the granted bytes and exceed them.
             if count > allowed or size > allowed_bytes:
                 allowed = min(allowed, count_within(group, allowed_bytes))
@@ -147,8 +147,8 @@ class Flow:
                 entry.age = 0
                 self.written += count
                 self.written_bytes += size
-            room -= wire_bytes(entry.group)
-        return room
+            free_bytes -= wire_bytes(entry.group)
+        return free_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -183,7 +183,7 @@ class InFlightFrame:
     closed_flows: Sequence[int] = ()
     ack_requested: bool = False
 
-    def out(self) -> OutFrame:
+    def to_out_frame(self) -> OutFrame:
         """Return the frame to write. Consecutive groups of one (task, source) are joined to a run."""
         runs: list[list[TaskGroup]] = []
         accepted: list[int] = []

@@ -27,7 +27,7 @@ def count_to_drop(held: int, offered: int, bound: int) -> int:
     return min(held, over) if over > 0 else 0
 
 
-class OldestFlow:
+class OldestFlowFinder:
     """Finds the flow with the oldest message. The cost is independent of the number of messages.
 
     A heap contains, for each flow, the age of its first message at an earlier time. That message may have
@@ -73,7 +73,7 @@ class PendingMessages:
     def __init__(self, settings: SessionSettings) -> None:
         self._settings = settings
         self._drops_oldest = settings.overflow is Overflow.DROP_OLDEST
-        self._oldest = OldestFlow()
+        self._oldest = OldestFlowFinder()
         self._retain = settings.ack_mode is AckMode.PROCESSED
         self._flows: dict[int, Flow] = {}
         self._flows_by_task: dict[int, list[Flow]] = {}
@@ -124,8 +124,8 @@ class PendingMessages:
     def count_unretained(self) -> int:
         """Return the number of pending messages that are not known to be stored by another process."""
         waiting = (entry.group for flow in self._flows.values() for entry in flow.pending)
-        on_the_way = (entry.group for frame in self._in_flight for entry in frame.entries)
-        return sum(group.count for group in chain(waiting, on_the_way) if not group.retained_upstream)
+        in_flight = (entry.group for frame in self._in_flight for entry in frame.entries)
+        return sum(group.count for group in chain(waiting, in_flight) if not group.retained_upstream)
 
     def count_at_receiver(self) -> int:
         """Return an upper bound on the messages that only the receiver has: acknowledged, but not released.
@@ -213,19 +213,19 @@ class PendingMessages:
         for entry in self._remove_all():
             self._settle(entry, reason)
 
-    def take_back(self) -> list[tuple[TaskGroup, Any]]:
+    def withdraw(self) -> list[tuple[TaskGroup, Any]]:
         """Remove and return all pending messages as if they had never been accepted; in order for each task.
 
         Messages that were written may have arrived, and are marked as redelivered.
         """
-        left: list[tuple[TaskGroup, Any]] = []
+        withdrawn: list[tuple[TaskGroup, Any]] = []
         for entry in self._remove_all():
             group = entry.group
             self._subtract(entry, group.count, group.size_bytes)
             self._ledger.accepted -= group.count
-            left.append((group if entry.age else group.as_redelivered(), entry.inbound))
+            withdrawn.append((group if entry.age else group.as_redelivered(), entry.inbound))
         # Messages of one entry worker may be in several flows.
-        return sorted(left, key=lambda each: each[0].entry_sequence)
+        return sorted(withdrawn, key=lambda each: each[0].entry_sequence)
 
     def _make_ready_first(self, number: int) -> None:
         """Mark a flow of forwarded messages as ready: others of their task must follow them."""
@@ -236,12 +236,12 @@ class PendingMessages:
     def _forwarded_first(self) -> list[tuple[int, Flow]]:
         """Return the flows: forwarded ones first, by first entry sequence, as others may follow them."""
 
-        def place(each: tuple[int, Flow]) -> tuple[bool, int]:
+        def sort_key(each: tuple[int, Flow]) -> tuple[bool, int]:
             number, flow = each
             forwarded = number < 0 and bool(flow.pending)
             return number >= 0, flow.pending[0].group.entry_sequence if forwarded else 0
 
-        return sorted(self._flows.items(), key=place)
+        return sorted(self._flows.items(), key=sort_key)
 
     def _take_unprocessed(self, flow: Flow) -> list[Entry]:
         """Remove and return the retained messages that the receiver will not release; release the others."""
@@ -279,9 +279,9 @@ class PendingMessages:
         groups: Collection[TaskGroup],
         more_messages: int = 0,
         more_bytes: int = 0,
-        more_to: Mapping[int, int] = MappingProxyType({}),
+        by_flow: Mapping[int, int] = MappingProxyType({}),
     ) -> bool:
-        """Return True if these messages fit, with the pending ones, the counts, and `more_to` by flow."""
+        """Return True if these messages fit, with the pending ones and the counts, in total and by flow."""
         settings = self._settings
         messages, size = sum(map(COUNT, groups)), sum(map(SIZE_BYTES, groups))
         held, held_bytes = self.messages + more_messages, self.size_bytes + more_bytes
@@ -289,7 +289,7 @@ class PendingMessages:
             (held and held + messages > settings.max_pending_messages)
             or (held_bytes and held_bytes + size > settings.max_pending_bytes)
             # All flows together hold at least as much as any one.
-            or (held + messages > settings.max_pending_task_messages and self._full_flows(groups, more_to))
+            or (held + messages > settings.max_pending_task_messages and self._full_flows(groups, by_flow))
         )
 
     def _is_short_of_space(self, entries: Iterable[Entry]) -> bool:
@@ -309,7 +309,7 @@ class PendingMessages:
         # With a request in flight, an acknowledgement that frees space will follow anyway.
         return short and not any(frame.ack_requested for frame in self._in_flight)
 
-    def _full_flows(self, groups: Iterable[TaskGroup], more_to: Mapping[int, int]) -> dict[int, int]:
+    def _full_flows(self, groups: Iterable[TaskGroup], by_flow: Mapping[int, int]) -> dict[int, int]:
         """Return the flows whose bound would be exceeded, with the number of messages that may remain."""
         limit = self._settings.max_pending_task_messages
         offered: dict[int, int] = {}
@@ -317,7 +317,7 @@ class PendingMessages:
         for group in groups:
             number = group.flow
             count = offered[number] = offered.get(number, 0) + group.count
-            held = self.held_of(number) + more_to.get(number, 0)
+            held = self.held_of(number) + by_flow.get(number, 0)
             if too_many := count_to_drop(held, count, limit):
                 over_limit[number] = held - too_many
         return over_limit
@@ -329,11 +329,11 @@ class PendingMessages:
         """
         settings, flows = self._settings, self._flows
         messages, size = sum(map(COUNT, groups)), sum(map(SIZE_BYTES, groups))
-        most = self.messages - count_to_drop(self.messages, messages, settings.max_pending_messages)
-        most_bytes = self.size_bytes - count_to_drop(self.size_bytes, size, settings.max_pending_bytes)
+        max_messages = self.messages - count_to_drop(self.messages, messages, settings.max_pending_messages)
+        max_bytes = self.size_bytes - count_to_drop(self.size_bytes, size, settings.max_pending_bytes)
         over_limit = self._full_flows(groups, {})
         # Check all bounds before anything is dropped: a failed offer must not cost messages.
-        if self._written > most or self._written_bytes > most_bytes:
+        if self._written > max_messages or self._written_bytes > max_bytes:
             return False
         if any(flows[number].written > stay for number, stay in over_limit.items()):
             return False
@@ -341,9 +341,9 @@ class PendingMessages:
         for number, stay in over_limit.items():
             while (too_many := flows[number].held - stay) > 0:
                 self._drop_unwritten(number, too_many, 0)
-        while self.messages > most or self.size_bytes > most_bytes:
+        while self.messages > max_messages or self.size_bytes > max_bytes:
             number = self._oldest.find(lambda each: flows[each].oldest_age if each in flows else 0)
-            self._drop_unwritten(number, self.messages - most, self.size_bytes - most_bytes)
+            self._drop_unwritten(number, self.messages - max_messages, self.size_bytes - max_bytes)
         return True
 
     def _drop_unwritten(self, number: int, messages: int, size_bytes: int) -> None:

@@ -25,7 +25,7 @@ connection is writing, or its peer delays acknowledgements."""
 class OutboundPressure:
     """The backpressure on all connections of a process. Call only from the event loop."""
 
-    without_credit: int = 0
+    waiting_flows: int = 0
     """The number of flows that wait for credit, summed over the connections."""
     blocked_connections: dict[object, float] = field(default_factory=dict)
     """Connections that accept no messages while messages wait, with the start time by the loop's clock."""
@@ -55,7 +55,7 @@ class SendingPressure:
         """The counts that this session adds to. All connections of a worker share one object."""
         self._window = window
         self._clock = clock
-        self.without_credit = 0
+        self.waiting_flows = 0
         """The number of flows without credit that `outbound` counts."""
         self._written: deque[tuple[int, int, float, TraceIds | None]] = deque()
         """The number, messages, first write and example of each frame that is not acknowledged."""
@@ -63,9 +63,9 @@ class SendingPressure:
     def refresh(self, *, connected: bool) -> None:
         """Update the counts. A disconnected session with messages counts as blocked."""
         without_credit = len(self._window.blocked_flows)
-        if without_credit != self.without_credit:
-            self.outbound.without_credit += without_credit - self.without_credit
-            self.without_credit = without_credit
+        if without_credit != self.waiting_flows:
+            self.outbound.waiting_flows += without_credit - self.waiting_flows
+            self.waiting_flows = without_credit
         # While connected, the writer reports blocked times itself: see on_idle() and on_write().
         if connected:
             return
@@ -103,12 +103,12 @@ class SendingPressure:
 
     def on_acknowledged(self) -> None:
         """Record that the window has applied an acknowledgement."""
-        now, into = self._clock(), self.outbound.send_to_ack
+        now, durations = self._clock(), self.outbound.send_to_ack
         while self._written and self._written[0][0] <= self._window.acknowledged:
             _, messages, since, example = self._written.popleft()
-            into.add(now - since, messages)
+            durations.add(now - since, messages)
             if example is not None:
-                into.mark(now - since, example)
+                durations.add_exemplar(now - since, example)
 
     def blocked_tasks(self) -> set[int]:
         """Return the tasks with messages that cannot be sent now."""

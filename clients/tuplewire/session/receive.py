@@ -42,7 +42,7 @@ class ReceiveSession:
         sequence: int,
         groups: Sequence[TaskGroup],
         denied: Sequence[tuple[TaskGroup, RefusedError]] = (),
-        closed: Iterable[int] = (),
+        closed_flows: Iterable[int] = (),
     ) -> Sequence[TaskGroup] | None:
         """Accept a frame and return its accepted groups; None if the frame was accepted before.
 
@@ -53,7 +53,7 @@ class ReceiveSession:
 
         Args:
             denied: Groups that the sender has no permission to send. They are refused without being counted.
-            closed: The flows that the sender has closed.
+            closed_flows: The flows that the sender has closed.
 
         Raises:
             SequenceGapError: Frames before this one are missing.
@@ -70,15 +70,15 @@ class ReceiveSession:
             )
         credit = self.credit
         # Close before counting: the frame may use a closed flow again, with new counts.
-        for flow in closed:
-            credit.close(flow)
+        for flow in closed_flows:
+            credit.close_flow(flow)
         # 3. Refuse only these groups, so that the stream and the other tasks continue.
-        if len(groups) + len(credit.accounts) > MAX_TASKS and (over := credit.over_task_limit(groups)):
+        if len(groups) + len(credit.accounts) > MAX_TASKS and (over := credit.groups_over_limit(groups)):
             error: RefusedError = ResourceLimitError(f"a session sends to at most {MAX_TASKS} tasks at once")
             denied = [*denied, *((group, error) for group in over)]
         if denied:
-            without = {id(group) for group, _ in denied}
-            groups = [group for group in groups if id(group) not in without]
+            denied_ids = {id(group) for group, _ in denied}
+            groups = [group for group in groups if id(group) not in denied_ids]
         # 4. If this raises an error, the frame is not accepted.
         credit.on_received(groups)
         self.last_sequence = sequence
@@ -161,10 +161,10 @@ class ReceiveSession:
 
 def _shortened(refusals: list[Refusal]) -> list[Refusal]:
     """Return refusals for one update. If their texts are too long, later refusals have no text."""
-    room = _MAX_TEXT_CHARS
+    remaining = _MAX_TEXT_CHARS
     for index, each in enumerate(refusals):
-        room -= len(each.detail) + len(each.owner_address)
-        if room < 0:
+        remaining -= len(each.detail) + len(each.owner_address)
+        if remaining < 0:
             short = refusals[index] = Refusal()
             short.CopyFrom(each)
             short.ClearField("detail")

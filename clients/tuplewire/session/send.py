@@ -208,7 +208,7 @@ class SendWindow(PendingMessages):
         if self._resend:  # frames that the receiver lacks, first and with their old numbers
             frame = self._resend.popleft()
             self.has_more = True
-            return frame.out()
+            return frame.to_out_frame()
         # Messages that arrive until an acknowledgement share one large frame; see docs/design/credit.md.
         if len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT and self._waits_for_ack:
             return None
@@ -235,12 +235,12 @@ class SendWindow(PendingMessages):
         if not entries and not self._flows_to_close:
             return None
         ack_requested = self._ack_requests.ack_due(now, urgent=urgent or self._is_short_of_space(entries))
-        closing = self._take_closing() if self._flows_to_close else ()
-        frame = InFlightFrame(self._next_sequence, entries, closing, ack_requested)
+        flows_to_close = self._take_flows_to_close() if self._flows_to_close else ()
+        frame = InFlightFrame(self._next_sequence, entries, flows_to_close, ack_requested)
         self._next_sequence += 1
         self._in_flight.append(frame)
         self.has_more = bool(self._ready)
-        return frame.out()
+        return frame.to_out_frame()
 
     @property
     def _waits_for_ack(self) -> bool:
@@ -276,14 +276,14 @@ class SendWindow(PendingMessages):
                 tasks.append(task)
         return tasks
 
-    def _take_closing(self) -> Sequence[int]:
-        closing, self._flows_to_close = tuple(self._flows_to_close), {}
-        for number in closing:
+    def _take_flows_to_close(self) -> Sequence[int]:
+        flows_to_close, self._flows_to_close = tuple(self._flows_to_close), {}
+        for number in flows_to_close:
             if number in self._flows:  # used again since it was removed
                 self._flows[number].first_frame = self._next_sequence
             else:
                 self._closed_in_frame[number] = self._next_sequence
-        return closing
+        return flows_to_close
 
     # --- updates from the receiver ------------------------------------------------------------
 
@@ -383,10 +383,10 @@ class SendWindow(PendingMessages):
             frame = self._in_flight[sequence - first]  # frames are numbered without gaps
             kept = []
             for entry in frame.entries:
-                if (why := reasons.get(entry.group.flow)) is None:
+                if (drop_reason := reasons.get(entry.group.flow)) is None:
                     kept.append(entry)
                 else:
-                    self._settle(entry, why)
+                    self._settle(entry, drop_reason)
                     group, flow = entry.group, self._flows[entry.group.flow]
                     flow.sent_messages -= group.count  # neither side counts refused messages
                     flow.sent_bytes -= group.size_bytes

@@ -18,7 +18,7 @@ class SendEvents:
     """Called with messages that were acknowledged or dropped, and their inbound sessions."""
     on_released: Callable[[Sequence[SettledMessages]], None] = lambda _: None
     """Called with messages that the receiver has released, and their inbound sessions."""
-    on_lost: Callable[[], object] = lambda: None
+    on_disconnected: Callable[[], object] = lambda: None
     """Called after the connection breaks."""
     on_departed: Callable[[Sequence[Departure]], None] = lambda _: None
     """Called with workers that have shut down cleanly, as reported by the receiver."""

@@ -29,38 +29,38 @@ class QueueShares:
         self.total = total
         self.min_share = minimum
         self._sessions = 1
-        self.initial = self._share_of(total)
+        self.initial_share = self._share_of(total)
         """The share of a queue without many messages of closed sessions."""
         self._orphaned: dict[int, Share] = {}
         self._announced: dict[int, Share] = {}
 
-    def _share_of(self, room: Share) -> Share:
+    def _share_of(self, free: Share) -> Share:
         return Share(
-            max(self.min_share.messages, room.messages // self._sessions),
-            max(self.min_share.size_bytes, room.size_bytes // self._sessions),
+            max(self.min_share.messages, free.messages // self._sessions),
+            max(self.min_share.size_bytes, free.size_bytes // self._sessions),
         )
 
     def set_session_count(self, sessions: int) -> None:
         """Set the number of sessions that share the queues."""
         self._sessions = max(1, sessions)
-        self.initial = self._share_of(self.total)
+        self.initial_share = self._share_of(self.total)
 
     def share_for(self, task: int) -> Share:
         """Return the current share of each session in a task's queue."""
         if task not in self._announced:  # less than a quarter of the queue is used by closed sessions
-            return self.initial
-        left = self._orphaned.get(task, _EMPTY_SHARE)
-        room = Share(self.total.messages - left.messages, self.total.size_bytes - left.size_bytes)
+            return self.initial_share
+        queued = self._orphaned.get(task, _EMPTY_SHARE)
+        free = Share(self.total.messages - queued.messages, self.total.size_bytes - queued.size_bytes)
         # With a minimum here, each new sender could add messages to a queue without free space.
-        if room.messages <= 0 or room.size_bytes <= 0:
+        if free.messages <= 0 or free.size_bytes <= 0:
             return _EMPTY_SHARE
-        return self._share_of(room)
+        return self._share_of(free)
 
     @property
-    def smallest(self) -> Share:
+    def smallest_share(self) -> Share:
         """The smallest current share in any task's queue."""
         shares = map(self.share_for, self.nearly_full_tasks)
-        return min(shares, key=attrgetter("messages"), default=self.initial)
+        return min(shares, key=attrgetter("messages"), default=self.initial_share)
 
     @property
     def nearly_full_tasks(self) -> list[int]:
@@ -69,30 +69,30 @@ class QueueShares:
 
     def add_orphaned(self, task: int, messages: int, size_bytes: int) -> None:
         """Add the messages that a closed session left in a task's queue."""
-        left = self._orphaned.get(task, _EMPTY_SHARE)
-        left = self._orphaned[task] = Share(left.messages + messages, left.size_bytes + size_bytes)
-        if self._is_significant(left):
-            self._announced[task] = left
+        queued = self._orphaned.get(task, _EMPTY_SHARE)
+        queued = self._orphaned[task] = Share(queued.messages + messages, queued.size_bytes + size_bytes)
+        if self._is_significant(queued):
+            self._announced[task] = queued
 
     def on_released(self, task: int, messages: int, size_bytes: int) -> bool:
         """Subtract released messages of closed sessions; return True if other senders should get a grant."""
-        left = self._orphaned[task]
-        left = Share(left.messages - messages, left.size_bytes - size_bytes)
-        if left.messages:
-            self._orphaned[task] = left
+        queued = self._orphaned[task]
+        queued = Share(queued.messages - messages, queued.size_bytes - size_bytes)
+        if queued.messages:
+            self._orphaned[task] = queued
         else:
             del self._orphaned[task]
         announced = self._announced.get(task)
         if announced is None:
             return False
-        if not self._is_significant(left):
+        if not self._is_significant(queued):
             del self._announced[task]
             return True
         # Announce freed space in steps of a quarter, not at every release.
         if self._is_significant(
-            Share(announced.messages - left.messages, announced.size_bytes - left.size_bytes)
+            Share(announced.messages - queued.messages, announced.size_bytes - queued.size_bytes)
         ):
-            self._announced[task] = left
+            self._announced[task] = queued
             return True
         return False
 

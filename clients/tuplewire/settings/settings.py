@@ -100,8 +100,8 @@ SECONDS_OR_ZERO = _seconds(0.0, "from 0")
 SECONDS_OR_EVER = Kind(
     "SECONDS_OR_INF", "a time in seconds or inf, more than 0", (int, float), in_range(math.ulp(0.0)), float
 )
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
-FLAG = Kind("BOOLEAN", "true or false", bool, parse=lambda text: _FLAGS.get(text.strip().lower()))
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+FLAG = Kind("BOOLEAN", "true or false", bool, parse=lambda text: _BOOLEANS.get(text.strip().lower()))
 
 
 def _in_milliseconds(kind: Kind) -> Kind:

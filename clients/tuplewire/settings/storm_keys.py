@@ -100,7 +100,7 @@ _KEYS_WITHOUT_EFFECT: Mapping[str, str] = {
     "there is no shared pool of threads": "topology.worker.shared.thread.pool.size",
 }
 """The keys without an effect, by reason. A key that ends with a dot stands for all keys with that prefix."""
-_WITHOUT_EFFECT = {key: reason for reason, keys in _KEYS_WITHOUT_EFFECT.items() for key in keys.split()}
+_REASON_BY_KEY = {key: reason for reason, keys in _KEYS_WITHOUT_EFFECT.items() for key in keys.split()}
 
 _TLS = (
     "would be ignored, and messages would travel in the open: set tls_certificate, tls_key and tls_ca of the "
@@ -145,7 +145,7 @@ def is_storm_key(key: str, value: Any) -> bool:
     refusal = _entry(_REFUSED, key)
     if refusal is not None and value not in _OFF:
         raise ConfigError(f"{key} {refusal}")
-    reason = "it is off, or Storm's default" if refusal is not None else _entry(_WITHOUT_EFFECT, key)
+    reason = "it is off, or Storm's default" if refusal is not None else _entry(_REASON_BY_KEY, key)
     if reason is not None and key not in _warned:
         _warned.add(key)
         logger.warning("setting.no_effect", extra={"key": key, "reason": reason})

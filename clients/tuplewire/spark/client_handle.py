@@ -77,9 +77,9 @@ class BlockClient(NotPicklable, AnswerMethods):
     def record_unflushed(self) -> None:
         """Record messages that no flush() has waited for. Any thread may call this, so it must not wait."""
         if self._client is not None and self._unflushed:
-            who = "a function" if self._attempt is None else f"Spark's task attempt {self._attempt}"
+            source = "a function" if self._attempt is None else f"Spark's task attempt {self._attempt}"
             _unreported.append(
-                f"{who} has sent messages and ended without leaving its `with` block, so it did not wait "
+                f"{source} has sent messages and ended without leaving its `with` block, so it did not wait "
                 "until they were acknowledged: use `with`, and let generators run to their end"
             )
 
@@ -286,14 +286,14 @@ def _hook_task_ends() -> None:
     """
     from pyspark import TaskContext
 
-    put_away = vars(TaskContext)["_setTaskContext"].__func__
+    set_context = vars(TaskContext)["_setTaskContext"].__func__
 
-    def put_away_and_check(cls: type[TaskContext], context: TaskContext | None) -> None:
-        put_away(cls, context)
+    def set_context_and_check(cls: type[TaskContext], context: TaskContext | None) -> None:
+        set_context(cls, context)
         if context is None:
             _raise_if_unflushed()
 
-    TaskContext._setTaskContext = classmethod(put_away_and_check)  # type: ignore[assignment, method-assign]
+    TaskContext._setTaskContext = classmethod(set_context_and_check)  # type: ignore[assignment, method-assign]
 
 
 def _raise_if_unflushed() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tuplewire.values.group import TaskGroup
 
 _TIME = pa.timestamp("us", tz="UTC")
-_TOMBSTONE_BYTES = TOMBSTONE.encode()
+_TOMBSTONE_NAME = TOMBSTONE.encode()
 
 
 def read_batch(groups: Sequence[TaskGroup], first: int, *, headers: bool = False) -> pa.RecordBatch:
@@ -30,7 +30,7 @@ def read_batch(groups: Sequence[TaskGroup], first: int, *, headers: bool = False
     """
     columns = record_batch(groups)
     message = columns.column("message")
-    if any(_TOMBSTONE_BYTES in group.header_data for group in groups):
+    if any(_TOMBSTONE_NAME in group.header_data for group in groups):
         key, pairs, message = _with_tombstones(groups, message)
     else:
         key, pairs = key_and_headers(groups, headers=headers)
@@ -55,8 +55,8 @@ def _with_tombstones(groups: Sequence[TaskGroup], message: pa.Array) -> tuple[pa
     key, pairs = key_and_headers(groups)
     read: list[Any] = [] if pairs is None else [each or [] for each in pairs.to_pylist()]
     marked = pa.array([any(pair["key"] == TOMBSTONE for pair in each) for each in read])
-    left = [[pair for pair in each if pair["key"] != TOMBSTONE] or None for each in read]
-    return key, pa.array(left, HEADERS), pc.if_else(marked, pa.nulls(len(message), message.type), message)
+    others = [[pair for pair in each if pair["key"] != TOMBSTONE] or None for each in read]
+    return key, pa.array(others, HEADERS), pc.if_else(marked, pa.nulls(len(message), message.type), message)
 
 
 def encode_rows(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
@@ -69,9 +69,9 @@ def encode_rows(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, pa.Arr
     message = batch.column("message")
     if key is None and headers is None:
         return pa.RecordBatch.from_pydict({"message": message}), {}
-    wrong: dict[str, pa.Array] = {}
+    bad_masks: dict[str, pa.Array] = {}
     if headers is not None and pc.any(nameless := without_names(headers)).as_py():
-        wrong["a header has no name"] = nameless
+        bad_masks["a header has no name"] = nameless
         rows = pa.array(range(len(headers)))
         headers = headers.take(pc.if_else(nameless, pa.nulls(len(rows), rows.type), rows))
     tombstones = None
@@ -80,7 +80,7 @@ def encode_rows(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, pa.Arr
         message = pc.if_else(tombstones, EMPTY.cast(message.type), message)
     encoded = encode_columns(key, headers, len(message), tombstones)
     columns = {"message": message, "encoded": pa.nulls(len(message), KEY) if encoded is None else encoded}
-    return pa.RecordBatch.from_pydict(columns), wrong
+    return pa.RecordBatch.from_pydict(columns), bad_masks
 
 
 def _sent_column(batch: pa.RecordBatch, name: str) -> pa.Array | None:

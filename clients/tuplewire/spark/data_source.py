@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 """The type of the column `headers`, as in Spark's Kafka connector. Null: a message without headers."""
 
-_ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+_ISO_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 _TASK_TYPES = ("tinyint", "smallint", "int", "bigint")
 _SENT_KEY_TYPES = ("string", "binary")
 _OPTIONAL = {"key": _SENT_KEY_TYPES, "headers": (HEADERS_TYPE,)}
@@ -56,10 +56,10 @@ def _format_schema(schema: StructType) -> str:
 
 def check_read_schema(schema: StructType, *, headers: bool = False) -> None:
     """Raise ConfigError for a schema other than read_schema()."""
-    shown, expected = _format_schema(schema), _format_schema(read_schema(headers=headers))
-    if shown != expected:
+    actual, expected = _format_schema(schema), _format_schema(read_schema(headers=headers))
+    if actual != expected:
         raise ConfigError(
-            f"the format tuplewire has the columns {expected}, not {shown}: leave .schema() out, and "
+            f"the format tuplewire has the columns {expected}, not {actual}: leave .schema() out, and "
             "convert afterwards, as in .selectExpr('cast(message as string)')"
         )
 
@@ -74,8 +74,8 @@ def check_write_schema(schema: StructType, grouping: GroupingName) -> None:
     found = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name, kinds in wanted.items():
         if found.get(name) not in kinds:
-            given = f"is {found[name]}" if name in found else "is missing"
-            raise ConfigError(f"column {name} {given}: {_needs(grouping, wanted)}")
+            problem = f"is {found[name]}" if name in found else "is missing"
+            raise ConfigError(f"column {name} {problem}: {_needs(grouping, wanted)}")
     for name, kinds in _OPTIONAL.items():
         if name in found and found[name] not in wanted.get(name, kinds):
             raise ConfigError(f"column {name} is {found[name]}: it may be {' or '.join(kinds)}, or missing")
@@ -111,8 +111,8 @@ class TuplewireDataSource(VersionChecked, DataSource):
         return TuplewireBatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        make = partial(self._stream_reader, schema)
-        return make() if has_admission_control() else OldStreamReader(make)
+        create_reader = partial(self._stream_reader, schema)
+        return create_reader() if has_admission_control() else OldStreamReader(create_reader)
 
     def _stream_reader(self, schema: StructType) -> TuplewireStreamReader:
         from tuplewire.spark.reader import TuplewireStreamReader
@@ -182,7 +182,7 @@ def reject_rows(
         pair(SOURCE, F.col("source")),
         pair(TASK, F.col("task")),
         pair(COUNT, count),
-        pair(TIME, F.date_format(F.current_timestamp(), _ISO)),
+        pair(TIME, F.date_format(F.current_timestamp(), _ISO_FORMAT)),
     )
     dead = count >= limit
     more = F.when(dead, F.filter(letter_headers, lambda each: each["value"].isNotNull()))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tuplewire.spark.features import needs
+from tuplewire.spark.features import unsupported
 from tuplewire.spark.version_check import VersionChecked
 
 try:
@@ -24,7 +24,7 @@ try:
         InputPartition,
     )
 except ModuleNotFoundError as error:
-    raise needs(
+    raise unsupported(
         "the format tuplewire",
         "4.0",
         "use a ClientHandle in foreachBatch, foreachPartition or mapInArrow, or a newer Spark",
@@ -68,17 +68,17 @@ class OldStreamReader(VersionChecked, DataSourceStreamReader):
     last planned one. After a restart, Spark first plans the last micro-batch of its offset log, from its end
     to its end. With availableNow, Spark requests the end of all messages once, before that.
 
-    make: creates the reader. It is called at Spark's first call, because Spark hides earlier errors.
+    create_reader: creates the reader. It is called at Spark's first call, because Spark hides earlier errors.
     """
 
-    def __init__(self, make: Callable[[], DataSourceStreamReader]) -> None:
-        self._make = make
+    def __init__(self, create_reader: Callable[[], DataSourceStreamReader]) -> None:
+        self._create_reader = create_reader
         self._planned: dict[str, Any] | None = None
-        self._asked_from: dict[str, Any] | None = None
+        self._last_start: dict[str, Any] | None = None
 
     @cached_property
     def _reader(self) -> DataSourceStreamReader:
-        return self._make()
+        return self._create_reader()
 
     @cached_property
     def _initial(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class OldStreamReader(VersionChecked, DataSourceStreamReader):
         return self._latest(self._initial if self._planned is None else self._planned)
 
     def _latest(self, start: dict[str, Any]) -> dict[str, Any]:
-        self._asked_from = start
+        self._last_start = start
         return self._reader.latestOffset(start, ReadAllAvailable())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -101,7 +101,7 @@ class OldStreamReader(VersionChecked, DataSourceStreamReader):
         For a start that the reader has not seen, call its latestOffset() first: it raises an error if
         messages were lost, also after a restart.
         """
-        if start not in (end, self._asked_from):
+        if start not in (end, self._last_start):
             self._latest(start)
         self._planned = end
         return self._reader.partitions(start, end)

@@ -21,7 +21,7 @@ SequenceRange = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class EntryRuns:
     """Unacknowledged messages of a task, from the sequence `first` on.
 
     start: the sequence after which the task's messages start at this worker. runs: in order, the number of
@@ -47,19 +47,19 @@ class Runs:
         return found
 
     def unread_ranges(
-        self, start: int, end: int, after: LastSequences, upto: LastSequences | None = None
+        self, start: int, end: int, after: LastSequences, last_wanted: LastSequences | None = None
     ) -> list[SequenceRange]:
         """Return the messages after a sequence, up to an end, that were not read before.
 
-        after: the messages that were read. upto: the last wanted message of each entry worker; None: all.
+        after: the messages that were read. last_wanted: the last message of each entry worker; None: all.
         """
         found: list[SequenceRange] = []
         for sequence, count, worker, entry in self._iter_runs(end):
             # In this run, `sequence - entry` converts an entry sequence to a sequence at this worker.
             first = max(sequence, start + 1, sequence + after.get(worker, 0) + 1 - entry)
             last = sequence + count - 1
-            if upto is not None:
-                last = min(last, sequence + upto.get(worker, 0) - entry)
+            if last_wanted is not None:
+                last = min(last, sequence + last_wanted.get(worker, 0) - entry)
             if first > last:
                 continue
             if found and found[-1][1] == first - 1:
@@ -79,10 +79,10 @@ def merge(one: LastSequences, other: LastSequences) -> dict[int, int]:
     return {worker: max(one.get(worker, 0), other.get(worker, 0)) for worker in {**one, **other}}
 
 
-def still_to_come(read_before: LastSequences, entries: LastSequences) -> dict[int, int]:
+def redeliverable(read_before: LastSequences, entries: LastSequences) -> dict[int, int]:
     """Return the part of `read_before` that may still be redelivered after the messages of `entries`.
 
     An entry worker's messages arrive in order, so none up to its last message in `entries` can follow.
     """
-    left = {worker: entry for worker, entry in read_before.items() if entries.get(worker, 0) < entry}
-    return dict(list(left.items())[-MAX_BEFORE:])
+    remaining = {worker: entry for worker, entry in read_before.items() if entries.get(worker, 0) < entry}
+    return dict(list(remaining.items())[-MAX_BEFORE:])

@@ -83,7 +83,7 @@ def membership(
     tasks: Collection[int],
     *,
     port: int = DEFAULT_PORT,
-    worker_of: Callable[[SparkExecutor], str | None] | None = None,
+    worker_address: Callable[[SparkExecutor], str | None] | None = None,
     workers: Workers | None = None,
     **settings: Unpack[MembershipKeywords],
 ) -> Membership:
@@ -96,7 +96,7 @@ def membership(
         spark: The session of the executors.
         tasks: All tasks of the topology.
         port: The workers' port on the executors' hosts.
-        worker_of: Instead of `port`: returns the address of an executor's worker, or None for no worker.
+        worker_address: Instead of `port`: returns the address of an executor's worker, or None for no worker.
         workers: Addresses, or a function that returns them, instead of the executors: over Spark Connect, or
             with workers outside of Spark.
         **settings: Keywords of Membership, such as topology and min_workers.
@@ -107,10 +107,10 @@ def membership(
     if workers is not None:
         return Membership(workers, tasks, **settings)
     executors = Executors(spark)
-    place = worker_of or (lambda executor: join_host_port(executor.host, port))
+    address_of = worker_address or (lambda executor: join_host_port(executor.host, port))
 
     def discover() -> dict[str, str]:
-        found = [(place(executor), executor) for executor in executors()]
+        found = [(address_of(executor), executor) for executor in executors()]
         return {address: f"executor {executor.id}" for address, executor in found if address}
 
     return Membership(discover, tasks, **settings)

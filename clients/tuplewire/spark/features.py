@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 logger = event_logger(__name__)
 
-_OTHER = "set PYSPARK_PYTHON to this program's Python before the session starts, or install tuplewire in both"
-LIMITS = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "minMessagesPerTrigger", "maxTriggerDelay")
+_HINT = "set PYSPARK_PYTHON to this program's Python before the session starts, or install tuplewire in both"
+LIMIT_OPTIONS = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "minMessagesPerTrigger", "maxTriggerDelay")
 """Options of readStream that need a Spark which passes a limit to its sources."""
 
 
@@ -40,7 +40,7 @@ def is_remote(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
-def needs(what: str, first: str, instead: str) -> UnsupportedSparkVersionError:
+def unsupported(what: str, first: str, instead: str) -> UnsupportedSparkVersionError:
     """Return the error for a feature of Spark `first` and later. instead: the advice for the user."""
     from pyspark import __version__ as installed
 
@@ -54,18 +54,18 @@ def has_admission_control() -> bool:
 
 def check_stream_options(options: Mapping[str, str]) -> None:
     """Raise UnsupportedSparkVersionError for options of readStream that this Spark does not support."""
-    given = {name.lower() for name in options}
-    wanted = [name for name in LIMITS if name.lower() in given]
-    if wanted and not has_admission_control():
-        raise needs(
-            f"the option {' and '.join(wanted)}", "4.2", "leave it out, and a trigger reads all that is there"
+    names = {name.lower() for name in options}
+    limits = [name for name in LIMIT_OPTIONS if name.lower() in names]
+    if limits and not has_admission_control():
+        raise unsupported(
+            f"the option {' and '.join(limits)}", "4.2", "leave it out, and a trigger reads all that is there"
         )
 
 
 def check_topology_session(spark: SparkSession, *, remote: bool) -> None:
     """Raise UnsupportedSparkVersionError if a session cannot run a topology: Spark Connect before 4.0."""
     if remote and not hasattr(type(spark.range(0)), "localCheckpoint"):
-        raise needs("a topology over Spark Connect", "4.0", "submit it from a program with a SparkContext")
+        raise unsupported("a topology on Spark Connect", "4.0", "submit it from a program with SparkContext")
 
 
 def parse_schema(text: str) -> StructType:
@@ -101,7 +101,7 @@ def activate_session(spark: SparkSession) -> None:
     kind.setActiveSession(session._jsparkSession)
     python = shutil.which(spark.sparkContext.pythonExec)
     if python != sys.executable:
-        extra = {"spark": python, "program": sys.executable, "reason": _OTHER}
+        extra = {"spark": python, "program": sys.executable, "reason": _HINT}
         logger.warning("spark.python_mismatch", extra=extra)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.spark.entry_runs import LastSequences, Runs, count_messages, merge, still_to_come
+from tuplewire.spark.entry_runs import EntryRuns, LastSequences, count_messages, merge, redeliverable
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -93,7 +93,7 @@ QueueStates: TypeAlias = Mapping[int, QueueState]
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ReadRange:
     """Messages of one task that one Spark task must read: after the sequence `start`, up to `end`.
 
     worker_id: the id of the worker of `end`. after: by entry worker, the messages read before them. runs:
@@ -105,7 +105,7 @@ class Range:
     start: int
     end: TaskOffset
     after: LastSequences
-    runs: Runs | None
+    runs: EntryRuns | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +189,14 @@ class PreviousOwner:
         return self.exited_uncleanly or self.dropped_messages > 0
 
 
-def loss_error(task: int, offset: TaskOffset, previous_owner: PreviousOwner, last_seen: int) -> DataLossError:
-    """Return the error for a worker that was lost with messages, of which `last_seen` were known."""
+def loss_error(task: int, offset: TaskOffset, previous_owner: PreviousOwner, unread: int) -> DataLossError:
+    """Return the error for a worker that was lost with messages, of which `unread` were known."""
     if previous_owner.dropped_messages:
         why = "shut down while no worker could accept its messages"
         much = f"up to {previous_owner.dropped_messages} messages"
     else:
         why = "restarted or failed without a clean shutdown"
-        much = f"{last_seen} unread messages, and messages that arrived after the last poll"
+        much = f"{unread} unread messages, and messages that arrived after the last poll"
     return DataLossError(
         f"task {task} was at a worker ({offset.address}) that {why}: {much}, are lost, or arrive again. "
         "Set failOnDataLoss=false to continue with the rest"
@@ -205,26 +205,26 @@ def loss_error(task: int, offset: TaskOffset, previous_owner: PreviousOwner, las
 
 def check_still_assigned(tasks: Iterable[int], states: QueueStates) -> None:
     """Raise DataLossError if a task that a query has to read is no longer assigned."""
-    if gone := sorted(task for task in tasks if task not in states)[:10]:
+    if lost := sorted(task for task in tasks if task not in states)[:10]:
         raise DataLossError(
-            f"task {', '.join(map(str, gone))} is no longer assigned, and its unread messages are lost. Set "
+            f"task {', '.join(map(str, lost))} is no longer assigned, and its unread messages are lost. Set "
             "failOnDataLoss=false to continue without them"
         )
 
 
 def check_removed(start: Offset, states: QueueStates) -> None:
     """Raise ConfigError if a query stops reading tasks (`states`) that still have unread messages."""
-    left = {}
+    unread = {}
     for task, each in states.items():
         offset = start.offsets[task]
         read = 0 if has_moved(offset, each) else offset.sequence
         if (count := each.tail - max(each.acknowledged, read)) > 0:
-            left[task] = count
-    if left:
-        shown = ", ".join(f"task {task} holds {count}" for task, count in sorted(left.items())[:10])
+            unread[task] = count
+    if unread:
+        shown = ", ".join(f"task {task} holds {count}" for task, count in sorted(unread.items())[:10])
         raise ConfigError(
-            f"the query stops reading {len(left)} of the tasks in its checkpoint, and has not read "
-            f"{sum(left.values())} of their messages: {shown}. Read them first (start the query with these "
+            f"the query stops reading {len(unread)} of the tasks in its checkpoint, and has not read "
+            f"{sum(unread.values())} of their messages: {shown}. Read them first (start the query with these "
             "tasks as well), let another program consume them, or set "
             "failOnDataLoss=false to leave them where they are"
         )
@@ -283,14 +283,14 @@ def divide_limit(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
     if total <= bound:
         return dict(waiting)
     shares = {task: count * bound // total for task, count in waiting.items()}
-    left = bound - sum(shares.values())
+    remainder = bound - sum(shares.values())
     # The largest remainders get one more, so that a task with few messages is not skipped indefinitely.
-    for task in sorted(waiting, key=lambda task: waiting[task] * bound % total, reverse=True)[:left]:
+    for task in sorted(waiting, key=lambda task: waiting[task] * bound % total, reverse=True)[:remainder]:
         shares[task] += 1
     return shares
 
 
-def add_entry_sequences(start: Offset, current: Offset, end: Offset, runs: Mapping[int, Runs]) -> Offset:
+def add_entry_sequences(start: Offset, current: Offset, end: Offset, runs: Mapping[int, EntryRuns]) -> Offset:
     """Return the end of a micro-batch with the numbers of entry workers, which stay valid after a move.
 
     start: Spark's value. current: the same position at the current workers. runs: the entry runs, by task.
@@ -303,7 +303,7 @@ def add_entry_sequences(start: Offset, current: Offset, end: Offset, runs: Mappi
         offsets[task] = replace(
             end.offsets[task],
             entries=entries,
-            before=still_to_come(offset.before, entries),
+            before=redeliverable(offset.before, entries),
             messages=count_messages(each.unread_ranges(first, last, offset.before)),
             first=None if offset is start.offsets.get(task) else first,
         )
@@ -326,20 +326,20 @@ def _start(first: TaskOffset | None, last: TaskOffset) -> int:
     return 0 if first is None else first.sequence
 
 
-def ranges(start: Offset, end: Offset, states: QueueStates, runs: Mapping[int, Runs]) -> list[Range]:
+def ranges(start: Offset, end: Offset, states: QueueStates, runs: Mapping[int, EntryRuns]) -> list[ReadRange]:
     """Return the ranges of a micro-batch.
 
     states: the states of tasks; a task that is no longer assigned is skipped. runs: the messages' numbers at
     the workers of the end. A task without runs has moved since: its messages are found by these numbers.
     """
-    found = []
+    planned = []
     for task, last in task_ends(start, end).items():
         if (each := states.get(task)) is not None:
             first = start.offsets.get(task)
             after = {} if first is None else first.passed
-            there = runs.get(task) if each.worker == last.worker else None
-            found.append(Range(task, each.worker_id, _start(first, last), last, after, there))
-    return found
+            current_runs = runs.get(task) if each.worker == last.worker else None
+            planned.append(ReadRange(task, each.worker_id, _start(first, last), last, after, current_runs))
+    return planned
 
 
 def lag(query: StreamingQuery | StreamingQueryProgress | Mapping[str, Any]) -> dict[int, int]:
@@ -354,10 +354,10 @@ def lag(query: StreamingQuery | StreamingQueryProgress | Mapping[str, Any]) -> d
         The sum over all sources of this format, by task. Empty before the first progress.
     """
     progress: Any = getattr(query, "lastProgress", query)
-    found: Counter[int] = Counter()
+    lags: Counter[int] = Counter()
     for source in progress["sources"] if progress else ():
         latest = source["latestOffset"]
         offset = json.loads(latest) if isinstance(latest, str) else latest
         if isinstance(offset, dict) and isinstance(offset.get("tasks"), dict):
-            found.update({int(task): behind for task, behind in offset.get(LAG_KEY, {}).items()})
-    return dict(found)
+            lags.update({int(task): behind for task, behind in offset.get(LAG_KEY, {}).items()})
+    return dict(lags)

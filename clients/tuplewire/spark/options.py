@@ -33,11 +33,11 @@ from tuplewire.settings.settings import (
     settings_of,
     unknown_error,
 )
-from tuplewire.spark.features import LIMITS
+from tuplewire.spark.features import LIMIT_OPTIONS
 from tuplewire.values.group import check_task
 from tuplewire.values.task_ids import TASKS, TaskRanges, parse_ranges
 
-_SPARKS_OWN = ("checkpointlocation", "queryname")
+_SPARK_OPTIONS = ("checkpointlocation", "queryname")
 """Spark's own options that it passes to a format."""
 _ADDRESS = Kind("ADDRESS", "host:port or unix:///path, or several with commas", str, resolve_addresses)
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -61,7 +61,7 @@ _DELAY = Kind(
 )
 
 
-class Start(enum.StrEnum):
+class StartingOffset(enum.StrEnum):
     """The start of a new query in a task."""
 
     EARLIEST = "earliest"
@@ -72,8 +72,8 @@ class Start(enum.StrEnum):
 
 def _check_starts(value: Any) -> Any:
     if isinstance(value, str):
-        return Start(value)
-    return {check_task(int(task)): Start(start) for task, start in value.items()}
+        return StartingOffset(value)
+    return {check_task(int(task)): StartingOffset(start) for task, start in value.items()}
 
 
 def _parse_starts(text: str) -> Any:
@@ -170,17 +170,17 @@ class _ConnectionOptions(Settings):
 
     def credentials(self) -> Credentials:
         """Return the credentials, completed by the current environment of this process."""
-        own = settings_of(Credentials)
-        return Credentials.from_environment(flags={k: v for k, v in self.client.items() if k in own})
+        names = settings_of(Credentials)
+        return Credentials.from_environment(flags={k: v for k, v in self.client.items() if k in names})
 
     def session(self, worker_bytes: int) -> dict[str, Any]:
         """Return the settings of a session. worker_bytes: the worker's limit for a message."""
-        own = settings_of(SessionSettings)
-        given = {name: value for name, value in self.client.items() if name in own}
-        largest = min(given.get("max_message_bytes", worker_bytes), worker_bytes)
+        known = settings_of(SessionSettings)
+        values = {name: value for name, value in self.client.items() if name in known}
+        largest = min(values.get("max_message_bytes", worker_bytes), worker_bytes)
         # The buffer needs space for at least one message of the maximum size.
-        room = max(largest, own["max_pending_bytes"].default)
-        return {"max_pending_bytes": room, **given, "max_message_bytes": largest}
+        buffer_bytes = max(largest, known["max_pending_bytes"].default)
+        return {"max_pending_bytes": buffer_bytes, **values, "max_message_bytes": largest}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,18 +215,18 @@ class SourceOptions(_ConnectionOptions):
     max_trigger_delay: float = setting(
         _DELAY, 900, "longest wait of fewer messages than minMessagesPerTrigger"
     )
-    starting_offsets: Start | dict[int, Start] = setting(
-        _STARTS, Start.EARLIEST, "start of a new query; latest discards the messages in the queue"
+    starting_offsets: StartingOffset | dict[int, StartingOffset] = setting(
+        _STARTS, StartingOffset.EARLIEST, "start of a new query; latest discards the messages in the queue"
     )
     include_headers: bool = setting(FLAG, False, "true: add the column headers")
     fail_on_data_loss: bool = setting(
         FLAG, True, "false: continue the query if messages are permanently lost"
     )
 
-    def starts_at(self, task: int) -> Start:
+    def starts_at(self, task: int) -> StartingOffset:
         """Return the start of a new query in a task."""
         starts = self.starting_offsets
-        return starts if isinstance(starts, str) else starts.get(task, Start.EARLIEST)
+        return starts if isinstance(starts, str) else starts.get(task, StartingOffset.EARLIEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,42 +263,42 @@ def source_options(options: Mapping[str, str], *, streaming: bool = True) -> Sou
 
     Raises ConfigError, with a list of the valid options, for an unknown, wrong or missing one.
     """
-    with _listing(SourceOptions, "reading"):
-        given = _parse_options(SourceOptions, options)
-        _require_tasks(given)
+    with _options_in_errors(SourceOptions, "reading"):
+        values = _parse_options(SourceOptions, options)
+        _require_tasks(values)
         for name, each in settings_of(SourceOptions).items():
-            if not streaming and name in given and each.key in (*LIMITS, "startingOffsets"):
+            if not streaming and name in values and each.key in (*LIMIT_OPTIONS, "startingOffsets"):
                 raise ConfigError(f"the option {each.key} is for readStream; a read takes all that is there")
-        given["address"] = given.get("address") or resolve_address(None)
-        chosen = SourceOptions(**given)
-        least, most = chosen.min_messages_per_trigger, chosen.max_messages_per_trigger
+        values["address"] = values.get("address") or resolve_address(None)
+        parsed = SourceOptions(**values)
+        least, most = parsed.min_messages_per_trigger, parsed.max_messages_per_trigger
         if least and most and least > most:
             raise ConfigError(
                 f"minMessagesPerTrigger is {least}, more than maxMessagesPerTrigger, which is {most}: a "
                 "micro-batch cannot have both"
             )
-        if isinstance(chosen.starting_offsets, dict) and (
-            others := [task for task in sorted(chosen.starting_offsets) if task not in chosen.tasks]
+        if isinstance(parsed.starting_offsets, dict) and (
+            others := [task for task in sorted(parsed.starting_offsets) if task not in parsed.tasks]
         ):
             raise ConfigError(f"startingOffsets names task {others[0]}, which is not in the option tasks")
-        return chosen
+        return parsed
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Parse the options of a `write` or `writeStream`, with the errors of source_options()."""
-    with _listing(SinkOptions, "writing"):
-        given = _parse_options(SinkOptions, options)
-        if given.get("grouping", GroupingName.DIRECT) is not GroupingName.DIRECT:
-            _require_tasks(given)
-        elif "tasks" in given:
+    with _options_in_errors(SinkOptions, "writing"):
+        values = _parse_options(SinkOptions, options)
+        if values.get("grouping", GroupingName.DIRECT) is not GroupingName.DIRECT:
+            _require_tasks(values)
+        elif "tasks" in values:
             raise ConfigError(
                 "the option tasks is for a grouping that chooses among them, and grouping is direct: set "
                 "grouping to fields, shuffle or loadAwareShuffle, or leave tasks out"
             )
-        return SinkOptions(**given)
+        return SinkOptions(**values)
 
 
-_CLIENT = {**settings_of(Credentials), **settings_of(SessionSettings)}
+_CLIENT_SETTINGS = {**settings_of(Credentials), **settings_of(SessionSettings)}
 
 
 def _parse_options(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
@@ -312,24 +312,24 @@ def _parse_options(kind: type[Settings], options: Mapping[str, str]) -> dict[str
             values[each.name] = each.check(text, f"option {each.key}", text=True)
         elif key.startswith(KEY_PREFIX):
             setting = key.removeprefix(KEY_PREFIX)
-            if setting not in _CLIENT:
-                raise unknown_error(f"option {name!r}", setting, list(_CLIENT))
-            client[setting] = _CLIENT[setting].check(text, f"option {name}", text=True)
-        elif key not in _SPARKS_OWN:
+            if setting not in _CLIENT_SETTINGS:
+                raise unknown_error(f"option {name!r}", setting, list(_CLIENT_SETTINGS))
+            client[setting] = _CLIENT_SETTINGS[setting].check(text, f"option {name}", text=True)
+        elif key not in _SPARK_OPTIONS:
             # All hints except the one for `path` are about reading.
-            instead = _OPTION_HINTS.get(key) if kind is SourceOptions or name == "path" else None
-            raise ConfigError(f"unknown option {name!r}" + (f" ({instead})" if instead else ""))
+            hint = _OPTION_HINTS.get(key) if kind is SourceOptions or name == "path" else None
+            raise ConfigError(f"unknown option {name!r}" + (f" ({hint})" if hint else ""))
     values["topology"] = resolve_topology(values.get("topology"))
     return values
 
 
-def _require_tasks(given: Mapping[str, Any]) -> None:
-    if "tasks" not in given:
+def _require_tasks(values: Mapping[str, Any]) -> None:
+    if "tasks" not in values:
         raise ConfigError("the option tasks is missing")
 
 
 @contextmanager
-def _listing(kind: type[Settings], purpose: str) -> Iterator[None]:
+def _options_in_errors(kind: type[Settings], purpose: str) -> Iterator[None]:
     """Add a list of the valid options to a ConfigError."""
     try:
         yield

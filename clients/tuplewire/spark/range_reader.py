@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from tuplewire.errors import SupersededError, TaskNotLocalError, UnknownTaskError
 from tuplewire.session.consume import Delivery
-from tuplewire.spark.entry_runs import Runs, SequenceRange, count_messages, merge
-from tuplewire.spark.offsets import DataLossError, PreviousOwner, Range
+from tuplewire.spark.entry_runs import EntryRuns, SequenceRange, count_messages, merge
+from tuplewire.spark.offsets import DataLossError, PreviousOwner, ReadRange
 from tuplewire.spark.options import SourceOptions
 from tuplewire.spark.task_workers import POLL_SECONDS, RETRYABLE_ERRORS, RetryDeadline, TaskPoller
 from tuplewire.text.events import event_logger
@@ -42,7 +42,7 @@ class _Location:
     address: str
     worker_id: str
     worker: int
-    runs: Runs
+    runs: EntryRuns
     unread: list[SequenceRange]
     position: int
     _next: int = 0
@@ -53,7 +53,7 @@ class _Location:
 
     def take(self, frame: Sequence[Delivery]) -> Iterator[list[TaskGroup]]:
         """Yield the wanted messages of a frame, and advance the position to its end."""
-        last = frame[-1].last
+        last = frame[-1].last_sequence
         while self._next < len(self.unread) and self.unread[self._next][0] <= last:
             first, end = self.unread[self._next]
             after = max(self.position, first - 1)
@@ -72,7 +72,7 @@ class RangeReader:
     found by the numbers of their entry workers. Their sequences continue within the range.
     """
 
-    def __init__(self, wanted: Range, options: SourceOptions, others: tuple[str, ...] = ()) -> None:
+    def __init__(self, wanted: ReadRange, options: SourceOptions, others: tuple[str, ...] = ()) -> None:
         """Read nothing yet. others: addresses of more workers, in case the first ones are unreachable."""
         self._range = wanted
         self._options = options
@@ -91,75 +91,75 @@ class RangeReader:
         UnreachableError if the worker is unreachable, WrongWorkerError if another one is at its address, and
         SupersededError if another consumer has the task.
         """
-        began_ns = time.time_ns()
+        start_ns = time.time_ns()
         try:
             yield from self._read()
         finally:
             if self._tracing is not None and self._traces:
-                self._report(self._tracing, began_ns)
+                self._report(self._tracing, start_ns)
 
-    def _report(self, tracing: Tracing, began_ns: int) -> None:
-        about: Attributes = {
+    def _report(self, tracing: Tracing, start_ns: int) -> None:
+        attributes: Attributes = {
             "messaging.operation.type": "receive",
             "messaging.batch.message_count": self.messages_read,
         }
-        tracing.receive(self._range.task, self._traces, about, began_ns)
+        tracing.record_receive(self._range.task, self._traces, attributes, start_ns)
         tracing.flush()  # Spark may kill a Python process when its task ends
 
     def _read(self) -> Iterator[pa.RecordBatch]:
         wanted, end = self._range, self._range.end
-        place: _Location | None = None
+        location: _Location | None = None
         if wanted.runs is not None:
             unread = wanted.runs.unread_ranges(wanted.start, end.sequence, wanted.after)
-            place = _Location(end.address, wanted.worker_id, end.worker, wanted.runs, unread, wanted.start)
+            location = _Location(end.address, wanted.worker_id, end.worker, wanted.runs, unread, wanted.start)
         with TaskPoller(self._options, [wanted.task], (end.address, *self._others)) as tasks:
             while self.messages_read < end.messages:
-                place = place or self._find(tasks)
-                if place is None:
+                location = location or self._locate(tasks)
+                if location is None:
                     continue
                 try:
-                    yield from self._stream(place, tasks)
+                    yield from self._stream(location, tasks)
                 except _RETRYABLE as error:
-                    if not self._has_moved(tasks, place):
+                    if not self._has_moved(tasks, location):
                         self._retry.wait_or_raise(error)
                         continue
-                    passed = place.runs.last_sequences(place.position)
+                    passed = location.runs.last_sequences(location.position)
                     self._read_sequences = merge(self._read_sequences, passed)
-                place = None  # continue at the new worker
+                location = None  # continue at the new worker
 
-    def _has_moved(self, tasks: TaskPoller, place: _Location) -> bool | None:
+    def _has_moved(self, tasks: TaskPoller, location: _Location) -> bool | None:
         """Return True if the task has moved since, perhaps there and back; None if that is unknown yet."""
         try:
             held = tasks.poll_once().get(self._range.task)
         except RETRYABLE_ERRORS:
             return None
-        return held is None or (held.worker, held.start) != (place.worker, place.runs.start)
+        return held is None or (held.worker, held.start) != (location.worker, location.runs.start)
 
-    def _find(self, tasks: TaskPoller) -> _Location | None:
+    def _locate(self, tasks: TaskPoller) -> _Location | None:
         """Return the current location of the rest of the range; None if that is lost, and loss is allowed.
 
         Waits until the previous worker has forwarded all of it.
         """
         wanted, end = self._range, self._range.end
-        left = end.messages - self.messages_read
+        rest = end.messages - self.messages_read
         deadline = time.monotonic() + self._options.timeout
         previous: PreviousOwner | None = None
         while True:
             held = tasks.poll_tasks([wanted.task]).get(wanted.task)
             if held is None:
-                self._skip_lost(left, "is no longer assigned")
+                self._skip_lost(rest, "is no longer assigned")
                 return None
             runs = tasks.fetch_runs({wanted.task: 0}, {wanted.task: held}).get(wanted.task)
             if runs is None:
                 continue
             unread = runs.unread_ranges(0, sys.maxsize, self._read_sequences, end.entries)
-            there = count_messages(unread)
+            found = count_messages(unread)
             # The missing messages will not arrive any later: skip them, or raise DataLossError.
             if (previous is not None and previous.lost) or time.monotonic() > deadline:
-                if there < left:
-                    self._skip_lost(left - there, f"was at {end.address}, and they were lost with the worker")
+                if found < rest:
+                    self._skip_lost(rest - found, f"was at {end.address}, and they were lost with the worker")
                 break
-            if there >= left:
+            if found >= rest:
                 break
             if held.worker != end.worker:
                 previous = tasks.previous_owner(wanted.task, end.worker, end.address)
@@ -168,44 +168,44 @@ class RangeReader:
             return None
         return _Location(held.address, held.worker_id, held.worker, runs, unread, unread[0][0] - 1)
 
-    def _stream(self, place: _Location, tasks: TaskPoller) -> Iterator[pa.RecordBatch]:
+    def _stream(self, location: _Location, tasks: TaskPoller) -> Iterator[pa.RecordBatch]:
         from tuplewire.spark.columns import read_batch  # not needed in the driver
 
         wanted = self._range
         request = pb.ReadRequest(
             topology=self._options.topology,
-            expected_worker_id=place.worker_id,
-            worker_incarnation=place.worker,
+            expected_worker_id=location.worker_id,
+            worker_incarnation=location.worker,
             task=wanted.task,
-            after_sequence=place.position,
-            last_sequence=place.end,
+            after_sequence=location.position,
+            last_sequence=location.end,
         )
-        with tasks.client(place.address, self._options.timeout) as worker:
+        with tasks.client(location.address, self._options.timeout) as worker:
             for frame in worker.read(request):
                 self._retry.reset()
-                self._skip_missing(place, frame[0].first_sequence - 1, tasks)
-                for groups in place.take(frame):
+                self._skip_missing(location, frame[0].first_sequence - 1, tasks)
+                for groups in location.take(frame):
                     first = wanted.start + self.messages_read + 1
                     self.messages_read += sum(map(len, groups))
                     if self._tracing is not None:
                         count_contexts(groups, self._traces)
                     yield read_batch(groups, first, headers=self._options.include_headers)
-        self._skip_missing(place, place.end, tasks)
+        self._skip_missing(location, location.end, tasks)
 
-    def _skip_missing(self, place: _Location, last: int, tasks: TaskPoller) -> None:
+    def _skip_missing(self, location: _Location, last: int, tasks: TaskPoller) -> None:
         """Skip the messages of a place up to a sequence, because the worker no longer has them."""
-        if last <= place.position:
+        if last <= location.position:
             return
         # A worker releases the messages of a moved task before all workers know of the move. So this is a
         # loss only if the task has certainly not moved.
-        if self._has_moved(tasks, place) is not False:
-            raise TaskNotLocalError(f"task {self._range.task} has left the worker at {place.address}")
+        if self._has_moved(tasks, location) is not False:
+            raise TaskNotLocalError(f"task {self._range.task} has left the worker at {location.address}")
         gone = count_messages(
-            (max(first, place.position + 1), min(end, last))
-            for first, end in place.unread
-            if end > place.position and first <= last
+            (max(first, location.position + 1), min(end, last))
+            for first, end in location.unread
+            if end > location.position and first <= last
         )
-        place.position = last
+        location.position = last
         self._skip_lost(gone, "has another consumer, which has acknowledged them (a task has one consumer)")
 
     def _skip_lost(self, messages: int, why: str) -> None:

@@ -16,13 +16,13 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from tuplewire.errors import RefusedError, SupersededError, UnreachableError
 from tuplewire.spark.data_source_api import ReadAllAvailable, SupportsTriggerAvailableNow
-from tuplewire.spark.entry_runs import Runs
+from tuplewire.spark.entry_runs import EntryRuns
 from tuplewire.spark.offsets import (
     LAG_KEY,
     Offset,
     QueueState,
     QueueStates,
-    Range,
+    ReadRange,
     TaskOffset,
     add_entry_sequences,
     check_not_consumed,
@@ -35,7 +35,7 @@ from tuplewire.spark.offsets import (
     ranges,
     task_ends,
 )
-from tuplewire.spark.options import SourceOptions, Start
+from tuplewire.spark.options import SourceOptions, StartingOffset
 from tuplewire.spark.range_reader import RangeReader
 from tuplewire.spark.task_workers import TaskPoller
 from tuplewire.spark.version_check import VersionChecked
@@ -48,14 +48,14 @@ logger = event_logger(__name__)
 
 _IDLE_SECONDS = 0.4
 """The time that one poll waits for messages. Spark polls the sources of a query one after the other."""
-_ALL = 2**62
+_UNLIMITED = 2**62
 
 
 @dataclass
 class RangePartition(InputPartition):
     """A partition of a read, which is sent to the Spark task. others: the addresses of all known workers."""
 
-    message_range: Range
+    message_range: ReadRange
     others: tuple[str, ...] = ()
 
 
@@ -112,15 +112,15 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._tasks = TaskPoller(options)
         self._target: dict[int, TaskOffset] | None = None
         self._states: dict[int, QueueState] = {}
-        self._last_idle: dict[int, QueueState] = {}
+        self._idle_states: dict[int, QueueState] = {}
         """The state at the last poll, if it resulted in no micro-batch."""
         self._end = Offset({})
         """The end of the last planned micro-batch."""
-        self._last_batch = time.monotonic()
+        self._last_batch_at = time.monotonic()
         self._acknowledged: Offset | None = None
-        self._runs: dict[int, Runs] = {}
+        self._runs: dict[int, EntryRuns] = {}
         """The entry numbers of the messages that the last latestOffset() found."""
-        self._followed: set[tuple[int, int]] = set()
+        self._checked_moves: set[tuple[int, int]] = set()
         """Tasks and their new workers (incarnations) after the check of the previous owner."""
         self._checked_removed: set[int] = set()
         """Tasks that the query no longer reads, after the check for unread messages."""
@@ -128,9 +128,9 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the start of a new query: before all unacknowledged messages, or after them."""
         states = self._tasks.poll_all()
-        latest = {task for task in states if self._options.starts_at(task) is Start.LATEST}
-        if given_up := {task: states[task].tail - states[task].acknowledged for task in sorted(latest)}:
-            logger.info("spark.messages_skipped", extra={"messages": given_up})
+        latest = {task for task in states if self._options.starts_at(task) is StartingOffset.LATEST}
+        if skipped := {task: states[task].tail - states[task].acknowledged for task in sorted(latest)}:
+            logger.info("spark.messages_skipped", extra={"messages": skipped})
         return initial_offset(states, latest).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -138,7 +138,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         from pyspark.sql.streaming.datasource import ReadMaxRows
 
         # Not ReadAllAvailable, which Spark passes to override limits.
-        return ReadMaxRows(self._options.max_messages_per_trigger or _ALL)
+        return ReadMaxRows(self._options.max_messages_per_trigger or _UNLIMITED)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the current end of the tasks as the end of the query."""
@@ -162,7 +162,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         deadline = time.monotonic() + _IDLE_SECONDS
         while True:
             wait = 0.0 if self._target is not None else max(0.0, deadline - time.monotonic())
-            states = self._tasks.poll_all(self._last_idle, wait)
+            states = self._tasks.poll_all(self._idle_states, wait)
             now = time.monotonic()
             begin = position.relocate_to(states)
             self._check_previous_owners(position, states)
@@ -179,22 +179,22 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
                 max_messages=max_messages,
                 max_bytes=max_bytes,
             )
-            if end is not begin and (numbers := self._numbered(position, begin, end, states)):
-                self._last_batch, self._end, self._last_idle = now, numbers, {}
-                return numbers.to_json()
-            self._last_idle = states
+            if end is not begin and (numbered_end := self._number_end(position, begin, end, states)):
+                self._last_batch_at, self._end, self._idle_states = now, numbered_end, {}
+                return numbered_end.to_json()
+            self._idle_states = states
             if self._target is not None or now > deadline:
                 self._end = begin
                 return start
 
     def _min_messages(self, limit: ReadLimit, now: float) -> int:
         least = self._options.min_messages_per_trigger
-        overdue = now - self._last_batch >= self._options.max_trigger_delay
+        overdue = now - self._last_batch_at >= self._options.max_trigger_delay
         if least is None or overdue or self._target is not None or isinstance(limit, ReadAllAvailable):
             return 1
         return least
 
-    def _numbered(self, position: Offset, begin: Offset, end: Offset, states: QueueStates) -> Offset | None:
+    def _number_end(self, position: Offset, begin: Offset, end: Offset, states: QueueStates) -> Offset | None:
         """Return the end with numbers that stay valid after a move; None if a task moved since the poll."""
         taken = {task: each.sequence for task, each in end.offsets.items() if each is not begin.offsets[task]}
         self._runs = runs = self._tasks.fetch_runs(taken, states)
@@ -204,23 +204,23 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         """With failOnDataLoss, wait until previous owners have forwarded all messages; raise if one fails."""
         for task, offset in position.offsets.items():
             each = states.get(task)
-            if each is None or each.worker == offset.worker or (task, each.worker) in self._followed:
+            if each is None or each.worker == offset.worker or (task, each.worker) in self._checked_moves:
                 continue
             last = self._states.get(task)
-            seen = last.tail - offset.sequence if last and last.worker == offset.worker else 0
+            unread = last.tail - offset.sequence if last and last.worker == offset.worker else 0
             if self._options.fail_on_data_loss:
                 previous_owner = self._tasks.previous_owner(task, offset.worker, offset.address)
                 if previous_owner.lost:
-                    raise loss_error(task, offset, previous_owner, max(0, seen))
-            self._followed.add((task, each.worker))
+                    raise loss_error(task, offset, previous_owner, max(0, unread))
+            self._checked_moves.add((task, each.worker))
 
     def _check_removed(self, start: Offset) -> None:
         """With failOnDataLoss, raise if the query stops reading a task with unread messages; once a task."""
         tasks = self._options.tasks
-        dropped = {task for task in start.offsets if task not in tasks} - self._checked_removed
-        if dropped and self._options.fail_on_data_loss:
-            check_removed(start, self._tasks.poll_tasks(dropped))
-        self._checked_removed |= dropped
+        removed = {task for task in start.offsets if task not in tasks} - self._checked_removed
+        if removed and self._options.fail_on_data_loss:
+            check_removed(start, self._tasks.poll_tasks(removed))
+        self._checked_removed |= removed
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the position after all messages at the last poll, for the query's progress.

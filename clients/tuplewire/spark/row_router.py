@@ -37,8 +37,8 @@ logger = event_logger(__name__)
 PIECE_BYTES = 2 * MIB
 _REFRESH_SECONDS = 1.0
 _LOAD_SECONDS = 1.0
-_SHOWN_BYTES = 40
-_KEPT_BYTES = 1000
+_SHOWN_CHARS = 40
+_KEPT_CHARS = 1000
 
 
 def split_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -74,11 +74,11 @@ class BadRowFilter:
     _rows: int = 0
 
     def check(
-        self, tasks: pa.Array, batch: pa.RecordBatch, wrong: Mapping[str, pa.Array] | None = None
+        self, tasks: pa.Array, batch: pa.RecordBatch, bad_masks: Mapping[str, pa.Array] | None = None
     ) -> tuple[pa.Array, pa.RecordBatch, list[bytes]]:
         """Return the tasks and rows that can be sent, and the messages for the task that gets bad rows.
 
-        batch: see columns.encode_rows. wrong: for other reasons, a mask of the rows that are bad.
+        batch: see columns.encode_rows. bad_masks: for other reasons, a mask of the rows that are bad.
 
         Raises BadRowsError if there are bad rows and the policy is to fail. The caller must then discard the
         rows of earlier batches, which no consumer may have seen.
@@ -92,9 +92,9 @@ class BadRowFilter:
             sizes = pc.add(sizes, pc.fill_null(encoded, 0))
         nulls = tasks.null_count or sizes.null_count
         too_large = (pc.max(sizes).as_py() or 0) > self.max_message_bytes
-        if not (wrong or nulls or too_large or self._unknown(tasks)):  # the usual case, without masks
+        if not (bad_masks or nulls or too_large or self._unknown(tasks)):  # the usual case, without masks
             return tasks, batch, []
-        reasons = self._reasons(tasks.cast(pa.int64()), sizes) | dict(wrong or {})
+        reasons = self._reasons(tasks.cast(pa.int64()), sizes) | dict(bad_masks or {})
         bad = pa.array([False] * len(tasks))
         for mask in reasons.values():
             bad = pc.or_(bad, mask)
@@ -103,11 +103,11 @@ class BadRowFilter:
             return tasks, batch, []
         self.count += len(rows)
 
-        def facts(row: int) -> dict[str, Any]:
+        def describe(row: int) -> dict[str, Any]:
             why = next(reason for reason, mask in reasons.items() if mask[row].as_py())
             return {"why": why, "partition": self.partition, "row": first + row, "task": tasks[row].as_py()}
 
-        shown = facts(rows[0]) | {"message": _shortened(messages[rows[0]], _SHOWN_BYTES)}
+        shown = describe(rows[0]) | {"message": _shortened(messages[rows[0]], _SHOWN_CHARS)}
         text = "row {row} of partition {partition}: {why} (task {task}, message {message!r})".format(**shown)
         if self.policy == FAIL:
             raise BadRowsError(
@@ -119,13 +119,13 @@ class BadRowFilter:
         good = pc.invert(bad)
         if self.policy == DROP:
             return tasks.filter(good), batch.filter(good), []
-        dropped = [facts(row) | {"message": _shortened(messages[row], _KEPT_BYTES)} for row in rows]
-        return tasks.filter(good), batch.filter(good), [json.dumps(each).encode() for each in dropped]
+        bad_rows = [describe(row) | {"message": _shortened(messages[row], _KEPT_CHARS)} for row in rows]
+        return tasks.filter(good), batch.filter(good), [json.dumps(each).encode() for each in bad_rows]
 
     def _unknown(self, tasks: pa.Array) -> set[int]:
         """Return the tasks of rows that are not in the assignment. Invalid task IDs are not looked up."""
-        there = {task for task in pc.unique(tasks).to_pylist() if task is not None}
-        return there - self.find_assigned({task for task in there if MIN_TASK <= task <= MAX_TASK})
+        present = {task for task in pc.unique(tasks).to_pylist() if task is not None}
+        return present - self.find_assigned({task for task in present if MIN_TASK <= task <= MAX_TASK})
 
     def _reasons(self, tasks: pa.Array, sizes: pa.Array) -> dict[str, pa.Array]:
         unknown = pa.array(self._unknown(tasks), pa.int64())
@@ -160,10 +160,10 @@ class RowRouter:
     def __init__(self, options: SinkOptions, partition: int, workers: SinkWorkers) -> None:
         """Check the tasks of the options.
 
-        partition: its number, which selects the first task of a shuffle. Raises as SinkWorkers.check_known().
+        partition: its number, which selects the first task of a shuffle. Raises as check_assigned().
         """
-        own = () if isinstance(options.bad_rows, str) else (options.bad_rows,)
-        workers.check_known((*options.tasks, *own))
+        extra_tasks = () if isinstance(options.bad_rows, str) else (options.bad_rows,)
+        workers.check_assigned((*options.tasks, *extra_tasks))
         self._options = options
         limit = options.session(workers.max_message_bytes)["max_message_bytes"]
         self.bad_rows = BadRowFilter(options.bad_rows, partition, limit, workers.find_assigned)
@@ -189,8 +189,8 @@ class RowRouter:
             tasks, rows, bad = self.bad_rows.check(self._tasks(batch), *encode_rows(batch))
             yield rows.append_column("task", tasks)
             if bad and isinstance(self._options.bad_rows, int):
-                to = pa.array([self._options.bad_rows] * len(bad), pa.int32())
-                yield pa.RecordBatch.from_pydict({"task": to, "message": pa.array(bad, pa.binary())})
+                targets = pa.array([self._options.bad_rows] * len(bad), pa.int32())
+                yield pa.RecordBatch.from_pydict({"task": targets, "message": pa.array(bad, pa.binary())})
 
     def groups(self, rows: pa.RecordBatch) -> list[TaskGroup]:
         """Return checked rows as messages, in order within each task."""
@@ -212,11 +212,11 @@ class RowRouter:
 
 class _LoadAware(LoadAwareShuffle):
     def __init__(self, address: str, tasks: tuple[int, ...], credentials: Credentials) -> None:
-        super().__init__(GroupingContext(tasks, source=0, loads=self._reported))
+        super().__init__(GroupingContext(tasks, source=0, loads=self._fetch_loads))
         self._connect = partial(ControlClient, address, _LOAD_SECONDS, credentials=credentials)
         self._refreshed_at = time.monotonic()
 
-    def _reported(self) -> dict[int, float]:
+    def _fetch_loads(self) -> dict[int, float]:
         try:
             with self._connect() as control:
                 return control.load(self.tasks)

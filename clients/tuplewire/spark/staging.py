@@ -73,9 +73,9 @@ class SinkWorkers(TaskWorkers):
         super().__init__(options)
         self._sink, self._epoch = sink, epoch
 
-    def _about(self, peer: Peer) -> dict[str, Any]:
-        about = {"topology": self._topology, "sink": self._sink, "epoch": self._epoch}
-        return {**about, "expected_worker_id": peer.worker_id}
+    def _fields(self, peer: Peer) -> dict[str, Any]:
+        fields = {"topology": self._topology, "sink": self._sink, "epoch": self._epoch}
+        return {**fields, "expected_worker_id": peer.worker_id}
 
     def find_assigned(self, tasks: Collection[int]) -> set[int]:
         """Return the given tasks that are in the assignment, which is requested again for unknown tasks.
@@ -85,7 +85,7 @@ class SinkWorkers(TaskWorkers):
         self._with_retries(partial(self._update_owners, tasks))
         return self.owners.by_task.keys() & set(tasks)
 
-    def check_known(self, tasks: Collection[int]) -> None:
+    def check_assigned(self, tasks: Collection[int]) -> None:
         """Raise UnknownTaskError unless all of these tasks are assigned. Also raises as find_assigned()."""
         if missing := sorted(set(tasks) - self.find_assigned(tasks)):
             raise self.owners.unknown_error(missing)
@@ -112,7 +112,7 @@ class SinkWorkers(TaskWorkers):
     def discard(self, peer: Peer, attempt: str = "") -> None:
         """Discard the staged messages of an attempt, or of the whole epoch; log a failure."""
         try:
-            self[peer.address].discard(pb.DiscardRequest(**self._about(peer), attempt=attempt))
+            self[peer.address].discard(pb.DiscardRequest(**self._fields(peer), attempt=attempt))
         except TuplewireError as error:
             logger.info("sink.not_discarded", extra={"address": peer.address, "reason": str(error)})
 
@@ -137,8 +137,8 @@ class AttemptStager(SinkWorkers):
         self.versions = set() if placement is None else {placement.version}
         """The versions of the assignments from which the workers were taken."""
         self._worker_of = {} if placement is None else dict(placement.by_task)
-        about = partial(pb.StagedAttempt, partition=partition, attempt=self._attempt)
-        self._pieces = defaultdict[Peer, _Piece](lambda: _Piece(about()))
+        new_attempt = partial(pb.StagedAttempt, partition=partition, attempt=self._attempt)
+        self._pieces = defaultdict[Peer, _Piece](lambda: _Piece(new_attempt()))
 
     def add(self, groups: Sequence[TaskGroup]) -> None:
         """Stage messages, or add them to the next piece.
@@ -146,7 +146,7 @@ class AttemptStager(SinkWorkers):
         Wait for free space without a time limit. Raises refusals such as UnknownTaskError and
         EpochTooLargeError, and the reason why a worker is unreachable after the timeout.
         """
-        self._find(groups)
+        self._find_workers(groups)
         for group in groups:
             for part in frame_pieces(group, _PIECE_BYTES):
                 piece = self._piece_for(part)
@@ -160,7 +160,7 @@ class AttemptStager(SinkWorkers):
     def _piece_for(self, group: TaskGroup) -> _Piece:
         return self._pieces[self._worker_of[group.task]]
 
-    def end(self) -> dict[Peer, pb.StagedAttempt]:
+    def finish(self) -> dict[Peer, pb.StagedAttempt]:
         """Stage the remaining messages; return the attempt's name and size at each worker."""
         # _send() may move groups to another worker's piece, so repeat until no piece is waiting.
         while waiting := [peer for peer, piece in self._pieces.items() if piece.groups]:
@@ -182,10 +182,10 @@ class AttemptStager(SinkWorkers):
             self._worker_of |= {task: self.owners.by_task[task] for task in new}
         return found
 
-    def _find(self, groups: Iterable[TaskGroup]) -> None:
+    def _find_workers(self, groups: Iterable[TaskGroup]) -> None:
         """Look up the workers of tasks that are new in this attempt."""
         if new := {group.task for group in groups}.difference(self._worker_of):
-            self.check_known(new)
+            self.check_assigned(new)
 
     def _send(self, peer: Peer) -> None:
         """Send the next piece to a worker; to other workers if it has no piece of this attempt and fails."""
@@ -193,7 +193,7 @@ class AttemptStager(SinkWorkers):
         retry, warnings = RetryDeadline(self._timeout), LogRateLimiter()
         backoff = Backoff(_SETTINGS.backoff_initial_seconds, _SETTINGS.backoff_max_seconds, random.random)
         request = pb.StageRequest(
-            **self._about(peer),
+            **self._fields(peer),
             partition=self._partition,
             attempt=self._attempt,
             piece=piece.staged.piece_count,
@@ -209,7 +209,7 @@ class AttemptStager(SinkWorkers):
                 # Nothing is staged there yet: find the workers again from a new assignment.
                 del self._pieces[peer]
                 self._worker_of = {task: each for task, each in self._worker_of.items() if each != peer}
-                self._find(piece.groups)
+                self._find_workers(piece.groups)
                 if any(self._worker_of[group.task] != peer for group in piece.groups):
                     self.add(piece.groups)
                     return
@@ -219,9 +219,9 @@ class AttemptStager(SinkWorkers):
             if not waits_for:
                 break
             if warnings.due(peer.worker_id):
-                about = {"sink": self._sink, "epoch": self._epoch, "worker": peer.worker_id}
+                fields = {"sink": self._sink, "epoch": self._epoch, "worker": peer.worker_id}
                 reason = f"no room to stage: the tasks' queues are full. {FREE_CORE_HINT}"
-                logger.warning("sink.waiting", extra={**about, "reason": reason, "waits_for": waits_for})
+                logger.warning("sink.waiting", extra={**fields, "reason": reason, "waits_for": waits_for})
             time.sleep(backoff.next())
         piece.staged.messages += sum(map(len, piece.groups))
         piece.staged.piece_count += 1
@@ -253,7 +253,7 @@ class Publisher(SinkWorkers):
         return {peer: self._check(peer, {}) for peer in self._chosen}
 
     def _check(self, peer: Peer, earlier: Mapping[int, TaskContent]) -> Sequence[int]:
-        request = pb.CheckRequest(**self._about(peer), **self._attempts(peer, earlier))
+        request = pb.CheckRequest(**self._fields(peer), **self._attempts(peer, earlier))
         return self._with_retries(partial(self[peer.address].check, request)).tasks
 
     def publish(self) -> int:
@@ -291,17 +291,17 @@ class Publisher(SinkWorkers):
         """Wait a few seconds for free space; log the tasks without any."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while waiting:
-            left: dict[Peer, pb.GetProgressResponse] = {}
+            polls: dict[Peer, pb.GetProgressResponse] = {}
             for peer in waiting:
-                request = pb.GetProgressRequest(**self._about(peer))
-                left[peer] = self._with_retries(partial(self[peer.address].progress, request))
-            waiting = [peer for peer, answer in left.items() if answer.waiting_messages]
+                request = pb.GetProgressRequest(**self._fields(peer))
+                polls[peer] = self._with_retries(partial(self[peer.address].progress, request))
+            waiting = [peer for peer, answer in polls.items() if answer.waiting_messages]
             if waiting and time.monotonic() > deadline:
-                tasks = sorted(task for each in left.values() for task in each.waiting_tasks)[:_SHOWN_TASKS]
-                messages = sum(each.waiting_messages for each in left.values())
-                about = {"sink": self._sink, "epoch": self._epoch, "waiting": messages, "tasks": tasks}
+                tasks = sorted(task for each in polls.values() for task in each.waiting_tasks)[:_SHOWN_TASKS]
+                messages = sum(each.waiting_messages for each in polls.values())
+                fields = {"sink": self._sink, "epoch": self._epoch, "waiting": messages, "tasks": tasks}
                 reason = f"no room in the tasks' queues; the workers continue when there is. {FREE_CORE_HINT}"
-                logger.warning("sink.waiting", extra={**about, "reason": reason})
+                logger.warning("sink.waiting", extra={**fields, "reason": reason})
                 return
 
     def _attempts(self, peer: Peer, earlier: Mapping[int, TaskContent]) -> dict[str, Any]:
@@ -313,7 +313,7 @@ class Publisher(SinkWorkers):
         }
 
     def _publish(self, peer: Peer, earlier: Mapping[int, TaskContent]) -> pb.PublishResponse:
-        request = pb.PublishRequest(**self._about(peer), run=self._run, **self._attempts(peer, earlier))
+        request = pb.PublishRequest(**self._fields(peer), run=self._run, **self._attempts(peer, earlier))
         return self._with_retries(partial(self[peer.address].publish, request))
 
     def _register_run(self) -> dict[int, TaskContent]:
@@ -344,10 +344,10 @@ class Publisher(SinkWorkers):
             )
             self._wait_or_raise(retry, failure)
         answers = list(responses.values())
-        former = {Peer(old.worker_id, old.address) for answer in answers for old in answer.previous_workers}
+        previous = {Peer(old.worker_id, old.address) for answer in answers for old in answer.previous_workers}
         unreachable = False
         # A worker that is no longer assigned may still be draining, and knows the epochs of its tasks.
-        for peer in former - responses.keys():
+        for peer in previous - responses.keys():
             try:
                 with self.client(peer.address, _PREVIOUS_OWNER_SECONDS) as control:
                     answers.append(self._register_run_at(control, peer))
@@ -365,4 +365,4 @@ class Publisher(SinkWorkers):
 
     def _register_run_at(self, control: ControlClient, peer: Peer) -> pb.BeginResponse:
         attempts = self._chosen.get(peer, ())
-        return control.begin(pb.BeginRequest(**self._about(peer), run=self._run, attempts=attempts))
+        return control.begin(pb.BeginRequest(**self._fields(peer), run=self._run, attempts=attempts))

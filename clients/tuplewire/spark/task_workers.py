@@ -18,7 +18,7 @@ from tuplewire.connection.control_clients import ControlClients
 from tuplewire.connection.task_owners import TaskOwners
 from tuplewire.errors import DrainingError, NotReadyError, TuplewireError, UnreachableError, WrongWorkerError
 from tuplewire.settings.addresses import Peer, resolve_addresses
-from tuplewire.spark.entry_runs import Runs
+from tuplewire.spark.entry_runs import EntryRuns
 from tuplewire.spark.offsets import PreviousOwner, QueueState, QueueStates, TaskOffset
 from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.values.task_ids import TaskRanges
@@ -31,7 +31,7 @@ RETRYABLE_ERRORS = (UnreachableError, NotReadyError, DrainingError, WrongWorkerE
 POLL_SECONDS = 0.05
 _MIN_CALL_SECONDS = 2.0
 """The minimum timeout of a call: a worker needs a moment to answer, regardless of the user's timeout."""
-NOTHING: QueueStates = {}
+NO_STATES: QueueStates = {}
 
 
 class RetryDeadline:
@@ -39,19 +39,19 @@ class RetryDeadline:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._since: float | None = None
+        self._failing_since: float | None = None
 
     def wait_or_raise(self, error: TuplewireError) -> None:
         """Wait a moment, or raise the error if the time has passed."""
         now = time.monotonic()
-        self._since = now if self._since is None else self._since
-        if now - self._since > self._seconds:
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if now - self._failing_since > self._seconds:
             raise error
         time.sleep(random.random() * 0.2)  # noqa: S311 - no secret
 
     def reset(self) -> None:
         """Reset the time, after a success."""
-        self._since = None
+        self._failing_since = None
 
 
 class TaskWorkers(ControlClients):
@@ -107,7 +107,7 @@ class TaskWorkers(ControlClients):
                 continue
             self.max_message_bytes = self[address].max_message_bytes
             self.last_address = address
-            self.owners.replace(assignment, address)
+            self.owners.apply(assignment, address)
             return
         raise problems[0]
 
@@ -128,7 +128,7 @@ class TaskPoller(TaskWorkers):
         self.owners.others += tuple(others)
         self._tasks = options.tasks if tasks is None else tasks
 
-    def poll_all(self, seen: QueueStates = NOTHING, wait: float = 0.0) -> dict[int, QueueState]:
+    def poll_all(self, seen: QueueStates = NO_STATES, wait: float = 0.0) -> dict[int, QueueState]:
         """Return the state of each task; first wait up to `wait` seconds for messages that are not in `seen`.
 
         Raises UnreachableError, NotReadyError or WrongWorkerError after the timeout, WrongTopologyError, or
@@ -149,7 +149,7 @@ class TaskPoller(TaskWorkers):
         return self._with_retries(partial(self._poll, tasks))
 
     def _poll(
-        self, wanted: Collection[int] | TaskRanges, seen: QueueStates = NOTHING, wait: float = 0.0
+        self, wanted: Collection[int] | TaskRanges, seen: QueueStates = NO_STATES, wait: float = 0.0
     ) -> dict[int, QueueState]:
         self._update_owners(() if isinstance(wanted, TaskRanges) else wanted)
         if isinstance(wanted, TaskRanges):
@@ -191,31 +191,33 @@ class TaskPoller(TaskWorkers):
 
     def _wait_for_any(self, polls: Mapping[Peer, pb.PollRequest], wait: float) -> None:
         """Wait until one of several workers has new messages; afterwards, poll all without a wait."""
-        news = threading.Event()
+        changed = threading.Event()
         calls = [self[peer.address].poll_future(request) for peer, request in polls.items()]
         for call in calls:
-            call.add_done_callback(lambda _: news.set())
-        news.wait(wait)
+            call.add_done_callback(lambda _: changed.set())
+        changed.wait(wait)
         for call, request in zip(calls, polls.values(), strict=True):
             call.cancel()
             request.wait_millis = 0
 
-    def fetch_runs(self, last: Mapping[int, int], states: QueueStates) -> dict[int, Runs]:
+    def fetch_runs(self, last: Mapping[int, int], states: QueueStates) -> dict[int, EntryRuns]:
         """Return the entry numbers of messages, for tasks that have not moved since the poll of `states`.
 
         last: the last sequence for each task; 0: all. Raises UnreachableError.
         """
-        found: dict[int, Runs] = {}
+        found: dict[int, EntryRuns] = {}
         for peer, tasks in self.owners.by_worker(last).items():
             polled = (pb.PolledTask(task=task, entries_to_sequence=last[task]) for task in tasks)
             request = pb.PollRequest(topology=self._topology, expected_worker_id=peer.worker_id, tasks=polled)
             answer = self[peer.address].poll(request)
-            for there in answer.tasks:
-                each = states[there.task]
-                if (answer.worker_incarnation, there.base_sequence) == (each.worker, each.start):
-                    runs = there.entries
+            for current in answer.tasks:
+                each = states[current.task]
+                if (answer.worker_incarnation, current.base_sequence) == (each.worker, each.start):
+                    runs = current.entries
                     numbered = zip(runs.run_lengths, runs.entry_workers, runs.entry_sequences, strict=True)
-                    found[there.task] = Runs(runs.first_sequence, there.base_sequence, tuple(numbered))
+                    found[current.task] = EntryRuns(
+                        runs.first_sequence, current.base_sequence, tuple(numbered)
+                    )
         return found
 
     def acknowledge(self, offsets: Mapping[int, TaskOffset]) -> None:
@@ -248,20 +250,20 @@ class TaskPoller(TaskWorkers):
 
     def _previous_owner(self, task: int, worker: int, address: str) -> PreviousOwner | None:
         """Return the final state; None if it still has to forward messages, or is not known yet."""
-        replaced = silent = False
+        replaced = unreachable = False
         polled = [pb.PolledTask(task=task)]
         request = pb.PollRequest(topology=self._topology, tasks=polled, worker_incarnations=[worker])
-        for where in filter(None, dict.fromkeys((address, *self.owners.others, self._address))):
+        for candidate in filter(None, dict.fromkeys((address, *self.owners.others, self._address))):
             try:
-                answer = self[where].poll(request)
+                answer = self[candidate].poll(request)
             except UnreachableError:
-                silent = silent or where in self.owners.by_address
+                unreachable = unreachable or candidate in self.owners.by_address
                 continue
             if answer.worker_incarnation == worker:
                 return None if task in answer.leaving_tasks else PreviousOwner()
             for each in answer.departed_workers:
                 return PreviousOwner(each.dropped_messages)
-            replaced = replaced or where == address
+            replaced = replaced or candidate == address
         # The worker was lost if another incarnation answers at its address. But while a present worker is
         # unreachable, that one may know about a clean shutdown.
-        return PreviousOwner(exited_uncleanly=True) if replaced and not silent else None
+        return PreviousOwner(exited_uncleanly=True) if replaced and not unreachable else None

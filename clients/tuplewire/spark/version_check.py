@@ -25,7 +25,7 @@ REQUIRED_VERSIONS = {"grpcio": ">=1.74,!=1.83.*,<2", "protobuf": ">=6.31.1,<8"}
 """The libraries that an executor needs, and their versions, as in `pyproject.toml`."""
 _MODULES = {"grpcio": "grpc", "protobuf": "google.protobuf"}
 
-_WAYS = (
+_INSTALL_HINT = (
     "install it in the executors' interpreter, ship a packed environment (spark.archives), or set "
     "PYSPARK_PYTHON to an interpreter that has it"
 )
@@ -57,22 +57,22 @@ def check_versions(driver: Mapping[str, str], executor: Mapping[str, str]) -> No
             raise VersionMismatchError(
                 f"{where} has {name} {found}, and tuplewire {here} needs "
                 f"{name}{required} (the driver has {driver[name]}). "
-                f"{name} has compiled parts, which cannot come by --py-files: {_WAYS}"
+                f"{name} has compiled parts, which cannot come by --py-files: {_INSTALL_HINT}"
             )
 
 
 def _fits(version: str, limits: str) -> bool:
     """Return True if a version is within limits such as `>=1.74,!=1.83.*,<2`."""
-    found = _parts(version)
+    found = _numbers(version)
     checks: dict[str, Callable[[tuple[int, ...]], bool]] = {
         ">=": lambda limit: found >= limit,
         "!=": lambda limit: found[: len(limit)] != limit,
         "<": lambda limit: found < limit,
     }
-    return all(checks[sign](_parts(text)) for sign, text in re.findall("(>=|!=|<)([0-9.]+)", limits))
+    return all(checks[sign](_numbers(text)) for sign, text in re.findall("(>=|!=|<)([0-9.]+)", limits))
 
 
-def _parts(version: str) -> tuple[int, ...]:
+def _numbers(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version; empty for the text of an error."""
     return tuple(map(int, re.findall("[0-9]+", re.split("[^0-9.]", version)[0])))
 
@@ -98,7 +98,7 @@ def _unpickle_checked(driver: Mapping[str, str], module: str, name: str) -> Any:
 
 _KEPT_BYTES = 48 * 1024 * 1024
 """The memory for rows that wait until all of their attempt are checked, and for some copies."""
-_modules = 0
+_frozen_modules = 0
 """The number of modules at the last gc.freeze()."""
 
 
@@ -108,9 +108,9 @@ def _prepare_executor() -> None:
     Spark collects garbage after each task. With the modules of a sink, this takes 23 ms, three times as long
     as with PySpark alone, and each write has four such processes. So gc.freeze() is called after imports.
     """
-    global _modules
-    if len(sys.modules) > _modules and os.environ.get("SPARK_REUSE_WORKER"):
-        _modules = len(sys.modules)
+    global _frozen_modules
+    if len(sys.modules) > _frozen_modules and os.environ.get("SPARK_REUSE_WORKER"):
+        _frozen_modules = len(sys.modules)
         share_heap()
         reuse_buffers(_KEPT_BYTES)
         share_with_arrow()

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 logger = event_logger(__name__)
 
-_MEMORY_BYTES = 32 * MIB
-_SPARKS_DIRECTORIES = "SPARK_LOCAL_DIRS"
+_MAX_MEMORY_BYTES = 32 * MIB
+_LOCAL_DIRS_VARIABLE = "SPARK_LOCAL_DIRS"
 """The variable with spark.local.dir for Spark's Python processes; directories are separated by commas."""
 _QUERY_ID = "sql.streaming.queryId"
 """The property of a Spark task with the query's id, which is stored in the checkpoint."""
@@ -157,16 +157,16 @@ class _WriterBase(VersionChecked):
 
     def _stage_part(self, batches: Iterable[pa.RecordBatch], sink: str, epoch: int, run: str) -> Part:
         options, partition = self._options, _context().partitionId()
-        with AttemptStager(options, sink, epoch, partition, self._start_owners) as stage:
+        with AttemptStager(options, sink, epoch, partition, self._start_owners) as stager:
             try:
-                router = RowRouter(options, partition, stage)
+                router = RowRouter(options, partition, stager)
                 for rows in split_batches(router.checked_rows(batches)):
-                    stage.add(router.groups(rows))
-                staged = {peer: each.SerializeToString() for peer, each in stage.end().items()}
+                    stager.add(router.groups(rows))
+                staged = {peer: each.SerializeToString() for peer, each in stager.finish().items()}
             except BaseException:
-                stage.abandon()
+                stager.abandon()
                 raise
-        return Part(sink, staged, frozenset(stage.versions), router.bad_rows.count, run=run)
+        return Part(sink, staged, frozenset(stager.versions), router.bad_rows.count, run=run)
 
     def _publish(self, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeated: bool) -> None:
         """Publish the chosen attempts, or raise an attempt's error. repeated: a restart publishes again."""
@@ -181,8 +181,8 @@ class _WriterBase(VersionChecked):
             for peer, staged in part.staged.items():
                 chosen.setdefault(peer, []).append(StagedAttempt.FromString(staged))
         if bad := sum(part.bad_rows for part in parts):
-            where = {"sink": parts[0].sink, "epoch": epoch, "rows": bad, "policy": self._options.bad_rows}
-            logger.warning("sink.bad_rows", extra=where)
+            fields = {"sink": parts[0].sink, "epoch": epoch, "rows": bad, "policy": self._options.bad_rows}
+            logger.warning("sink.bad_rows", extra=fields)
         if not chosen:
             return
         sink = parts[0].sink
@@ -191,11 +191,11 @@ class _WriterBase(VersionChecked):
             # Attempts of different versions may have staged one task at two workers. A batch write is not
             # repeated, so all its attempts are checked before the first worker publishes.
             if len(versions) > 1 or not repeated:
-                places = Counter(chain.from_iterable(publisher.check().values()))
-                split = sorted(task for task, workers in places.items() if workers > 1)
-                if repeated and split:
+                worker_counts = Counter(chain.from_iterable(publisher.check().values()))
+                moved = sorted(task for task, workers in worker_counts.items() if workers > 1)
+                if repeated and moved:
                     raise TaskNotLocalError(
-                        f"task {', '.join(map(str, split[:10]))} moved while epoch {epoch} was computed "
+                        f"task {', '.join(map(str, moved[:10]))} moved while epoch {epoch} was computed "
                         f"(assignment versions {versions[0]} to {versions[-1]}), and its worker took nothing "
                         "more, so that its messages are at two workers. Nothing was published: start the "
                         "query again, to compute the epoch again"
@@ -283,9 +283,9 @@ def _partition_span(partition: int) -> Iterator[None]:
     if tracing is None or not tracing.should_sample():
         yield
         return
-    about: Attributes = {"messaging.operation.type": "send", "tuplewire.spark.partition": partition}
+    attributes: Attributes = {"messaging.operation.type": "send", "tuplewire.spark.partition": partition}
     try:
-        with tracing.use_span(tracing.start_span("send", f"partition {partition}", about)):
+        with tracing.use_span(tracing.start_span("send", f"partition {partition}", attributes)):
             yield
     finally:
         tracing.flush()  # Spark may kill a Python process when its task ends
@@ -300,35 +300,35 @@ def buffered_until_checked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
     Batches over a bound on memory wait in an unnamed temporary file; they must have one schema. Raises
     OSError if the file cannot be written.
     """
-    kept: deque[pa.RecordBatch] = deque()
+    in_memory: deque[pa.RecordBatch] = deque()
     size = 0
     batches = iter(batches)
     for batch in batches:
-        kept.append(batch)
+        in_memory.append(batch)
         size += batch.nbytes
-        if size >= _MEMORY_BYTES:
+        if size >= _MAX_MEMORY_BYTES:
             break
     with ExitStack() as stack:
-        rest = _in_a_file(batches, stack)
-        while kept:  # frees each batch once the caller has it
-            yield kept.popleft()
+        rest = _spill_to_file(batches, stack)
+        while in_memory:  # frees each batch once the caller has it
+            yield in_memory.popleft()
         yield from rest
 
 
-def _in_a_file(batches: Iterator[pa.RecordBatch], stack: ExitStack) -> Iterator[pa.RecordBatch]:
+def _spill_to_file(batches: Iterator[pa.RecordBatch], stack: ExitStack) -> Iterator[pa.RecordBatch]:
     """Write batches into a file that is open until the stack is closed; return an iterator over them."""
     first = next(batches, None)
     if first is None:
         return iter(())
-    directory = os.environ.get(_SPARKS_DIRECTORIES, "").split(",")[0] or None
-    with _explained(directory):
+    directory = os.environ.get(_LOCAL_DIRS_VARIABLE, "").split(",")[0] or None
+    with _explain_errors(directory):
         file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - see the stack
         stack.callback(_close, file)
         stream = pa.ipc.new_stream(file, first.schema)
     for batch in chain([first], batches):
-        with _explained(directory):
+        with _explain_errors(directory):
             stream.write_batch(batch)
-    with _explained(directory):
+    with _explain_errors(directory):
         stream.close()
         file.seek(0)
     return iter(pa.ipc.open_stream(file))
@@ -341,7 +341,7 @@ def _close(file: IO[bytes]) -> None:
 
 
 @contextmanager
-def _explained(directory: str | None) -> Iterator[None]:
+def _explain_errors(directory: str | None) -> Iterator[None]:
     """Add the purpose of the file to an error."""
     try:
         yield

@@ -17,8 +17,8 @@ from typing import Any
 from tuplewire import errors
 from tuplewire.client import Client
 from tuplewire.connection.loop import messaging_loop
-from tuplewire.connection.task_states import GONE_SECONDS, POLL_SECONDS, TaskStates
-from tuplewire.team.protocol import PIECE_BYTES, WINDOW, Forming, Kind, Matching, Message, unpack
+from tuplewire.connection.task_states import NO_CONSUMER_SECONDS, POLL_SECONDS, TaskStates
+from tuplewire.team.protocol import PIECE_BYTES, WINDOW, CallMatcher, Kind, Message, TeamFormation, unpack
 from tuplewire.text.events import event_logger
 from tuplewire.values.batch import TaskMessageBatch
 
@@ -66,9 +66,9 @@ class TeamConnection:
         self.stale_messages = 0
         """The number of dropped messages of other teams."""
         own_id = secrets.token_bytes(8)
-        self.formation = Forming(rank, len(tasks), own_id)
+        self.formation = TeamFormation(rank, len(tasks), own_id)
         self._rank = rank
-        self._matcher = Matching()
+        self._matcher = CallMatcher()
         self._others = {other: _OtherMember(task) for other, task in enumerate(tasks) if other != rank}
         self._states = TaskStates()
         self._read_at = time.monotonic()
@@ -77,8 +77,8 @@ class TeamConnection:
         self._closing = False
         self._ack_processed = client.get("ack_mode") == "processed"
         # The id of a task's consumer shows whether the member that formed the team still has the task.
-        about = {**client, "client_id": _client_id(tasks[rank], own_id), "source": tasks[rank]}
-        self._client = Client(address, overflow="block", **about)
+        arguments = {**client, "client_id": _client_id(tasks[rank], own_id), "source": tasks[rank]}
+        self._client = Client(address, overflow="block", **arguments)
         self._subscription = self._client.recv(tasks[rank], timeout=_TICK_SECONDS)
         self._receiver = self._subscription._receiver
         try:
@@ -87,7 +87,7 @@ class TeamConnection:
             next_join = 0.0
             while not self.formation.started:
                 if rank and time.monotonic() >= next_join:
-                    self._send(0, self.formation.join())
+                    self._send(0, self.formation.join_message())
                     next_join = time.monotonic() + _JOIN_SECONDS
                 self._wait(self.formation.missing_ranks())
         except BaseException:
@@ -96,7 +96,7 @@ class TeamConnection:
 
     def _send(self, rank: int, message: Message) -> bool:
         """Send a message, or return False if the buffer is full."""
-        return self._client.try_send(self._others[rank].task, message.packed())
+        return self._client.try_send(self._others[rank].task, message.pack())
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -123,36 +123,36 @@ class TeamConnection:
             waits = sorted({rank for rank, rest in unsent.items() if rest}.union({*sources} - got.keys()))
             if not waits:
                 return {rank: got[rank] for rank in sources}
-            if left := [rank for rank in waits if self._others[rank].left_at]:
-                text = f"{self._call}: a rank has left the team: {self._describe(left)}"
+            if departed := [rank for rank in waits if self._others[rank].left_at]:
+                text = f"{self._call}: a rank has left the team: {self._describe(departed)}"
                 raise errors.TeamMismatchError(text)
             self._wait(waits)
 
     def _pieces(self, value: Data, kind: Kind) -> deque[Message]:
-        about = self.formation.team, self._number, self._rank, kind, 0, len(value), self._call
+        fields = self.formation.team, self._number, self._rank, kind, 0, len(value), self._call
         starts = range(0, max(1, len(value)), PIECE_BYTES)
-        return deque(Message(*about, memoryview(value)[each : each + PIECE_BYTES]) for each in starts)
+        return deque(Message(*fields, memoryview(value)[each : each + PIECE_BYTES]) for each in starts)
 
     def _send_pieces(self, unsent: Mapping[int, deque[Message]], kind: Kind) -> None:
         """Send the pieces that the windows and the buffer accept, and confirm taken ones."""
         streams, sent = self._matcher.streams, True
         while sent:
             # Small pieces for several ranks take one frame, which costs the workers less than one for each.
-            together, size = dict[int, bytes](), 0
+            batch, size = dict[int, bytes](), 0
             for rank, pieces in unsent.items():
                 stream = streams[rank, kind]
                 if pieces and stream.sent < stream.confirmed + WINDOW and size < PIECE_BYTES:
-                    together[rank] = pieces[0]._replace(position=stream.sent).packed()
-                    size += len(together[rank])
-            tasks = [self._others[rank].task for rank in together]
+                    batch[rank] = pieces[0]._replace(position=stream.sent).pack()
+                    size += len(batch[rank])
+            tasks = [self._others[rank].task for rank in batch]
             sent = bool(tasks) and self._client.try_send(
-                TaskMessageBatch.from_columns(tasks, list(together.values()))
+                TaskMessageBatch.from_columns(tasks, list(batch.values()))
             )
-            for rank in together if sent else ():
+            for rank in batch if sent else ():
                 unsent[rank].popleft()
                 streams[rank, kind].sent += 1
-        for (rank, of), stream in streams.items():
-            note = Message(self.formation.team, 0, self._rank, Kind.CONFIRM, of, stream.taken)
+        for (rank, stream_kind), stream in streams.items():
+            note = Message(self.formation.team, 0, self._rank, Kind.CONFIRM, stream_kind, stream.taken)
             enough = stream.taken >= stream.reported + WINDOW // 2
             if enough and (self._others[rank].left_at or self._send(rank, note)):
                 stream.reported = stream.taken
@@ -180,8 +180,8 @@ class TeamConnection:
             self.stale_messages += 1
             return
         rank, kind, other = message.rank, message.kind, self._others[message.rank]
-        for to, answer in self.formation.add(message):
-            self._send(to, answer)  # if the buffer is full, the next JOIN replaces the answer
+        for target, answer in self.formation.add(message):
+            self._send(target, answer)  # if the buffer is full, the next JOIN replaces the answer
         if kind == Kind.CONFIRM:
             stream = self._matcher.streams[rank, message.position]
             stream.confirmed = max(stream.confirmed, message.size)
@@ -208,8 +208,8 @@ class TeamConnection:
             self._poll(ranks)
         if expired:
             text = f"waited {self._timeout:g} s for {len(ranks)} of {len(self._others)} other ranks"
-            own = "" if self._receiver.connected else f"; this rank's subscription: {self._receiver.state}"
-            raise errors.TeamTimeoutError(f"{self._call}: {text}: {self._describe(ranks)}{own}")
+            state = "" if self._receiver.connected else f"; this rank's subscription: {self._receiver.state}"
+            raise errors.TeamTimeoutError(f"{self._call}: {text}: {self._describe(ranks)}{state}")
         if now - self._last_logged >= _LOG_SECONDS:
             self._last_logged = now
             logger.warning("team.waiting", extra={"call": self._call, "ranks": self._describe(ranks)})
@@ -226,7 +226,7 @@ class TeamConnection:
             state = self._states[task]
             if state.consumer and state.consumer not in (True, _client_id(task, self.formation.ids[rank])):
                 raise errors.TeamChangedError(f"{self._call}: {state.consumer} has taken rank {rank} over")
-            if time.monotonic() - max(state.no_consumer_since, self._call_started) >= GONE_SECONDS:
+            if time.monotonic() - max(state.no_consumer_since, self._call_started) >= NO_CONSUMER_SECONDS:
                 raise errors.RankLostError(f"{self._call}: a process has exited: {self._describe([rank])}")
         lost = self._possibly_lost()
         if self._lost_before < lost < math.inf or self._client.possibly_lost:

@@ -42,7 +42,7 @@ class Message(NamedTuple):
     """The call with its number, dtype, shape and root, which must be equal on all ranks."""
     body: Any = b""
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """Return the message as bytes."""
         call = self.call.encode()
         header = _HEADER.pack(*self[:4], len(call), self.position, self.size)
@@ -68,7 +68,7 @@ def team_id(members: bytes) -> int:
     return int.from_bytes(blake2b(members, digest_size=8).digest())
 
 
-class Forming:
+class TeamFormation:
     """The state of one member while a team forms: rank 0 collects the ids of all, and starts the team.
 
     JOIN has the random id of its sender, and the team that it is ready for. PREPARE has the ids of all
@@ -95,7 +95,7 @@ class Forming:
         """Return True for a message in a call of another team."""
         return message.kind > Kind.START and message.team != self.team
 
-    def join(self) -> Message:
+    def join_message(self) -> Message:
         """Return the message that other ranks send to rank 0, every 0.5 s until the team has started."""
         return self.notice(Kind.JOIN, self._own_id)
 
@@ -108,7 +108,7 @@ class Forming:
             ids = [body[at : at + 8] for at in range(0, len(body), 8)]
             if len(ids) == self._size and ids[self._rank] == self._own_id:
                 self.ids, self.team = ids, team_id(body)
-                return [(0, self.join())]
+                return [(0, self.join_message())]
         elif kind >= Kind.START and message.team == self.team:
             self.started = True
         return []
@@ -152,7 +152,7 @@ class PieceStream:
     """The taken pieces of an incomplete value, as one array: separate pieces would fragment the memory."""
 
 
-class Matching:
+class CallMatcher:
     """The streams of a member, and the comparison of its calls with the calls of the others.
 
     A call takes the pieces of a rank in order. A piece before the last taken one is a copy, and is dropped.

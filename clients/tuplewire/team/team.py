@@ -15,7 +15,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from typing import Any, Literal, Self, TypeAlias
 
 from tuplewire import errors
-from tuplewire.packing.packing import FAULTS, pack_values, read_value
+from tuplewire.packing.packing import READ_ERRORS, pack_values, read_value
 from tuplewire.settings.config import checked_timeout
 from tuplewire.subscription import NotPicklable
 from tuplewire.team.members import Data, TeamConnection
@@ -79,11 +79,11 @@ class Team(NotPicklable):
             TeamChangedError: Another process has joined with this rank.
             ConfigError: There is no such rank, or a task is named twice.
         """
-        named = list(tasks)
-        if len(check_tasks(named)) < len(named):
+        ids = list(tasks)
+        if len(check_tasks(ids)) < len(ids):
             raise errors.ConfigError("the tasks of a team must differ, and a task is named twice")
-        if not 0 <= rank < len(named):
-            raise errors.ConfigError(f"rank {rank} is not one of the {len(named)} ranks of this team")
+        if not 0 <= rank < len(ids):
+            raise errors.ConfigError(f"rank {rank} is not one of the {len(ids)} ranks of this team")
         seconds = checked_timeout(timeout)
         self._timeout = math.inf if seconds is None else seconds
         self._pid = os.getpid()
@@ -92,16 +92,16 @@ class Team(NotPicklable):
         self._closed = False
         self._numbers = Counter[object]()
         """The numbers of the last calls: of send(), of recv(), and of all other calls together."""
-        self._members = TeamConnection(named, rank, address, self._timeout, client)
+        self._connection = TeamConnection(ids, rank, address, self._timeout, client)
         self.rank = rank
         """The position of this process in the team."""
-        self.size = len(named)
+        self.size = len(ids)
         """The number of ranks."""
-        self.tasks = tuple(named)
+        self.tasks = tuple(ids)
         """The tasks of the ranks."""
-        self.generation = self._members.formation.team
+        self.generation = self._connection.formation.team
         """The id of this team formation; it differs after each restart of a member."""
-        self._all = range(self.size)
+        self._ranks = range(self.size)
 
     @classmethod
     def of_stage(
@@ -126,15 +126,15 @@ class Team(NotPicklable):
                 "this is not a task of a barrier stage, in which all tasks run at the same time: use "
                 "mapInPandas(..., barrier=True), or rdd.barrier().mapPartitions(...)"
             )
-        named, size = list(tasks), len(context.getTaskInfos())
-        if len(named) < size:
-            raise errors.ConfigError(f"the stage has {size} tasks, but only {len(named)} task ids are named")
-        return cls(named[:size], context.partitionId(), address=address, timeout=timeout, **client)
+        ids, size = list(tasks), len(context.getTaskInfos())
+        if len(ids) < size:
+            raise errors.ConfigError(f"the stage has {size} tasks, but only {len(ids)} task ids are named")
+        return cls(ids[:size], context.partitionId(), address=address, timeout=timeout, **client)
 
     @property
     def stale_messages(self) -> int:
         """The number of dropped messages of other teams, such as an older attempt of the stage."""
-        return self._members.stale_messages
+        return self._connection.stale_messages
 
     def __repr__(self) -> str:
         state = self._failure or "open"
@@ -168,39 +168,39 @@ class Team(NotPicklable):
         """
         if op not in _REDUCERS:
             raise errors.MessageError(f"op is one of {', '.join(_REDUCERS)}, not {op!r}")
-        mine = np.asarray(array)
-        if mine.dtype.kind not in "biufc":
-            raise errors.UnsupportedValueError(f"all_reduce cannot sum the dtype {mine.dtype}")
-        if op == "mean" and mine.dtype.kind in "biu":
-            mine = mine.astype(np.float64)
-        facts = f" ({op}, {mine.dtype.name}, {'x'.join(map(str, mine.shape)) or 'a number'})"
-        steps = reduction(mine.reshape(-1), self.size, _REDUCERS[op])
-        total: _Array = self._run("all_reduce", steps, self._all, timeout, facts).reshape(mine.shape)
+        operand = np.asarray(array)
+        if operand.dtype.kind not in "biufc":
+            raise errors.UnsupportedValueError(f"all_reduce cannot sum the dtype {operand.dtype}")
+        if op == "mean" and operand.dtype.kind in "biu":
+            operand = operand.astype(np.float64)
+        details = f" ({op}, {operand.dtype.name}, {'x'.join(map(str, operand.shape)) or 'a number'})"
+        steps = reduction_steps(operand.reshape(-1), self.size, _REDUCERS[op])
+        total: _Array = self._run("all_reduce", steps, self._ranks, timeout, details).reshape(operand.shape)
         return total if op != "mean" else np.true_divide(total, self.size, dtype=total.dtype)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Return once every rank has called it. For errors see all_reduce()."""
-        self._run("barrier", _one_exchange(dict.fromkeys(self._all)), self._all, timeout)
+        self._run("barrier", _one_exchange(dict.fromkeys(self._ranks)), self._ranks, timeout)
 
     def all_gather(self, value: Any, *, timeout: float | None = None) -> list[Any]:
         """Return the values of all ranks, by rank. For errors see all_reduce()."""
-        steps = _one_exchange(dict.fromkeys(self._all, value))
-        return [*self._run("all_gather", steps, self._all, timeout).values()]
+        steps = _one_exchange(dict.fromkeys(self._ranks, value))
+        return [*self._run("all_gather", steps, self._ranks, timeout).values()]
 
     def all_to_all(self, values: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
         """Send each rank its element; return all ranks' elements for this one. See all_reduce()."""
         steps = _one_exchange(self._one_for_each(values))
-        return [*self._run("all_to_all", steps, self._all, timeout).values()]
+        return [*self._run("all_to_all", steps, self._ranks, timeout).values()]
 
     def gather(self, value: Any, root: int = 0, *, timeout: float | None = None) -> list[Any] | None:
         """Return the values of all ranks, by rank, at the root, and None elsewhere. See all_reduce()."""
-        sources = self._all if self.rank == self._check_rank(root) else ()
-        got = self._run("gather", _one_exchange({root: value}), sources, timeout, f" (root {root})")
-        return [*got.values()] if sources else None
+        sources = self._ranks if self.rank == self._check_rank(root) else ()
+        received = self._run("gather", _one_exchange({root: value}), sources, timeout, f" (root {root})")
+        return [*received.values()] if sources else None
 
     def broadcast(self, value: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
         """Return the root's value; the other ranks' are ignored. For errors see all_reduce()."""
-        each = dict.fromkeys(self._all, value) if self.rank == self._check_rank(root) else {}
+        each = dict.fromkeys(self._ranks, value) if self.rank == self._check_rank(root) else {}
         return self._run("broadcast", _one_exchange(each), [root], timeout, f" (root {root})")[root]
 
     def scatter(
@@ -232,7 +232,7 @@ class Team(NotPicklable):
             return
         with self._exclusive_call():
             self._closed = True
-            self._members.close(error or self._failure)
+            self._connection.close(error or self._failure)
             self._failure = self._failure or errors.TeamError("the team is closed")
 
     def __enter__(self) -> Self:
@@ -244,9 +244,9 @@ class Team(NotPicklable):
     # --- the parts of calls ----------------------------------------------------------------------
 
     def _run(
-        self, name: str, steps: Steps, sources: Collection[int], timeout: float | None, facts: str = ""
+        self, name: str, steps: Steps, sources: Collection[int], timeout: float | None, details: str = ""
     ) -> Any:
-        """Make a call; return its result. facts: added to its name, and equal on all ranks."""
+        """Make a call; return its result. details: added to its name, and equal on all ranks."""
         seconds = checked_timeout(timeout)
         if self._pid != os.getpid():
             raise errors.ClosedError("the team belongs to the parent process; create one in this process")
@@ -254,13 +254,13 @@ class Team(NotPicklable):
         with self._exclusive_call():
             if self._failure is not None:
                 raise self._failure
-            kind, counted = (Kind.SENT, name) if name in {"send", "recv"} else (Kind.VALUE, "calls")
-            self._numbers[counted] += 1
-            call = f"{name} #{self._numbers[counted]}{facts}"
-            self._members.begin(self._numbers[counted], call, self._timeout if seconds is None else seconds)
+            kind, key = (Kind.SENT, name) if name in {"send", "recv"} else (Kind.VALUE, "calls")
+            self._numbers[key] += 1
+            call = f"{name} #{self._numbers[key]}{details}"
+            self._connection.begin(self._numbers[key], call, self._timeout if seconds is None else seconds)
             try:
                 while True:
-                    incoming = self._members.exchange(outgoing, sources, kind)
+                    incoming = self._connection.exchange(outgoing, sources, kind)
                     del outgoing  # values can be large
                     outgoing = steps.send(incoming)
             except StopIteration as end:
@@ -295,7 +295,7 @@ class Team(NotPicklable):
 # --- values --------------------------------------------------------------------------------------
 
 
-def packed_each(values: Mapping[int, Any]) -> dict[int, bytes]:
+def pack_each(values: Mapping[int, Any]) -> dict[int, bytes]:
     """Return values as bytes, by rank; pack each object once. Raises UnsupportedValueError."""
     by_id = {id(value): value for value in values.values()}
     try:
@@ -305,32 +305,32 @@ def packed_each(values: Mapping[int, Any]) -> dict[int, bytes]:
     return {rank: packed[id(value)] for rank, value in values.items()}
 
 
-def unpacked(data: bytes) -> Any:
+def unpack_value(data: bytes) -> Any:
     """Return the value in untrusted bytes. An array has its own memory. Raises MalformedError."""
     try:
         return read_value(data, 0)[0][0]
-    except (*FAULTS, KeyError, TypeError) as error:
+    except (*READ_ERRORS, KeyError, TypeError) as error:
         raise errors.MalformedError(f"a value of a team is malformed: {error}") from error
 
 
 def _one_exchange(values: Mapping[int, Any]) -> Steps:
     """Return the step of a call with one step; the result is the values of the sources."""
-    got = yield packed_each(values)
-    return {rank: unpacked(bytes(got.pop(rank))) for rank in [*got]}  # one copy at a time
+    received = yield pack_each(values)
+    return {rank: unpack_value(bytes(received.pop(rank))) for rank in [*received]}  # one copy at a time
 
 
-def reduction(flat: _Array, size: int, reducer: np.ufunc) -> Steps:
+def reduction_steps(flat: _Array, size: int, reducer: np.ufunc) -> Steps:
     """Return the steps of a reduction: of whole arrays, or of a part of the array at each rank."""
     flat = np.ascontiguousarray(flat, flat.dtype.newbyteorder("<"))
     if (size - 1) * flat.nbytes <= MAX_DIRECT_BYTES:
-        return _reduced((yield dict.fromkeys(range(size), flat.view(np.uint8).data)), flat.dtype, reducer)
+        return _reduce((yield dict.fromkeys(range(size), flat.view(np.uint8).data)), flat.dtype, reducer)
     parts = {rank: part.view(np.uint8).data for rank, part in enumerate(np.array_split(flat, size))}
-    total = _reduced((yield parts), flat.dtype, reducer)
-    got = yield dict.fromkeys(range(size), total.view(np.uint8).data)
-    return np.frombuffer(bytearray().join(got.values()), flat.dtype)
+    total = _reduce((yield parts), flat.dtype, reducer)
+    received = yield dict.fromkeys(range(size), total.view(np.uint8).data)
+    return np.frombuffer(bytearray().join(received.values()), flat.dtype)
 
 
-def _reduced(arrays: Mapping[int, Data], dtype: np.dtype[Any], reducer: np.ufunc) -> _Array:
+def _reduce(arrays: Mapping[int, Data], dtype: np.dtype[Any], reducer: np.ufunc) -> _Array:
     """Return ((x0 + x1) + x2) + ..., in a new array."""
     total = np.frombuffer(arrays[0], dtype).copy()
     for rank in range(1, len(arrays)):

@@ -69,8 +69,8 @@ class ProgramObserver:
         if all(MARK in group.header_data for group in groups):
             return SendSpan(groups, lambda _: None)
         destination = destination_of(group.task for group in groups)
-        about = _attributes("send", address, sum(map(len, groups)))
-        span = self._tracing.start_span("send", destination, about)
+        attributes = _attributes("send", address, sum(map(len, groups)))
+        span = self._tracing.start_span("send", destination, attributes)
         if (entry := encode_span(span)) is not None:
             groups = [with_context(group, entry, max_message_bytes) for group in groups]
         return SendSpan(groups, partial(_end, span))
@@ -81,18 +81,18 @@ class ProgramObserver:
         Return a function to call when the consumer has processed the messages.
         """
         groups = arrived.groups
-        found: Counter[TraceParent] = Counter()
-        count_contexts(groups, found)
-        if not found:
+        contexts: Counter[TraceParent] = Counter()
+        count_contexts(groups, contexts)
+        if not contexts:
             return None
         destination = destination_of(group.task for group in groups)
         about = _attributes("receive", address, sum(map(len, groups)))
-        received = self._tracing.receive(destination, found, about, arrived.at_ns)
+        received = self._tracing.record_receive(destination, contexts, about, arrived.arrived_ns)
         links = () if received is None else [received]
         start, attributes = self._tracing.start_span, partial(_attributes, "process", address)
         spans = [
             start("process", destination, attributes(messages), parent=context, links=links)
-            for context, messages in found.items()
+            for context, messages in contexts.items()
         ]
         return ProcessSpans(spans).end
 

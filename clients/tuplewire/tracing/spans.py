@@ -130,14 +130,14 @@ class Tracing:
             start_ns,
         )
 
-    def receive(
-        self, destination: object, found: Iterable[TraceParent], about: Attributes, start_ns: int
+    def record_receive(
+        self, destination: object, parents: Iterable[TraceParent], about: Attributes, start_ns: int
     ) -> TraceParent | None:
         """Make a span for received messages: a child of their only context, or linked to each.
 
         Return its context; None if it is not sampled.
         """
-        links = list(found)
+        links = list(parents)
         parent = links.pop() if len(links) == 1 else None
         span = self.start_span("receive", destination, about, parent=parent, links=links, start_ns=start_ns)
         span.end()

@@ -305,7 +305,7 @@ class TaskGroup:
         """Return the same messages, marked as possibly delivered before."""
         return replace(self, redelivered=True)
 
-    def at(self, entry_sequence: int, now_micros: int, *, retained_upstream: bool = False) -> TaskGroup:
+    def numbered(self, entry_sequence: int, now_micros: int, *, retained_upstream: bool = False) -> TaskGroup:
         """Return the same messages with the entry sequence that their entry worker assigned.
 
         `now_micros`: the time of acceptance, unless it has one. `retained_upstream`: the sender retains them.
@@ -335,15 +335,15 @@ class TaskGroup:
         """The number of hops since the messages last waited in the queue of their task's owner."""
         return self.path // _UNQUEUED_HOP
 
-    def on_dequeue(self, entered: int) -> TaskGroup:
+    def on_dequeue(self, entry_number: int) -> TaskGroup:
         """Return the same messages as they leave a queue, without unqueued hops: a move is not a loop.
 
-        `entered` is the number of this worker if it accepted the messages from a program, otherwise 0. The
-        messages then need no other credit, because they use the credit of this worker.
+        `entry_number` is the number of this worker if it accepted the messages from a program, otherwise 0.
+        The messages then need no other credit, because they use the credit of this worker.
         """
         if self.path:
             return replace(self, path=route_of(self.path)) if self.unqueued_hops else self
-        return replace(self, path=entered) if entered else self
+        return replace(self, path=entry_number) if entry_number else self
 
     @property
     def payload_only(self) -> bool:

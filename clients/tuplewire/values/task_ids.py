@@ -71,7 +71,7 @@ class TaskRanges:
         return isinstance(task, int) and index >= 0 and task <= self.ends[index]
 
     @property
-    def everything(self) -> bool:
+    def contains_all(self) -> bool:
         """True if the ranges contain every task id."""
         return self.ends == (MAX_TASK,) and self.starts == (0,)
 

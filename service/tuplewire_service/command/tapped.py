@@ -18,7 +18,7 @@ from typing import Any
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import MalformedError, TuplewireError, UnknownTaskError, UnreachableError
-from tuplewire.packing.packing import FAULTS, read_array_size, read_items, read_value
+from tuplewire.packing.packing import READ_ERRORS, read_array_size, read_items, read_value
 from tuplewire.text.formatting import escape_unprintable, escape_value
 from tuplewire.values.headers import decode_headers
 from tuplewire.values.message import TaskMessage
@@ -147,7 +147,7 @@ def _payload(message: pb.TappedMessage, decoding: PayloadFormat) -> str:
             if decoding is PayloadFormat.TUPLE:
                 return escape_unprintable(_tuple(payload))
             return escape_unprintable(json.dumps(json.loads(payload), ensure_ascii=False))
-        except (*FAULTS, RecursionError, TypeError):
+        except (*READ_ERRORS, RecursionError, TypeError):
             return f"(no {decoding}) {escape_unprintable(_text(payload))}"
     return escape_unprintable(_text(payload)) + ("" if whole else " ...")
 

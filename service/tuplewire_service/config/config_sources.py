@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuplewire.environment import OF_PROGRAMS, refuse_misspelled
+from tuplewire.environment import CLIENT_VARIABLES, refuse_misspelled
 from tuplewire.errors import ConfigError
 from tuplewire.settings.config import SessionSettings
 from tuplewire.settings.settings import ENVIRONMENT_PREFIX, KEY_PREFIX, keys_of, read_keys, settings_of
@@ -55,7 +55,7 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | 
     if file is not None:
         _read_file_into(file, values, origins)
     by_variable = {known.variable: name for name, known in _SETTINGS.items()}
-    refuse_misspelled(environment, {*by_variable, *OF_PROGRAMS})
+    refuse_misspelled(environment, {*by_variable, *CLIENT_VARIABLES})
     variables = environment.keys() & by_variable.keys()
     given = [(by_variable[each], f"environment {each}", environment[each]) for each in variables]
     given += [(name, f"flag {_SETTINGS[name].flag}", raw) for name, raw in flags.items()]

@@ -188,7 +188,7 @@ class SourceServicer(control_pb2_grpc.SourceServicer):
             found = worker.router.queues.read(request.task, position, request.last_sequence, max_bytes)
             if not found:
                 return
-            position, number = found[-1].last, number + 1
+            position, number = found[-1].last_sequence, number + 1
             yield encode_deliveries(number, found, ack_requested=False)
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.AcknowledgeResponse:

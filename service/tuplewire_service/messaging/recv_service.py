@@ -18,7 +18,7 @@ from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.stream import ProbeTimer, StreamBroken
 from tuplewire.errors import DrainingError, MalformedError, PayloadTooLargeError, RefusedError, TuplewireError
 from tuplewire.session.ack_requests import AckRequestPolicy
-from tuplewire.session.consume import MAX_REASON, Delivery
+from tuplewire.session.consume import MAX_REASON_CHARS, Delivery
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.settings.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.values.group import TaskGroup, check_task, same_millisecond
@@ -320,7 +320,7 @@ def cursor_slices(cursor: pb.TaskCursor, max_rejections: int) -> Iterator[pb.Tas
             if each.number <= number:
                 raise MalformedError(f"rejection {each.number} of task {task} came after number {number}")
             number = each.number
-            each.reason = each.reason[:MAX_REASON]
+            each.reason = each.reason[:MAX_REASON_CHARS]
         if len(part) == len(rejections):  # nearly always
             yield cursor
             return

@@ -227,7 +227,7 @@ class SendService(StreamService):
     def _make_welcome(self, session: Session, hello: pb.Hello) -> pb.SendResponse:
         settings = self.settings
         ack = session.state.full_state(hello.acknowledged_sequence)
-        initial = session.state.credit.initial
+        initial = session.state.credit.initial_share
         return pb.SendResponse(
             welcome=pb.Welcome(
                 protocol_version=PROTOCOL_VERSION,

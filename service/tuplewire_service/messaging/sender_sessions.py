@@ -145,7 +145,7 @@ class Session:
         self.needs_release_acks = processed or worker
         limit = sessions.settings.session.max_message_bytes
         credit = SessionCredit(
-            sessions.shares, max_message_bytes=limit, needs_release_acks=processed, blocked=blocked
+            sessions.shares, max_message_bytes=limit, needs_release_acks=processed, blocked_sessions=blocked
         )
         self.state = ReceiveSession(hello.incarnation, credit)
         self.has_no_share = False
@@ -212,7 +212,7 @@ class Session:
 
     def end(self) -> None:
         """Mark the session as not resumable."""
-        self.state.credit.disconnect()
+        self.state.credit.on_disconnected()
         for inbound in self._inbounds.values():
             # Queued messages refer to it, and would keep this session in memory.
             inbound.session = self._sessions
@@ -266,7 +266,7 @@ class SenderSessions:
         """Add the numbers of sessions with and without a share, in all and by identity."""
         status.sharing_session_count += len(self._with_share)
         status.resumable_session_count += len(self._sessions) - len(self._with_share)
-        window = self.shares.smallest.messages
+        window = self.shares.smallest_share.messages
         # Several servers of a worker add to the same status.
         if not status.HasField("smallest_window_messages") or window < status.smallest_window_messages:
             status.smallest_window_messages = window
@@ -280,7 +280,7 @@ class SenderSessions:
 
     def sessions(self) -> list[SessionStatus]:
         """Return the status of every session."""
-        now, window = asyncio.get_running_loop().time(), self.shares.initial.messages
+        now, window = asyncio.get_running_loop().time(), self.shares.initial_share.messages
         return [each.status(now, window) for each in self._sessions.values()]
 
     def get(self, key: SessionKey) -> Session | None:
@@ -319,7 +319,7 @@ class SenderSessions:
         """Start the lease of a disconnected sender; return False if the session was forgotten."""
         if self._sessions.get(session.key) is not session:
             return False
-        session.state.credit.disconnect()
+        session.state.credit.on_disconnected()
         # To the end, because add() forgets the first disconnected session.
         self._sessions[session.key] = self._sessions.pop(session.key)
         end_share = partial(self._on_lease_expired, session)

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from tuplewire.connection.channels import TlsMaterial, certificate_names, load_pair, read_tls
+from tuplewire.connection.channels import TlsMaterial, certificate_names, load_key_pair, read_tls
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.identity.files import WatchedFiles
@@ -133,7 +133,7 @@ def read_identity(credentials: Credentials) -> CertifiedIdentity:
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.verify_mode = ssl.CERT_REQUIRED
     server.load_verify_locations(cadata=tls.ca.decode("ascii"))
-    load_pair(server, credentials)
+    load_key_pair(server, credentials)
     try:
         certificate = _handshake_in_memory(tls.context, server)
     except ssl.SSLCertVerificationError as error:

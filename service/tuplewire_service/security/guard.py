@@ -207,7 +207,7 @@ class Access(AccessRights):
         granted = self._permissions()
         if granted is None:
             return
-        if not tasks and not granted.tap.everything:
+        if not tasks and not granted.tap.contains_all:
             raise self._task_denial("tap every task", "tap")
         if denied_tasks := [task for task in tasks if task not in granted.tap]:
             raise self._task_denial(f"tap task {denied_tasks[0]}", "tap")
@@ -217,7 +217,7 @@ class Access(AccessRights):
         if self._guard.rules is None or self._is_worker:
             return ()
         granted = self._permissions()
-        if granted is None or granted.send.everything:
+        if granted is None or granted.send.contains_all:
             return ()
         return [
             (group, self._task_denial(f"send to task {group.task}", "send"))

@@ -97,7 +97,7 @@ class Connections:
         logger.info("connection.opened", extra={"worker": peer.worker_id, "address": peer.address})
 
     async def _close(self, peer: Peer, connection: SendingEnd, timeout: float) -> None:
-        unacked = await connection.take_back(timeout)
+        unacked = await connection.withdraw(timeout)
         if lost := connection.buffer.window.possibly_lost:
             # New worker ids may appear indefinitely, so later ones share one count.
             known = peer.worker_id in self._past_losses or len(self._past_losses) < _MAX_DEPARTED_PEERS

@@ -300,10 +300,10 @@ class EntrySequences:
         self._first_sequence = 1
 
     def assign_sequence(self, group: TaskGroup, now_micros: int, *, retained_upstream: bool) -> TaskGroup:
-        """Return messages with their entry sequence, which only grows. For arguments, see TaskGroup.at()."""
+        """Return messages with their entry sequence, which only grows. See TaskGroup.numbered()."""
         entry_sequence = self._next_sequences.get(group.task, self._first_sequence)
         self._next_sequences[group.task] = entry_sequence + group.count
-        return group.at(entry_sequence, now_micros, retained_upstream=retained_upstream)
+        return group.numbered(entry_sequence, now_micros, retained_upstream=retained_upstream)
 
     def forget(self, task: int) -> None:
         """Forget the count of a task that has no owner and no messages in transit."""

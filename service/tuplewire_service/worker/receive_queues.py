@@ -337,7 +337,7 @@ class ReceiveQueues:
         queue = self._get_unconsumed(task)
         found = queue.log.read(after, last, max_bytes)
         if found:
-            self.record_first_delivery(queue, found[-1].last)
+            self.record_first_delivery(queue, found[-1].last_sequence)
         return found
 
     def acknowledge(self, task: int, sequence: int) -> bool:

@@ -83,7 +83,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         events = SendEvents(
             on_settled=self._on_settled,
             on_released=self._on_released,
-            on_lost=partial(asyncio.get_running_loop().call_soon, self.refresh),
+            on_disconnected=partial(asyncio.get_running_loop().call_soon, self.refresh),
             on_departed=self.on_workers_departed,
             get_departures=self.departures.all_departures,
             get_assignment_version=partial(getattr, self.table, "version"),
@@ -302,7 +302,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         for each in settled:
             if each.drop_reason is None:
                 self._ledger.acknowledged += each.messages
-            else:  # CLOSED occurs only at shutdown: otherwise take_back() returns them
+            else:  # CLOSED occurs only at shutdown: otherwise withdraw() returns them
                 reason = DropReason.SHUTDOWN if each.drop_reason is DropReason.CLOSED else each.drop_reason
                 self._ledger.dropped[reason] += each.messages
         self.changed.set()

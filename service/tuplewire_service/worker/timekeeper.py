@@ -195,13 +195,13 @@ class Timekeeper:
     def record_wait(self, start: float, end: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.set_wait_listener()."""
         pressure, servers = self._router.pressure, self._servers
-        blocked = pressure.without_credit or pressure.blocked_connections or any(servers.exhausted_by_server)
+        blocked = pressure.waiting_flows or pressure.blocked_connections or any(servers.exhausted_by_server)
         if not blocked:  # nearly always
             self._states.idle_seconds += end - start
             return
         here = {self._router.location_of(task) == LOCAL for task in servers.longest_exhausted()}
         # Programs also send messages for tasks of other workers through this one.
-        there = False in here or pressure.without_credit > 0
+        there = False in here or pressure.waiting_flows > 0
         then = pressure.blocked_since
         self._states.record_wait(start, end, local_full=True in here, remote_full=there, blocked_since=then)
 

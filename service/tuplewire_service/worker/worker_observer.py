@@ -77,7 +77,7 @@ class WorkerObserver:
         for each in _pop_through(self._queued, task, last):
             each.span = self._record_spans("queue", task, each.contexts, each.arrived_ns, {})
             if each.span is not None:
-                histogram.mark((now_ns - each.arrived_ns) / 1e9, parse_ids(each.span))
+                histogram.add_exemplar((now_ns - each.arrived_ns) / 1e9, parse_ids(each.span))
             self._delivered.setdefault(task, deque()).append(each)
 
     def on_processed(self, task: int, histogram: Durations) -> None:
@@ -87,7 +87,7 @@ class WorkerObserver:
         now = time.time()
         for each in _pop_through(self._delivered, task, queued[0].log.acknowledged):
             if each.span is not None and each.accepted_micros:
-                histogram.mark(now - each.accepted_micros / 1e6, parse_ids(each.span))
+                histogram.add_exemplar(now - each.accepted_micros / 1e6, parse_ids(each.span))
 
     def on_moved(self, task: int) -> None:
         """Record that the messages of a task have moved from its queue to another worker."""

@@ -16,7 +16,7 @@ from helpers.ports import free_port
 from helpers.topology import Pair
 from helpers.traffic import client_of, deliver
 
-from tuplewire import Client, TaskMessage, asking
+from tuplewire import Client, TaskMessage, request_reply
 from tuplewire.connection.grpc_channel import WorkerConnections
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.task_states import TaskStates
@@ -74,9 +74,9 @@ def ends(pair: Pair) -> Iterator[Ends]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll early, and miss a consumer early."""
-    monkeypatch.setattr(asking, "_FIRST_POLL_SECONDS", 0.1)
-    monkeypatch.setattr(asking, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(asking, "GONE_SECONDS", 0.5)
+    monkeypatch.setattr(request_reply, "_FIRST_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(request_reply, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(request_reply, "NO_CONSUMER_SECONDS", 0.5)
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def test_a_thousand_answers_out_of_order(ends: Ends, monkeypatch: pytest.MonkeyP
     """The answers are returned in the order of the requests, and nothing is polled if they are fast."""
     polled: list[object] = []
     monkeypatch.setattr(Asker, "_poll", lambda _, call: polled.append(call))
-    monkeypatch.setattr(asking, "_FIRST_POLL_SECONDS", _SECONDS)
+    monkeypatch.setattr(request_reply, "_FIRST_POLL_SECONDS", _SECONDS)
 
     def answer() -> None:
         requests = list(ends.requests(1000))
@@ -107,7 +107,7 @@ def test_a_thousand_answers_out_of_order(ends: Ends, monkeypatch: pytest.MonkeyP
     assert [each.payload for each in answers] == [b"answer %d" % number for number in range(1000)]
     assert {each.task for each in answers} == {ends.reply_to}
     assert ends.asker.ask_all([]) == []
-    assert (ends.asker.late_answers, polled) == (0, [])
+    assert (ends.asker.dropped_messages, polled) == (0, [])
 
 
 @pytest.mark.usefixtures("impatient")
@@ -153,7 +153,7 @@ def test_a_late_answer(ends: Ends) -> None:
         ends.asker.ask(ends.task, b"late", timeout=0.1)
     assert raised.value.worker_id is None
     ends.echo(1)
-    eventually(lambda: ends.asker.late_answers == 1, _SECONDS)
+    eventually(lambda: ends.asker.dropped_messages == 1, _SECONDS)
 
     def twice() -> None:
         for message in ends.requests(1):
@@ -164,7 +164,7 @@ def test_a_late_answer(ends: Ends) -> None:
         assert ends.asker.ask(ends.task, b"x").payload == b"first"
     deliver(ends.answerer, ends.reply_to, b"not an answer")
     deliver(ends.answerer, [TaskMessage.received(ends.reply_to, b"malformed headers", b"\xff")])
-    eventually(lambda: ends.asker.late_answers == 4, _SECONDS)
+    eventually(lambda: ends.asker.dropped_messages == 4, _SECONDS)
 
 
 def test_an_answer_at_the_timeout(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_an_expired_request(ends: Ends) -> None:
         (b"new", True, False),
         (b"not a request", False, False),
     ]
-    assert ends.asker.late_answers == 0
+    assert ends.asker.dropped_messages == 0
 
 
 def test_an_error_as_the_answer(ends: Ends) -> None:

@@ -178,7 +178,7 @@ def reject_first(endpoint: Endpoint, after: float = 0.0, **settings: Any) -> Non
     before = status(endpoint).rejections
     with client_of(endpoint.address, **settings) as client, client.recv([TASK], timeout=10) as subscription:
         next(subscription)
-        subscription.reject(0, after=after)
+        subscription.reject(0, delay=after)
         subscription.acknowledge()
         eventually(lambda: status(endpoint).rejections == before + 1)
 
@@ -246,5 +246,5 @@ def test_letters_go_with_their_task_and_end_with_the_last_worker(tmp_path: Path)
         eventually(lambda: queued(there, DEAD) == 1)
         eventually(lambda: not ledger(here).pending)
         assert workers.stop() == [0, 1]  # the second one drops the letter
-        gone, last = (drained_ledger(workers.log_of(index)) for index in (0, 1))
+        gone, last = (drained_ledger(workers.log_path(index)) for index in (0, 1))
     assert (gone.dropped, last.dropped) == ({"dead_lettered": 1}, {"shutdown": 1})

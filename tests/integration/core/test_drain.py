@@ -64,7 +64,7 @@ def test_drain_under_traffic_loses_nothing(tmp_path: Path) -> None:
             sender.close(0)
             assert numbers(reader.got) == list(range(taken))
             assert sender.ledger().accepted == taken + sender.ledger().dropped["closed"]
-        assert drained_ledger(workers.log_of(0)) == LedgerSnapshot(taken, taken, {}, 0)
+        assert drained_ledger(workers.log_path(0)) == LedgerSnapshot(taken, taken, {}, 0)
         assert workers.stop() == [0, 0]
 
 
@@ -83,7 +83,7 @@ def test_drain_counts_what_a_peer_never_took(tmp_path: Path) -> None:
             while True:
                 scraped.append(metric(near, 'tuplewire_dropped_messages_total{reason="shutdown"}'))
         assert scraped[-1] == 100
-        assert drained_ledger(workers.log_of(0)) == LedgerSnapshot(100, 0, {"shutdown": 100}, 0)
+        assert drained_ledger(workers.log_path(0)) == LedgerSnapshot(100, 0, {"shutdown": 100}, 0)
         eventually(lambda: has_ended(near), 10, "ended")
         assert workers.stop() == [1, -signal.SIGKILL]
 
@@ -145,9 +145,9 @@ def test_a_drain_ends_within_its_deadline(
         if not assigned:
             assign(workers.endpoints[0], 2, {("w", workers.endpoints[0].address): [0]})
         began = time.monotonic()
-        assert workers.stop() == [assigned], workers.log_of(0).read_text()
+        assert workers.stop() == [assigned], workers.log_path(0).read_text()
         assert time.monotonic() - began < deadline + 4  # the watchdog would end it then
-        ledger = drained_ledger(workers.log_of(0))
+        ledger = drained_ledger(workers.log_path(0))
         assert ledger.accepted == sum(ledger.dropped.values()) == peers
 
 

@@ -158,7 +158,7 @@ def test_nothing_is_written_after_writing_is_stopped(context: LocalContext) -> N
     end.may_write = False
     context.bind(TOPOLOGY, port, recorder)
     eventually(lambda: client.status is ConnectionStatus.READY, timeout=20)
-    left = end.thread.run(end.take_back(0.2))
+    left = end.thread.run(end.withdraw(0.2))
     assert [(group.payloads(), group.redelivered, inbound) for group, inbound in left] == [
         ([b"a"], False, "inbound")
     ]

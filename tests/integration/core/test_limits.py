@@ -127,7 +127,7 @@ def test_pending_handshakes_are_bounded(tmp_path: Path) -> None:
             assert "send the subscribe immediately" in answer.details
             _serves(endpoint.address)
         eventually(lambda: _silent(endpoint) == 0, _SECONDS)
-        assert workers.log_of(0).read_text(encoding="utf-8").count("stream.refused") == 1
+        assert workers.log_path(0).read_text(encoding="utf-8").count("stream.refused") == 1
 
 
 def test_streams_of_a_connection_are_bounded(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:
             _serves(endpoint.address, credentials)
             grown = (rss(endpoint.process_id) - before) / MIB
         assert grown < 60, f"{grown:.0f} MiB for {10 * streams} streams"
-        assert workers.log_of(0).read_text(encoding="utf-8").count("access.denied") == 1
+        assert workers.log_path(0).read_text(encoding="utf-8").count("access.denied") == 1
 
 
 def test_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:

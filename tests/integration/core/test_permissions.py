@@ -70,7 +70,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     with guarded(folder, RULES, "operator", "etl", "etl/driver", "elsewhere") as (workers, credentials):
         assignment = workers.assign({0: range(1, 21)}, _SECONDS)
         rules = folder / "permissions.toml"
-        yield Guarded(workers.endpoints[0], rules, workers.log_of(0), assignment, *credentials.values())
+        yield Guarded(workers.endpoints[0], rules, workers.log_path(0), assignment, *credentials.values())
 
 
 def _client(worker: Guarded, credentials: Credentials, client_id: str | None = None) -> Client:

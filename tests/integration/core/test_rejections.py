@@ -116,8 +116,8 @@ def test_what_is_no_message_cannot_be_rejected(letter_pair: Pair) -> None:
         next(subscription)
         with pytest.raises(MessageError, match="no message 1 to reject, of 1"):
             subscription.reject(1)
-        with pytest.raises(MessageError, match="after is -1"):
-            subscription.reject(0, after=-1)
+        with pytest.raises(MessageError, match="delay is -1"):
+            subscription.reject(0, delay=-1)
 
 
 @pytest.mark.parametrize("order", RejectOrder)
@@ -161,7 +161,7 @@ def test_rejected_messages_follow_their_task(order: RejectOrder) -> None:
                 while len(batch) < 3:
                     batch = next(subscription)
                 # With reject_order="wait", the delay ends with the move.
-                subscription.reject(0, after=0.5 if order == "continue" else 3600)
+                subscription.reject(0, delay=0.5 if order == "continue" else 3600)
                 subscription.acknowledge()
                 eventually(lambda: status(here).rejections == 1)
             assign((here, there), 2, {here: [2], there: [1]})
@@ -280,7 +280,7 @@ def consumer(
             try:
                 for message in subscription.messages():
                     if is_bad(message):
-                        subscription.reject(after=after, reason="bad")
+                        subscription.reject(delay=after, reason="bad")
                     else:
                         done.append(int(message.message))
             except (ClosedError, TaskNotLocalError):  # closed below, or the task has moved

@@ -237,7 +237,7 @@ def test_messages_of_other_teams_are_dropped_and_counted(pair: Pair) -> None:
     tasks = tasks_of(pair, 2)
     with Client(pair.near.address, topology=TOPOLOGY) as client:
         client.send(tasks[0], b"of another program")
-        client.send(tasks[0], Message(7, 1, 1, Kind.VALUE, call="barrier #1").packed())
+        client.send(tasks[0], Message(7, 1, 1, Kind.VALUE, call="barrier #1").pack())
     with ranks_of(stale_messages, tasks, addresses_of(pair)) as ranks:
         assert [each.outcome() for each in ranks] == [2, 0]
 
@@ -334,11 +334,11 @@ def test_a_message_from_before_the_team_has_no_effect(pair: Pair, monkeypatch: p
     join = partial(Team, tasks, address=pair.near.address, topology=TOPOLOGY, timeout=20)
     with Client(pair.near.address, topology=TOPOLOGY) as stranger, ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(join, rank=1)
-        stranger.send(tasks[1], Message(team_id(b""), 0, 0, Kind.ABORT, body=b"x").packed())
+        stranger.send(tasks[1], Message(team_id(b""), 0, 0, Kind.ABORT, body=b"x").pack())
         stranger.flush(10)
         eventually(lambda: not queued_of(pair, tasks[1:]))
         with join(rank=0) as first, waiting.result(20) as second:
             assert first.generation == second.generation
-            monkeypatch.setattr(module, "unpacked", unpacked := Mock(wraps=module.unpacked))
+            monkeypatch.setattr(module, "unpack_value", unpacked := Mock(wraps=module.unpack_value))
             assert (first.broadcast(b"value"), second.broadcast()) == (b"value", b"value")
     assert unpacked.call_count == 2

@@ -53,7 +53,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     flags = [*tls_flags(files), "--tls-client-names=*.example", "--drain-seconds=1", "--log-format=json"]
     with workers_with([1, 10], [2, 20], flags=flags, directory=folder, credentials=program) as workers:
         near, far = workers.endpoints
-        yield Cluster(near, far, authority, files, program, workers.log_of(0))
+        yield Cluster(near, far, authority, files, program, workers.log_path(0))
         left = []
         for each in (near, far):
             with ControlClient(each.unix_address) as control:

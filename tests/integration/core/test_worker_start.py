@@ -202,7 +202,7 @@ def test_local_workers_start_get_ready_and_end() -> None:
                 assert client.status().state == control_pb2.WORKER_STATE_READY
                 assert client.assignment() == assignment
             assert list(assignment.workers[index].tasks) == [index, index + 2]
-        directory = workers.log_of(0).parent
+        directory = workers.log_path(0).parent
         assert workers.stop() == [0, 0]
     assert not directory.exists()
 

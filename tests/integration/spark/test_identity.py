@@ -30,8 +30,8 @@ from helpers.traffic import client_of, deliver
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import WrongWorkerError
-from tuplewire.spark.entry_runs import Runs
-from tuplewire.spark.offsets import Range, TaskOffset
+from tuplewire.spark.entry_runs import EntryRuns
+from tuplewire.spark.offsets import ReadRange, TaskOffset
 from tuplewire.spark.options import source_options
 from tuplewire.spark.range_reader import RangeReader
 from tuplewire.spark.reader import TuplewireBatchReader
@@ -100,7 +100,7 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
             with pytest.raises(WrongWorkerError), TaskPoller(options) as tasks:
                 tasks.poll_all()
             end = TaskOffset(7, 5, stranger.address, messages=5)
-            missing = Range(1, "w2", 0, end, {}, Runs(1, 0, ((5, 9, 1),)))
+            missing = ReadRange(1, "w2", 0, end, {}, EntryRuns(1, 0, ((5, 9, 1),)))
             with pytest.raises(WrongWorkerError):
                 list(RangeReader(missing, options))
             assert ledger(stranger).accepted == 0

@@ -85,7 +85,7 @@ def test_a_bad_row_fails_the_write(
     guarantee: str, memory: int, workers: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Even a bad last row fails the write before any row is sent. The driver raises it, without a retry."""
-    monkeypatch.setattr(writing, "_MEMORY_BYTES", memory)
+    monkeypatch.setattr(writing, "_MAX_MEMORY_BYTES", memory)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
     task = workers.near_task()
     writer = TuplewireBatchWriter(sink_options(options(workers, deliveryGuarantee=guarantee)))
@@ -117,7 +117,7 @@ def test_rows_that_wait_for_the_last_one_arrive(workers: Pair, monkeypatch: pyte
     task = workers.near_task()
     writer = TuplewireBatchWriter(sink_options(options(workers)))
     for number, memory in enumerate((1, 8_000_000)):
-        monkeypatch.setattr(writing, "_MEMORY_BYTES", memory)
+        monkeypatch.setattr(writing, "_MAX_MEMORY_BYTES", memory)
         begin_attempt(0, 45 + number)
         keyed = rows(task, range(5, 9)).append_column("key", pa.array(list("abcd")))
         assert writer.write(iter([rows(task, range(5)), keyed])).failure is None
@@ -132,7 +132,7 @@ def test_rows_that_wait_for_the_last_one_arrive(workers: Pair, monkeypatch: pyte
 
 def test_a_directory_of_spark_that_is_full_is_named(workers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """If Spark's local directory cannot be written, the error names the setting to change."""
-    monkeypatch.setattr(writing, "_MEMORY_BYTES", 1)
+    monkeypatch.setattr(writing, "_MAX_MEMORY_BYTES", 1)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/nowhere")
     begin_attempt(0, 48)
     writer = TuplewireBatchWriter(sink_options(options(workers)))

@@ -252,7 +252,7 @@ def earlier_query(workers: Pair, task: int) -> Iterator[OldStreamReader]:
 def read_planned(reader: OldStreamReader, start: Any, end: Any) -> list[int]:
     """Plan a micro-batch and read it with a new, unpickled reader, as Spark's tasks do."""
     partitions = reader.partitions(start, end)
-    other = OldStreamReader(reader._make)
+    other = OldStreamReader(reader._create_reader)
     copy = pickle.loads(pickle.dumps(other))  # noqa: S301 - pickled by this test
     return payloads(copy, partitions)
 

@@ -47,7 +47,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     flags = [f"--token-file={tokens}", "--log-level=debug"]
     old = _credentials(folder, OLD)
     with workers_with([1], flags=flags, directory=folder, drain_seconds=0.1, credentials=old) as workers:
-        yield Guarded(workers.endpoints[0], tokens, workers.log_of(0))
+        yield Guarded(workers.endpoints[0], tokens, workers.log_path(0))
 
 
 def _credentials(folder: Path, *tokens: str) -> Credentials:
@@ -158,7 +158,7 @@ def test_a_removed_token_closes_its_streams_during_a_drain(tmp_path: Path) -> No
         next(kept)
         next(closed)
         os.kill(endpoint.process_id, signal.SIGTERM)
-        eventually(lambda: "worker.draining" in workers.log_of(0).read_text(), what="draining")
+        eventually(lambda: "worker.draining" in workers.log_path(0).read_text(), what="draining")
         tokens.write_text(f"etl {NEW}\n", encoding="utf-8")
         eventually(lambda: denied(endpoint, "wrong_token") > 0, what="the stream is closed")
         kept.acknowledge()
@@ -191,7 +191,7 @@ def test_readable_by_all_is_warned_of(tmp_path: Path) -> None:
     tokens = secret_file(tmp_path / "token", OLD)
     tokens.chmod(0o644)
     with WorkerProcesses(1, TOPOLOGY, flags=[f"--token-file={tokens}"], directory=tmp_path) as workers:
-        assert "secret.readable_by_all" in workers.log_of(0).read_text(encoding="utf-8")
+        assert "secret.readable_by_all" in workers.log_path(0).read_text(encoding="utf-8")
 
 
 def test_workers_show_a_token_to_each_other(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire.errors import TeamMismatchError
-from tuplewire.team.protocol import WINDOW, Forming, Kind, Matching, Message, unpack
+from tuplewire.team.protocol import WINDOW, CallMatcher, Kind, Message, TeamFormation, unpack
 
 # --- forming ---------------------------------------------------------------------------------------------
 
@@ -21,16 +21,16 @@ class Network:
         self.messages: list[tuple[int, Message]] = []
         self.ready: set[tuple[bytes, int]] = set()
         """The ids of members, and of the teams in their JOIN messages, for which they were ready."""
-        self.members: list[Forming] = []
+        self.members: list[TeamFormation] = []
         self.own_ids: list[bytes] = []
         for rank in range(size):
             self.members.append(self._new(rank))
 
-    def _new(self, rank: int) -> Forming:
+    def _new(self, rank: int) -> TeamFormation:
         self.ids += 1
         own_id = self.ids.to_bytes(8)
         self.own_ids[rank : rank + 1] = [own_id]
-        return Forming(rank, self.size, own_id)
+        return TeamFormation(rank, self.size, own_id)
 
     def restart(self, rank: int) -> None:
         """Replace a member's process; its old messages may still arrive."""
@@ -39,7 +39,7 @@ class Network:
     def repeat(self, rank: int) -> None:
         """Let a member send again, as every 0.5 s."""
         if not self.members[rank].started:
-            self.send(rank, [(0, self.members[rank].join())] if rank else [])
+            self.send(rank, [(0, self.members[rank].join_message())] if rank else [])
 
     def send(self, rank: int, messages: list[tuple[int, Message]]) -> None:
         """Put messages into the network."""
@@ -120,7 +120,7 @@ def pieces_of(rank: int, values: dict[int, bytes], calls: dict[int, str]) -> lis
         for start in range(0, max(1, len(value)), PIECE):
             about = 1, number, rank, Kind.VALUE, len(found), len(value), calls[number].format(number)
             found.append(Message(*about, value[start : start + PIECE]))
-    return [each for each in (unpack(each.packed()) for each in found) if each is not None]
+    return [each for each in (unpack(each.pack()) for each in found) if each is not None]
 
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 3))
@@ -131,7 +131,7 @@ def test_pieces_arrive_in_any_order(data: st.DataObject, ranks: int, calls: int)
     named = dict.fromkeys(numbers, GATHER)
     pieces = [each for rank, values in sent.items() for each in pieces_of(rank, values, named)]
     copies = data.draw(st.lists(st.sampled_from(pieces), max_size=5))
-    matching, number = Matching(), 1
+    matching, number = CallMatcher(), 1
     got: dict[int, dict[int, bytearray]] = {rank: {} for rank in range(ranks)}
     matching.begin(1, GATHER.format(1))
     for message in data.draw(st.permutations([*pieces, *copies])):
@@ -154,7 +154,7 @@ def test_another_call_is_found_in_any_order(data: st.DataObject, wrong: int) -> 
     """If a rank makes another call as one of three, an error names it as soon as both have made it."""
     made = {number: BARRIER if number == wrong else GATHER for number in range(1, 4)}
     pieces = pieces_of(1, {number: data.draw(VALUES) for number in made}, made)
-    matching, number = Matching(), 1
+    matching, number = CallMatcher(), 1
 
     def follow() -> None:
         nonlocal number
@@ -173,8 +173,8 @@ def test_another_call_is_found_in_any_order(data: st.DataObject, wrong: int) -> 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=60))
 def test_the_window_limits_both_sides(actions: list[tuple[bool, int]]) -> None:
     """The receiver never has more pieces than the window, and each confirmation lets the sender continue."""
-    matching = Matching()
-    sender, receiver = Matching().streams[1, Kind.SENT], matching.streams[1, Kind.SENT]
+    matching = CallMatcher()
+    sender, receiver = CallMatcher().streams[1, Kind.SENT], matching.streams[1, Kind.SENT]
     for sends, count in actions:
         for _ in range(count):
             if sends and sender.sent < sender.confirmed + WINDOW:

@@ -144,9 +144,9 @@ def test_progress_has_its_end_in_sight(terminal: StringIO) -> None:
     with Progress(terminal) as progress:
         progress.start_stage(f"Counting the words of {EVIL} ...")
         for done in (0, 250, 500):
-            progress.show_part(done, 1000, "words")
+            progress.show_progress(done, 1000, "words")
         eventually(lambda: " 50% of" in terminal.getvalue())
-        progress.line("x" * 100)
+        progress.show_line("x" * 100)
         eventually(lambda: "xxx" in terminal.getvalue())
     first, *drawn = re.split(r"[\r\n]+", re.sub(CONTROL, "", terminal.getvalue()))
     assert first == "Counting the words of \\x1b]0;owned\\x07 ..."

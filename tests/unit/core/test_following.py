@@ -41,7 +41,7 @@ class Worker:
     @asynccontextmanager
     async def open(self, _: str) -> AsyncIterator[ClientStream]:
         near, far = MemoryClientStream(), MemoryStream()
-        near.join(far)
+        near.connect(far)
         serving = asyncio.create_task(self._serve(far))
         try:
             yield near

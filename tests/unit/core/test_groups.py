@@ -42,7 +42,7 @@ HEADERS = {"header_lengths", "header_data", "size_bytes"}
     [
         (lambda group: group.as_redelivered(), set()),
         (lambda group: group.without_routing(), WORKER_FIELDS),
-        (lambda group: group.at(20, 30), {"entry_sequence", "retained_upstream"}),
+        (lambda group: group.numbered(20, 30), {"entry_sequence", "retained_upstream"}),
         (lambda group: group.with_time(30), set()),
         (lambda group: group.as_forwarded(2), {"path", "flow"}),
         (lambda group: group.as_forwarded(2).on_dequeue(0), {"path", "flow"}),
@@ -72,7 +72,7 @@ def test_what_leaves_a_queue_has_its_route() -> None:
     group = TaskGroup.of(3, [b"p"])
     assert group.on_dequeue(0) is group
     assert group.on_dequeue(9).path == 9
-    assert [each.accepted_micros for each in (group.at(1, 30), group.at(1, 30).at(2, 40))] == [30, 30]
+    assert group.numbered(1, 30).numbered(2, 40).accepted_micros == 30
 
 
 def test_every_field_travels() -> None:

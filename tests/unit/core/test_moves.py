@@ -57,7 +57,7 @@ class Route:
 
 def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OTHER) -> TaskGroup:
     """Return messages from an entry sequence on, after they were forwarded `passed_on` times."""
-    group = TaskGroup.of(TASK, [b"x"] * count).at(first, 0)
+    group = TaskGroup.of(TASK, [b"x"] * count).numbered(first, 0)
     for _ in range(passed_on):
         group = group.as_forwarded(worker)
     return group
@@ -180,7 +180,7 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     route.send(messages(1))
     moves.by_task[TASK].hold(messages(2), WORKER)
     moves.mark_lost({PEER})
-    route.window.take_back()
+    route.window.withdraw()
     assert moves.by_task[TASK].must_hold(messages(3), WORKER)
     assert moves.take_ready(moves.filter_moving()) == []
     moves.remove_routes(cast("SendingEnd", route), [])
@@ -214,7 +214,7 @@ def test_what_travelled_further_stays_in_front() -> None:
     frame = route.window.next_frame()
     assert frame is not None
     assert [group.entry_sequence for run in frame.runs for group in run] == [7, 12]
-    assert [group.entry_sequence for group, _ in route.window.take_back()] == [7, 12]
+    assert [group.entry_sequence for group, _ in route.window.withdraw()] == [7, 12]
 
 
 def test_a_message_between_held_ones_waits() -> None:

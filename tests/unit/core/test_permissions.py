@@ -70,7 +70,7 @@ def test_ranges(text: str, inside: list[int], outside: list[int]) -> None:
     tasks = TaskRanges.parse(text)
     assert all(task in tasks for task in inside)
     assert not any(task in tasks for task in outside)
-    assert tasks.everything == (text in {"*", f"0-{MAX_TASK}"})
+    assert tasks.contains_all == (text in {"*", f"0-{MAX_TASK}"})
 
 
 @pytest.mark.parametrize(

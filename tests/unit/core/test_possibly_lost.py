@@ -92,7 +92,7 @@ def test_what_nobody_else_has() -> None:
     window = SendWindow(SessionSettings())
     reopen(window, 7)
     plain = TaskGroup.of(1, [b"x"] * 2)
-    for group in (plain, plain.at(1, 0, retained_upstream=True), plain.at(3, 0).as_forwarded(9)):
+    for group in (plain, plain.numbered(1, 0, retained_upstream=True), plain.numbered(3, 0).as_forwarded(9)):
         assert window.offer([group], "inbound", retain=group.retained_upstream)
     assert window.count_unretained() == 4
     assert window.next_frame() is not None

@@ -246,7 +246,7 @@ def held(*groups: tuple[int, int, int]) -> TaskSnapshot:
     entries: list[QueueEntry] = []
     first = 11
     for count, entry, worker in groups:
-        entries.append(QueueEntry(first, TaskGroup.of(1, [b"x"] * count).at(entry, 0), Program(worker)))
+        entries.append(QueueEntry(first, TaskGroup.of(1, [b"x"] * count).numbered(entry, 0), Program(worker)))
         first += count
     return TaskSnapshot(pb.HeldTask(task=1, acknowledged_sequence=10, last_sequence=first - 1), entries)
 

@@ -55,7 +55,7 @@ class Fixture:
 def shown(found: Sequence[Delivery]) -> str:
     """Return the messages of consecutive deliveries."""
     for one, other in pairwise(found):
-        assert other.first_sequence == one.last + 1
+        assert other.first_sequence == one.last_sequence + 1
     return b"".join(each.group.data for each in found).decode()
 
 

@@ -30,7 +30,9 @@ def book(
 ) -> SessionCredit:
     """Return a credit book for messages of at most 10 bytes."""
     shares = QueueShares(window, Share(1, 1))
-    return SessionCredit(shares, max_message_bytes=10, needs_release_acks=needs_release_acks, blocked=blocked)
+    return SessionCredit(
+        shares, max_message_bytes=10, needs_release_acks=needs_release_acks, blocked_sessions=blocked
+    )
 
 
 def session(messages: int = 8) -> ReceiveSession:
@@ -113,7 +115,7 @@ def test_a_closed_flow_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -
     for number in range(1, 101):
         task = small(number)
         closed = [number - 1] if number > 1 else []
-        assert state.accept(number, [task], closed=closed) == [task]
+        assert state.accept(number, [task], closed_flows=closed) == [task]
         state.credit.on_released(number, 1, 1)
     assert [grant.task for grant in state.credit.all_grants()] == [100]
 
@@ -123,9 +125,9 @@ def test_a_flow_in_use_is_not_closed() -> None:
     state = session()
     state.accept(1, [small(1)])
     with pytest.raises(MalformedError, match="it is unknown, or has unreleased messages"):
-        state.accept(2, [], closed=[1])
+        state.accept(2, [], closed_flows=[1])
     with pytest.raises(MalformedError, match="it is unknown, or"):
-        state.accept(2, [], closed=[7])
+        state.accept(2, [], closed_flows=[7])
 
 
 def _many_refused(frames: int, refusals_each: int) -> ReceiveSession:
@@ -193,9 +195,9 @@ def test_a_task_is_exhausted_until_its_last_sender_has_credit() -> None:
     first, second = book(blocked=blocked), book(blocked=blocked)
     for each in (first, second):
         each.on_received([group(7, WINDOW.messages)])
-    first.disconnect()
+    first.on_disconnected()
     assert list(blocked) == [7]
-    second.disconnect()
+    second.on_disconnected()
     assert not blocked
 
 
@@ -323,7 +325,7 @@ def test_what_was_left_is_taken_off_the_shares(
     for each in left:
         made.add_orphaned(*each)
     assert {task: made.share_for(task) for task in windows} == windows
-    assert made.smallest == smallest
+    assert made.smallest_share == smallest
 
 
 @pytest.mark.parametrize(
@@ -356,7 +358,7 @@ def test_a_new_session_starts_with_what_room_there_is() -> None:
     made = shares()
     made.add_orphaned(7, 100, 10)
     book = SessionCredit(made, max_message_bytes=10, needs_release_acks=False)
-    assert book.initial == TOTAL
+    assert book.initial_share == TOTAL
     assert book.all_grants() == [credit_of(7, 0, 0, 0)]
     assert made.on_released(7, 100, 10)
     assert book.on_space_freed(7)

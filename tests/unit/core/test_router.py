@@ -146,7 +146,7 @@ async def test_what_a_closed_connection_does_not_take_is_counted() -> None:
     connection, program = Connection(closes_after=1), Program()
     queue, ledger = queue_to(connection)
     queue.put(TaskGroup.of(1, [b"x"]), program)
-    queue.put(TaskGroup.of(1, [b"y", b"z"]).at(5, 0, retained_upstream=True), program)
+    queue.put(TaskGroup.of(1, [b"y", b"z"]).numbered(5, 0, retained_upstream=True), program)
     queue.send_all()
     assert connection.sent == [([1], False)]
     assert ledger.dropped[DropReason.UNKNOWN_TASK] == 2
@@ -157,7 +157,7 @@ async def test_what_follows_by_another_way_goes_after_what_waits() -> None:
     connection: Any = Connection()
     queue, _ = queue_to(connection)
     queue.put(TaskGroup.of(1, [b"x"]), Program())
-    queue.send_behind(connection, TaskGroup.of(2, [b"y"]).at(5, 0), Program())
+    queue.send_behind(connection, TaskGroup.of(2, [b"y"]).numbered(5, 0), Program())
     assert connection.sent == [([1], False), ([2], False)]
 
 

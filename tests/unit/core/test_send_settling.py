@@ -69,7 +69,7 @@ def test_what_is_taken_back_was_never_accepted() -> None:
     sending = Sending()
     sending.write(1, 2, tag="first")
     sending.offer(1, 1, tag="second")
-    left = sending.window.take_back()
+    left = sending.window.withdraw()
     assert [(len(group), inbound, group.redelivered) for group, inbound in left] == [
         (2, "first", True),
         (1, "second", False),
@@ -183,7 +183,7 @@ def test_the_last_message_that_is_unreleased_is_told() -> None:
     """The last unreleased entry sequence is reset after everything is released."""
     sending = Sending()
     for first in (50, 3):
-        sending.offer_groups(TaskGroup.of(1, [b"x", b"y"]).at(first, 0))
+        sending.offer_groups(TaskGroup.of(1, [b"x", b"y"]).numbered(first, 0))
         sending.frames()
         assert list(sending.window.last_unreleased().values()) == [first + 1]
         released = 2 if first == 50 else 4
@@ -254,12 +254,9 @@ def test_a_new_receiver_gets_what_is_kept_again() -> None:
 
 
 def test_what_is_kept_is_handed_back() -> None:
-    """take_back() returns the retained messages as redelivered, and releases the others."""
+    """withdraw() returns the retained messages as redelivered, and releases the others."""
     state = mixed()
-    assert [(group.redelivered, inbound) for group, inbound in state.take_back()] == [
-        (True, "a"),
-        (True, "c"),
-    ]
+    assert [(group.redelivered, inbound) for group, inbound in state.withdraw()] == [(True, "a"), (True, "c")]
     assert inbound_of(state.take_released()) == ["b"]
     assert (state.ledger().accepted, state.ledger().acknowledged) == (1, 1)
 

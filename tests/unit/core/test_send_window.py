@@ -190,7 +190,7 @@ def test_one_of_two_flows_to_a_task_is_closed() -> None:
     """A direct and a forwarded flow of the same task are closed independently."""
     sending = Sending()
     direct = TaskGroup.of(1, [b"a"])
-    forwarded = TaskGroup.of(1, [b"b"]).at(1, 0).as_forwarded(7)
+    forwarded = TaskGroup.of(1, [b"b"]).numbered(1, 0).as_forwarded(7)
     sending.offer_groups(direct)
     sending.offer_groups(forwarded)
     frames = sending.frames()
@@ -210,10 +210,11 @@ def test_the_last_message_of_each_entry_worker_that_is_not_released() -> None:
     """The last unreleased entry is tracked per entry worker, regardless of the route."""
     sending = Sending()
     group = TaskGroup.of(1, [b"a", b"b"])
-    sending.offer_groups(group.at(5, 0).as_forwarded(7), group.at(9, 0).as_forwarded(7).as_forwarded(8))
-    sending.offer_groups(group.at(3, 0))
+    forwarded = group.numbered(9, 0).as_forwarded(7).as_forwarded(8)
+    sending.offer_groups(group.numbered(5, 0).as_forwarded(7), forwarded)
+    sending.offer_groups(group.numbered(3, 0))
     assert sending.window.last_unreleased() == {(1, 7): 10, (1, 0): 4}
-    sending.offer_groups(group.at(1, 0).as_forwarded(7).as_forwarded(8).as_forwarded(9))
+    sending.offer_groups(group.numbered(1, 0).as_forwarded(7).as_forwarded(8).as_forwarded(9))
     assert sending.window.last_unreleased() == {(1, 7): 10, (1, 0): 4}
 
 

@@ -61,7 +61,7 @@ async def test_a_failed_write_loses_nothing_that_has_arrived(*, reads: bool) -> 
 async def test_others_have_their_turn_between_two_messages() -> None:
     """A reader with many messages does not block the event loop."""
     near, far = MemoryStream(), MemoryStream()
-    near.join(far)
+    near.connect(far)
     for letter in (b"a", b"b", b"c"):
         await near.write(letter)
     seen: list[bytes | None] = []

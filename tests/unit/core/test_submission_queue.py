@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tuplewire
-from tuplewire.connection.submission_queue import SMALL_BYTES, SubmissionQueue, batches_of
+from tuplewire.connection.submission_queue import MAX_SMALL_BYTES, SubmissionQueue, batches_of
 from tuplewire.values.group import TaskGroup
 
 MESSAGE_LIMIT = 1 << 20
@@ -25,7 +25,7 @@ def test_counts_are_of_everything_once() -> None:
         submitted.update_counts()
         assert (submitted.messages, submitted.size_bytes, submitted.by_flow) == (5, 6, {7: 4, 8: 1})
     assert submitted.pending == len(submitted.entries) + submitted.extra_messages == 5
-    submitted.start_count()
+    submitted.reset_counts()
     del submitted.entries[:2]
     assert (submitted.messages, submitted.pending, submitted.extra_messages) == (0, 1, 0)
     submitted.update_counts()
@@ -39,14 +39,14 @@ def test_room_is_for_entries_beside_those_counted() -> None:
     """Space is the minimum of free messages, free bytes and the task's limit; none after a batch."""
     submitted = handed_over()
     submitted.update_counts()
-    submitted.publish_space(100, 50 * SMALL_BYTES, 20, MESSAGE_LIMIT)
-    assert (submitted.entry_limit, submitted.total_entry_limit, submitted.small_bytes) == (
+    submitted.publish_space(100, 50 * MAX_SMALL_BYTES, 20, MESSAGE_LIMIT)
+    assert (submitted.entry_limit, submitted.total_entry_limit, submitted.max_small_bytes) == (
         23,
         53,
-        SMALL_BYTES,
+        MAX_SMALL_BYTES,
     )
-    submitted.publish_space(10, 50 * SMALL_BYTES, 20, 100)
-    assert (submitted.entry_limit, submitted.total_entry_limit, submitted.small_bytes) == (13, 13, 100)
+    submitted.publish_space(10, 50 * MAX_SMALL_BYTES, 20, 100)
+    assert (submitted.entry_limit, submitted.total_entry_limit, submitted.max_small_bytes) == (13, 13, 100)
     submitted.add([TaskGroup.of(7, [b"x"] * 100)])  # the next caller must count before it appends
     assert submitted.entry_limit == submitted.total_entry_limit == 0
 

@@ -12,8 +12,8 @@ from helpers.tools import output_of
 
 from tuplewire.errors import MalformedError, TeamError, TeamMismatchError, UnsupportedValueError
 from tuplewire.team import team as module
-from tuplewire.team.protocol import WINDOW, Forming, Kind, Matching, Message, unpack
-from tuplewire.team.team import MAX_DIRECT_BYTES, packed_each, reduction, unpacked
+from tuplewire.team.protocol import WINDOW, CallMatcher, Kind, Message, TeamFormation, unpack
+from tuplewire.team.team import MAX_DIRECT_BYTES, pack_each, reduction_steps, unpack_value
 
 REDUCERS = (np.add, np.minimum, np.maximum)
 DTYPES = (
@@ -26,7 +26,7 @@ _FLAT = 256
 def all_ranks(arrays: list[Any], reducer: Any) -> list[Any]:
     """Run a reduction on all ranks, and return the result of each."""
     size = len(arrays)
-    calls = [reduction(each, size, reducer) for each in arrays]
+    calls = [reduction_steps(each, size, reducer) for each in arrays]
     steps: list[Any] = [next(each) for each in calls]
     while True:
         got = [{source: steps[source][rank] for source in range(size)} for rank in range(size)]
@@ -94,14 +94,14 @@ def test_all_algorithms_give_the_same_bits(dtype: str, reducer: Any, monkeypatch
 )
 def test_the_algorithm_depends_on_size_and_bytes(size: int, size_bytes: int, parts: int) -> None:
     """Small arrays are sent as a whole in one step, and large arrays in parts."""
-    sent = next(reduction(np.zeros(size_bytes, "uint8"), size, np.add))
+    sent = next(reduction_steps(np.zeros(size_bytes, "uint8"), size, np.add))
     assert len(sent[0]) == -(-size_bytes // parts)
     assert len(sent) == size
 
 
 def arrived(value: object) -> Any:
     """Return a value as its receiver gets it."""
-    return unpacked(packed_each({0: value})[0])
+    return unpack_value(pack_each({0: value})[0])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_array_arrives_in_its_own_memory(array: Any) -> None:
 def test_a_value_for_all_is_packed_once() -> None:
     """The bytes of a value that goes to several ranks are shared."""
     value = np.ones(10)
-    first, second, third = packed_each({0: value, 1: value.copy(), 2: value}).values()
+    first, second, third = pack_each({0: value, 1: value.copy(), 2: value}).values()
     assert first is third
     assert first == second
     assert first is not second
@@ -150,27 +150,27 @@ def test_a_value_for_all_is_packed_once() -> None:
 def test_other_types_are_refused(value: object) -> None:
     """Objects are refused: no value is pickled."""
     with pytest.raises(UnsupportedValueError, match="cannot be sent"):
-        packed_each({0: value})
+        pack_each({0: value})
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\x90", b"\x91\xc1"])
 def test_malformed_values_are_an_error(data: bytes) -> None:
     """Bytes of another program never become a value."""
     with pytest.raises(MalformedError):
-        unpacked(data)
+        unpack_value(data)
 
 
 def test_messages_are_their_bytes() -> None:
     """A message has 33 bytes, its call and its body."""
     value = Message(2**64 - 1, 7, 3, Kind.VALUE, 2**40, 600_000, "x" * 300, b"x" * 1000)
-    packed = value.packed()
+    packed = value.pack()
     assert len(packed) == 33 + 300 + 1000
     assert unpack(packed) == value
 
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"x" * 31, b"\xff" * 40, Message(1, 1, 1, Kind.VALUE, call="\xff").packed()[:34]],
+    [b"", b"x" * 31, b"\xff" * 40, Message(1, 1, 1, Kind.VALUE, call="\xff").pack()[:34]],
     ids=["empty", "short", "no kind", "no text"],
 )
 def test_other_payloads_are_not_messages(payload: bytes) -> None:
@@ -196,7 +196,7 @@ def value(call: str, number: int, position: int = 0, kind: Kind = Kind.VALUE) ->
 @pytest.mark.parametrize("early", [True, False])
 def test_another_call_is_an_error(mine: str, theirs: str, *, early: bool) -> None:
     """Another call, operation, dtype, shape or root is an error that names both, in either order."""
-    matching = Matching()
+    matching = CallMatcher()
     steps: list[Callable[[], None]] = [
         partial(matching.begin, 5, mine),
         partial(matching.add, value(theirs, 5)),
@@ -214,7 +214,7 @@ def test_another_call_is_an_error(mine: str, theirs: str, *, early: bool) -> Non
 
 def test_a_message_of_an_earlier_call_is_an_error() -> None:
     """A rank that still sends in a call that needed nothing from it has made another call."""
-    matching = Matching()
+    matching = CallMatcher()
     matching.begin(1, "scatter #1 (root 0)")
     matching.begin(2, "barrier #2")
     with pytest.raises(TeamMismatchError, match="barrier #2: rank 1 has called gather #1"):
@@ -223,7 +223,7 @@ def test_a_message_of_an_earlier_call_is_an_error() -> None:
 
 def test_a_rank_that_has_skipped_a_call_is_an_error() -> None:
     """A rank that is ahead has sent nothing in the own call: it has made another one."""
-    matching = Matching()
+    matching = CallMatcher()
     matching.begin(1, "gather #1 (root 0)")
     matching.add(value("barrier #2", 2))
     with pytest.raises(TeamMismatchError, match=r"gather #1 .*: rank 1 has called barrier #2"):
@@ -232,7 +232,7 @@ def test_a_rank_that_has_skipped_a_call_is_an_error() -> None:
 
 def test_memory_is_bounded() -> None:
     """A rank that ignores the window is an error, not a full memory."""
-    matching = Matching()
+    matching = CallMatcher()
     for number in range(WINDOW):
         matching.add(value(f"send #{number}", number, number, Kind.SENT))
     with pytest.raises(TeamError, match="more than 16 pieces"):
@@ -244,10 +244,10 @@ ID, OTHER, THIRD = (bytes([number] * 8) for number in range(3))
 
 def test_rank_0_waits_for_all() -> None:
     """Rank 0 names the members that it waits for: to join, then to be ready."""
-    root, member = Forming(0, 3, ID), Forming(1, 3, OTHER)
+    root, member = TeamFormation(0, 3, ID), TeamFormation(1, 3, OTHER)
     assert root.missing_ranks() == [1, 2]
     assert member.missing_ranks() == [0]
-    assert root.add(member.join()) == []
+    assert root.add(member.join_message()) == []
     assert root.missing_ranks() == [2]
     prepares = dict(root.add(Message(0, 0, 2, Kind.JOIN, body=THIRD)))
     assert root.missing_ranks() == [1, 2]
@@ -259,10 +259,10 @@ def test_rank_0_waits_for_all() -> None:
 
 def test_a_member_that_restarts_must_be_ready_again() -> None:
     """The process before it cannot be ready for the new team, and PREPARE for that process has no effect."""
-    root, old, new = Forming(0, 2, ID), Forming(1, 2, OTHER), Forming(1, 2, THIRD)
-    ((_, first),) = root.add(old.join())
+    root, old, new = TeamFormation(0, 2, ID), TeamFormation(1, 2, OTHER), TeamFormation(1, 2, THIRD)
+    ((_, first),) = root.add(old.join_message())
     ((_, stale),) = old.add(first)
-    assert root.add(new.join())
+    assert root.add(new.join_message())
     assert [each.kind for _, each in root.add(stale)] == [Kind.PREPARE]
     assert not root.started
     assert new.add(first) == []
@@ -271,8 +271,8 @@ def test_a_member_that_restarts_must_be_ready_again() -> None:
 
 def test_a_message_of_a_call_starts_a_member() -> None:
     """A late PREPARE of an earlier team has no effect after a message of another member's call."""
-    root, member = Forming(0, 2, ID), Forming(1, 2, OTHER)
-    ((_, prepare),) = root.add(member.join())
+    root, member = TeamFormation(0, 2, ID), TeamFormation(1, 2, OTHER)
+    ((_, prepare),) = root.add(member.join_message())
     member.add(prepare)
     team = member.team
     late = prepare._replace(body=THIRD + OTHER)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helpers.tools import ran
 
-from tuplewire.environment import OF_PROGRAMS, refuse_misspelled
+from tuplewire.environment import CLIENT_VARIABLES, refuse_misspelled
 from tuplewire.errors import ConfigError
 from tuplewire.settings.settings import SECONDS, SIZE, Kind, integer, settings_of
 from tuplewire_service.command.cli import command_parser, main
@@ -297,8 +297,8 @@ OF_KUBERNETES = (
 def test_variables_of_others_are_ignored() -> None:
     """Variables of an image are ignored; a worker ignores those of a Service, both ignore the other's."""
     environment = dict.fromkeys(OTHERS, "1")
-    refuse_misspelled(environment, OF_PROGRAMS)
-    refuse_misspelled({each.variable: "1" for each in settings_of(WorkerConfig).values()}, OF_PROGRAMS)
+    refuse_misspelled(environment, CLIENT_VARIABLES)
+    refuse_misspelled({each.variable: "1" for each in settings_of(WorkerConfig).values()}, CLIENT_VARIABLES)
     environment |= dict.fromkeys(("TUPLEWIRE_ADDRESS", "PATH", *OF_KUBERNETES), "whatever")
     assert load({}, environment).origins == load({}, {}).origins
 
@@ -314,6 +314,6 @@ def test_misspelled_variables_are_refused() -> None:
         with pytest.raises(ConfigError, match=f"{wrong}; did you mean {meant}"):
             load({}, {wrong: "x"})
         with pytest.raises(ConfigError, match=f"{wrong}; did you mean {meant}"):
-            refuse_misspelled({wrong: "x"}, OF_PROGRAMS)
+            refuse_misspelled({wrong: "x"}, CLIENT_VARIABLES)
     program = "import tuplewire; tuplewire.Client('127.0.0.1:1')"
     assert f"did you mean {meant}?" in ran(sys.executable, "-c", program, env={wrong: "x"}).stderr

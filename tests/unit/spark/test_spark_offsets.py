@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark.entry_runs import Runs, merge, still_to_come
+from tuplewire.spark.entry_runs import EntryRuns, merge, redeliverable
 from tuplewire.spark.offsets import (
     DataLossError,
     Offset,
@@ -44,12 +44,12 @@ def at(sequence: int, worker: int = WORKER) -> TaskOffset:
     return TaskOffset(worker, sequence, "w:1")
 
 
-def runs(first: int, *each: tuple[int, int, int]) -> Runs:
+def runs(first: int, *each: tuple[int, int, int]) -> EntryRuns:
     """Return runs of (number of messages, entry worker, entry sequence)."""
-    return Runs(first, 0, each)
+    return EntryRuns(first, 0, each)
 
 
-def planned(start: Offset, now: dict[int, QueueState], numbers: dict[int, Runs]) -> Offset:
+def planned(start: Offset, now: dict[int, QueueState], numbers: dict[int, EntryRuns]) -> Offset:
     """Return the end of the next micro-batch, as a reader plans it."""
     current = start.relocate_to(now)
     return add_entry_sequences(start, current, next_offset(current, now), numbers)
@@ -224,7 +224,7 @@ def test_a_planned_batch_whose_task_moves_is_found_whole() -> None:
 def test_last_sequences_stay_short() -> None:
     """Only the latest of the inactive entry workers are remembered."""
     before = dict.fromkeys(range(500), 1)
-    assert list(still_to_come(before, {})) == list(range(400, 500))
+    assert list(redeliverable(before, {})) == list(range(400, 500))
 
 
 def test_loss_is_told_with_how_much() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.processes.child import Command, private_directory
-from tuplewire.processes.worker_processes import worker_words
+from tuplewire.processes.worker_processes import worker_command
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings.addresses import join_host_port
 from tuplewire.wire import control_pb2
@@ -93,7 +93,7 @@ class DistributedTopology(RunningTopology):
         for index in range(len(tasks_by_worker)):
             port = self._settings.port_of(index)
             worker_id = f"{self.name}-worker-{index}"
-            arguments = worker_words(
+            arguments = worker_command(
                 worker_id,
                 self.name,
                 self._settings.stop_seconds,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import MalformedError, UnsupportedValueError, WaitTimeoutError
-from tuplewire.packing.packing import FAULTS, pack_values, read_value
+from tuplewire.packing.packing import READ_ERRORS, pack_values, read_value
 from tuplewire.settings.config import MIB
 from tuplewire.text.events import event_logger
 from tuplewire.values.group import TaskGroup
@@ -205,7 +205,7 @@ class TopologyProgram(Program):
         """Answer a call of a cluster, a kind and values, with a failure (or None) and a value."""
         try:
             (kind, *values), _ = read_value(request, 0)  # MessagePack, because a pickle would run code
-        except (*FAULTS, TypeError) as error:
+        except (*READ_ERRORS, TypeError) as error:
             raise MalformedError(f"{len(request)} bytes are not a call of a topology: {error}") from error
         try:
             return pack_values([None, self._handle_call(kind, values)])

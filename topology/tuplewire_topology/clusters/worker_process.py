@@ -17,7 +17,7 @@ from typing import Any
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, to_tuplewire_error
 from tuplewire.identity.credentials import Credentials
-from tuplewire.packing.packing import FAULTS, pack_values, read_value
+from tuplewire.packing.packing import READ_ERRORS, pack_values, read_value
 from tuplewire.processes.child import Child, Command, LaunchError
 from tuplewire.processes.worker_processes import Endpoint, wait_for_bound
 from tuplewire.session.backoff import Backoff
@@ -189,7 +189,7 @@ class WorkerProcess:
         answer = self._client.call_program(pack_values([str(kind), *values]), seconds)
         try:
             failure, value = read_value(answer, 0)[0]
-        except (*FAULTS, TypeError) as error:
+        except (*READ_ERRORS, TypeError) as error:
             raise LaunchError(f"{self.name} sends an invalid answer to {kind!r}: {error}") from error
         if failure is not None:
             self._failure = ProcessFailedError(self.name, Failure(*failure))

@@ -23,7 +23,7 @@ from tuplewire.errors import (
     UnreachableError,
     to_tuplewire_error,
 )
-from tuplewire.packing.packing import FAULTS, pack_values, read_value
+from tuplewire.packing.packing import READ_ERRORS, pack_values, read_value
 from tuplewire.subscription import Subscription
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire_topology.authoring.collector import EmittedTuples
@@ -87,7 +87,7 @@ class ControlMessage:
         try:
             (run_id, generation, rank, kind, *values), _ = read_value(payload, 0)
             return cls(run_id, generation, rank, ControlKind(kind), tuple(values))
-        except (*FAULTS, TypeError) as error:
+        except (*READ_ERRORS, TypeError) as error:
             raise MalformedError(f"{len(payload)} bytes are not a control message: {error}") from error
 
 

@@ -103,7 +103,7 @@ class Link:
         for each in tasks:
             shifted = range(each.start + self._task_offset, each.stop + self._task_offset)
             on_group, on_end = partial(self._on_group, receive, on_failure), partial(self._on_end, on_failure)
-            self._subscriptions[each] = self._client.push(shifted, on_group, on_end)
+            self._subscriptions[each] = self._client.subscribe(shifted, on_group, on_end)
 
     def _on_group(
         self, receive: OnReceive, on_failure: OnFailure, group: TaskGroup, acknowledge: Callable[[], None]

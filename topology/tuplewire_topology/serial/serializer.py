@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from tuplewire.errors import MalformedTupleError, UnsupportedValueError
-from tuplewire.packing.packing import FAULTS, pack_values, read_array_size, read_items, read_value
+from tuplewire.packing.packing import READ_ERRORS, pack_values, read_array_size, read_items, read_value
 from tuplewire.values.group import check_task
 from tuplewire_topology.authoring.description import Topology
 from tuplewire_topology.authoring.tuples import NO_ROOTS, Roots, Tuple, TupleSource
@@ -87,7 +87,7 @@ class TupleSerializer:
             where = "its end"
             if at != len(payload):
                 raise ValueError(f"{len(payload) - at} byte(s) too many")
-        except FAULTS as error:
+        except READ_ERRORS as error:
             if where is _FIELDS:
                 where = _bad_field(payload, start, fields)
             problem = str(error) if isinstance(error, ValueError) else "ends too early"
@@ -128,7 +128,7 @@ def _bad_field(payload: bytes, at: int, fields: Sequence[str]) -> str:
     for number, field in enumerate(fields, 1):
         try:
             _, at = read_items(payload, at, 1, 1)
-        except FAULTS:
+        except READ_ERRORS:
             return f"field {field!r} ({number} of {len(fields)}, at byte {at})"
     raise AssertionError("every field can be read alone")
 

@@ -65,7 +65,7 @@ class LocalServer(StreamedServer["LocalContext"]):
 
     def _open(self, method: str) -> MemoryClientStream:
         near, far = MemoryClientStream(), _LocalServerStream(self.addresses[0], self._context.access)
-        near.join(far)
+        near.connect(far)
         task = report_errors(asyncio.create_task(self._serve_stream(method, far), name=f"local {method}"))
         self._streams[task] = far
         task.add_done_callback(self._streams.pop)
