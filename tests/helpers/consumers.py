@@ -16,11 +16,12 @@ from tuplewire.errors import RefusedError, UnreachableError
 class FollowingConsumer(threading.Thread):
     """Consumes the numbers sent to a task, until stop(). owner() raises KeyError if the task has no owner."""
 
-    def __init__(self, task: int, owner: Callable[[], str]) -> None:
+    def __init__(self, task: int, owner: Callable[[], str], topology: str = TOPOLOGY) -> None:
         super().__init__()
         self.got: list[int] = []
         self._task = task
         self._owner = owner
+        self._topology = topology
         self._done = threading.Event()
         self.start()
 
@@ -28,7 +29,7 @@ class FollowingConsumer(threading.Thread):
         """Consume until stop() is called."""
         while not self._done.is_set():
             try:
-                with Client(self._owner(), topology=TOPOLOGY) as client:
+                with Client(self._owner(), topology=self._topology) as client:
                     for batch in client.recv([self._task], timeout=1):
                         self.take(batch)
             except (RefusedError, UnreachableError, TimeoutError, KeyError):
