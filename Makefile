@@ -216,7 +216,7 @@ LOCKED = $(shell sed -nE 's/^((grpcio|protobuf)==[0-9.]+) .*/\1/p' deploy/requir
 define compat_environment
 	@test $(words $(2)) = 2 || { echo "no versions of grpcio and protobuf found"; exit 1; }
 	$(PYTHON) -m venv $(1)
-	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) hypothesis numpy pandas pyarrow pytest pytest-timeout --editable '.[service]'
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(2) hypothesis numpy pandas pyarrow pytest pytest-timeout --editable '.[service]'
 	@touch $(1)/.done
 endef
 

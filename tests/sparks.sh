@@ -21,7 +21,8 @@ folder_of() {
     local place=build/sparks/$2
     if [[ ! -e $place/.done ]]; then
         rm -rf "$place"
-        "$1" -m pip install --quiet --disable-pip-version-check --target "$place" "pyspark==$2" >&2 &&
+        "$1" -m pip install --quiet --disable-pip-version-check --no-compile \
+            --target "$place" "pyspark==$2" >&2 &&
             touch "$place/.done" || return
     fi
     echo "$PWD/$place"
