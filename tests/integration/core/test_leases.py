@@ -140,12 +140,12 @@ def test_a_limit_of_sessions_is_told(
     senders = [connect(context, server) for _ in range(3)]
     for sender in senders[:2]:
         sender.send(1, b"x")
-        sender.end.buffer.flush(10)
+        sender.sender.buffer.flush(10)
     senders[2].send(1, b"x")
     with pytest.raises(FlushTimeoutError, match="2 senders are connected already"):
-        senders[2].end.buffer.flush(0.3)
+        senders[2].sender.buffer.flush(0.3)
     senders[0].close()
-    senders[2].end.buffer.flush(10)
+    senders[2].sender.buffer.flush(10)
 
 
 def test_nothing_is_written_after_writing_is_stopped(context: LocalContext) -> None:
@@ -153,7 +153,7 @@ def test_nothing_is_written_after_writing_is_stopped(context: LocalContext) -> N
     recorder, port = Recorder(), free_port()
     events = SendEvents(on_settled=lambda _: None, on_released=lambda _: None)
     client: Any = context.connect(TOPOLOGY, "", port, events=events)
-    end = client.end
+    end = client.sender
     assert end.thread.call(lambda: end.buffer.offer([TaskGroup.of(1, [b"a"])], "inbound"))
     end.may_write = False
     context.bind(TOPOLOGY, port, recorder)
