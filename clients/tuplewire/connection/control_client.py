@@ -175,7 +175,7 @@ class ControlClient:
         """Change the worker's logging for `seconds`, at most a day; then its settings apply again.
 
         level: debug, info, warning or error; empty: the configured one. every_seconds: the minimum time
-        between log entries for the same peer-triggered event; 0: a minute. Raises ProtocolError if invalid.
+        between log entries for the same event of a client; 0: a minute. Raises ProtocolError if invalid.
         """
         request = pb.SetLoggingRequest(level=level, duration_seconds=seconds, every_seconds=every_seconds)
         self._call("SetLogging", request)

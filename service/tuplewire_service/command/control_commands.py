@@ -191,9 +191,9 @@ def _set_active(arguments: argparse.Namespace, *, active: bool) -> int:
         assignment = client.assignment()
     if assignment is None:
         raise NotReadyError(f"the worker at {client.address} has no assignment yet: run tuplewire assign")
-    state = "active" if active else "inactive"
+    topology, state = f"topology {assignment.topology}", "active" if active else "inactive"
     if assignment.inactive is not active:  # it is in this state already
-        write_lines(sys.stdout, f"{assignment.topology} was {state} already")
+        write_lines(sys.stdout, f"{topology} was {state} already")
         return EXIT_OK
     assignment.version += 1  # workers apply only newer versions
     assignment.inactive = not active
@@ -202,7 +202,7 @@ def _set_active(arguments: argparse.Namespace, *, active: bool) -> int:
         results = clients.call_all(addresses, lambda client: client.update_assignment(assignment))
     failures = {address: error for address, error in results.items() if isinstance(error, TuplewireError)}
     write_lines(sys.stderr, *(f"{address}: {error}" for address, error in failures.items()))
-    message = f"{assignment.topology} is {state} on {len(results) - len(failures)} of {len(results)} workers"
+    message = f"{topology} is {state} on {len(results) - len(failures)} of {len(results)} workers"
     write_lines(sys.stdout, message)
     return EXIT_FAILED if failures else EXIT_OK
 

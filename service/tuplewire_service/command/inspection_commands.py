@@ -88,7 +88,7 @@ def add_inspection_commands(commands: Any) -> None:
     parser.add_argument("level", metavar="LEVEL", choices=levels, help=f"new level: {', '.join(levels)}")
     about = "seconds until the configured level is restored (default: 600, maximum: 86400)"
     parser.add_argument("--for", dest="seconds", **POSITIVE_SECONDS_ARG, default=600.0, help=about)
-    about = "minimum seconds between log entries for the same peer-triggered event (default: 60)"
+    about = "minimum seconds between log entries for the same event of a client (default: 60)"
     parser.add_argument("--every", **POSITIVE_SECONDS_ARG, default=60.0, help=about)
 
 
@@ -162,7 +162,7 @@ def _debug(arguments: argparse.Namespace) -> int:
 def _log_level(arguments: argparse.Namespace) -> int:
     with make_control_client(arguments) as client:
         client.set_logging(arguments.level, seconds=arguments.seconds, every_seconds=arguments.every)
-    every = f"and the same event of a peer at most once in {arguments.every:g} s"
+    every = f"and the same event of a client at most once in {arguments.every:g} s"
     write_lines(sys.stdout, f"{client.address} logs {arguments.level} for {arguments.seconds:g} s, {every}")
     return EXIT_OK
 

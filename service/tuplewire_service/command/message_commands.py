@@ -97,8 +97,8 @@ def _add_messages(commands: Any, handler: Handler, help_text: str, example: str)
     parser = add_client_command(commands, handler, help_text, example)
     add_topology(parser)
     about = (
-        "lines: a payload per line; json: an object per line with task, message (or base64), key and headers"
-        "; prefixed: the length in four bytes before each payload (default: lines)"
+        "lines: a payload per line; json: an object per line with task, message (or base64), key, and headers"
+        ' [["name", "value"]]; prefixed: the length in four bytes before each payload (default: lines)'
     )
     parser.add_argument("--format", **enum_arg(MessageFormat), default=MessageFormat.LINES, help=about)
     return parser

@@ -99,7 +99,7 @@ class WorkerConfig(WorkerSettings):
         ANY_TEXT, "", "name of this worker, unique in the topology (default: host name and port)"
     )
     listen: str = setting(
-        HOST_PORT, "127.0.0.1:6700", "address for messages and control; port 0: any free port"
+        HOST_PORT, "127.0.0.1:6700", "address for messages and control; port 0: a free port, see address_file"
     )
     listen_unix: str | None = setting(
         SOCKET_PATH, None, "Unix socket to listen on as well, for programs on the same machine"

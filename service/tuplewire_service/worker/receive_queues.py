@@ -327,9 +327,7 @@ class ReceiveQueues:
         if queue is None:
             raise self.not_local_error(task)
         if queue.consumer is not None:
-            raise SupersededError(
-                f"task {task} has the consumer {queue.consumer_key[1]!r}; stop it before you read the task"
-            )
+            raise SupersededError(f"task {task} has the consumer {queue.consumer_key[1]!r}; stop it first")
         return queue
 
     def read(self, task: int, after: int, last: int, max_bytes: int) -> list[Delivery]:

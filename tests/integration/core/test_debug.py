@@ -105,7 +105,7 @@ def test_the_level_changes_for_a_time(worker: Running) -> None:
     assert "tap.started" not in worker.log
     ran = run_command("log-level", "--address", worker.address, "info", "--for", "600", "--every", "0.5")
     assert ran.returncode == 0, ran.stderr
-    assert "logs info for 600 s, and the same event of a peer at most once in 0.5 s" in ran.stdout
+    assert "logs info for 600 s, and the same event of a client at most once in 0.5 s" in ran.stdout
     assert "log_level.changed" in worker.log
     assert "level=info every_seconds=0.5 seconds=600.0" in worker.log
     with ControlClient(worker.address) as control:

@@ -183,12 +183,12 @@ def test_spouts_are_switched_by_a_command(tmp_path: Path, make: Make) -> None:
             return run_command(command, "--address", two.endpoint.address).stdout
 
         eventually(lambda: notes.count("acked") > 100, SECONDS)
-        assert said("deactivate") == f"{TOPOLOGY} is inactive on 2 of 2 workers\n"
+        assert said("deactivate") == f"topology {TOPOLOGY} is inactive on 2 of 2 workers\n"
         eventually(lambda: notes.read("inactive-after"), SECONDS)
         emitted = int(notes.read("inactive-after")[0])
         eventually(lambda: notes.count("acked") == emitted, SECONDS)
-        assert said("deactivate") == f"{TOPOLOGY} was inactive already\n"
-        assert said("activate") == f"{TOPOLOGY} is active on 2 of 2 workers\n"
+        assert said("deactivate") == f"topology {TOPOLOGY} was inactive already\n"
+        assert said("activate") == f"topology {TOPOLOGY} is active on 2 of 2 workers\n"
         eventually(lambda: notes.count("acked") > emitted + 100, SECONDS)
         assert notes.read("activations") == ["activate", "deactivate", "activate"]
         end(one, two)
