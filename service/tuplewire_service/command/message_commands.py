@@ -90,7 +90,6 @@ def add_message_commands(commands: Any) -> None:
     parser.add_argument("--all", action="store_true", help="select all messages")
     parser.add_argument("--task", **TASK_ARG, help="select messages to this task")
     parser.add_argument("--json", action="store_true", help="print a JSON object per line, with the payload")
-    add_topology(parser)
 
 
 def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> Parser:
@@ -275,7 +274,7 @@ def _receive_dead_letters(arguments: argparse.Namespace) -> Iterator[_DeadLetter
             )
         task = status.dead_letter_task
         arguments.address, *_ = fetch_owners(control, [task])
-    arguments.topology = arguments.topology or status.topology
+    arguments.topology = status.topology
     with make_control_client(arguments) as control:
         there = next((each for each in control.status().tasks if each.task == task), None)
     if there is None:

@@ -10,7 +10,6 @@ from functools import partial
 
 import pytest
 from helpers.topology import (
-    TOPOLOGY,
     Pair,
     acknowledged,
     assign,
@@ -183,7 +182,7 @@ def test_the_command_lists_shows_replays_and_drops(letter_pair: Pair) -> None:
         with client.recv([task]) as subscription:
             for message in subscription.messages(quiet=0.5):
                 subscription.reject(reason=f"bad {message.message.decode()}")
-    way = ("--address", letter_pair.far.address, "--topology", TOPOLOGY)
+    way = ("--address", letter_pair.far.address)
     listed = [json.loads(line) for line in command("list", "--json", *way).stdout.splitlines()]
     assert sorted((each["message"], each["reason"], each["count"], each["source"]) for each in listed) == [
         (str(number), f"bad {number}", LIMIT, 8) for number in range(4)
@@ -227,7 +226,7 @@ def test_a_mark_survives_rejections_and_the_dead_letter(letter_pair: Pair, *, re
                 subscription.reject(0)
                 subscription.acknowledge()
         if replayed:
-            way = ("--all", "--address", letter_pair.near.address, "--topology", TOPOLOGY)
+            way = ("--all", "--address", letter_pair.near.address)
             assert "1 sent again" in command("replay", *way).stderr
         with client.recv([task if replayed else DEAD], timeout=10) as subscription:
             assert next(subscription).groups[0].redelivered
