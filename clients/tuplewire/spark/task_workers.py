@@ -210,14 +210,12 @@ class TaskPoller(TaskWorkers):
             polled = (pb.PolledTask(task=task, entries_to_sequence=last[task]) for task in tasks)
             request = pb.PollRequest(topology=self._topology, expected_worker_id=peer.worker_id, tasks=polled)
             answer = self[peer.address].poll(request)
-            for current in answer.tasks:
-                each = states[current.task]
-                if (answer.worker_incarnation, current.base_sequence) == (each.worker, each.start):
-                    runs = current.entries
+            for held in answer.tasks:
+                each = states[held.task]
+                if (answer.worker_incarnation, held.base_sequence) == (each.worker, each.start):
+                    runs = held.entries
                     numbered = zip(runs.run_lengths, runs.entry_workers, runs.entry_sequences, strict=True)
-                    found[current.task] = EntryRuns(
-                        runs.first_sequence, current.base_sequence, tuple(numbered)
-                    )
+                    found[held.task] = EntryRuns(runs.first_sequence, held.base_sequence, tuple(numbered))
         return found
 
     def acknowledge(self, offsets: Mapping[int, TaskOffset]) -> None:

@@ -287,8 +287,9 @@ class Team(NotPicklable):
         return rank
 
     def _one_for_each(self, values: Sequence[Any] | None) -> dict[int, Any]:
-        if values is None or len(values) != self.size:
-            raise errors.MessageError(f"values must have an element for each of the {self.size} ranks")
+        given = 0 if values is None else len(values)
+        if values is None or given != self.size:
+            raise errors.MessageError(f"values must have an element for each rank: {self.size}, not {given}")
         return dict(enumerate(values))
 
 

@@ -103,9 +103,7 @@ class RecvService(StreamService):
                 protocol_version=PROTOCOL_VERSION,
                 worker_id=self.settings.worker_id,
                 worker_incarnation=self.settings.incarnation,
-                tasks=[
-                    pb.TaskCursor(task=task, received_sequence=last) for task, last in subscription.positions
-                ],
+                tasks=[pb.TaskCursor(task=t, received_sequence=last) for t, last in subscription.positions],
             )
         )
 
