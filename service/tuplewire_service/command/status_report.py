@@ -78,7 +78,7 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
     if status.newest_assignment_version > version:
         assignment += f" (another worker has {status.newest_assignment_version})"
     moving = f", {counted(status.moving_task_count, 'task')} moving" if status.moving_task_count else ""
-    yield f"state       {state_name(status.state)}, {assignment}{moving}"
+    yield f"state       {state_name(status.state, inactive=status.spouts_inactive)}, {assignment}{moving}"
     if status.not_ready_reason:
         yield f"not ready   {status.not_ready_reason}"
     yield f"addresses   {' '.join(status.addresses)}"

@@ -138,6 +138,7 @@ class WorkerRuntime:
         del status.blocking[_MAX_BLOCKING_TASKS:]  # only the metrics need all of them
         status.resident_bytes = resident_bytes()
         status.drain_seconds = self._config.drain_seconds
+        status.spouts_inactive = (found := self.worker.assignment) is not None and not found.active
         if self.program is not None:
             self.program.add_to(status)
         self._reports.add_to(status)

@@ -188,6 +188,7 @@ def test_spouts_are_switched_by_a_command(tmp_path: Path, make: Make) -> None:
         emitted = int(notes.read("inactive-after")[0])
         eventually(lambda: notes.count("acked") == emitted, SECONDS)
         assert said("deactivate") == f"topology {TOPOLOGY} was inactive already\n"
+        assert "state       ready, spouts inactive, assignment 2" in said("status")
         assert said("activate") == f"topology {TOPOLOGY} is active on 2 of 2 workers\n"
         eventually(lambda: notes.count("acked") > emitted + 100, SECONDS)
         assert notes.read("activations") == ["activate", "deactivate", "activate"]

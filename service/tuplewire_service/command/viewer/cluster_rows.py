@@ -242,7 +242,7 @@ def _worker(sample: WorkerSample) -> WorkerRow:
     return WorkerRow(
         worker=now.worker_id,
         address=sample.address,
-        state=state_name(now.state),
+        state=state_name(now.state, inactive=now.spouts_inactive),
         problem=sample.problem or now.not_ready_reason,
         version=now.version,
         assignment_version=now.assignment_version,

@@ -14,9 +14,9 @@ from tuplewire.wire import control_pb2 as pb
 _LOCAL = "local"
 
 
-def state_name(state: pb.WorkerState) -> str:
-    """Return `ready` for WORKER_STATE_READY."""
-    return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
+def state_name(state: pb.WorkerState, *, inactive: bool = False) -> str:
+    """Return `ready` for WORKER_STATE_READY; `ready, spouts inactive` if the topology is inactive."""
+    return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower() + ", spouts inactive" * inactive
 
 
 @dataclass(slots=True)
