@@ -79,7 +79,7 @@ class ChannelFactory:
         """Return the hint of an error if the peer closes a new connection immediately."""
         if self.credentials.uses_tls(address):
             shown = self.credentials.tls_certificate or "none, see TUPLEWIRE_TLS_CERTIFICATE"
-            return f"; has the worker's CA signed the presented certificate ({shown}), and is it valid now?"
+            return f"; does the worker use TLS, has its CA signed the certificate ({shown}), and is it valid?"
         return "" if address.startswith("unix:") else "; does the worker ask for TLS (TUPLEWIRE_TLS_CA)?"
 
     def tls_state(self) -> object:

@@ -285,7 +285,7 @@ class ControlClient:
                     for response in answers:
                         if response.status == ready:
                             return
-                        cause = "it lacks its assignment or a connection: tuplewire status has the reason"
+                        cause = f"no assignment or connection: see tuplewire status --address {self.address}"
                 # A draining worker ends this stream; see docs/design/drain.md.
                 break
             except UnreachableError as error:
@@ -294,9 +294,8 @@ class ControlClient:
                     raise  # it has answered, and has stopped since
                 if late:
                     reason = cause or str(error).removeprefix(f"{self.address}: ")
-                    raise UnreachableError(
-                        f"the worker at {self.address}: not ready after {timeout:g} s: {reason}"
-                    ) from error
+                    text = f"the worker at {self.address}: not ready after {timeout:g} s: {reason}"
+                    raise UnreachableError(text) from error
                 time.sleep(_POLL_SECONDS)
         raise UnreachableError(f"the worker at {self.address} is stopping; it will not become ready")
 

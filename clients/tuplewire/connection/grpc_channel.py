@@ -65,8 +65,8 @@ _NO_CONNECTION = re.compile(
     re.DOTALL,
 )
 """gRPC's error for a failed connection; the group is the reason."""
-_HANDSHAKE_CUT = re.compile("failed to connect.*(Socket closed|reset by peer)", re.DOTALL)
-"""gRPC's error if a server closes a connection during the handshake."""
+_HANDSHAKE_CUT = re.compile("failed to connect.*(Socket closed|reset by peer|WRONG_VERSION)", re.DOTALL)
+"""gRPC's errors if a server ends the handshake, or answers without TLS."""
 _TOO_LARGE = re.compile("larger than max|metadata size exceeds")
 """gRPC's errors for a message or metadata over a limit. A retry would fail in the same way."""
 _WRONG_PROTOCOL = re.compile("parsing HTTP/2|http1.x server")

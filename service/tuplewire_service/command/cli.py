@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TuplewireError as error:
         code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
         advice = "; start a worker there, or correct --address or TUPLEWIRE_ADDRESS"
-        unreachable = "no connection: " in str(error) and "run" not in arguments[:1]
+        unreachable = "no connection: " in str(error) and str(error)[-1] != "?" and "run" not in arguments[:1]
         return _print_error(arguments, f"{error}{advice if unreachable else ''}", code)
     except ModuleNotFoundError as error:
         extra = _EXTRA_BY_MODULE.get((error.name or "").partition(".")[0])

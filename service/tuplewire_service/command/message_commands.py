@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from tuplewire.errors import ConfigError, FlushTimeoutError
+from tuplewire.errors import ConfigError, FlushTimeoutError, MessageError, UnknownTaskError
 from tuplewire.settings.config import MIB
 from tuplewire.values.batch import TaskMessageBatch
 from tuplewire.values.group import TaskGroup
@@ -53,7 +53,7 @@ from tuplewire_service.command.parsers import (
     read_credentials,
 )
 from tuplewire_service.command.terminal import counted, write_lines, write_table
-from tuplewire_service.config.stop import EXIT_FAILED, EXIT_OK
+from tuplewire_service.config.stop import EXIT_OK
 
 if TYPE_CHECKING:
     from tuplewire.client import Client
@@ -80,13 +80,13 @@ def add_message_commands(commands: Any) -> None:
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help=about)
     about = "exit after COUNT messages, to read a part; a pipe to head may receive more than it prints"
     parser.add_argument("--count", **COUNT_ARG, help=about)
-    about = "exit after SECONDS without a message; --timeout does not limit this wait"
+    about = "exit with 0 after SECONDS without a message; --timeout does not limit this wait"
     parser.add_argument("--idle", **SECONDS_ARG, help=about)
     about = "list, replay or drop messages rejected too often, at a worker started with --dead-letter-task"
     parser = add_client_command(commands, _dead_letters, about, "list")
     about = "list; show with payloads; drop; or replay: send to their tasks again, and then drop"
     parser.add_argument("action", choices=list(_ACTIONS), help=about)
-    parser.add_argument("ids", metavar="ID", nargs="*", help="ids of messages, as printed by `list`")
+    parser.add_argument("ids", metavar="ID", nargs="*", default=[], help="ids of messages, as in `list`")
     parser.add_argument("--all", action="store_true", help="select all messages")
     parser.add_argument("--task", **TASK_ARG, help="select messages to this task")
     parser.add_argument("--json", action="store_true", help="print a JSON object per line, with the payload")
@@ -195,10 +195,12 @@ def _recv(arguments: argparse.Namespace) -> int:
         ):
             messages = subscription.messages(arguments.count, quiet=idle)
             sizes: list[int] = []  # of the messages of the current batch
+            number = 0
             # Only with a file: the reader of a pipe may write to the same terminal.
             with closing(counted(messages, "messages", share, drawn=stat.S_ISREG(mode))) as each:
                 try:
                     for message in each:
+                        number += 1
                         notice.cancel()
                         size = write(message)
                         out.flush()
@@ -210,6 +212,8 @@ def _recv(arguments: argparse.Namespace) -> int:
                 except BrokenPipeError:
                     subscription.acknowledge(count_read_messages(out, sizes))
                     raise
+    if number < (arguments.count or 0):
+        print(f"received {number} of {arguments.count} messages; then none for {idle:g} s", file=sys.stderr)
     return EXIT_OK
 
 
@@ -223,13 +227,11 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
             for each in box.dead_letters
             if arguments.task in {None, each.task} and (not arguments.ids or each.id in arguments.ids)
         ]
-        missing = set(arguments.ids) - {each.id for each in letters}
+        if missing := sorted(set(arguments.ids) - {each.id for each in letters}):
+            raise MessageError(f"there is no dead letter {', '.join(missing)}")
         printed = arguments.json and arguments.action in {"list", "show"}
         act = _write_json if printed else _ACTIONS[arguments.action]
         act(box, letters)
-    if missing:
-        write_lines(sys.stderr, f"there is no dead letter {', '.join(sorted(missing))}")
-        return EXIT_FAILED
     return EXIT_OK
 
 
@@ -269,7 +271,7 @@ def _receive_dead_letters(arguments: argparse.Namespace) -> Iterator[_DeadLetter
     with make_control_client(arguments) as control:
         status = control.status()
         if not status.HasField("dead_letter_task"):
-            raise ConfigError(
+            raise UnknownTaskError(
                 f"the worker {status.worker_id} has no dead_letter_task: start it with --dead-letter-task"
             )
         task = status.dead_letter_task

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from helpers import eventually
+from helpers.secured import Authority, files_of
 from helpers.terminals import on_terminal
 from helpers.traffic import deliver
 from helpers.worker_process import Running, run_command, running
@@ -54,7 +55,8 @@ def test_messages_of_the_command_line(worker: LocalWorkerProcess) -> None:
     assert (sent.returncode, sent.stderr) == (0, b"2 of 2 messages acknowledged\n")
     took = command(worker, "recv", "1", "--count", "2")
     assert (took.returncode, took.stdout) == (0, "hello\nwörld\n".encode())
-    assert command(worker, "recv", "1", "--idle", "0.2").stdout == b""
+    took = command(worker, "recv", "1", "--idle", "0.2", "--count", "5")
+    assert (took.stdout, took.stderr) == (b"", b"received 0 of 5 messages; then none for 0.2 s\n")
     refused = command(worker, "send", "99999", "hello")
     assert (refused.returncode, refused.stderr.count(b"UNKNOWN_TASK")) == (1, 1)
 
@@ -137,6 +139,13 @@ def test_nobody_there_is_told_at_once(timeout: str, lines: int) -> None:
     assert said[:-1] == [f"waiting for the worker at 127.0.0.1:1 (at most {timeout} s)"] * (lines - 1)
     assert f"at 127.0.0.1:1: not ready after {timeout} s: no connection: " in said[-1]
     assert "Connection refused; start a worker there" in said[-1]
+
+
+def test_a_worker_without_tls(worker: LocalWorkerProcess, tmp_path: Path) -> None:
+    """A command with TLS suggests to check the worker, and not to start one."""
+    authority = files_of(Authority().issue("w"), tmp_path).tls_ca
+    said = command(worker, "recv", "1", "--tls-ca", str(authority), "--timeout", "0.3").stderr
+    assert (b"does the worker use TLS" in said, b"start a worker" in said) == (True, False)
 
 
 def test_a_reader_says_what_it_waits_for(worker: LocalWorkerProcess) -> None:
