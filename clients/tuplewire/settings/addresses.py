@@ -30,7 +30,7 @@ def split_host_port(address: str) -> tuple[str, int]:
     host = host[1:-1] if in_brackets else host
     number = int(port) if port.isascii() and port.isdigit() else -1
     if not host or (":" in host) != in_brackets or not 0 <= number <= 65535:
-        raise ConfigError(f"{address!r} is not host:port; write 127.0.0.1:6700, or [::1]:6700")
+        raise ConfigError(f"{address!r} is not host:port (up to 65535); write 127.0.0.1:6700, or [::1]:6700")
     return host, number
 
 
@@ -77,7 +77,7 @@ def resolve_address(address: str | None) -> str:
         return check_address_syntax(address)
     except ConfigError as error:
         raise ConfigError(
-            f"address {address!r} is neither host:port nor unix:///path; write 127.0.0.1:6700, or [::1]:6700"
+            f"address {address!r} is neither host:port (up to 65535; an IPv6 host in brackets) nor unix:///path"
         ) from error
 
 

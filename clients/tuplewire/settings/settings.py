@@ -385,7 +385,8 @@ def unknown_error(what: str, wrong: str, known: Iterable[str]) -> ConfigError:
     alike = [name for name in names if name.startswith(beginning)]
     beginning, names = (beginning, alike) if alike else ("", names)
     ends = [name.removeprefix(beginning) for name in names]
-    near = difflib.get_close_matches(wrong.removeprefix(beginning), ends, n=3, cutoff=0.7)
-    meant = " or ".join(beginning + end for end in near)
+    end = wrong.removeprefix(beginning)
+    near = [each for each in ends if each.startswith(end)] or difflib.get_close_matches(end, ends, cutoff=0.7)
+    meant = " or ".join(beginning + each for each in near[:3])
     advice = f"did you mean {meant}?" if near else f"known are: {', '.join(names)}"
     return ConfigError(f"unknown {what}; {advice}")

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tuplewire.errors import ConfigError, NotReadyError, TuplewireError, WrongWorkerError
+from tuplewire.errors import ConfigError, TuplewireError, UnreachableError, WrongWorkerError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.addresses import (
     check_address_syntax,
@@ -39,6 +39,7 @@ from tuplewire_service.command.parsers import (
     add_command,
     add_setting_flags,
     add_topology,
+    fetch_assignment,
     make_control_client,
     read_credentials,
 )
@@ -137,7 +138,7 @@ def _assign(arguments: argparse.Namespace) -> int:
         changed = client.update_assignment(assignment_to_wire(assignment), force=arguments.force)
     word, where = "is" if changed else "was already", client.address
     if status.worker_id not in {each.worker_id for each in assignment.workers}:
-        where += f", whose id {status.worker_id} is not in it"
+        where += f", whose id {status.worker_id} is not in it: the worker is not ready; correct a worker_id"
     message = f"assignment {assignment.version} of {assignment.topology} {word} the current one at {where}"
     write_lines(sys.stdout, message)
     return EXIT_OK
@@ -172,14 +173,16 @@ def _addresses_of(names: Collection[str]) -> list[str]:
     """Return host:port of each worker. A name may have many addresses, as a headless Service has.
 
     If a name has IPv4 addresses, its IPv6 addresses are ignored: a worker with both would count as two.
-    Raises OSError for a name without an address.
+    Raises UnreachableError for a name without an address.
     """
     found: set[str] = set()
     for name in names:
         host, port = split_host_port(name)
-        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        families = {family for family, *_ in answers}
-        family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
+        try:
+            answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise UnreachableError(f"{name}: {error.strerror}") from error
+        family = min(family for family, *_ in answers)  # AF_INET is less than AF_INET6
         found.update(join_host_port(str(to[0]), port) for each, *_, to in answers if each == family)
     return sorted(found)
 
@@ -188,9 +191,7 @@ def _set_active(arguments: argparse.Namespace, *, active: bool) -> int:
     from tuplewire.connection.control_clients import ControlClients
 
     with make_control_client(arguments) as client:
-        assignment = client.assignment()
-    if assignment is None:
-        raise NotReadyError(f"the worker at {client.address} has no assignment yet: run tuplewire assign")
+        assignment = fetch_assignment(client)
     topology, state = f"topology {assignment.topology}", "active" if active else "inactive"
     if assignment.inactive is not active:  # it is in this state already
         write_lines(sys.stdout, f"{topology} was {state} already")
@@ -214,7 +215,7 @@ def _drain(arguments: argparse.Namespace) -> int:
     with make_control_client(arguments) as client:
         status = client.status()
         limit = arguments.deadline or status.drain_seconds
-        end = f"undelivered messages are dropped after {limit:g} s"
+        end = f"undelivered messages are dropped after {limit:g} s, unless a membership moves the task"
         lines = [f"{line}; {end}" for line in unconsumed_task_lines(status)]
         if arguments.wait:
             with wait_notice(f"{client.address} to drain", limit, *lines):
@@ -233,9 +234,7 @@ def _offsets(arguments: argparse.Namespace) -> int:
         wrong = "--tasks is missing" if arguments.tasks is None else f"{to!r} is neither"
         raise ConfigError(f"--acknowledge-to takes --tasks, and a sequence or {_LATEST}: {wrong}")
     with make_control_client(arguments) as control:
-        assignment, own = control.assignment(), control.status().worker_id
-    if assignment is None:
-        raise NotReadyError(f"the worker at {control.address} has no assignment yet: run tuplewire assign")
+        assignment, own = fetch_assignment(control, arguments.tasks or ()), control.status().worker_id
     rows = []
     for worker in assignment.workers:
         if tasks := [each for each in worker.tasks if arguments.tasks is None or each in arguments.tasks]:

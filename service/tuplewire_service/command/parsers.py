@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tuplewire.errors import ConfigError
+from tuplewire.errors import ConfigError, NotReadyError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings.addresses import ADDRESS_VARIABLE
 from tuplewire.settings.settings import (
@@ -33,6 +33,7 @@ from tuplewire_service.config.stop import EXIT_USAGE
 
 if TYPE_CHECKING:
     from tuplewire.connection.control_client import ControlClient
+    from tuplewire.wire import control_pb2 as pb
 
 Handler = Callable[[argparse.Namespace], int]
 
@@ -232,6 +233,19 @@ def make_control_client(arguments: argparse.Namespace, address: str | None = Non
     return ControlClient(
         address or arguments.address, arguments.timeout, credentials=read_credentials(arguments)
     )
+
+
+def fetch_assignment(client: ControlClient, tasks: Collection[int] = ()) -> pb.Assignment:
+    """Return the worker's assignment. Raise NotReadyError, or UnknownTaskError for a task not in it."""
+    from tuplewire.connection.task_owners import TaskOwners
+
+    if (assignment := client.assignment()) is None:
+        raise NotReadyError(f"the worker at {client.address} has no assignment yet: run tuplewire assign")
+    owners = TaskOwners(assignment.topology, client.address)
+    owners.replace(assignment, client.address)
+    if unknown := sorted(set(tasks).difference(owners.by_task)):
+        raise owners.unknown_error(unknown)
+    return assignment
 
 
 def fetch_owners(client: ControlClient, tasks: Collection[int]) -> dict[str, str]:

@@ -17,15 +17,14 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import MalformedError, TuplewireError, UnknownTaskError, UnreachableError
+from tuplewire.errors import MalformedError, TuplewireError, UnreachableError
 from tuplewire.packing.packing import READ_ERRORS, read_array_size, read_items, read_value
 from tuplewire.text.formatting import escape_unprintable, escape_value
 from tuplewire.values.headers import decode_headers
 from tuplewire.values.message import TaskMessage
-from tuplewire.values.task_ids import format_tasks
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.command.messages import PayloadFormat, as_json
-from tuplewire_service.command.parsers import fetch_owners, make_control_client
+from tuplewire_service.command.parsers import fetch_assignment, fetch_owners, make_control_client
 from tuplewire_service.command.viewer.columns import format_client
 
 _OWNER_CHECK_SECONDS = 1.0
@@ -56,9 +55,8 @@ def tap_owners(arguments: argparse.Namespace) -> Generator[pb.TapResponse, None,
     last: dict[str, pb.TapResponse | TuplewireError] = {}
     with ExitStack() as exit_stack:
         first = exit_stack.enter_context(make_control_client(arguments))
-        known = first.assignment()
-        if known and (wrong := sorted(set(tasks).difference(*(each.tasks for each in known.workers)))):
-            raise UnknownTaskError(f"task {format_tasks(wrong)} is not in assignment version {known.version}")
+        if tasks:
+            fetch_assignment(first, tasks)
         while True:
             try:
                 owners = fetch_owners(first, tasks)

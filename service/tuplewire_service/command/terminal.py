@@ -141,16 +141,15 @@ def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[s
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
         for line in lines:
-            first, *others = zip(line, widths, strict=True)
-            cells = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]
-            print(*cells, sep="  ", file=stream)
+            cells = [line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]
+            print("  ".join(cells).rstrip(), file=stream)
         return
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    for number, name in enumerate(lines[0]):
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for name in lines[0]:
+        table.add_column(name, justify="left" if name in {header[0], "reason"} else "right", overflow="fold")
     for line in lines[1:]:
         table.add_row(*line)
     console.print(table)

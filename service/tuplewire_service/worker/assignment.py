@@ -211,10 +211,8 @@ def parse_assignment(content: bytes, path: Path) -> Assignment:
     try:
         # Some editors write a byte order mark, which is not JSON.
         return Assignment.from_json(json.loads(content.decode("utf-8-sig")))
-    except RecursionError as error:
-        raise ConfigError(f"assignment {path}: it is nested too deeply") from error
-    except ValueError as error:
-        raise ConfigError(f"assignment {path}: {error}") from error
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"cannot read {path} as the JSON of an assignment: {error}") from error
 
 
 class AssignmentFile:

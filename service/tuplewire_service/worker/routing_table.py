@@ -94,7 +94,8 @@ class RoutingTable:
             return error
         owner = self.owner_by_task.get(task)
         if owner is None:
-            return UnknownTaskError(f"task {task} is not in assignment version {self.version}")
+            known = f"which has {len(self.owner_by_task)} tasks; tuplewire offsets lists them"
+            return UnknownTaskError(f"task {task} is not in assignment version {self.version}, {known}")
         where = f"on {owner.worker_id} at {owner.address}"
         detail = f"task {task} is not on worker {self._worker_id} but {where}"
         return TaskNotLocalError(detail, owner.address, owner.worker_id)
@@ -153,9 +154,7 @@ def find_id_mismatch(assignment: Assignment, worker_id: str, endpoints: Sequence
         other, address = conflicting[0]
         problem = f"the assignment has no worker {worker_id}; its {address} is called {other}"
         if worker_id in ids:
-            problem = (
-                f"the assignment has worker {worker_id} elsewhere; {address}, which is here, it calls {other}"
-            )
+            problem = f"the assignment has {worker_id} elsewhere; {address}, which is here, it calls {other}"
         return f"{problem}: start with --worker-id {other}, or correct the assignment"
     if worker_id in ids:
         return ""

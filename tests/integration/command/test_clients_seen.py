@@ -225,6 +225,8 @@ def test_offsets_are_shown_and_moved() -> None:
                 assert f"task {near} has the consumer" in refused.stderr
             found = rows(offsets(workers.near.address, f"--tasks={near}", "--acknowledge-to=latest"))
             assert found[near][1:4] == ["10", "10", "0"]
+            unknown = offsets(workers.near.address, "--tasks=5000").stderr
+            assert "task 5000 is not in assignment version 1, which has" in unknown
 
 
 def test_offsets_use_the_given_address_for_its_own_worker() -> None:

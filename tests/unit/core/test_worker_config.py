@@ -57,6 +57,7 @@ def test_environment_names_the_file(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("receive_queue_mesages = 1", "did you mean receive_queue_messages"),
+        ('tls_cert = "x"', "did you mean tls_certificate?"),
         ('storm.messaging.transprot = "grpc"', "storm.messaging.transport"),
         ("receive_queue_messages = 1\ntopology.executor.receive.buffer.size = 2", "the same setting"),
         ("topology = true", "topology in "),

@@ -229,7 +229,7 @@ def load_topology(reference: str) -> Topology:
     try:
         found = getattr(importlib.import_module(module if file is None else file.stem), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot load the topology {reference!r}: {error}") from error
+        raise ConfigError(f"cannot load the topology {reference!r} from {directory}: {error}") from error
     topology = found() if callable(found) else found
     if not isinstance(topology, Topology):
         raise ConfigError(f"{reference!r} gives {type(topology).__name__}, not a Topology")
