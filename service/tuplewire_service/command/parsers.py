@@ -242,7 +242,7 @@ def fetch_assignment(client: ControlClient, tasks: Collection[int] = ()) -> pb.A
     if (assignment := client.assignment()) is None:
         raise NotReadyError(f"the worker at {client.address} has no assignment yet: run tuplewire assign")
     owners = TaskOwners(assignment.topology, client.address)
-    owners.replace(assignment, client.address)
+    owners.apply(assignment, client.address)
     if unknown := sorted(set(tasks).difference(owners.by_task)):
         raise owners.unknown_error(unknown)
     return assignment
