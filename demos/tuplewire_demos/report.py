@@ -49,14 +49,14 @@ class Progress(AbstractContextManager["Progress"]):
         self.end()
         write_lines(self._stream, text)
 
-    def show_progress(self, done: int, total: int, what: str) -> None:
+    def show_progress(self, done: int, total: int, unit: str) -> None:
         """Show the progress towards a known total, the rate, and the remaining time at that rate."""
         now = time.monotonic()
         self._started_at = self._started_at or now
         rate = done / max(now - self._started_at, 0.001)
         remaining = f", {(total - done) / rate:,.0f} s left" if done else ""
         share = done / max(total, 1)
-        self.show_line(f"{share:4.0%} of {total:,} {what}, {rate:,.0f}/s{remaining}", share)
+        self.show_line(f"{share:4.0%} of {total:,} {unit}, {rate:,.0f}/s{remaining}", share)
 
     def show_line(self, text: str, share: float | None = None) -> None:
         """Show the progress; at most every 2 seconds if the stream is not a terminal."""

@@ -57,7 +57,7 @@ def add_flights(jobs: Any, name: str) -> None:
     )
     flights.add_argument("--input", type=Path, metavar="FILE", help=flag_help)
     flights.add_argument("--bolts", **POSITIVE_COUNT_ARG, default=2, help="bolt tasks (default: 2)")
-    flag_help = "rounds; from the second all is warm (default: 1)"
+    flag_help = "runs; only the first starts Python (default: 1)"
     flights.add_argument("--repeat", **POSITIVE_COUNT_ARG, default=1, help=flag_help)
 
 
@@ -79,8 +79,8 @@ def add_wordcount(jobs: Any, name: str) -> None:
     flag_help = "on PySpark (spark, the default), in this process (local), or in a process for each worker"
     modes = ("spark", "local", "processes")
     words.add_argument("--mode", metavar="MODE", choices=modes, default="spark", help=flag_help)
-    words.add_argument("--splitters", **POSITIVE_COUNT_ARG, default=2, help="split bolts (default: 2)")
-    words.add_argument("--counters", **POSITIVE_COUNT_ARG, default=2, help="count bolts (default: 2)")
+    words.add_argument("--splitters", **POSITIVE_COUNT_ARG, default=2, help="tasks that split (default: 2)")
+    words.add_argument("--counters", **POSITIVE_COUNT_ARG, default=2, help="tasks that count (default: 2)")
 
 
 def _add_job(

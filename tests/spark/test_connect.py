@@ -98,7 +98,7 @@ def test_topologies(remote: str) -> None:
     assert "name the workers by workers=" in found["membership"]
     assert "SPARK_CONNECT_MODE_ENABLED is set" in found["session"]
     for what in ("progress", "listen", "out of reach"):
-        assert "reaches no worker" in found[what]
+        assert "no worker is reachable" in found[what]
         assert "workers=[...]" in found[what]
 
 

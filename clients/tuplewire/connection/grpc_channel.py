@@ -78,7 +78,7 @@ CALL_ENDED_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateErro
 def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:
     """Return the options of a channel that carries a session.
 
-    Three options together detect a hung peer; without the ping timeout, gRPC waits for a minute. gRPC's own
+    Keepalive and the ping timeout detect a hung peer; without the latter, gRPC waits a minute. gRPC's own
     retries are off: they would resend frames without the session's knowledge.
     """
     return [*_common_options(settings), *BASE_OPTIONS, ("grpc.http2.max_pings_without_data", 0)]

@@ -134,13 +134,13 @@ class Fields(SingleGrouping):
 
     def __init__(self, tasks: Iterable[int]) -> None:
         super().__init__(tasks)
-        self._task_of = lru_cache(REMEMBERED_KEYS)(self._hashed)
+        self._task_of = lru_cache(REMEMBERED_KEYS)(self._pick_task)
 
     def choose(self, keys: Sequence[Key]) -> list[int]:
         with explain_unhashable(keys):
             return list(map(self._task_of, keys))
 
-    def _hashed(self, key: Key) -> int:
+    def _pick_task(self, key: Key) -> int:
         return self.tasks[stable_hash(key) % len(self.tasks)]
 
 

@@ -1,4 +1,4 @@
-"""Sets glibc's options to reuse freed memory, if it is in use. Design: docs/design/rows-and-memory.md."""
+"""Makes glibc, if present, and Arrow reuse freed memory. Design: docs/design/rows-and-memory.md."""
 
 from __future__ import annotations
 

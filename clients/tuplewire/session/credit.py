@@ -229,7 +229,7 @@ class SessionCredit:
         return bool(self.blocked_flows)
 
     def unreleased(self) -> list[tuple[int, int, int]]:
-        """Return (task, messages, bytes) of the received messages that were not released."""
+        """Return (task, messages, bytes) of unreleased messages, except forwarded ones."""
         return [
             (flow, each.received_messages - each.released_messages, each.received_bytes - each.released_bytes)
             for flow, each in self.accounts.items()

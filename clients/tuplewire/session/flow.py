@@ -72,8 +72,8 @@ class Flow:
     released_messages: int = 0
     sent_messages: int = 0
     sent_bytes: int = 0
-    limit_messages: int = 0
-    limit_bytes: int = 0
+    granted_messages: int = 0
+    granted_bytes: int = 0
 
     @property
     def all_released(self) -> bool:
@@ -94,7 +94,7 @@ class Flow:
     @property
     def has_credit(self) -> bool:
         """True if another message may be sent."""
-        return self.sent_messages < self.limit_messages and self.sent_bytes < self.limit_bytes
+        return self.sent_messages < self.granted_messages and self.sent_bytes < self.granted_bytes
 
     @property
     def first_unwritten(self) -> int:
@@ -125,8 +125,8 @@ class Flow:
             # 1. A frame takes at least one entry, so an entry above the frame's size is sent alone.
             if entries and (wire_bytes(group) > free_bytes or len(entries) >= MAX_FRAME_GROUPS):
                 return 0
-            allowed = self.limit_messages - self.sent_messages
-            allowed_bytes = self.limit_bytes - self.sent_bytes
+            allowed = self.granted_messages - self.sent_messages
+            allowed_bytes = self.granted_bytes - self.sent_bytes
             # 2. Tasks are independent: one without credit must not block the others.
             if allowed <= 0 or allowed_bytes <= 0:
                 return free_bytes

@@ -113,9 +113,9 @@ class SendWindow(PendingMessages):
     def _set_initial_credit(self, number: int, flow: Flow) -> None:
         """Set a flow's first credit. Forwarded messages need no credit: their entry worker granted it."""
         if number < 0:
-            flow.limit_messages = flow.limit_bytes = sys.maxsize
+            flow.granted_messages = flow.granted_bytes = sys.maxsize
         else:
-            flow.limit_messages, flow.limit_bytes = self._reduced_credit.get(number, self._initial_credit)
+            flow.granted_messages, flow.granted_bytes = self._reduced_credit.get(number, self._initial_credit)
 
     def on_connected(self, welcome: Welcome) -> None:
         """Continue over a new stream according to the receiver's welcome.
@@ -353,8 +353,8 @@ class SendWindow(PendingMessages):
             return
         if sequence < flow.first_frame or number in self._flows_to_close:
             return  # a grant for the closed flow with this number
-        flow.limit_messages = max(flow.limit_messages, grant.messages)
-        flow.limit_bytes = max(flow.limit_bytes, grant.bytes)
+        flow.granted_messages = max(flow.granted_messages, grant.messages)
+        flow.granted_bytes = max(flow.granted_bytes, grant.bytes)
         flow.released_messages = max(flow.released_messages, grant.released_messages)
         if flow.pending:
             self._ready[number] = None

@@ -313,7 +313,7 @@ def _raise_unreported() -> None:
 
 
 def _report_at_exit() -> None:
-    """Print the failures that no later block of a driver has raised."""
+    """Print the failures that were not raised before the process exits."""
     for block in list(_open_clients.values()):
         block.record_unflushed()
     for text in set(_unreported):

@@ -101,7 +101,7 @@ def activate_session(spark: SparkSession) -> None:
     kind.setActiveSession(session._jsparkSession)
     python = shutil.which(spark.sparkContext.pythonExec)
     if python != sys.executable:
-        extra = {"spark": python, "program": sys.executable, "reason": _HINT}
+        extra = {"spark_python": python, "program_python": sys.executable, "reason": _HINT}
         logger.warning("spark.python_mismatch", extra=extra)
 
 

@@ -320,7 +320,7 @@ def task_ends(start: Offset, end: Offset) -> dict[int, TaskOffset]:
 
 
 def _start(first: TaskOffset | None, last: TaskOffset) -> int:
-    """Return the sequence, at the worker of the end, after which a micro-batch reads."""
+    """Return the sequence after which a micro-batch reads, at the worker that owns its end."""
     if last.first is not None:
         return last.first
     return 0 if first is None else first.sequence

@@ -193,7 +193,7 @@ class SourceOptions(_ConnectionOptions):
         "address of any worker of the topology, or of several workers (default: TUPLEWIRE_ADDRESS)",
     )
     topology: str = setting(
-        ANY_TEXT, REQUIRED, "name of the topology (default: TUPLEWIRE_TOPOLOGY, or default)"
+        ANY_TEXT, REQUIRED, "name of the topology (environment: TUPLEWIRE_TOPOLOGY; default: default)"
     )
     tasks: tuple[int, ...] | TaskRanges = setting(
         _TASKS,
@@ -202,7 +202,7 @@ class SourceOptions(_ConnectionOptions):
     )
     timeout: float = setting(SECONDS, 30.0, "time without an answer from a worker after which the read fails")
     max_messages_per_trigger: int | None = setting(
-        integer(), None, "maximum number of messages in a micro-batch, for all tasks together"
+        integer(), None, "maximum messages in a micro-batch, for all tasks (default: no limit)"
     )
     max_bytes_per_trigger: int | None = setting(
         integer(), None, "approximate maximum number of payload bytes in a micro-batch"

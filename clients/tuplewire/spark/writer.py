@@ -348,7 +348,7 @@ def _explain_errors(directory: str | None) -> Iterator[None]:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{error.strerror}: the rows of a partition wait there until all are checked; set "
-            "spark.local.dir to a directory with room, or the option badRows to drop or a task",
+            f"{error.strerror}: cannot buffer the rows of a partition; set "
+            "spark.local.dir to a directory with free space, or badRows to `drop` or a task id",
             directory or tempfile.gettempdir(),
         ) from error

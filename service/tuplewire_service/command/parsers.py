@@ -189,7 +189,7 @@ def add_address(parser: Parser, about: str) -> None:
 
 def add_topology(parser: Parser) -> None:
     """Add the flag for the worker's topology."""
-    about = "topology of the worker (default: TUPLEWIRE_TOPOLOGY, or default)"
+    about = "topology of the worker (environment: TUPLEWIRE_TOPOLOGY; default: default)"
     parser.add_argument("--topology", metavar="NAME", help=about)
 
 

@@ -1,4 +1,4 @@
-"""Requests to stop the worker process: signals, Drain calls, defects. The first request decides.
+"""Requests to stop the worker process: signals, Drain calls, defects. The first one starts the drain.
 
 Used by process/, control/, the command and the demos. Owns the queued requests, and the threads that read
 signals and the standard input. Thread-safe. Exception: only the main thread may start to read signals.

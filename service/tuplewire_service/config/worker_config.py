@@ -115,7 +115,7 @@ class WorkerConfig(WorkerSettings):
         storm="storm.local.hostname",
     )
     tasks: tuple[int, ...] = setting(
-        TASKS, (), "tasks of this worker, like 0-99, if it is the only one; several need an assignment"
+        TASKS, (), "tasks of this worker, like 0-99, if it is alone; several workers need an assignment"
     )
     assignment_file: str | None = setting(FILE, None, "assignment in JSON, read again after each change")
     transport: str = setting(
@@ -203,7 +203,7 @@ class WorkerConfig(WorkerSettings):
             name = f"{socket.gethostname()}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
             object.__setattr__(self, "worker_id", name)
         if self.listen_peers is not None and self.transport == "grpc":
-            raise ConfigError("listen_peers is for transports other than grpc, which has workers at listen")
+            raise ConfigError("listen_peers has no effect with the transport grpc: remove it")
         if self.tasks and self.assignment_file is not None:
             raise ConfigError(
                 "tasks are for a worker that is alone, and assignment_file for several: give one of them"

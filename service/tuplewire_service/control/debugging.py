@@ -57,7 +57,7 @@ class Debugging:
         async with self._lock:
             yield "versions.json", _as_json(self._versions(worker))
             yield "settings.toml", to_toml(self._config) + "\n"
-            yield "lanes.json", _as_json(_router_state(worker))
+            yield "router.json", _as_json(_router_state(worker))
             yield "stacks.txt", "".join(_thread_stacks()) + await _task_stacks()
             yield "log.txt", "".join(f"{line}\n" for line in self.log.lines())
             metrics = await asyncio.to_thread(generate_latest, self._registry)

@@ -193,7 +193,7 @@ class ProgramReports:
     def _trim_samples(self, program: _Program, max_series: int) -> None:
         """Remove the samples that exceed the limit; count them, and log this at a limited rate."""
         metrics = program.report.metrics
-        program.series = sum(_series(sample) for family in metrics for sample in family.samples)
+        program.series = sum(_count_series(sample) for family in metrics for sample in family.samples)
         if program.series <= max_series:
             return
         omitted = Counter[str]()
@@ -201,8 +201,8 @@ class ProgramReports:
         for family in metrics:
             kept = []
             for sample in family.samples:
-                if program.series + _series(sample) <= max_series:
-                    program.series += _series(sample)
+                if program.series + _count_series(sample) <= max_series:
+                    program.series += _count_series(sample)
                     kept.append(sample)
                 else:
                     labels = dict(zip(family.label_names, sample.label_values, strict=True))
@@ -240,7 +240,7 @@ class ProgramReports:
         self._programs = {key: each for key, each in self._programs.items() if now < each.expires_at}
 
 
-def _series(sample: pb.MetricSample) -> int:
+def _count_series(sample: pb.MetricSample) -> int:
     """Return the number of series of a sample; histograms and summaries include the sum and the count."""
     return len(sample.counts) + 2 if sample.counts else 1
 

@@ -38,7 +38,7 @@ _DEFAULT_RESPONSE_BYTES = 4 << 20
 """The response limit of a consumer that reports none."""
 _CURSORS_PER_TURN = 100
 """Maximum number of cursors and rejections for one turn of the loop: other sessions are not delayed."""
-_is_retained = attrgetter("group.retained_upstream")
+_is_retained_upstream = attrgetter("group.retained_upstream")
 _RESPONSE_OVERHEAD_BYTES = 64
 """The maximum overhead of a response in addition to its groups."""
 _Denial = asyncio.Future[RefusedError]
@@ -192,7 +192,7 @@ class RecvStream:
                 await stream.write(pb.RecvResponse(moved=moved).SerializeToString())
             if deliveries := subscription.take(self.settings.max_frame_bytes):
                 # Senders that retain messages until they are processed wait for the acknowledgement.
-                urgent = subscription.nearly_full or any(map(_is_retained, deliveries))
+                urgent = subscription.nearly_full or any(map(_is_retained_upstream, deliveries))
                 ack_requested = ack_requests.ack_due(self._clock(), urgent=urgent)
                 unlimited = self.max_bytes >> 31  # no message of protobuf is larger
                 parts = (deliveries,) if unlimited else _split_to_fit(deliveries, self.max_bytes)

@@ -53,7 +53,7 @@ class StateFile:
             logger.warning("state_file.not_used", extra=extra)
             return 0
         if state["worker_id"] != self._worker_id:
-            extra = {"path": str(self._path), "reason": f"it is that of worker {state['worker_id']!r}"}
+            extra = {"path": str(self._path), "reason": f"it belongs to worker {state['worker_id']!r}"}
             logger.warning("state_file.not_used", extra=extra)
             return 0
         lost: int = 0 if state["ended"] else state["unretained_messages"]

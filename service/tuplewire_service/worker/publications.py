@@ -163,7 +163,7 @@ class Publications:
         """Publish staged messages in this order, except for tasks that already have the epoch.
 
         Args:
-            run: The run that publishes.
+            run: The name of the publishing query run.
             published: The content of tasks that have the epoch from other workers.
 
         Returns:

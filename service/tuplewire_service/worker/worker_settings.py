@@ -40,9 +40,9 @@ class WorkerSettings(Settings):
         "maximum number of messages in one task's receive queue, and held for one remote task",
         storm="topology.executor.receive.buffer.size",
     )
-    receive_queue_bytes: int = setting(SIZE, 16 * MIB, "limit of receive_queue_messages in bytes")
+    receive_queue_bytes: int = setting(SIZE, 16 * MIB, "limit of the same queues in payload bytes")
     reject_limit: int = setting(
-        integer(), 5, "number of rejections after which a message is moved to dead_letter_task"
+        integer(), 5, "rejections after which a message is dropped, or moved to dead_letter_task if set"
     )
     dead_letter_task: int | None = setting(
         TASK, None, "task for messages that were rejected too often (default: they are dropped)"

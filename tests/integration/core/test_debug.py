@@ -22,7 +22,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import PermissionDeniedError, ProtocolError, WrongTopologyError
 
 SECONDS = 60.0
-JSON = ["lanes.json", "live.json", "status.json", "versions.json"]
+JSON = ["router.json", "live.json", "status.json", "versions.json"]
 FILES = sorted([*JSON, "log.txt", "metrics.txt", "settings.toml", "stacks.txt"])
 
 
@@ -61,7 +61,7 @@ def test_a_bundle_has_it_all(worker: Running, tmp_path: Path) -> None:
     assert json.loads(read["versions.json"])["process_id"] == worker.bound["process_id"]
     assert [each["queued_messages"] for each in status["tasks"] if each["task"] == 3] == [1]
     assert [each["task"] for each in json.loads(read["live.json"])["tasks"]] == list(range(10))
-    assert json.loads(read["lanes.json"])["waiting"] == {"3": 1}
+    assert json.loads(read["router.json"])["waiting"] == {"3": 1}
     assert 'topology = "default"' in read["settings.toml"]
     assert "# token_file is not set" in read["settings.toml"]
     assert "tuplewire_accepted_messages_total 1.0" in read["metrics.txt"]

@@ -153,7 +153,7 @@ def test_nobody_listens(
     finally:
         executors.close(SECONDS)
     (line,) = not_told()
-    assert line.startswith(f'program.not_reported reports=1 reason="{nobody}: no connection')
+    assert line.startswith(f'program.report_failed failed=1 reason="{nobody}: no connection')
 
 
 def test_a_bound_of_series_holds() -> None:

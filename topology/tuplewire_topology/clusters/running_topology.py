@@ -38,7 +38,7 @@ class RunningTopology(ABC):
 
     topology: Topology
     _workers: Sequence[object]
-    _exact = True  # see Coordinator
+    _exact = True  # see TerminationDetector
 
     def __init__(self, name: str, conf: Mapping[str, Any], captured: CapturedTuples) -> None:
         self.name = name
@@ -128,4 +128,4 @@ class RunningTopology(ABC):
 
     @abstractmethod
     def status(self) -> TopologyStatus:
-        """Return a snapshot."""
+        """Return the state, and the statistics of the executors."""

@@ -239,4 +239,4 @@ class ProgramReporter:
             self._control.report_program(report)
         except TuplewireError as error:
             if reports := self._log_rate.due("refused"):
-                logger.warning("program.not_reported", extra={"reports": reports, "reason": str(error)})
+                logger.warning("program.report_failed", extra={"failed": reports, "reason": str(error)})

@@ -63,7 +63,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._target_active = False
         self._active = False
         self._has_emitted = False
-        self._can_poll = False
+        self._may_emit = False
         self._finished_epoch = _NOT_FINISHED
         """The epoch of the last round if every task was exhausted in it, else _NOT_FINISHED."""
         self._has_timeout = bool(  # the acker of a single process has no timeout
@@ -111,7 +111,7 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _poll_timeout(self) -> float | None:
         if self._active and self._has_emitted:
             return 0.0
-        if self._active and self._can_poll:
+        if self._active and self._may_emit:
             return self.settings.spout_wait_seconds
         return _CONNECT_POLL_SECONDS if self._target_active and not self._active else None
 
@@ -178,9 +178,9 @@ class SpoutExecutor(Executor[SpoutTask]):
         """Request tuples from each task that may emit, for a short time each."""
         # Read first: a wait that starts now needs another round.
         epoch = self._executor_context.transfer.counter.epoch
-        self._has_emitted = self._can_poll = False
+        self._has_emitted = self._may_emit = False
         for task in self._tasks.values():
-            self._can_poll |= self._poll_task(task)
+            self._may_emit |= self._poll_task(task)
             if len(task.outbox):
                 self._has_emitted = True
                 self._finished_epoch = _NOT_FINISHED  # before the send: tuples may be processed immediately

@@ -124,7 +124,7 @@ class Executor(ABC, Generic[TaskKind]):
         self._refresh_due = True
 
     def rotate(self) -> None:
-        """Advance the message timeout by half of its length, and fail tuples that exceed it."""
+        """Request to advance the message timeout by half, which fails expired tuples."""
         self._rotation_due = True
         self.queue.wake()
 

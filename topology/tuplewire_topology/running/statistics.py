@@ -204,7 +204,7 @@ class Tally(Counts):
             self.uncounted_acks = []
 
     def live_totals(self, pulse: Pulse) -> Counts:
-        """Return totals with the column in progress, at whose end they may fall. `pulse`: of this thread."""
+        """Return totals with the column in progress, at whose end they may fall. `pulse`: its executor's."""
         counts, column, since = self.snapshot(), self.column, self.send_start
         now = pulse.clock()  # max() below guards against readings that do not match, as there is no lock
         if since is not None:

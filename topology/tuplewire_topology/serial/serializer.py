@@ -34,7 +34,7 @@ class TupleSerializer:
         self.topology = topology
         self._headers: dict[str, bytes] = {}
         # The last values, which neighbours often share. Each tuple is replaced as a whole, for other threads.
-        self._last_written: tuple[Roots, bytes] = (NO_ROOTS, _NO_ID)
+        self._last_written: tuple[Roots, bytes] = (NO_ROOTS, _NO_ROOTS)
         self._last_read: tuple[bytes, TupleSource, Roots] | None = None
         # Bounded: only sources of the topology are stored.
         self._sources: dict[str, TupleSource] = {}
@@ -145,7 +145,7 @@ def _bad_part(message: Tuple) -> str:
 
 
 _HEAD = b"\x93"  # an array of three
-_NO_ID = b"\x90"
+_NO_ROOTS = b"\x90"
 _MAX_TASK_DIGITS = 10
 _MAX_CACHED_BYTES = 256
 """The maximum header size in the cache, so that senders do not control its memory."""

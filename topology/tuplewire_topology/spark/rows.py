@@ -38,7 +38,7 @@ DEAD_LETTERS = "__dead_letters"
 """The name of the dead letters among the outputs. Components cannot have it: `__` is reserved."""
 
 _MAX_REASON = 1000
-_SOURCE = TupleSource(
+_REJECTED = TupleSource(
     DEAD_LETTERS,
     SYSTEM_TASK,
     Stream(
@@ -74,7 +74,7 @@ def as_tuples(letter: DeadLetter) -> EmittedTuples:
         datetime.now(UTC),
         _printable(_as_json(message)),
     )
-    return EmittedTuples(_SOURCE, None, [Tuple(values, _SOURCE)])
+    return EmittedTuples(_REJECTED, None, [Tuple(values, _REJECTED)])
 
 
 def _as_json(message: Tuple) -> str:
@@ -155,7 +155,7 @@ class Rows(Spout):
         super().open(conf, context, collector)
         if ROWS_KEY not in conf:
             raise ConfigError(
-                "a Rows spout runs on Spark alone: give run_topology the DataFrame, as rows=..., "
+                "a Rows spout runs only on Spark: pass the DataFrame to run_topology as rows=..., "
                 "or build the topology with another spout"
             )
         self.arrow_batches, self.failed_rows, self.on_dead_letter = conf[ROWS_KEY]
@@ -266,7 +266,7 @@ class Output:
             schemas[name] = StructType([StructField(each.name, each.dataType) for each in schema.fields])
         if letters:
             kinds = dict.fromkeys(("task", "source_task", "tries"), IntegerType()) | {"time": TimestampType()}
-            columns = [StructField(name, kinds.get(name, StringType())) for name in _SOURCE.stream.fields]
+            columns = [StructField(name, kinds.get(name, StringType())) for name in _REJECTED.stream.fields]
             schemas[DEAD_LETTERS] = StructType(columns)
         return cls(schemas, frozenset(name for name, requested in outputs.items() if requested is None))
 
@@ -384,7 +384,7 @@ class Batcher:
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise MessageError(
                     f"the output of {component!r}: column {field.name!r} is {field.type} and cannot hold "
-                    f"what the bolt has emitted ({error}); give a schema that fits, or emit what does"
+                    f"an emitted value ({error}); change the schema or the value"
                 ) from error
         return pa.StructArray.from_arrays(arrays, fields=fields)
 
