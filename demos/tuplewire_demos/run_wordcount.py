@@ -70,9 +70,9 @@ def run_words(path: Path, arguments: argparse.Namespace, progress: Progress) -> 
     progress.start_stage(f"Starting {counted(arguments.workers, 'worker')} {where} ...")
     with cluster_of(conf) as cluster:
         expected = expected_counts(path)
-        progress.start_stage(f"Counting the words of {arguments.input} ...")
         started = time.monotonic()
         running = cluster.submit("wordcount", conf, topology, collect=[COUNTS, SKIPPED])
+        progress.start_stage(f"Counting the words of {arguments.input} ...")
         with _progress_thread(running, sum(expected.values()), progress):
             captured = running.finish(_NO_TIMEOUT_SECONDS)
         seconds = time.monotonic() - started
