@@ -205,9 +205,9 @@ def write_result(stream: TextIO, result: KMeansResult, *, verbose: bool = False)
     for name, each in result.runs.items():
         faster = "" if name == TEAM else f"{each.round_seconds / team:.1f} x"
         rows.append((name, f"{each.round_seconds * 1000:.1f}", f"{each.seconds:.1f}", faster))
-    write_table(stream, ("", "ms per round", "seconds", "a Team is faster by"), rows)
+    write_table(stream, ("", "ms per round", "seconds", "a Team's round is faster by"), rows)
     stream.write("\n")
-    header = ("flights", "share", "departs late", "arrives late", "in the air", "distance", "at")
+    header = ("flights", "share", "departs late", "arrives late", "in the air", "distance", "departure due")
     cluster_rows = []
     for count, departs, arrives, air, miles, hour in sorted(result.cluster_table.tolist(), reverse=True):
         share = count / result.cluster_table[:, 0].sum()

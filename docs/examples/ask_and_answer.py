@@ -4,7 +4,7 @@ Task 1 sends requests, and task 2 answers them. Any task may send requests, many
 flight, and answers may arrive in any order. A plain gRPC call does the same between two processes
 that know each other's addresses. Here, a task number is sufficient.
 
-Run it: python ask_and_answer.py
+Run it in the root of a clone: python docs/examples/ask_and_answer.py
 """
 
 import threading

@@ -5,7 +5,7 @@ the time. It stores the total of each customer in memory, and forwards every ord
 A second query receives the enriched orders and finds the customers with the highest totals. An
 empty message ends a task.
 
-Run it: python enrich_orders.py
+Run it in the root of a clone: python docs/examples/enrich_orders.py
 """
 
 import json

@@ -4,7 +4,7 @@ Four PySpark tasks fit a line, each to a quarter of the data. After each step, t
 the average of all parameters, so all end with the same line. With Spark alone, each step would be a
 stage with a collect and a broadcast.
 
-Run it: python exchange_parameters.py
+Run it in the root of a clone: python docs/examples/exchange_parameters.py
 """
 
 import numpy as np

@@ -3,7 +3,7 @@
 Any language with gRPC can send: fan_in.js uses only the .proto files of Tuplewire. It needs the
 Node modules @grpc/grpc-js and @grpc/proto-loader.
 
-Run it: NODE_PATH=node_modules python fan_in.py
+Run it in the root of a clone: NODE_PATH=build/node_modules python docs/examples/fan_in.py
 """
 
 import json
@@ -29,11 +29,11 @@ if __name__ == "__main__":
         started = [start(worker, name) for name in FOREIGN]
         for n in range(READINGS):
             client.send(TASK, json.dumps({"from": "python", "n": n}).encode())
+        if sum(each.wait() for each in started):
+            raise SystemExit("a program in Node has failed: see README.md for its modules and NODE_PATH")
         counts = Counter()
         with client.recv([TASK], timeout=30) as batches:
             for message in batches.messages(count=READINGS * (len(FOREIGN) + 1), seconds=30):
                 counts[json.loads(message.payload)["from"]] += 1
         for name, count in sorted(counts.items()):
             print(f"{name}: {count} readings")
-        if sum(each.wait() for each in started):
-            raise SystemExit("a program in Node has failed")

@@ -4,7 +4,7 @@ Task 1 is a room, and task 2 its thermostat. The room sends its temperature, and
 answers with the power of the heating, until the room is warm. Each round is one message in each
 direction, and takes milliseconds. Spark alone would need a stage for each round.
 
-Run it: python feedback_loop.py
+Run it in the root of a clone: python docs/examples/feedback_loop.py
 """
 
 from pyspark.sql import SparkSession
@@ -64,5 +64,5 @@ if __name__ == "__main__":
         parts = spark.range(1, 3, 1, numPartitions=2)  # one row for each part, in a separate partition
         # barrier: both run at the same time, or the job fails because it has too few cores
         ran = parts.mapInPandas(play(worker.address), "id long, said string", barrier=True)
-        for row in ran.collect():
+        for row in ran.collect():  # without a shuffle, so Spark does not retry parts that have failed
             print(f"task {row.id}: {row.said}")

@@ -4,7 +4,7 @@
 are always sent to the same task. `Top` merges the counts of all tasks and emits the top three.
 Counts and rankings are emitted on ticks, and once more when the spout has no more words.
 
-Run it: python rolling_top_words.py
+Run it in the root of a clone: python docs/examples/rolling_top_words.py
 """
 
 import random
