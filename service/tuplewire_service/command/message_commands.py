@@ -70,7 +70,7 @@ _HEADER = ("id", "time (UTC)", "task", "source", "count", "bytes", "reason")
 def add_message_commands(commands: Any) -> None:
     """Add the commands `send`, `recv` and `dead-letters`."""
     parser = _add_messages(commands, _send, "send messages to a task", "42 hello")
-    parser.add_argument("task", **TASK_ARG, nargs="?", help="task to send to; optional with --format json")
+    parser.add_argument("task", **TASK_ARG, nargs="?", help="task to send to; in json, for lines without it")
     about = "messages to send; none or -: read standard input"
     parser.add_argument("message", metavar="MESSAGE", nargs="*", help=about)
     parser.add_argument("--source", **TASK_ARG, help="task that sends (default: none)")
