@@ -143,7 +143,7 @@ def test_nobody_listens(
     """Failed reports are logged once a minute, and have no other effect."""
 
     def not_told() -> list[str]:
-        return [line for line in caplog.messages if line.startswith("program.not")]
+        return [line for line in caplog.messages if line.startswith("program.report_failed")]
 
     monkeypatch.setattr(executor_reports, "REPORT_INTERVAL_SECONDS", 0.05)
     executors.start()
