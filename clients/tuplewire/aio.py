@@ -115,7 +115,7 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
     """An iterator over the batches of some tasks. Close it, or use it in `async with`."""
 
     async def __anext__(self) -> TaskMessageBatch:
-        """Return the next batch. Raises the errors of tuplewire.subscription.Subscription.
+        """Acknowledge the previous batch, and return the next one. Errors: subscription.Subscription.
 
         If the call is cancelled, the next call returns the batch. The previous one is acknowledged even then.
         """

@@ -150,9 +150,9 @@ class NoAnswerError(WaitTimeoutError):
 
     Attributes:
         task: The task of the request.
-        worker_id: The task's worker; None if unknown.
+        worker_id: The id of the task's worker; empty if there is none, None if unknown.
         queued_messages: The number of the task's unread messages; None if unknown.
-        oldest_seconds: The age of the oldest one; None if unknown.
+        oldest_seconds: The age of the oldest unread message, in seconds; None if unknown.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class NoAnswerError(WaitTimeoutError):
 
 
 class NoConsumerError(NoAnswerError):
-    """The task of a request had no consumer or worker for 5 seconds. A queued request stays there."""
+    """The task of a request had no consumer or worker for 5 seconds. A queued request stays queued."""
 
 
 class AnswerError(TuplewireError):
@@ -265,7 +265,7 @@ class UnknownTaskError(RefusedError, code="UNKNOWN_TASK"):
 
 
 class PayloadTooLargeError(RefusedError, code="MESSAGE_TOO_LARGE"):
-    """A payload exceeds the receiver's limit."""
+    """A message, with its key and headers, exceeds the receiver's limit."""
 
 
 class SequenceGapError(RefusedError, code="SEQUENCE_GAP"):
@@ -281,7 +281,7 @@ class DrainingError(RefusedError, code="DRAINING"):
 
 
 class NotReadyError(RefusedError, code="NOT_READY"):
-    """The worker has no assignment yet. Retry the same request later."""
+    """The worker cannot serve the request yet, such as without an assignment. Retry it later."""
 
 
 class UnauthenticatedError(RefusedError, code="UNAUTHENTICATED"):
@@ -293,7 +293,7 @@ class PermissionDeniedError(RefusedError, code="PERMISSION_DENIED"):
 
 
 class SupersededError(RefusedError, code="SUPERSEDED"):
-    """Another subscriber has taken the task over."""
+    """Another consumer has the task, or has taken it over."""
 
 
 class TaskNotLocalError(RefusedError, code="TASK_NOT_LOCAL"):
@@ -309,7 +309,7 @@ class TooManyHopsError(RefusedError, code="TOO_MANY_HOPS"):
 
 
 class StaleEpochError(RefusedError, code="STALE_EPOCH"):
-    """A sink's epoch is too old or too far ahead, or a task has already got it with other messages."""
+    """A sink's epoch is too old or too far ahead, or a task has already received it with other messages."""
 
 
 class StagedDataLostError(RefusedError, code="STAGED_DATA_LOST"):

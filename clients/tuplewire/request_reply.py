@@ -145,7 +145,7 @@ class Asker(NotPicklable):
     def __init__(self, client: RequestMethods, reply_to: int) -> None:
         (self._reply_to,) = check_tasks(reply_to)
         self.dropped_messages = 0
-        """The number of dropped messages, such as late or repeated answers, and messages of others."""
+        """The number of dropped messages, such as late or repeated answers, and other messages."""
         self._client = client
         self._lock = Lock()
         self._calls: dict[bytes, _PendingRequests] = {}
@@ -160,7 +160,7 @@ class Asker(NotPicklable):
         return self.ask_all([(task, payload)], timeout=timeout)[0]
 
     def ask_all(self, requests: Iterable[tuple[int, bytes]], *, timeout: float = 30.0) -> list[TaskMessage]:
-        """Send several requests at once; return the answers in the order of the requests.
+        """Send several requests together; return the answers in the order of the requests.
 
         Args:
             requests: The task and the payload of each request.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tuplewire.tracing.program_observer import ProgramObserver
 
 _MAX_SHOWN = 10
-"""The number of tasks in the repr() of a subscription."""
+"""The maximum number of tasks in the repr() of a subscription."""
 
 
 class NotPicklable:
@@ -77,7 +77,7 @@ class BaseSubscription(NotPicklable):
 
     @property
     def at_batch_end(self) -> bool:
-        """True if the current message of messages() is the last of its batch, which the next one settles."""
+        """True if messages() is at the last message of a batch: the next request acknowledges the batch."""
         return self._finished_count == self._last_index
 
     def acknowledge(self, messages: int | None = None) -> None:
@@ -159,7 +159,7 @@ class BaseSubscription(NotPicklable):
 
 
 class IterationLimit:
-    """The limits of an iteration. `remaining` is the number of messages left; 0 after the deadline."""
+    """The limits of an iteration. remaining: the number of messages still to yield; 0 after the deadline."""
 
     def __init__(self, count: int | None, quiet: float | None, seconds: float | None) -> None:
         self.remaining = sys.maxsize if count is None else count

@@ -76,7 +76,7 @@ class FileSpout(Spout):
             self.collector.emit(self.in_flight[number], message_id=number)
             return
         offset, size = self.offset, min(self.chunk_bytes, self.end - self.offset)
-        raw = self.file.read(size - 1) + self.file.readline()  # only lines that start in this piece
+        raw = self.file.read(size - 1) + self.file.readline()  # only lines that start in this chunk
         self.offset = offset + len(raw) if raw else self.end
         for values in self.parse_lines(split_lines(raw, offset)):
             self.emitted += 1

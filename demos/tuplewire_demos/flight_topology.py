@@ -132,7 +132,7 @@ class FlightReader:
         return pa.RecordBatch.from_arrays(arrays, schema=FLIGHTS_SCHEMA), bad
 
     def read_partition(self, partition: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the flights in batches of lines, by FLIGHTS_SCHEMA; for mapInArrow. Skips the header."""
+        """Yield the flights in batches of lines, by FLIGHTS_SCHEMA; for mapInArrow. Drops other lines."""
         for lines in partition:
             yield self.read(enumerate(lines.column("value").to_pylist()))[0]
 

@@ -61,7 +61,7 @@ GROUP BY carrier
 class FlightsResult(RunReport):
     """The results of a finished run. table: the output of the bolts, by carrier.
 
-    n_messages: the messages with flights. seconds_by_round: with the start of tasks.
+    n_messages: the number with flights in the last round. seconds_by_round: with the start of tasks.
     """
 
     table: Sequence[Row]

@@ -14,7 +14,7 @@ from pathlib import Path
 from tuplewire.errors import TuplewireError
 
 MAX_SHOWN_ROWS = 5
-"""The number of bad rows that are shown; all bad rows are counted."""
+"""The maximum number of skipped rows, or of differences, that are shown; all are counted."""
 MAX_SHOWN_CHARACTERS = 120
 
 

@@ -40,7 +40,7 @@ N_TASKS = 1000
 JVM_OPTIONS = "-XX:+UseParallelGC -Ddev.ludovic.netlib.blas.nativeLib=libm.so.6"
 """The options of the JVM. MLlib needs the optimizing compiler, which the other demos do not wait for.
 
-It would print an error where no native BLAS is installed. Vectors of five numbers do not use that library.
+MLlib would print an error if no native BLAS is installed. Vectors of five numbers do not use that library.
 """
 COLUMNS = ("dep_delay", "arr_delay", "air_time", "distance", "hour")
 """The columns of the points: minutes, minutes, minutes, miles, and the scheduled hour of the day."""
@@ -50,7 +50,7 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """The centers that one way found. seconds: the time of all rounds, with the start of their jobs."""
+    """The centers of one way, the time of all its rounds with job starts, and the mean time of a round."""
 
     centers: Array
     seconds: float

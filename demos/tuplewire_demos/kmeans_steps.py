@@ -54,7 +54,7 @@ def frame_of_sums(frames: Iterator[pd.DataFrame], centers: Array) -> Iterator[pd
 def rounds_of_member(
     frames: Iterator[pd.DataFrame], workers: Sequence[str], start_centers: Array, rounds: int
 ) -> Iterator[pd.DataFrame]:
-    """Run all rounds in a PySpark task. The first one returns the result and its times."""
+    """Run all rounds in a PySpark task. Rank 0 yields the result and the times."""
     from pyspark import BarrierTaskContext
 
     from tuplewire import Team
@@ -72,7 +72,7 @@ def rounds_of_member(
             centers = new_centers(centers, team.all_reduce(sums_of(points, centers)))
         seconds = time.monotonic() - began
         team_barrier = timeit(team.barrier, number=_N_BARRIERS) / _N_BARRIERS
-        # Spark answers at the end of a second, which the first barrier may hit by chance: take the median.
+        # Spark polls once a second, so the first barrier may be fast by chance: take the median.
         spark_barrier = median(repeat(context.barrier, number=1, repeat=3))
     if team.rank == 0:
         names = RESULT_SCHEMA.split()[::2]  # without the types

@@ -58,7 +58,7 @@ def local_session(
     """Start Spark in a JVM of this process. At the end, stop both and wait for them.
 
     cores: the number of tasks that run at the same time, by default one for each processor. They are threads,
-    so there may be more. conf: more settings of Spark; they override the settings of this function.
+    so cores may exceed processors. conf: more settings of Spark; they override the settings of this function.
     jvm: options of the JVM.
 
     Python workers use the same interpreter. Ctrl-C raises KeyboardInterrupt and has no other effect. Raises

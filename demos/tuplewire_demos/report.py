@@ -82,7 +82,7 @@ class Progress(AbstractContextManager["Progress"]):
 class RunReport:
     """The checks and statistics of a run.
 
-    differences: from the expected answer, as text; empty if equal. ledgers: by worker id, after the run.
+    differences: from the expected result, as text; empty if equal. ledgers: by worker id, after the run.
     executors: their statistics at the end.
     """
 
@@ -93,7 +93,7 @@ class RunReport:
 
     @property
     def is_correct(self) -> bool:
-        """True if the answer is right, and every ledger balances without dropped or pending messages."""
+        """True if the result is right, and every ledger balances without dropped or pending messages."""
         return not self.differences and all(
             each.balanced and not each.pending and not any(each.dropped.values())
             for each in self.ledgers.values()

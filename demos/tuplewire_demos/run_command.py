@@ -103,7 +103,7 @@ def _add_job(
 
 
 def _run_job(run: Callable[[argparse.Namespace, Progress], RunReport], arguments: argparse.Namespace) -> int:
-    """Run a job; return EXIT_OK if its findings are ok. Removes credentials: its workers require none."""
+    """Run a job; return EXIT_OK if its result is correct. Removes credentials: its workers require none."""
     from tuplewire_demos.report import Progress
 
     for each in settings_of(Credentials).values():

@@ -91,7 +91,7 @@ def run_on_spark(
 
 
 def ledgers_of(workers: Sequence[str]) -> dict[str, LedgerSnapshot]:
-    """Return the ledgers of workers, by id, when nothing is pending."""
+    """Return the ledgers of workers, by id, when nothing is pending, or after 10 s."""
     with ExitStack() as stack:
         controls = [stack.enter_context(ControlClient(address)) for address in workers]
 

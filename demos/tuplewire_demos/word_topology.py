@@ -1,6 +1,6 @@
 """Word count, Storm's classic example, as a topology for any cluster.
 
-lines -> shuffle -> split -> fields grouping on word -> count; lines that are not text -> skipped
+lines -> shuffle -> split -> fields grouping on word -> count; lines that are not UTF-8 -> skipped
 
 Used by run_wordcount.py. Owns the state of its tasks. Not thread-safe. Design: docs/design/topologies.md.
 """
@@ -29,7 +29,7 @@ COUNTS = "count"
 """The component that emits the result: words with their counts. The last count of a word is final."""
 
 MAX_CHARACTERS = 64 * KIB
-"""Longer lines are sent in pieces of this many characters, because the size of a message is limited."""
+"""Longer lines are split at white space into pieces of at most this size: messages have a limit."""
 
 _TICK_SECONDS = 3600
 

@@ -1,1 +1,1 @@
-"""The worker: messaging transports, the data plane between them, and the process around it."""
+"""The worker, its messaging transports and process, and the command `tuplewire`."""

@@ -1,4 +1,4 @@
-"""Topologies: Storm's words, for programs that send from task to task.
+"""Topologies of spouts and bolts, as in Storm, that send tuples from task to task.
 
 A topology is written with `TopologyBuilder`, `Spout`, `Bolt` or `BasicBolt`, and `Stream`. The clusters that
 run it are imported at their first use, because authors of components do not need gRPC.

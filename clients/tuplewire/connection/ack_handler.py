@@ -28,7 +28,7 @@ class AckHandler:
         self._lock = buffer.lock
         self._watched_tasks: set[int] = set()
         self.watch_list_sent = True
-        """True if the receiver knows the watched tasks."""
+        """True if the list was taken for this stream, or is empty."""
         self.close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
         """The monotonic time at which the next frame should close unused flows."""
         self.receiver_lost = False
@@ -40,7 +40,7 @@ class AckHandler:
         """Continue over a new connection from the state in the receiver's Welcome."""
         buffer, window = self._buffer, self._window
         with self._lock:
-            if buffer.ended:  # its messages were dropped or taken back already
+            if buffer.ended:  # its messages were already dropped or withdrawn
                 return
             known = window.acknowledged
             lost_before = window.possibly_lost
@@ -74,7 +74,7 @@ class AckHandler:
     def on_disconnected(self, *, closed_cleanly: bool) -> None:
         """Record that the connection broke.
 
-        closed_cleanly: True if the stream ended by agreement, so that the receiver accounts for its messages.
+        closed_cleanly: True after a drain or a goodbye: the receiver then accounts for its messages.
         """
         with self._lock:
             self.receiver_lost = True

@@ -47,7 +47,7 @@ class TlsMaterial:
 
 
 class ChannelFactory:
-    """Opens channels for credentials; None: the environment's. Thread-safe.
+    """Opens channels with the given credentials, or the environment's (None). Thread-safe.
 
     A file that cannot be used raises ConfigError at the first use. Later, the previous contents stay valid.
     """
@@ -87,7 +87,7 @@ class ChannelFactory:
         return self._tls() if self.credentials.tls_ca is not None else None
 
     async def open_channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
-        """Return a channel to an address; raise UnreachableError if no allowed worker answers there."""
+        """Return a channel to an address; raise UnreachableError if a check of its names by TLS fails."""
         if not self.credentials.uses_tls(address):
             return grpc.aio.insecure_channel(grpc_target(address), options=options)
         secured = await run_in_thread(partial(self._tls_channel_args, address, options, _HANDSHAKE_SECONDS))
@@ -96,7 +96,7 @@ class ChannelFactory:
     def open_blocking_channel(
         self, address: str, options: Sequence[tuple[str, Any]], timeout: float = _HANDSHAKE_SECONDS
     ) -> grpc.Channel:
-        """Do the same as channel, for a blocking caller. timeout: at most 5 seconds are used."""
+        """Do the same as open_channel(), blocking. timeout: in seconds; at most 5 are used."""
         if not self.credentials.uses_tls(address):
             return grpc.insecure_channel(grpc_target(address), options=options)
         return grpc.secure_channel(grpc_target(address), *self._tls_channel_args(address, options, timeout))

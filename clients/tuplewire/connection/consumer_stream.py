@@ -52,7 +52,7 @@ class Callbacks:
 
     Attributes:
         on_group: Called with each group, in order, and a function that acknowledges it, from any thread.
-        on_failure: Called once, with the error after which nothing more arrives.
+        on_failure: Called with the final error; also if workers do not accept in time: messages may follow.
     """
 
     on_group: OnGroup
@@ -125,7 +125,7 @@ class ConsumerStream(ReconnectingStream):
     def __init__(
         self, inbox: Inbox, address: str, open_stream: StreamOpener, expected_id: str, tasks: Iterable[int]
     ) -> None:
-        """Describe a session about some tasks of a subscription, which gets their messages."""
+        """Create the session for some tasks of a subscription. It does not connect yet."""
         settings = inbox.settings
         super().__init__(address, inbox.identity, settings, inbox.loop, open_stream, expected_id)
         self.tasks = tuple(tasks)
@@ -152,11 +152,11 @@ class ConsumerStream(ReconnectingStream):
 
     @property
     def opening(self) -> bool:
-        """True for at most a second while the worker may deliver already, but has not answered."""
+        """True for at most a second after a subscribe request without answer: messages may be in flight."""
         return time.monotonic() - self._requested_at < _ANSWER_SECONDS
 
     def acknowledge(self, arrived: ArrivedBatch, rejected: Sequence[RejectedMessage] = ()) -> None:
-        """Acknowledge messages from this worker; ignore them if it has failed since. Thread-safe."""
+        """Acknowledge messages from this worker, except outdated ones; see ConsumeWindow. Thread-safe."""
         with self._lock:
             is_current = self.window.acknowledge(arrived, rejected)
             if is_current and rejected:

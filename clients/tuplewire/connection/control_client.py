@@ -1,4 +1,4 @@
-"""A blocking client of a worker's services Control, Source and Sink.
+"""A blocking client of a worker's services Control, Source, Sink and Health.
 
 Used by the commands, the membership program, worker processes, the topology programs, and Spark's readers and
 writers. Owns one gRPC channel, and opens a new one when TLS files change. Thread-safe.
@@ -103,7 +103,7 @@ class ControlClient:
 
         max_clients: the maximum number of senders, and of consumers, to list. max_tasks: the maximum number
         of tasks; tasks that block others, wait, or have the most messages are first. None: all.
-        membership_poll_seconds: the interval of calls of a membership, which a drain then waits for.
+        membership_poll_seconds: the interval of a membership's calls. A drain waits for the next one.
         """
         request = pb.GetStatusRequest(
             max_clients=max_clients, max_tasks=max_tasks, membership_poll_seconds=membership_poll_seconds
@@ -225,7 +225,7 @@ class ControlClient:
                 yield list(map(Delivery, sequences, groups_of(frame)))
 
     def acknowledge(self, topology: str, worker_id: str, incarnation: int, newest: Mapping[int, int]) -> None:
-        """Release messages of tasks, up to these sequences; raises SupersededError and poll()'s errors."""
+        """Acknowledge messages up to these sequences by task; raises SupersededError and poll()'s errors."""
         tasks = [pb.AcknowledgedTask(task=task, sequence=sequence) for task, sequence in newest.items()]
         request = pb.AcknowledgeRequest(
             topology=topology, expected_worker_id=worker_id, worker_incarnation=incarnation, tasks=tasks
@@ -235,7 +235,7 @@ class ControlClient:
     def stage(self, request: pb.StageRequest) -> str:
         """Stage a piece of a sink's attempt. Consumers do not see it before the attempt is chosen.
 
-        Returns an empty string if the piece is stored. Otherwise, returns the part without free space: send
+        Returns an empty string if the piece is stored. Otherwise, returns a text: which limit is full. Send
         the piece again later. Raises SequenceGapError if earlier pieces are lost, StaleEpochError,
         EpochTooLargeError if the epoch can never fit, UnknownTaskError and WrongWorkerError.
         """

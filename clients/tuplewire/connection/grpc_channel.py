@@ -145,7 +145,7 @@ class WorkerConnections:
         """The channels for polls, by address; kept until a request fails, because polls repeat."""
 
     def open_stream(self, address: str) -> StreamOpener:
-        """Return the function that opens streams to an address."""
+        """Return a function that opens streams to the worker at an address."""
         return grpc_stream_opener(address, self._settings, self._channels)
 
     async def assignment(self, address: str) -> GetAssignmentResponse:
@@ -268,7 +268,7 @@ def error_from_status(
     4. The peer is not a Tuplewire worker, or has a defect.
     5. The peer is unreachable.
 
-    hint: added if the peer closes the connection during the handshake; see `ChannelFactory.hint`.
+    hint: added if the peer closes the connection during the handshake; see ChannelFactory.handshake_hint().
     """
     # 1. The status code is ignored: the worker's own code is more precise.
     metadata = {key: str(value) for key, value in trailing or ()}

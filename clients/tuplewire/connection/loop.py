@@ -59,7 +59,7 @@ class _Selector(selectors.DefaultSelector):
     """The selector of a loop; can report the start and end of each wait."""
 
     def set_listener(self, on_wait: Callable[[float, float], None] | None) -> None:
-        """Report waits from now on; None: stop. Without a report, select() has no other cost."""
+        """Report waits from now on; None: stop. Without a listener, select() has no extra cost."""
         vars(self).pop("select", None)
         if on_wait is not None:
             vars(self)["select"] = partial(self._timed_select, on_wait)
@@ -120,7 +120,7 @@ class EventLoopThread:
         self.loop: asyncio.AbstractEventLoop = _Loop(self._selector)
         self.suspendables: WeakSet[Suspendable] = WeakSet()
         self.bound_servers = 0
-        """The number of bound servers, which cannot be suspended."""
+        """The number of bound servers that cannot be suspended (blocks_fork)."""
         self._ended = self._suspended = False
         self._suspending: asyncio.Future[list[None]] | None = None
         self._thread = threading.Thread(target=self._main, name="tuplewire-loop", daemon=True)
@@ -160,7 +160,7 @@ class EventLoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
-        """Run a coroutine on the loop and return its result; from any thread except the loop's."""
+        """Run a coroutine on the loop; return its result, or raise WaitTimeoutError. Not on its thread."""
         outcome = _Outcome[_Result]()
         running = self.start(coroutine, lambda task: outcome.set_result(task.result))
 
@@ -177,7 +177,7 @@ class EventLoopThread:
     def start(
         self, coroutine: Coroutine[Any, Any, _Result], on_done: Callable[[asyncio.Task[_Result]], object]
     ) -> set[asyncio.Task[_Result]]:
-        """Start a coroutine from another thread, and call `on_done` at its end. Return the running task."""
+        """Start a coroutine from another thread, and call `on_done` at its end. Return a set with it."""
         if self.is_current_thread:
             coroutine.close()
             raise RuntimeError("a blocking call was made on the messaging loop; await the coroutine instead")

@@ -91,7 +91,7 @@ class MemoryClientStream(MemoryStream, ClientStream):
 
 
 memory_servers: dict[tuple[str, int], Callable[[str], MemoryClientStream]] = {}
-"""Opens a stream of a method to a server of this process, by topology and port. Source: Storm's `queues-map`.
+"""Functions that open a stream to a server here, by topology and port. Source: Storm's `queues-map`.
 """
 # Their streams belong to the parent's event loop.
 os.register_at_fork(after_in_child=memory_servers.clear)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 
 SMALL_FRAME_BYTES = 64 * 1024
-"""Frames of at least this size are not delayed."""
+"""Frames of at least this size add no delay for the next frame."""
 BURST_FRAMES = 8
 """The number of small frames that may be sent without delay."""
 

@@ -80,7 +80,7 @@ class Receiver(Inbox):
         self._own_id = expected_id
         """The id of the worker at the client's own address, if known."""
         self._refused_by: str | None = None
-        """The address of the worker that has reported last that it does not own a task."""
+        """The address of the last worker that refused a stream, or moved tasks away."""
         self._search_task: asyncio.Task[None] | None = None
         self._running = False
         """True if streams may be opened: not before the start, during a fork, or after the end."""
@@ -113,9 +113,9 @@ class Receiver(Inbox):
     def take(self, timeout: float | None = None) -> ArrivedBatch | None:
         """Return the next batch, or None after `timeout` seconds. Do not call this on the event loop.
 
-        Without a timeout, wait indefinitely once the workers have accepted this consumer. Raises ClosedError,
+        Without a timeout, wait indefinitely once all workers have accepted it. Raises ClosedError,
         or the error that ended the subscription. Raises UnreachableError if a worker was unreachable for the
-        whole timeout; without one, if no worker has accepted this consumer within connect_timeout_seconds.
+        whole timeout; without one, if not all workers have accepted it within connect_timeout_seconds.
         """
         with self.lock:
             found = self.changed.wait_for(partial(self._pop_or_raise, timeout), timeout)
@@ -296,7 +296,7 @@ class Receiver(Inbox):
     async def workers_of(self, tasks: Iterable[int]) -> dict[Peer, list[int]]:
         """Return the tasks at each worker, without unknown ones, by the last assignment.
 
-        It is requested again if it lacks a task. If no worker answers, raises the error of the first one.
+        The assignment is requested again if it lacks a task. If no worker answers, raises the first error.
         """
         task_ids = list(tasks)
         if self.connections is not None and not self._owners.by_task.keys() >= set(task_ids):
@@ -367,7 +367,7 @@ class Receiver(Inbox):
         return Peer(stream.worker_id or (self._own_id if is_own else ""), stream.address)
 
     async def _change_tasks(self, stream: ConsumerStream, tasks: frozenset[int]) -> None:
-        """Let a stream consume other tasks, or end it if there are none."""
+        """Restart a session with other tasks, or end it if there are none."""
         stream.set_tasks(sorted(tasks))
         stream.connected = False  # the worker does not know the tasks yet
         if not tasks:

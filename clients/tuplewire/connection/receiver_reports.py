@@ -68,7 +68,7 @@ class RefusedMessages:
             self._texts.append(text)
 
     def take_texts(self) -> list[str]:
-        """Return the texts added since the last call."""
+        """Return and clear the texts added since the last call, at most 1,000."""
         texts, self._texts = self._texts, []
         return texts
 

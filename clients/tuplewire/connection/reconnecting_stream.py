@@ -39,7 +39,7 @@ FINAL_CODES = CREDENTIAL_REFUSALS | {
     "UNKNOWN_TASK",
     "TASK_NOT_LOCAL",
 }
-"""Refusals that end a session; refused credentials end it only before its first admission."""
+"""Codes that end a session. See _is_retryable() of the subclasses for exceptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class ReconnectingStream(ABC):
         return not self.is_closed
 
     async def _run(self) -> None:
-        """Replace the stream until none is wanted.
+        """Open streams, one after another, until _needs_stream is False.
 
         1. An error that every retry would repeat ends the session.
         2. After any other error of a stream, another one is opened after a delay.
@@ -215,7 +215,7 @@ class ReconnectingStream(ABC):
     async def _run_stream(self, stream: ClientStream) -> None:
         background = [self._loop.create_task(each) for each in self._background_tasks(stream)]
         try:
-            # In a task of its own, a message does not continue the coroutines of the caller, too.
+            # In a separate task, a message resumes only _read(), not each coroutine that awaits it.
             await self._loop.create_task(self._read(stream))
         finally:
             for task in background:

@@ -54,7 +54,7 @@ class SendBuffer:
     ) -> None:
         """Start empty.
 
-        wake: called from any thread when there is something to write or to report. problem: returns why the
+        wake: called from any thread when there is something to write or to report. problem: returns, if the
         receiver is unreachable, as the end of a sentence, for errors.
         """
         self.address = address
@@ -63,7 +63,7 @@ class SendBuffer:
         self.wake = wake
         self._problem = problem
         self.closing = self.ended = False
-        """True if no more messages are accepted; true if pending ones were also dropped or taken back."""
+        """True if no more messages are accepted; true if pending ones were also dropped or withdrawn."""
         self.close_reason = ""
         """Why it is closed, as the end of a sentence; empty if its owner has closed it."""
         self.failure: TuplewireError | None = None
@@ -158,7 +158,7 @@ class SendBuffer:
         return self._send_one_counted(task, payload, source)
 
     def _has_space_for(self, task: int) -> bool:
-        """Return True if a small message fits because its task has fewer than others."""
+        """Return True if a small message fits in total, and its task is below its own limit."""
         submitted, entries = self.submitted, len(self.submitted.entries)
         return (
             entries < submitted.total_entry_limit
@@ -315,7 +315,7 @@ class SendBuffer:
     # --- for the event loop ---------------------------------------------------------------------
 
     def move_submitted(self) -> None:
-        """Move the submitted messages to the window; with the lock."""
+        """Move the submitted messages to the window, then decide offers; with the lock."""
         submitted = self.submitted
         submitted.pass_number += 1
         now_micros = time.time_ns() // 1000

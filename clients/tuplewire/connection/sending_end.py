@@ -81,7 +81,7 @@ class SendingEnd(ReconnectingStream):
         return f"<SendingEnd {self.address} {self.buffer!r} {self.connection_state}>"
 
     def _wake(self) -> None:
-        """Have messages written, and settled ones reported; from any thread.
+        """Schedule writing, and the callbacks for settled messages; from any thread.
 
         On the loop the writer is woken directly: a worker's message waits one turn less.
         """
@@ -114,7 +114,7 @@ class SendingEnd(ReconnectingStream):
             self._pressure.refresh(connected=False)
 
     def problem(self) -> str:
-        """Return why the worker is unreachable, as the end of a sentence; empty if it is not."""
+        """Return `; ADDRESS is not connected: REASON` as the end of an error; empty if it is reachable."""
         is_reachable = self.connected or (self.counts.connections and not self.ack_handler.receiver_lost)
         return "" if is_reachable else f"; {self.address} is {self.connection_state}"
 
@@ -144,7 +144,7 @@ class SendingEnd(ReconnectingStream):
     # A cancelled call leaves a session that accepts no more messages. Another call must then end it.
 
     async def close_async(self, timeout: float = 10.0) -> None:
-        """Wait for acknowledgements; then say goodbye, or at the timeout drop the rest."""
+        """Wait for acknowledgements; then send the goodbye, or drop the others at the timeout."""
         await self._finish(timeout)
         await self._end()  # 1.
 
@@ -192,8 +192,8 @@ class SendingEnd(ReconnectingStream):
     def _block_on(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine on the loop, and wait as flush() does.
 
-        A signal handler's thread may have the lock that the loop needs. A Future's lock would be left taken
-        by an interrupt, and the loop would wait for it forever.
+        A signal handler's thread may have the lock that the loop needs. A Future's lock would stay acquired
+        after an interrupt, and the loop would wait for it indefinitely.
         """
         done: list[asyncio.Task[None]] = []
 

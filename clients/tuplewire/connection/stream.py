@@ -2,7 +2,7 @@
 
 A transport provides streams. When a stream breaks, the session opens another one and resumes. So a stream may
 break at any time, but the messages that it delivers must be complete and in order. Used by SendingEnd,
-ConsumerStream and transports. Owns no state. Call only from the event loop. Design: docs/design/sessions.md.
+ConsumerStream and transports. Owns buffers. Call only from the event loop. Design: docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ StreamOpener = Callable[[str], AbstractAsyncContextManager[ClientStream]]
 
 
 class ProbeTimer:
-    """Calls a function after PROBE_SECONDS without an update; it may send a probe for the full state.
+    """Calls a function after PROBE_SECONDS without an update. The function may send a probe.
 
     Acknowledgements and credit are absolute, so the next one replaces a lost one. A probe ensures that there
     is a next one. Source: TCP's window probe. Call only from the event loop.
@@ -134,7 +134,7 @@ class BatchedEvent:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, *, immediately: bool) -> None:
-        """Add something to report."""
+        """Schedule a report."""
         self._has_unsent = True
         if immediately:
             self._event.set()

@@ -41,7 +41,7 @@ Batch = list[TaskGroup]
 
 @dataclass(slots=True)
 class Offer:
-    """Messages that the loop accepts or rejects, for lack of free space."""
+    """Messages that the loop accepts, or not, for lack of space. accepted: None: not decided yet."""
 
     groups: Sequence[TaskGroup]
     accepted: bool | None = None
@@ -99,7 +99,7 @@ class SubmissionQueue:
             self._counted += 1  # last: after an interrupt before this line, the entry is counted again
 
     def publish_space(self, messages: int, size_bytes: int, task_messages: int, max_bytes: int) -> None:
-        """Publish the free space after the counted entries. task_messages: the space for any one task."""
+        """Publish the space after the counted entries. task_messages: of a task. max_bytes: of a message."""
         more = min(messages, size_bytes // MAX_SMALL_BYTES)  # as if every message had the largest small size
         self.max_small_bytes = min(MAX_SMALL_BYTES, max_bytes)
         self.total_entry_limit = self._counted + more
@@ -116,7 +116,7 @@ class SubmissionQueue:
 
     @property
     def pending(self) -> int:
-        """The number of submitted messages, counted entry by entry."""
+        """The number of messages in the queue, counted without the lock."""
         entries = list(self.entries)
         return sum(sum(map(len, each)) if isinstance(each, list) else 1 for each in entries)
 

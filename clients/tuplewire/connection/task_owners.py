@@ -24,7 +24,7 @@ class TaskOwners:
         self.by_address: Mapping[str, Peer] = {}
         """The workers of the last assignment, by address."""
         self.by_task: Mapping[int, Peer] = {}
-        """The workers of all tasks in the last assignment; empty to request a new one."""
+        """The owner of each task in the last assignment. Receiver.invalidate_owners() clears it."""
         self._topology = topology
         self._address = address
 

@@ -31,9 +31,9 @@ class TaskState(NamedTuple):
     queued_messages: int | None = None
     """The number of messages that its consumer has not processed; None if it is not known."""
     oldest_seconds: float | None = None
-    """The age of the oldest of them, by both hosts' clocks, if known."""
+    """The age of the oldest queued message in seconds, if known; needs synchronized clocks."""
     consumer: str | bool = True
-    """The consumer's id, or True if it is not known; False or empty: there is no consumer."""
+    """The consumer's id; True: its id, or the state, is not known; False or empty: there is none."""
     problem: str = "its state is not known"
     """The reason if the numbers are not known."""
     no_consumer_since: float = math.inf

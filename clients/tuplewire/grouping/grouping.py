@@ -23,7 +23,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.values.group import check_task
 
 REMEMBERED_KEYS = 65_536
-"""The number of recent keys whose tasks an object stores."""
+"""The maximum number of recent keys for which an object caches the task."""
 
 
 class Locality(IntEnum):

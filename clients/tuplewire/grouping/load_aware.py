@@ -2,7 +2,7 @@
 
 About once a second, it reads the loads that tasks report and changes their shares by two gradual rules:
 
-- A task with a higher load than others at its distance gets a smaller share, and less the longer this lasts.
+- A task with a higher load than nearer or equally near tasks gets a smaller share, less the longer it lasts.
   Each step takes away an amount that depends on the excess, and returns an amount that depends on the loss.
 - A more distant tier is used to the degree that the average load of nearer tasks is between two bounds.
 
@@ -37,7 +37,7 @@ _RECOVERY_STRENGTH = 0.1
 _MIN_WEIGHT = 1e-3
 
 _ADMISSION_LAG = 0.3
-"""The part of the difference to its target by which each refresh changes an admission."""
+"""The share of the distance to its target that an admission moves at each refresh, from 0 to 1."""
 
 _RING = 1000
 _PLACES_PER_TASK = 10

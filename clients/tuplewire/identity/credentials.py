@@ -1,6 +1,6 @@
 """Credentials of a program, and the comparison of names in certificates.
 
-Clients and Spark read Credentials from settings; workers compare names in certificates and permissions.
+Clients, Spark and workers read Credentials from settings; clients and workers compare certificate names.
 Owns no state: Credentials contain only file names. Thread-safe. Design: docs/design/identity.md.
 """
 

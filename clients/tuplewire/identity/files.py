@@ -22,7 +22,7 @@ _Value = TypeVar("_Value")
 _FileStates = tuple[tuple[int, ...] | None, ...]
 
 AUTHORIZATION_KEY = "authorization"
-"""The metadata key of a call for the token."""
+"""The key of the token in the metadata of a call."""
 MIN_LENGTH, MAX_LENGTH = 16, 4096
 """Limits for a token, in characters. gRPC accepts metadata of 8 KiB."""
 _SCHEME = "Bearer "

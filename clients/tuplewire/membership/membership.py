@@ -52,7 +52,7 @@ class Membership:
         tasks: All tasks of the topology.
         topology: Default: TUPLEWIRE_TOPOLOGY, or `default`.
         min_workers: The number of workers to wait for before tasks are assigned and the block is entered.
-        timeout: The limit for that, in seconds.
+        timeout: The maximum wait for these workers, in seconds.
         expire_seconds: A worker that does not answer for this time loses its tasks.
         poll_seconds: The time between polls of the workers.
         credentials: Default: from the environment (TUPLEWIRE_TLS_CA and so on).

@@ -85,7 +85,7 @@ class Registry:
     """The changes since the caller last cleared this list: the name of a log event, and its fields."""
     _members: dict[str, _Member] = field(default_factory=dict)
     _absent: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Listed addresses without a registered worker: the owner, and the reason."""
+    """The owner and the reason of each listed address without a registered worker."""
     _worker_of: dict[int, str] = field(default_factory=dict)
     """The address of the worker of each assigned task."""
     _recently_moved: set[int] = field(default_factory=set)

@@ -27,7 +27,7 @@ def rebalance(
     """Give all workers the same number of tasks, or one more, with as few moves as possible.
 
     Arguments and result: see fill(). pinned: tasks that stay with their worker; a worker with more of
-    these than its share gets no others. The workers with the most tasks get the one more.
+    these than its share gets no others. The workers with the most tasks keep one extra task.
     """
     own: dict[str, list[int]] = {worker: [] for worker in workers}
     for task in sorted(tasks, key=lambda task: (task not in pinned, task)):

@@ -6,7 +6,7 @@ decoded value equals the packed one and has the same type, so subclasses are ref
 Bytes are untrusted. No memory is allocated for a size that is only claimed: a list grows with the items that
 are read, and only existing bytes are copied. Containers are nested at most MAX_DEPTH deep.
 
-Used by the serializer of topologies, their control messages, and the command `tap`. Owns no state.
+Used by the serializer and control messages of topologies, by teams, and by the command `tap`. Owns no state.
 Thread-safe. Design: docs/design/topologies.md, with the reason for not using the library msgpack.
 """
 

@@ -28,7 +28,7 @@ _LAST_LINES = 20
 
 
 class LaunchError(TuplewireError):
-    """A process did not start, or failed; the message contains the end of its log."""
+    """A process did not start, or failed. If it has written a log, the message contains its end."""
 
 
 def private_directory(max_bytes: int = 4096) -> str:

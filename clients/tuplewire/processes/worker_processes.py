@@ -233,17 +233,17 @@ class LocalWorkerProcess(WorkerProcesses):
 
     @property
     def address(self) -> str:
-        """Its address (host:port) for `Client`, Spark's option `address` and the command; may be empty."""
+        """Its address (host:port) for `Client`, Spark and the command; empty before the start."""
         return self.endpoints[0].address if self.endpoints else ""
 
     @property
     def metrics_url(self) -> str:
-        """The URL of its metrics, for Prometheus and for users; empty if it does not run."""
+        """The URL of its metrics, for Prometheus and for users; empty before the start."""
         return self.endpoints[0].metrics_url if self.endpoints else ""
 
     @expand_settings
     def client(self, *, source: int | None = None, **settings: Unpack[SessionKeywords]) -> Client:
-        """Return a client of this worker; for the keywords, see `tuplewire.Client`. Raises ClosedError."""
+        """Return a client of this worker; see `tuplewire.Client`. Raises ClosedError if it does not run."""
         if not self._children:
             raise ClosedError("the worker does not run: use it in a with statement, or call start()")
         return Client(self.address, topology=self.topology, source=source, **settings)

@@ -12,7 +12,7 @@ QUICK_FRAMES = 4
 """The last of this many frames within QUICK_SECONDS requests an acknowledgement."""
 QUICK_SECONDS = 0.002
 MAX_UNREQUESTED = 32
-"""Every 32nd frame in a row requests an acknowledgement. Two may be open: at most 64 frames in flight."""
+"""Every 32nd frame in a row requests an acknowledgement. At most two requests are outstanding: 64 frames."""
 
 
 class AckRequestPolicy:
@@ -27,7 +27,7 @@ class AckRequestPolicy:
 
         Args:
             now: The time in seconds, from any monotonic clock.
-            urgent: True if a caller waits for this acknowledgement.
+            urgent: True to request it now: a caller waits for it, or space is short.
         """
         times = self._times
         quick = len(times) == QUICK_FRAMES - 1 and now - times[0] <= QUICK_SECONDS

@@ -23,5 +23,5 @@ class Backoff:
         return ceiling * self._random()
 
     def reset(self) -> None:
-        """Reset the delay, because the connection was established."""
+        """Reset the delay, because an attempt succeeded."""
         self._ceiling = self._initial

@@ -1,7 +1,7 @@
 """The consuming end of a Recv session: received and acknowledged messages, rejections, and credit.
 
 Used by the client's ConsumerStream, which drives a ConsumeWindow under a lock (consumer_stream.py), and by
-workers, which use the cursors and rejections. Owns each task's position and unanswered rejections. No I/O.
+workers and Spark, which use Delivery. Owns each task's position and unanswered rejections. No I/O.
 Not thread-safe. Design: docs/design/credit.md; docs/design/acking.md for rejections.
 """
 
@@ -70,7 +70,7 @@ class ArrivedBatch:
     arrived_ns: int = 0
     """The time of arrival, in nanoseconds since 1970."""
     window: ConsumeWindow | None = field(default=None, repr=False)
-    """The window that they arrived in, which must get their acknowledgement."""
+    """The window of the session they arrived in. Acknowledge them to this window."""
 
     @property
     def groups(self) -> list[TaskGroup]:
@@ -128,7 +128,7 @@ class _Position:
         self.rejections.append(rejection)
 
     def take_rejections(self) -> tuple[list[Rejection], Rejection | None]:
-        """Mark the next rejections as reported; return them, and the first one that does not fit."""
+        """Mark the next rejections as reported; return them, and the first one beyond the limit, if any."""
         # Rejections are numbered without gaps, so the difference of two numbers is an index.
         start = max(0, self.reported_rejection - self.rejections[0].number + 1)
         some = list(islice(self.rejections, start, start + _MAX_REJECTIONS + 1))
@@ -327,7 +327,7 @@ class ConsumeWindow:
         self.changed_tasks.update(dict.fromkeys(self._subscribed_tasks))
 
     def take_all_cursors(self) -> list[TaskCursor]:
-        """Return every cursor for a subscribe request. Some of its rejections may wait for take_changed()."""
+        """Return every cursor for a subscribe request. take_changed() may return further rejections."""
         self._resend_rejections()
         # Clear this first: a cursor with too many rejections is added again.
         self.changed_tasks.clear()

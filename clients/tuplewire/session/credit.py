@@ -52,8 +52,8 @@ class SessionCredit:
         """Start with a window for every task.
 
         Args:
-            shares: Returns the window at every grant, so the window may change during the session.
-            max_message_bytes: The maximum payload, by which a sender may exceed its credit in bytes.
+            shares: Queried for the window at every grant, so a window may change during the session.
+            max_message_bytes: Maximum size of a message, by which a sender may exceed its credit.
             needs_release_acks: True to send a grant at every release, for ack mode `processed`. Otherwise a
                 grant is sent once a quarter of the window is free, or once everything is released.
             blocked_sessions: Counts the connected sessions without credit for each task, without zeros.
@@ -69,9 +69,9 @@ class SessionCredit:
         self._blocked_sessions = Counter() if blocked_sessions is None else blocked_sessions
         self.blocked_flows: set[int] = set()
         self.received_messages = self.received_bytes = 0
-        """Messages to all tasks that were received and not refused, and their payload bytes."""
+        """Received messages to all tasks, without refused ones, and their bytes (TaskGroup.size_bytes)."""
         self.released_messages = self.released_bytes = 0
-        """Received messages that were released, and their payload bytes."""
+        """Received messages that were released, and their bytes."""
 
     def groups_over_limit(self, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
         """Return the groups to tasks beyond MAX_TASKS. Forwarded groups are never among them."""
@@ -194,7 +194,7 @@ class SessionCredit:
         return True
 
     def watch_releases(self, tasks: Iterable[int]) -> None:
-        """Send a grant at every release of these tasks' messages, and one grant now.
+        """Mark a grant as changed at every release of these tasks' messages, and once now.
 
         This ends for a task when the sender closes the flow to it. Tasks beyond MAX_TASKS are not watched.
         """

@@ -1,6 +1,6 @@
 """Histograms of durations as plain numbers, for Prometheus.
 
-One search in the buckets serves a whole batch of messages. Callers pass times in seconds; only mark() reads a
+One search in the buckets serves a whole batch of messages. Callers pass seconds; only add_exemplar() reads a
 clock. Not thread-safe. Design: docs/design/traces.md (exemplars).
 """
 

@@ -27,7 +27,7 @@ class Entry:
     inbound: Any
     """See SettledMessages."""
     age: int
-    """Increases from batch to batch, from 1. It is 0 once the entry was written and may have arrived."""
+    """The order of acceptance, from 1: lower is older. 0 once the entry was written and may have arrived."""
     retain: bool
     accepted_micros: int
     """See TaskGroup. A group without a time was accepted by this process."""
@@ -59,13 +59,13 @@ class Flow:
     """True if the flow was used since the last call to SendWindow.close_unused()."""
     pending: deque[Entry] = field(default_factory=deque)
     unprocessed: deque[Entry | SettledMessages] = field(default_factory=deque)
-    """Messages that the receiver has acknowledged but not released, in order. An Entry is retained here;
+    """Acknowledged messages that the receiver has not released, in order. An Entry is retained here;
     SettledMessages were settled by the acknowledgement."""
     highest_entry: int = 0
-    """The highest entry_sequence accepted since everything in the flow was last released."""
+    """The highest entry_sequence that was accepted since the flow had no unreleased messages; 0 if none."""
     held: int = 0
     written: int = 0
-    """The number of pending messages that were written and may have arrived."""
+    """The number of unsettled messages that were written and may have arrived."""
     written_bytes: int = 0
     removed_count: int = 0
     """The number of released messages that have left `unprocessed`, by whole entries."""
@@ -158,7 +158,7 @@ class OutFrame:
     sequence: int
     runs: Sequence[Sequence[TaskGroup]]
     accepted_micros: Sequence[int]
-    """When the first message of each run was accepted."""
+    """The time of acceptance of each run's first message; see TaskGroup.accepted_micros."""
     messages: int
     size_bytes: int
     closed_flows: Sequence[int] = ()

@@ -22,7 +22,7 @@ from tuplewire.values.group import COUNT, SIZE_BYTES, TaskGroup, entry_worker, s
 
 
 def count_to_drop(held: int, offered: int, bound: int) -> int:
-    """Return the part of `held` to drop before an offer fits: all of it for one above the bound."""
+    """Return the number of `held` to drop so that `offered` fits: all if `offered` exceeds the bound."""
     over = held + offered - bound
     return min(held, over) if over > 0 else 0
 
@@ -88,7 +88,7 @@ class PendingMessages:
         self.blocked_flows: dict[int, None] = {}
         """Flows with messages but without credit; next_frame() adds them."""
         self.messages = self.size_bytes = 0
-        """Pending messages (waiting, in flight, or retained until processed), and their payload bytes."""
+        """Pending messages (waiting, in flight, or retained until processed), and their bytes."""
 
     def held_of(self, number: int) -> int:
         """Return the number of pending messages of a flow."""
@@ -281,7 +281,7 @@ class PendingMessages:
         more_bytes: int = 0,
         by_flow: Mapping[int, int] = MappingProxyType({}),
     ) -> bool:
-        """Return True if these messages fit, with the pending ones and the counts, in total and by flow."""
+        """Return True if these messages fit in addition to the pending ones and to the other arguments."""
         settings = self._settings
         messages, size = sum(map(COUNT, groups)), sum(map(SIZE_BYTES, groups))
         held, held_bytes = self.messages + more_messages, self.size_bytes + more_bytes
@@ -293,7 +293,7 @@ class PendingMessages:
         )
 
     def _is_short_of_space(self, entries: Iterable[Entry]) -> bool:
-        """Return True if half of a bound or a flow's credit is used, and no acknowledgement is requested."""
+        """Return True if half of a bound or all of a flow's credit is used, and no frame requests an ack."""
         settings, flows = self._settings, self._flows
         short = (
             bool(self.blocked_flows)
@@ -310,7 +310,7 @@ class PendingMessages:
         return short and not any(frame.ack_requested for frame in self._in_flight)
 
     def _full_flows(self, groups: Iterable[TaskGroup], by_flow: Mapping[int, int]) -> dict[int, int]:
-        """Return the flows whose bound would be exceeded, with the number of messages that may remain."""
+        """Return the flows in which `groups` do not fit, with the number of messages that may remain."""
         limit = self._settings.max_pending_task_messages
         offered: dict[int, int] = {}
         over_limit: dict[int, int] = {}

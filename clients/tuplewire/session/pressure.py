@@ -36,7 +36,7 @@ class OutboundPressure:
 
     @property
     def blocked_since(self) -> float | None:
-        """The time since which a connection accepts no messages; None if all connections accept messages."""
+        """The start of the longest pause of a connection, by the loop's clock; None if none pauses."""
         return next(iter(self.blocked_connections.values()), None)
 
 

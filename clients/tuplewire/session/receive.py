@@ -18,7 +18,7 @@ from tuplewire.values.group import TaskGroup, route_of
 from tuplewire.wire.messaging_pb2 import Ack, Refusal, TaskCredit
 
 REMEMBERED_FRAMES = 64
-"""The number of frames with refusals that are repeated after a reconnect. At most 64 frames are in flight."""
+"""Refusals of this many frames are stored for a reconnect, because at most 64 frames are in flight."""
 MAX_REFUSALS = 10_000
 """The maximum number of refusals in one update, unless one frame has more. Bounds the size of the update."""
 _MAX_TEXT_CHARS = 1 << 18
@@ -57,7 +57,7 @@ class ReceiveSession:
 
         Raises:
             SequenceGapError: Frames before this one are missing.
-            CreditExceededError: The frame contains more messages than were granted.
+            CreditExceededError: The frame contains more messages or bytes than were granted.
             MalformedError: The frame closes a flow that is in use.
         """
         # 1. The frame arrived over an earlier stream, and its acknowledgement was lost or delayed.

@@ -50,13 +50,13 @@ class SendWindow(PendingMessages):
         self.session_id = 0
         """Identifies the receiver's record of this session; 0 before the first welcome."""
         self.receiver_shut_down = False
-        """True if the receiver announced its shutdown. It then reports its remaining messages itself."""
+        """True if the receiver accounts for its messages: it drains, has departed, or got the goodbye."""
         self.worker_incarnation = 0
         self.possibly_lost = 0
         """An upper bound on the messages that were lost with a receiver. It had acknowledged but not released
         them, and they are not retained here."""
         self.max_message_bytes = settings.max_message_bytes
-        """The largest payload: the smaller limit of this sender and the receiver."""
+        """The maximum size of a message: the smaller limit of this sender and the receiver."""
         self._max_frame_bytes = settings.max_frame_bytes
 
     def offer(

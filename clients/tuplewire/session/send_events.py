@@ -29,4 +29,4 @@ class SendEvents:
     is_draining: Callable[[], bool] = lambda: False
     """Returns True if this worker drains. The receiver then accepts its messages longer."""
     pressure: OutboundPressure | None = None
-    """Counts blocked time and frame times. A worker has one for all its connections."""
+    """Counts blocked flows and frame times. A worker has one for all its connections."""

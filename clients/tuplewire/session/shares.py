@@ -64,7 +64,7 @@ class QueueShares:
 
     @property
     def nearly_full_tasks(self) -> list[int]:
-        """The tasks with smaller shares, because closed sessions left messages in their queues."""
+        """The tasks with smaller shares: messages of closed sessions fill a quarter of their queue."""
         return list(self._announced)
 
     def add_orphaned(self, task: int, messages: int, size_bytes: int) -> None:

@@ -24,7 +24,7 @@ class Peer(NamedTuple):
 
 
 def split_host_port(address: str) -> tuple[str, int]:
-    """Split host:port, without an IPv6 host's brackets. Raises ConfigError. Port 0: any free one."""
+    """Split host:port, without an IPv6 host's brackets. Raises ConfigError. Port 0 is valid."""
     host, _, port = address.rpartition(":")
     in_brackets = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if in_brackets else host
@@ -82,7 +82,7 @@ def resolve_address(address: str | None) -> str:
 
 
 def grpc_target(address: str) -> str:
-    """Return an address as a gRPC target, a URI: percent signs and `dns:` are encoded."""
+    """Return an address as a gRPC target URI (dns:/// or unix://), with special characters encoded."""
     if address.startswith("unix:"):
         return "unix://" + quote(address.removeprefix("unix://"))
     return "dns:///" + quote(address, safe="[]:")

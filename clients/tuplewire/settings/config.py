@@ -148,7 +148,7 @@ class SessionSettings(Settings):
             )
 
     def send_timeout(self, timeout: float | None) -> float:
-        """Return the seconds that a send waits for space. timeout: the caller's; None: as configured."""
+        """Return the maximum wait of send() in seconds: `timeout`, or as configured; 0 with overflow=fail."""
         given = checked_timeout(timeout)
         if self.overflow is Overflow.FAIL:
             return 0.0

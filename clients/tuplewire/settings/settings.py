@@ -204,7 +204,7 @@ def setting(
     storm: str = "",
     secret: bool = False,
 ) -> Any:
-    """Declare a field of a class of settings. key: default: see Settings.default_key()."""
+    """Declare a field of a class of settings. The default of `key` is Settings.default_key()."""
     declared = {"setting": Setting("", kind, default, help, key, storm, secret)}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=declared, repr=not secret)
@@ -231,8 +231,8 @@ def nested(settings: type[Settings]) -> Any:
 class Settings:
     """The base of all classes of settings. An object has only valid values.
 
-    PREFIX: the prefix of keys that are not declared. REFUSED: more prefixes with which an unknown key is an
-    error. PASSED: keys with these prefixes that another class reads.
+    PREFIX: for the keys of fields without a key. REFUSED: more prefixes with which an unknown key is an
+    error. PASSED: keys that another class reads; not prefixes.
     """
 
     PREFIX: ClassVar[str] = ""
@@ -351,10 +351,10 @@ def read_keys(
     text: bool = False,
     source: str = "",
 ) -> dict[str, Any]:
-    """Return the values of known keys by setting name. None means not set. Raises as from_conf().
+    """Return the values of known keys by setting name. None means not set. Errors: see from_conf().
 
     ours: the prefixes of keys that are an error if they are unknown. elsewhere: keys that another class
-    reads. text: True if strings are parsed, as in files. source: the end of the labels in errors.
+    reads. text: True if strings are parsed, as in files. source: text after keys in errors, like ` in FILE`.
     """
     values: dict[str, Any] = {}
     labels: dict[str, str] = {}

@@ -138,7 +138,7 @@ _warned: set[str] = set()
 
 
 def is_storm_key(key: str, value: Any) -> bool:
-    """Return True if a key is Storm's and not a setting here.
+    """Return True for a key of Storm without an effect here, of which one warning is logged.
 
     Logs one warning for each key without an effect. Raises ConfigError for an effect that is missing here.
     """

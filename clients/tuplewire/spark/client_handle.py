@@ -62,7 +62,7 @@ class UnflushedMessagesError(TuplewireError):
 
 
 class BlockClient(NotPicklable, AnswerMethods):
-    """A process's client during the `with` block of a ClientHandle. Open blocks of one handle share it."""
+    """A process's client during the `with` block of a ClientHandle. Open blocks of equal handles share it."""
 
     def __init__(self, client: Client, attempt: int | None) -> None:
         self._client: Client | None = client
@@ -125,7 +125,7 @@ class BlockClient(NotPicklable, AnswerMethods):
         return sent
 
     def flush(self, timeout: float | None = None) -> None:
-        """See Client.flush; leaving the block also does it."""
+        """See Client.flush; leaving the block also flushes."""
         client = self._get_open_client()
         self._unflushed = False  # before the wait: another thread may send during it
         try:
@@ -145,7 +145,7 @@ class BlockClient(NotPicklable, AnswerMethods):
         return self._get_open_client().asker(reply_to)
 
     def invalidate(self) -> None:
-        """Refuse everything from now on."""
+        """Raise ClosedError for every later call."""
         self._client = None
 
 
@@ -192,7 +192,7 @@ class ClientHandle(VersionChecked):
 
         Args:
             address: Default: TUPLEWIRE_ADDRESS in the process of the function.
-            timeout: The time that leaving the block waits for acknowledgements, in seconds.
+            timeout: The maximum wait for acknowledgements at the end of the block, in seconds.
             credentials: Names of files on the host of the function. Default: its variables TUPLEWIRE_TLS_CA,
                 TUPLEWIRE_TOKEN_FILE and so on.
 

@@ -26,7 +26,7 @@ _TOMBSTONE_NAME = TOMBSTONE.encode()
 def read_batch(groups: Sequence[TaskGroup], first: int, *, headers: bool = False) -> pa.RecordBatch:
     """Return consecutive messages of one task in the columns of read_schema; a tombstone's message is null.
 
-    first: the first one's sequence. Raises MalformedError if a program has sent an invalid key or headers.
+    first: the first sequence. Raises MalformedError if a program has sent an invalid key or headers.
     """
     columns = record_batch(groups)
     message = columns.column("message")

@@ -123,7 +123,7 @@ def check_slots(spark: SparkSession, tasks: int, what: str = "the program") -> N
     count, busy or not. Over Spark Connect, this does nothing unless the master is local.
 
     Args:
-        tasks: How many tasks wait for each other, and one more for streaming queries that run next to them.
+        tasks: The number of tasks that wait for each other; plus one with a streaming query next to them.
         what: The name of the caller, for the error.
     """
     slots = _local_slots(spark.conf.get("spark.master", "") or "") if is_remote(spark) else _slots(spark)

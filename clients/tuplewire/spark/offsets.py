@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 LAG_KEY = "lag"
-"""The key of a latest offset with the number of messages behind the query, by task; for display only."""
+"""The key of a latest offset with the number of unplanned messages, by task; for display only."""
 
 
 class DataLossError(TuplewireError):
@@ -33,13 +33,13 @@ class TaskOffset:
     """A position in one task's sequence.
 
     Attributes:
-        worker: The incarnation of the worker that assigns the sequence.
+        worker: The incarnation (a number) of the worker that assigns the sequence.
         sequence: The last message before the position; 0: none.
         address: That worker's address.
         entries: Messages before the position that were not acknowledged at that worker, by entry worker.
         before: Messages that were read at other workers and may be redelivered at this one.
         messages: The number of messages since the previous position.
-        first: The previous position at this worker, if it belonged to another worker.
+        first: The start of the messages at this worker, if the previous position is at another worker.
     """
 
     worker: int
@@ -190,7 +190,7 @@ class PreviousOwner:
 
 
 def loss_error(task: int, offset: TaskOffset, previous_owner: PreviousOwner, unread: int) -> DataLossError:
-    """Return the error for a worker that was lost with messages, of which `unread` were known."""
+    """Return the error for messages lost with a previous owner; unread: the number at the last poll."""
     if previous_owner.dropped_messages:
         why = "shut down while no worker could accept its messages"
         much = f"up to {previous_owner.dropped_messages} messages"
@@ -343,7 +343,7 @@ def ranges(start: Offset, end: Offset, states: QueueStates, runs: Mapping[int, E
 
 
 def lag(query: StreamingQuery | StreamingQueryProgress | Mapping[str, Any]) -> dict[int, int]:
-    """Return the number of messages behind a query's last micro-batch, by task, at the time of its planning.
+    """Return the number of messages after a query's last micro-batch, by task, when it was planned.
 
     The numbers are from `sources[].latestOffset`: Spark fills `metrics` only for sources in its JVM.
 

@@ -17,7 +17,7 @@ _WHEN = (1980, 1, 1, 0, 0, 0)
 
 
 def write_package(target: Path) -> None:
-    """Write `tuplewire` and `tuplewire_topology` into a zip, with its folder; replace an old zip."""
+    """Write `tuplewire` and `tuplewire_topology` into a zip; create its directory, and replace an old zip."""
     packages = [Path(spec.origin).parent for spec in map(find_spec, _PACKAGES) if spec and spec.origin]
     target.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:

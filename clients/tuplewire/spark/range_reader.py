@@ -193,7 +193,7 @@ class RangeReader:
         self._skip_missing(location, location.end, tasks)
 
     def _skip_missing(self, location: _Location, last: int, tasks: TaskPoller) -> None:
-        """Skip the messages of a place up to a sequence, because the worker no longer has them."""
+        """Skip the messages of a location up to a sequence, because the worker no longer has them."""
         if last <= location.position:
             return
         # A worker releases the messages of a moved task before all workers know of the move. So this is a

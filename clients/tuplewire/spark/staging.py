@@ -43,7 +43,7 @@ logger = event_logger(__name__)
 _PIECE_BYTES = 512 * KIB
 _SETTINGS = SessionSettings()
 _ATTEMPT_SECONDS = 5.0
-"""The time that a task waits for free space before it logs a warning."""
+"""The time that a Spark task waits for free space before it logs a warning."""
 FREE_CORE_HINT = "If a query of this program is to read them, Spark needs a free core for it"
 """A write's tasks may use all cores: then neither can continue. See docs/how-to/spark.md."""
 _SHOWN_TASKS = 10
@@ -64,7 +64,7 @@ class _Piece:
 
 
 class SinkWorkers(TaskWorkers):
-    """The workers of a sink; the common base of attempts and the driver's part."""
+    """The workers of a sink; the common base of AttemptStager and Publisher."""
 
     CALL_SECONDS = 10.0
 
@@ -80,7 +80,7 @@ class SinkWorkers(TaskWorkers):
     def find_assigned(self, tasks: Collection[int]) -> set[int]:
         """Return the given tasks that are in the assignment, which is requested again for unknown tasks.
 
-        Raises the reason why the worker is unreachable after the timeout, and WrongTopologyError.
+        After the timeout, raises the last error of RETRYABLE_ERRORS. Also raises WrongTopologyError.
         """
         self._with_retries(partial(self._update_owners, tasks))
         return self.owners.by_task.keys() & set(tasks)
@@ -305,7 +305,7 @@ class Publisher(SinkWorkers):
                 return
 
     def _attempts(self, peer: Peer, earlier: Mapping[int, TaskContent]) -> dict[str, Any]:
-        """Return the attempts at a worker. earlier: the content that tasks got from earlier runs."""
+        """Return request fields: a worker's attempts, and the content that tasks got from `earlier` runs."""
         return {
             "attempts": self._chosen[peer],
             "published_tasks": earlier,
@@ -321,7 +321,7 @@ class Publisher(SinkWorkers):
 
         An earlier driver may have failed while it published, and a task may have moved since. The task's
         worker of that time knows it, or the workers that this worker notified when it shut down. If a worker
-        knows an earlier epoch of this run, other workers may be away.
+        knows an earlier epoch of this run, other workers may be unreachable.
         """
         responses: dict[Peer, pb.BeginResponse] = {}
         retry = RetryDeadline(self._timeout)

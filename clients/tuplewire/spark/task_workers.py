@@ -69,7 +69,7 @@ class TaskWorkers(ControlClients):
         self._credentials = options.credentials()
         self._address, *others = resolve_addresses(options.address).split(",")
         self.last_address = self._address
-        """The address of the worker that answered last."""
+        """The address of the worker that sent the last assignment."""
         self._topology = options.topology
         self._timeout = options.timeout
         self._call_seconds = min(max(options.timeout, _MIN_CALL_SECONDS), self.CALL_SECONDS)
@@ -82,7 +82,7 @@ class TaskWorkers(ControlClients):
         return ControlClient(address, timeout, credentials=self._credentials, keepalive=True)
 
     def _with_retries(self, call: Callable[[], _Answer]) -> _Answer:
-        """Return the result of a call; repeat it for the timeout if a worker is away."""
+        """Return the result of a call; repeat it until the timeout while a worker is unavailable."""
         retry = RetryDeadline(self._timeout)
         while True:
             try:

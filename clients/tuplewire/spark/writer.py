@@ -169,7 +169,7 @@ class _WriterBase(VersionChecked):
         return Part(sink, staged, frozenset(stager.versions), router.bad_rows.count, run=run)
 
     def _publish(self, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeated: bool) -> None:
-        """Publish the chosen attempts, or raise an attempt's error. repeated: a restart publishes again."""
+        """Publish the chosen attempts, or raise an attempt's error. repeated: a restart may publish again."""
         parts = [part for part in messages if isinstance(part, Part)]
         failures = [part.failure for part in parts if part.failure is not None]
         for failure in failures[1:]:

@@ -134,7 +134,7 @@ class TeamConnection:
         return deque(Message(*fields, memoryview(value)[each : each + PIECE_BYTES]) for each in starts)
 
     def _send_pieces(self, unsent: Mapping[int, deque[Message]], kind: Kind) -> None:
-        """Send the pieces that the windows and the buffer accept, and confirm taken ones."""
+        """Send the pieces that the windows and the buffer accept, and confirm the received ones."""
         streams, sent = self._matcher.streams, True
         while sent:
             # Small pieces for several ranks take one frame, which costs the workers less than one for each.
@@ -251,7 +251,7 @@ class TeamConnection:
     # --- the end ---------------------------------------------------------------------------------
 
     def close(self, error: BaseException | None) -> None:
-        """Send the end to the other members, with at most 2,000 characters; close the connections."""
+        """Send LEAVE, or ABORT with up to 2,000 characters of the error, to the others; close the client."""
         text = "" if error is None else f"{type(error).__name__}: {error}"[:2000]
         note = self.formation.notice(Kind.ABORT if text else Kind.LEAVE, text.encode(errors="replace"))
         now, self._closing = time.monotonic(), True

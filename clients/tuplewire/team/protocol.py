@@ -22,7 +22,7 @@ WINDOW = 16
 _HEADER = struct.Struct("<QIHBHQQ")
 
 Kind = IntEnum("Kind", "JOIN PREPARE START CONFIRM LEAVE ABORT VALUE SENT")
-"""The purpose of a message. VALUE: a piece of a value in a call of all ranks; SENT: of a value of send()."""
+"""The purpose of a message. VALUE, SENT: a piece of a value, in a call of all ranks or of send()."""
 
 
 class Message(NamedTuple):
@@ -35,9 +35,9 @@ class Message(NamedTuple):
     """The rank of the sender."""
     kind: int
     position: int = 0
-    """The number of earlier pieces of this stream."""
+    """The number of earlier pieces of this stream; in CONFIRM, the kind of the stream."""
     size: int = 0
-    """The bytes of the whole value."""
+    """The bytes of the whole value; in CONFIRM, the number of taken pieces."""
     call: str = ""
     """The call with its number, dtype, shape and root, which must be equal on all ranks."""
     body: Any = b""
@@ -92,7 +92,7 @@ class TeamFormation:
         return [0] if self._rank else [rank for rank in range(self._size) if rank not in seen]
 
     def is_stale(self, message: Message) -> bool:
-        """Return True for a message in a call of another team."""
+        """Return True for a message of another team, except JOIN, PREPARE and START."""
         return message.kind > Kind.START and message.team != self.team
 
     def join_message(self) -> Message:
@@ -178,7 +178,7 @@ class CallMatcher:
             raise TeamError(f"rank {message.rank} has sent more than {WINDOW} pieces that no call has taken")
 
     def _check(self, message: Message, number: int) -> None:
-        """Compare a piece with this rank's call, if it belongs to a call up to this number."""
+        """Compare a piece with this rank's call, if the piece's call has at most this number."""
         earlier = message.kind == Kind.VALUE and message.number <= number
         if earlier and message.call != self._call:
             raise TeamMismatchError(f"{self._call}: rank {message.rank} has called {message.call}")

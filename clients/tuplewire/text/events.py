@@ -55,7 +55,7 @@ class LogRateLimiter:
         self._lines = 0
 
     def due(self, kind: Hashable, count: int = 1) -> int:
-        """Return the number of events since the last line of this kind; 0 if no line may be written now."""
+        """Count events; return their number since the kind's last line, or 0 if a line is not due yet."""
         now = self._clock()
         logged, since = self._last_lines.pop(kind, (-math.inf, 0))
         due = now - logged >= self.quiet_seconds and self._below_line_limit(now)

@@ -42,7 +42,7 @@ def escape_value(value: Any) -> str:
 
 
 def fold(text: str, width: int, indent: int = 0) -> str:
-    """Wrap each line of escaped text, and indent its rest. Words and commands stay whole, to be copied."""
+    """Wrap each line of escaped text; indent the rest. Words and commands stay whole, to be copied."""
     fold = TextWrapper(width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
     whole = _COMMAND.sub(lambda command: command[0].replace(" ", "\xa0"), text)
     return "\n".join(map(fold.fill, whole.split("\n"))).replace("\xa0", " ")

@@ -33,7 +33,7 @@ logger = event_logger(__name__)
 Attributes = Mapping[str, AttributeValue]
 _SYSTEM = "tuplewire"
 _MAX_SPANS_PER_SECOND = 2000
-"""The maximum number of recorded spans in a second: it bounds the work that senders cause in a worker."""
+"""The maximum number of spans of record() in a second: bounds the work that senders cause in a worker."""
 _FLUSH_SECONDS = 2.0
 _CONNECT_SECONDS = 0.5
 _RETRY_SECONDS = 5.0  # the interval of OpenTelemetry's batches
@@ -48,7 +48,7 @@ _KINDS = {
 
 
 class _Exporter(OTLPSpanExporter):
-    """Drops spans while no collector accepts connections: OpenTelemetry would retry them at the exit, too."""
+    """Drops spans while no collector accepts connections: OpenTelemetry would retry them even at exit."""
 
     _next_attempt = 0.0
 
@@ -96,7 +96,7 @@ class Tracing:
         self._current_second = self._spans_in_second = 0
 
     def should_sample(self) -> bool:
-        """Return True if a new operation is traced: as the current span, or at random without one."""
+        """Return True to trace a new operation: if the current span is sampled; without a span, at random."""
         around = trace.get_current_span().get_span_context()
         if around.is_valid:
             return around.trace_flags.sampled

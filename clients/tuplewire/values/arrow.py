@@ -91,7 +91,7 @@ def record_batch(
 ) -> pa.RecordBatch:
     """Return the groups as columns `task`, `source` and `message`.
 
-    tasks, sources: the values of each message, instead of the values of the groups; a source of -1 means
+    tasks, sources: one for each message, instead of the groups'; give both or neither. A source of -1 means
     none. Raises MalformedError if the payloads have 2 GiB or more, which exceeds the limit of one column.
     """
     if tasks is None or sources is None:

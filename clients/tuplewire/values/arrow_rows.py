@@ -17,7 +17,7 @@ def pack_rows(rows: pa.RecordBatch | pa.Table) -> bytes:
     """Return rows as the payload of one message: a complete stream of Arrow's IPC format, with its schema.
 
     Any program with an Arrow library can read the payload. Its size is limited (max_message_bytes);
-    route_rows() divides rows accordingly. Dictionary values that the rows do not use are omitted.
+    route_rows() divides rows into about 512 KiB. Dictionary values that the rows do not use are omitted.
 
     Raises:
         MessageError: `rows` is not a RecordBatch or Table.

@@ -1,6 +1,6 @@
 """TaskMessageBatch: many messages, stored as columns.
 
-A batch stays in columns on its whole path: no layer creates an object, a protobuf message or a metric call
+A batch stays in columns on its whole path: only keys and headers need an object or protobuf message each
 per message. Used by clients, subscriptions, Spark and programs. Owns its columns, which do not change.
 Thread-safe. Design: docs/design/sessions.md ("Frames are columns").
 """
@@ -38,7 +38,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     Iterating and indexing create TaskMessages; all other operations (`groups`, slices, `+`) use columns. A
     batch keeps its order. It is sent as groups: receivers get the messages in order for each (source, task).
 
-    Groups have `redelivered`, which slices with step 1 of a batch built from groups, and sums of such batches
+    Slices (step 1) and sums of batches that were built from groups preserve `redelivered` of the groups. Two
     preserve. Two batches are equal if their tasks, sources, payloads, keys and headers are equal.
     """
 
@@ -125,7 +125,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             headers: Lists of structs of name and value, as from Spark's Kafka source; null: no headers.
 
         Raises:
-            MalformedError: A column has nulls, a wrong type or length, or 2 GiB or more, or a header no name.
+            MalformedError: A column has nulls, a wrong type or length, or 2 GiB; or a header has no name.
             InvalidTaskError: A task id is outside 0 to 2^31-1.
         """
         from tuplewire.values.arrow import groups_from_arrow
@@ -362,7 +362,7 @@ def as_groups(
     key: bytes | None = None,
     headers: Headers | None = None,
 ) -> tuple[TaskGroup, ...]:
-    """Return the groups of a batch, of an iterable of TaskMessages, or of one task and payload.
+    """Return groups without routing: of a batch, TaskMessages, or one task (in `messages`) and payload.
 
     `source` is the sending task of messages without a source. `key` and `headers` are for a single payload.
     """

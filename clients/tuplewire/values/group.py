@@ -81,11 +81,11 @@ def task_column(tasks: SupportsIndex | Collection[SupportsIndex], count: int, na
 
 
 _HOP = 1 << 32
-"""One hop in `path`: the entry worker's number, which is lower, plus this value for each hop."""
+"""Added to `path` for each hop. The entry worker's number is in the bits below."""
 _UNQUEUED_HOP = 1 << 56
 """Also added for each hop since the messages last waited in the queue of their task's owner."""
 COUNT, SIZE_BYTES, PATH = attrgetter("count"), attrgetter("size_bytes"), attrgetter("path")
-"""Return these attributes of a group. With sum() and map(), a batch needs no loop in Python."""
+"""Functions that return these attributes of a group, for map(): a batch needs no loop in Python."""
 MAX_FRAME_GROUPS = 1000
 """Limit for the groups of a frame. The receiver needs about 10 us for each and is blocked in that time."""
 MAX_UNQUEUED_HOPS = 16
@@ -93,7 +93,7 @@ MAX_UNQUEUED_HOPS = 16
 
 
 def flow_of(task: int, path: int) -> int:
-    """Return the flow of messages to a task. The flow of forwarded messages is negative.
+    """Return the number of the flow of messages to a task; negative for forwarded messages.
 
     Each flow has a separate order and separate counts. While a task moves, returned messages must not queue
     behind messages that wait for them.
@@ -126,7 +126,7 @@ class TaskGroup:
         lengths: The length of each payload, in four little-endian bytes.
         data: The concatenated payloads.
         count: The number of messages.
-        header_lengths: The same for encoded keys and headers (values/headers.py); empty if there are none.
+        header_lengths: As `lengths`, for encoded keys and headers (header_data); empty if there are none.
         size_bytes: Bytes of payloads, keys and headers, as counted by limits and credit.
         redelivered: True if the messages may be duplicates, after a failure or a broken connection in a move.
         path: Set between workers. Low 32 bits: the number of the entry worker, which accepted the
@@ -377,7 +377,7 @@ def same_millisecond(micros: int, other_micros: int) -> bool:
 
 
 def check_sizes(groups: Iterable[TaskGroup], limit_bytes: int) -> None:
-    """Raise MessageTooLargeError if a message exceeds the limit."""
+    """Raise MessageTooLargeError if a message, with its key and headers, exceeds the limit."""
     for group in groups:
         if group.size_bytes > limit_bytes and (largest := max(group.message_sizes())) > limit_bytes:
             raise MessageTooLargeError(group.task, largest, limit_bytes)

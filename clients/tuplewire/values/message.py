@@ -36,7 +36,7 @@ class TaskMessage:
 
     task: int
     message: bytes
-    _encoded: bytes  # missing where there is neither key nor headers
+    _encoded: bytes  # unset if there is neither a key nor headers
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class TaskMessage:
 
     @property
     def expired(self) -> bool:
-        """True if the sender of a request has stopped waiting, by both hosts' clocks. Raises as `headers`."""
+        """True if a request's deadline has passed. Compares clocks of two hosts. Raises as `headers`."""
         from tuplewire.values.headers import DEADLINE, parse_number
 
         deadline = parse_number(self.headers, DEADLINE)
@@ -178,7 +178,7 @@ _set_task, _set_message, _set_encoded = (
 )
 
 SHUTDOWN_MESSAGE = TaskMessage.received(SHUTDOWN_TASK, b"")
-"""Storm's shutdown notice. No other message has its task id, because TaskMessage() does not accept it."""
+"""Storm's shutdown notice. No sender can send its task id. deserialize() accepts it, as Storm does."""
 
 
 def encoded_of(message: Any) -> bytes:

@@ -84,7 +84,7 @@ def parse_ranges(text: str) -> tuple[int, ...] | TaskRanges:
 
 
 def format_tasks(tasks: Iterable[int]) -> str:
-    """Return sorted task ids and ranges, such as `1, 2-9`, at most ten; `...` stands for the others."""
+    """Return sorted task ids and ranges, such as `1, 3-9`, at most ten; `...` stands for the others."""
     found = TaskRanges.of((task, task) for task in tasks)
     ranges = zip(found.starts, found.ends, strict=True)
     shown = [f"{start}" if start == end else f"{start}-{end}" for start, end in ranges]
@@ -92,7 +92,7 @@ def format_tasks(tasks: Iterable[int]) -> str:
 
 
 def check_tasks(tasks: SupportsIndex | Iterable[SupportsIndex]) -> list[int]:
-    """Return one or several task ids as a list. Raise InvalidTaskError for an invalid id or an empty list."""
+    """Return task ids as a list without duplicates. Raise InvalidTaskError if one is invalid, or for none."""
     if isinstance(tasks, str | bytes):
         raise InvalidTaskError(f"tasks are numbers, such as [42], not {tasks!r}")
     several = tasks if isinstance(tasks, Iterable) else [tasks]

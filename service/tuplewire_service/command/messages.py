@@ -1,4 +1,4 @@
-"""The formats of messages in files, pipes and terminals, for `tuplewire send` and `tuplewire recv`.
+"""The formats of messages in files, pipes and terminals, for send, recv, dead-letters and tap.
 
 Used by commands that show messages. Owns no state. Thread-safe. Reference: docs/reference/command.md.
 """

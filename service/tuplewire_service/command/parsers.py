@@ -65,7 +65,7 @@ class _Help(argparse.Action):
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Shows options only in their list, as they would fill the usage line. Keeps examples and names whole."""
+    """Omits options from the usage line, which they would fill. Does not break examples and names."""
 
     def _fill_text(self, text: str, width: int, _: str) -> str:
         return fold(text, width)
@@ -227,7 +227,7 @@ def read_credentials(arguments: argparse.Namespace) -> Credentials:
 
 
 def make_control_client(arguments: argparse.Namespace, address: str | None = None) -> ControlClient:
-    """Return a client of the control service for the flags of add_client_command(); `address` comes first."""
+    """Return a control client for the flags of add_client_command(); `address` replaces --address."""
     from tuplewire.connection.control_client import ControlClient
 
     return ControlClient(

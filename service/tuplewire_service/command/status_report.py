@@ -134,7 +134,7 @@ def write_tables(
 ) -> None:
     """Write sentences about problems, and the first `limit` rows of each table that have `wanted`.
 
-    `width` is the number of columns, by default those of the terminal; files and pipes have no limit. With
+    `width` is in characters, by default the width of the terminal; files and pipes have no limit. With
     a width, unused tasks are only counted, unless `wanted` is given.
     """
     if width is None and stream.isatty():

@@ -1,4 +1,4 @@
-"""The taps of one `tuplewire tap`, a thread and a client for each, and their messages as text and as JSON.
+"""The taps of one `tuplewire tap`, each with a thread and a client, and their messages as text and JSON.
 
 All content of messages is untrusted, so text is escaped. Used by inspection_commands.py. Owns the
 threads and clients of the open taps. Thread-safe. Design: docs/design/traces.md.

@@ -113,7 +113,7 @@ def write_lines(stream: TextIO, *lines: str, style: str = "", indent: int = 2) -
 def counted(
     items: Iterable[_Item], item_name: str, completed_ratio: Callable[[int], float | None], *, drawn: bool
 ) -> Generator[_Item]:
-    """Yield items. If `drawn`, show their number and rate on standard error, if it is a terminal.
+    """Yield items. If `drawn`, show their number and rate in a line on standard error, on a terminal.
 
     `completed_ratio` returns the ratio, 0 to 1, after a number of items, or None. Close the generator.
     """
@@ -134,7 +134,7 @@ def counted(
 
 
 def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Write columns with escaped cells, the first one left-aligned and the others right-aligned."""
+    """Write columns with escaped cells. The first is left-aligned, on a terminal also `reason`."""
     lines = [[escape_unprintable(cell) for cell in row] for row in (header, *rows)]
     console = console_of(stream)
     if console is None:

@@ -30,7 +30,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """A request to stop. reason: a word for the log. deadline_seconds: for the drain; None: as configured."""
+    """A request to stop. None for the time limit of the drain: the configured one."""
 
     reason: str
     exit_code: int = EXIT_OK

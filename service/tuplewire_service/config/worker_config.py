@@ -195,7 +195,7 @@ class WorkerConfig(WorkerSettings):
         FILE, None, "JSON file for the state of the executors; removed at a clean exit"
     )
     session: SessionSettings = field(default_factory=SessionSettings)
-    """The other settings of sessions with workers; only a topology's settings contain them."""
+    """All settings of sessions with workers. Those without a flag are set in a topology's settings."""
 
     def _check(self) -> None:
         if not self.worker_id:  # as Storm names workers; port 0 is not bound yet

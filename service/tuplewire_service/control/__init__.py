@@ -1,1 +1,1 @@
-"""The control and health services of a worker."""
+"""The gRPC services of a worker except Messaging, and its log, memory and debug bundles."""

@@ -34,7 +34,7 @@ from tuplewire_service.control.memory import resident_bytes
 from tuplewire_service.worker.worker import Worker
 
 _TASKS_PER_TURN = 200
-"""Number of tasks to inspect before messages are processed again."""
+"""Number of asyncio tasks to inspect before messages are processed again."""
 _MAX_FRAMES = 30
 CodeLocation = tuple[str, int, str]
 """A file, a line and a function."""
@@ -111,7 +111,7 @@ def _thread_stacks() -> Iterator[str]:
 
 
 async def _task_stacks() -> str:
-    """Return the places where the loop's tasks wait. Each place appears once, with its number of tasks."""
+    """Return the places where asyncio tasks wait. Each place appears once, with its number of tasks."""
     found: Counter[tuple[CodeLocation, ...]] = Counter()
     names: dict[tuple[CodeLocation, ...], list[str]] = {}
     for number, task in enumerate(asyncio.all_tasks(), 1):

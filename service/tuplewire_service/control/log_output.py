@@ -35,7 +35,7 @@ _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskN
 
 
 class EventFormatter(logging.Formatter):
-    """`TIME LEVEL event key=value ...`, wrapped if `folded`, and a trace; or one JSON object per line."""
+    """`TIME LEVEL event key=value ...`, wrapped if `folded`, and a traceback; or one JSON object per line."""
 
     def __init__(self, log_format: str, *, folded: bool = False) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ _PAUSE_SECONDS = 10.0
 _MAX_TRIM_RATIO = 0.001
 """Maximum share of time for returning memory, because threads that allocate may have to wait."""
 _MIN_CPU_SECONDS = 0.1
-"""Processor seconds since the last time after which there may be free memory to return."""
+"""Minimum CPU seconds since the last return of memory; with less work, little memory was freed."""
 
 
 def resident_bytes() -> int:

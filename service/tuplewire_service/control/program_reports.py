@@ -241,7 +241,7 @@ class ProgramReports:
 
 
 def _count_series(sample: pb.MetricSample) -> int:
-    """Return the number of series of a sample; histograms and summaries include the sum and the count."""
+    """Return the maximum number of series of a sample: its counts, and two for the sum and the count."""
     return len(sample.counts) + 2 if sample.counts else 1
 
 

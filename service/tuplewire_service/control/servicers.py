@@ -61,7 +61,7 @@ _TASKS_PER_TURN = 500
 _CHUNK_BYTES = 1 << 20
 """Limit of one piece: gRPC accepts responses of 4 MiB."""
 _TAP_BATCH_SECONDS = 0.05
-"""Tapped messages within this time are sent in one response, which limits the wakeups of a reader."""
+"""Tapped messages within this time are sent in one response, which limits the wakeups of the client."""
 
 
 # ruff: noqa: N802 - methods have the wire's names
@@ -109,7 +109,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         return status
 
     async def GetLoad(self, request: pb.GetLoadRequest, _context: Context) -> pb.GetLoadResponse:
-        """Return the load of the named tasks."""
+        """Return the known loads of the requested tasks, or of all tasks if none is requested."""
         tasks = unique(request.tasks, "tasks") or list(self.worker.router.table.owner_by_task)
         loads: dict[int, float] = {}
         for start in range(0, len(tasks), _TASKS_PER_TURN):
@@ -234,7 +234,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
 
 def _with_defaults(request: pb.TapRequest) -> pb.TapRequest:
-    """Return a reader's request with defaults and limits. Raises MalformedError or InvalidTaskError."""
+    """Return a tap's request with defaults and limits. Raises MalformedError or InvalidTaskError."""
     if not 0 <= request.sample <= 1:  # also False for NaN
         raise MalformedError(f"a tap's sample is a share, 0 to 1, not {request.sample}")
     return pb.TapRequest(

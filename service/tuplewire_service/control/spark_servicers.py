@@ -1,7 +1,7 @@
 """The gRPC services Sink and Source, with which Spark queries write and read.
 
-They call the worker's sinks and read its queues. Used by process/worker_runtime.py. Owns no state except the
-readers. Call only from the event loop. Design: docs/design/sinks.md and docs/design/readers.md.
+They call the worker's sinks and read its queues. Used by process/worker_runtime.py. Owns no state.
+Call only from the event loop. Design: docs/design/sinks.md and docs/design/readers.md.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
         return sink, names
 
     async def Stage(self, request: pb.StageRequest, context: Context) -> pb.StageResponse:
-        """Store a piece of an attempt."""
+        """Store a piece of an attempt; without space, return the reason in `waits_for` instead."""
         sink = self._sink(request, context)
         check_id("attempt", request.attempt)
         try:
@@ -96,14 +96,14 @@ class SinkServicer(control_pb2_grpc.SinkServicer):
         )
 
     async def Check(self, request: pb.CheckRequest, context: Context) -> pb.CheckResponse:
-        """Return the tasks of attempts that could be published."""
+        """Check that attempts can be published, without publishing them; return their tasks."""
         sink, names = self._named(request, context)
         published = contents_from_wire(request.published_tasks, request.published_contents)
         tasks = self.worker.sinks.check(sink, request.epoch, names, published)
         return pb.CheckResponse(tasks=tasks)
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
-        """Choose attempts of an epoch."""
+        """Publish the chosen attempts of an epoch; return the numbers of chosen and of waiting messages."""
         sink, names = self._named(request, context)
         if request.run:
             check_id("run", request.run)

@@ -1,6 +1,6 @@
 """The transport plug-in interface: IContext creates connections, IConnection transfers batches.
 
-Used by all transports, and by worker/ and topologies. Owns no state. Thread-safe, unless a method states
+Used by all transports, worker/ and process/. Owns no state. Thread-safe, unless a method states
 otherwise. Source: Storm's `org.apache.storm.messaging` (`IContext`, `IConnection`, `IConnectionCallback`);
 here, each side of a connection is a separate type. Design: docs/design/sessions.md (transports).
 """
@@ -147,10 +147,10 @@ class IConnectionCallback(ABC):
         """The current assignment version, for senders that connect, or 0 if there is none."""
         return 0
 
-    def on_worker_connection(self, number: int, *, connected: bool) -> None:  # noqa: B027 - not all need know
+    def on_worker_connection(self, number: int, *, connected: bool) -> None:  # noqa: B027 - optional
         """Record that the worker with this number connected, or disconnected without notice."""
 
-    def on_workers_departed(self, departures: Sequence[Departure]) -> None:  # noqa: B027 - not all need know
+    def on_workers_departed(self, departures: Sequence[Departure]) -> None:  # noqa: B027 - optional
         """Record the workers that shut down cleanly, and the state that they reported."""
 
 
@@ -189,7 +189,7 @@ class IServerConnection(IConnection):
 
     @abstractmethod
     def restrict_intake(self, intake: AcceptedPeers = AcceptedPeers.OWN_PROGRAM) -> None:
-        """Accept messages only from these peers, and acknowledge accepted ones; other senders keep the rest.
+        """Set the peers to accept messages from, and acknowledge accepted ones; other senders keep the rest.
 
         No message from other peers arrives after it returns. A later call may accept more senders again.
         """

@@ -1,6 +1,6 @@
 """TransportFactory: creates a prepared IContext for the setting `storm.messaging.transport`.
 
-Used by process/worker_runtime.py, config/ and topologies. Owns no state. Thread-safe. Source: Storm's
+Used by process/ and config/. Owns no state. Thread-safe. Source: Storm's
 `TransportFactory.makeContext`. Design: docs/design/sessions.md (transports).
 """
 

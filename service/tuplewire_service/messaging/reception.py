@@ -31,7 +31,7 @@ MAX_SOURCES = 1000
 class Reception(IConnectionCallback):
     """Counts received messages, and passes them to a callback or stores them for `pull`.
 
-    A transport reads nothing until there is a receiver. Waiting messages stay unacknowledged at
+    A transport waits at the first frame until there is a receiver. Waiting messages stay unacknowledged at
     their sender, so a late callback can still refuse them. Messages for `pull` are not released, so the
     senders' credit bounds them. Thread-safe, except count() and deliver(), which one thread calls at a time.
     """
@@ -61,7 +61,7 @@ class Reception(IConnectionCallback):
             status.refused_messages[code] += count
 
     def forget(self, source: str) -> None:
-        """Forget the counts of a worker that is disconnected."""
+        """Forget the counts of a worker after its last session is closed."""
         self._received.pop(source, None)
 
     def count(self, source: str, groups: Sequence[TaskGroup]) -> None:

@@ -305,9 +305,9 @@ def encode_deliveries(sequence: int, deliveries: list[Delivery], *, ack_requeste
 
 
 def cursor_slices(cursor: pb.TaskCursor, max_rejections: int) -> Iterator[pb.TaskCursor]:
-    """Yield a consumer's position in steps with at most `max_rejections` each, and shorten long reasons.
+    """Yield a cursor in slices with at most `max_rejections` each, and shorten long reasons.
 
-    A step does not acknowledge a message with a rejection in a later step. Raises InvalidTaskError for an
+    A slice does not acknowledge a message with a rejection in a later slice. Raises InvalidTaskError for an
     invalid task id, MalformedError if the numbers of rejections do not increase.
     """
     task, rejections = check_task(cursor.task), cursor.rejections

@@ -44,7 +44,7 @@ _MAX_LOADS = 10_000
 _MAX_DEPARTURES = 100
 """Maximum number of recent departures that are reported to a reconnecting worker."""
 _STREAM_CLOSE_SECONDS = 1.0
-"""Seconds for a sender to end its stream after a drain notice; then reading stops."""
+"""Seconds for a sender to end its stream after a drain notice, and for end() to await the streams."""
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class SendService(StreamService):
 
     def __post_init__(self) -> None:
         self.receiver_ready = asyncio.Event()
-        """Set once a callback accepts messages; until then, senders keep them."""
+        """Set once a callback or recv() receives messages; until then, senders retain them."""
         self.intake = AcceptedPeers.ALL
         self.tasks_without_credit: Counter[int] = Counter()
         """By task, the number of connected sessions without credit; the longest blocked first."""
@@ -104,7 +104,7 @@ class SendService(StreamService):
         self.intake = intake
         streams = [stream for stream in self._streams if stream.peer_level > intake]
         for stream in self._streams:
-            stream.wake.set()  # lingering senders may have to reconnect
+            stream.wake.set()  # senders that wait for releases may now reconnect
         for stream in streams:
             if not stream.drain_notified:  # once: a notified sender ends its side
                 stream.drain_notified = True
@@ -257,7 +257,7 @@ class SendService(StreamService):
         # 1. The sender says goodbye, or closes its side: the last acknowledgement is written.
         # 2. A drain: the sender closes its side in time. A sender that waits for releases gets them first.
         # 3. A drain, and the sender continues: stop_reading() ends the read, the rest is sent, then an error.
-        # 4. end(): another stream has the session now, or the admission was withdrawn.
+        # 4. stream.end(): another stream has the session now, or the admission was withdrawn.
         # 5. A request violates the protocol or a limit: _read() raises the error.
         # 6. The connection breaks: the read ends, or raises StreamBroken. gRPC also cancels this task.
         # 7. The server stops: the transport cancels this task.
@@ -274,7 +274,7 @@ class SendService(StreamService):
             if stream.reading_ended:
                 raise DrainingError("the worker is draining; connect again later, or to another one")
         except asyncio.CancelledError:
-            # Without an error of end(), this is case 6 or 7.
+            # Without an error of stream.end(), this is case 6 or 7.
             if stream.end_error is None:
                 raise
             raise stream.end_error from None
@@ -294,7 +294,7 @@ class SendService(StreamService):
                 # A frame without a receiver is not acknowledged: it waits here, and its sender retains it.
                 await self.receiver_ready.wait()
                 self._accept_frame(session, request)
-                # Others share an acknowledgement; see docs/design/credit.md (acknowledgements on request).
+                # Other frames share an acknowledgement; see docs/design/credit.md.
                 stream.frame_event.add(immediately=request.ack_immediately or session.state.urgent)
                 continue
             kind = request.WhichOneof("kind")

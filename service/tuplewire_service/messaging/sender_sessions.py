@@ -34,7 +34,7 @@ CLIENT_SOURCE = "client"
 OWN_PROGRAM_SOURCE = "executors"
 """The source of the messages of a worker's own program."""
 SessionKey = tuple[str, str]
-"""The owner, see IAccess, and the sender's id. Without authentication, the owner is empty."""
+"""The owner, see AccessRights, and the sender's id. Without authentication, the owner is empty."""
 MAX_SESSIONS = 10_000
 """Maximum number of senders that one server remembers."""
 _MIN_WINDOW_MESSAGES = 64
@@ -73,7 +73,7 @@ class SenderStream:
         """True if reading ended before the sender closed its side."""
 
     def notify(self, notice: pb.SendResponse, part_key: int = 0) -> None:
-        """Write this notice soon, replacing an earlier one of its kind or part."""
+        """Write this notice soon, replacing an earlier one of the same kind and part."""
         key = notice.WhichOneof("kind") or "", part_key
         # A relieved task is reported once, so a later status must not replace the report.
         if key[0] == "backpressure" and key in self.notices:
@@ -133,7 +133,7 @@ class Session:
         self.key = access.owner, hello.sender_id
         self.sender_id = hello.sender_id
         worker = hello.kind == pb.PEER_KIND_WORKER
-        # The sender id of a worker: its id, then its start and the number of the connection.
+        # The sender id of a worker: worker id, "/", a random id of the context, ".", connection number.
         worker_id = hello.sender_id.rpartition("/")[0] or hello.sender_id
         # Counts name only workers individually, because programs come and go with new ids.
         self.source = worker_id if worker else OWN_PROGRAM_SOURCE if access.is_own_program else CLIENT_SOURCE
@@ -151,7 +151,7 @@ class Session:
         self.has_no_share = False
         """True if the sender has no share of the queues, because it was disconnected for too long."""
         self.address = ""
-        """The sender's address, as the transport reports it; empty: in this process."""
+        """The sender's address, as the transport reports it, perhaps memory:PORT."""
         self.changed_at = 0.0
         """Loop time of the last connect or disconnect."""
         self.lease_timer: asyncio.TimerHandle | None = None
@@ -241,7 +241,7 @@ SHARE_LEASE_SECONDS = 3.0
 
 
 class SenderSessions:
-    """The sessions of one bound server. Call only from the event loop."""
+    """The sessions of one bound server. Call only from the event loop, except release()."""
 
     def __init__(self, settings: TransportSettings, on_disconnect: Callable[[str], None]) -> None:
         """Start without sessions. `on_disconnect` is called with a worker's id when its last session ends."""
@@ -303,7 +303,7 @@ class SenderSessions:
         self._grant_share(session)
 
     def on_connected(self, session: Session) -> None:
-        """Give a connected sender its share, or return a lost one."""
+        """End the lease of a sender that connects; if it has lost its share, grant it again."""
         session.changed_at = asyncio.get_running_loop().time()
         if session.lease_timer is not None:
             session.lease_timer.cancel()
@@ -335,7 +335,7 @@ class SenderSessions:
         session.lease_timer = asyncio.get_running_loop().call_later(self.settings.resume_seconds, forget)
 
     def forget(self, key: SessionKey) -> None:
-        """End a sender's session, if any: after a goodbye, a restart, or the timeout."""
+        """End a sender's session, if any: after a goodbye, a restart, the timeout, or to admit another."""
         session = self._sessions.pop(key, None)
         if session is None:
             return
@@ -362,7 +362,7 @@ class SenderSessions:
         for task, messages, size_bytes in session.state.credit.unreleased():
             self.shares.add_orphaned(task, messages, size_bytes)
         self.shares.set_session_count(len(self._with_share))
-        # A sender that has used up its credit may get no other release.
+        # A sender that has used up its credit may get no other grant.
         for other in self._with_share.values():
             if other.state.credit.on_share_increase():
                 other.wake()
@@ -373,7 +373,7 @@ class SenderSessions:
             self.release_orphaned(flow, messages, size_bytes)
 
     def release_orphaned(self, task: int, messages: int, size_bytes: int) -> None:
-        """Give the other senders credit for released messages of a sender that is away."""
+        """Give the other senders credit for released messages of a sender without a share."""
         if self.shares.on_released(task, messages, size_bytes):
             for session in self._with_share.values():
                 if session.state.credit.on_space_freed(task):

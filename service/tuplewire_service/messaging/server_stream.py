@@ -1,6 +1,6 @@
 """The serving side of a stream, the rights of its peer, and the base of the stream services.
 
-Used by all transports, the stream services, security/guard.py and control/. Owns the list of silent streams.
+Used by all transports, the stream services, security/guard.py and control/. Owns the pending handshakes.
 Call only from the event loop. Design: docs/design/identity.md (limits before admission).
 """
 
@@ -99,14 +99,14 @@ class AccessRights:
 
 
 FULL_ACCESS = AccessRights()
-"""The rights of a caller without authentication."""
+"""The rights of every caller, if the server authenticates none."""
 
 
 class ServerStream(MessageStream):
     """The serving side of a stream; it closes cleanly when its handler returns."""
 
     peer: str
-    """The name of the other side in the log."""
+    """The other side's address, as the transport reports it."""
 
     def admit(self) -> AccessRights:
         """Return the rights of the other side. Raises RefusedError if it is not admitted."""

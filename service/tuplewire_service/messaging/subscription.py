@@ -21,7 +21,7 @@ class ISubscription(ABC):
     end_error: RefusedError | None = None
     """The reason for the end (superseded, the task moved, a drain); None while it is active."""
     nearly_full: bool = False
-    """True if the last delivery came from a queue with little free space."""
+    """True if the last take() took messages of a queue that is at least a quarter full."""
     ready_tasks: dict[int, None]
     """The tasks for which take() may return messages."""
     rejection_answers: dict[int, RejectedTask]
@@ -62,6 +62,6 @@ class ISubscriptionSource(ABC):
         """Assign the tasks to a consumer, and end the subscriptions that hold them. Raises RefusedError.
 
         The same consumer id of another owner, see `access`, is another consumer. `address` is the consumer's,
-        as the transport reports it; empty: in this process. `wake` is called when messages may be available,
+        as the transport reports it, perhaps memory:PORT. `wake` is called when messages may be available,
         or when the subscription ends.
         """

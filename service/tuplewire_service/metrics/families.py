@@ -38,17 +38,17 @@ def gauge(name: str, help_text: str, value: float) -> Metric:
 
 
 def info(name: str, help_text: str, labels: dict[str, str]) -> Metric:
-    """Return a series with the value 1 that exists for its labels."""
+    """Return a series with the value 1; its labels are the information."""
     return InfoMetricFamily(_PREFIX + name, help_text, labels)
 
 
 def counters(name: str, help_text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
-    """Return a counter for each value of a label."""
+    """Return a family with a counter for each value of a label."""
     return _labelled(CounterMetricFamily(_PREFIX + name, help_text, labels=[label]), values)
 
 
 def gauge_by(name: str, help_text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
-    """Return a gauge for each value of a label."""
+    """Return a family with a gauge for each value of a label."""
     return _labelled(GaugeMetricFamily(_PREFIX + name, help_text, labels=[label]), values)
 
 

@@ -55,7 +55,7 @@ class HttpServer(socketserver.ThreadingMixIn, HTTPServer):
     daemon_threads = False  # server_close() waits only for threads that are not daemons
 
     def __init__(self, listen: str, pages: Mapping[str, PageHandler], purpose: str, advice: str) -> None:
-        """Serve pages by their path. `purpose` and `advice` complete the error if the address is in use."""
+        """Serve pages by their path. `purpose` and `advice` complete the BindError."""
         self.pages = pages
         self._open: dict[socket.socket, None] = {}  # the oldest first
         self._open_lock = threading.Lock()

@@ -67,7 +67,7 @@ class SeriesNames:
 
 
 class CounterTotals:
-    """Adds up counts by name, with removed sources while the name has a source. `other` always remains."""
+    """Totals by name. They include removed sources until the last source of the name is removed."""
 
     def __init__(self) -> None:
         self._last: dict[Hashable, tuple[str, Sequence[int]]] = {}

@@ -119,7 +119,7 @@ def _serve(config: WorkerConfig, stop: Stop, log: LogOutput) -> int:
         registry.register(log)
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
-        # The names of the worker's own metrics, before the collector of the programs' metrics is added.
+        # Reserve the names of this worker's metrics, before the collector of the programs' metrics is added.
         runtime.reserve_metric_names(frozenset(family.name for family in registry.collect()))
         own_metrics = list if program is None else program.metrics  # list() returns no metrics
         registry.register(ProgramCollector(lambda: [*own_metrics(), *runtime.program_metrics()]))

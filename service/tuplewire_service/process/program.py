@@ -65,7 +65,7 @@ class Program(ABC):
 def load_program(handle: Host, name: str, conf: Mapping[str, object], state_file: str | None) -> Program:
     """Create the installed program. Raises ConfigError if none is installed, or its settings are invalid.
 
-    `name` is the setting `program`. `conf` has the program's settings. `state_file` gets its heartbeats.
+    `name` is the setting `program`. `conf` are the topology's settings. `state_file` stores its heartbeats.
     """
     for point in entry_points(group=ENTRY_POINT_GROUP):  # only the first one is used
         program: Program = point.load()(handle, name, conf, state_file)
@@ -177,7 +177,7 @@ class Host:
         return sum(self.ledger().dropped.values())
 
     def emit_dead_letter(self, letter: TaskGroup, attempts: int, reason: str) -> bool:
-        """Send one message to the dead-letter task; return False if there is none, or no space."""
+        """Schedule a message to the dead-letter task; return False if there is none, or no space now."""
         rejections = self._worker.router.rejections
         if not rejections.accepts_dead_letters:
             return False

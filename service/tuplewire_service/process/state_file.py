@@ -41,7 +41,7 @@ class StateFile:
         self._is_final = False
         self._last_written: int | None = None
         self.predecessor_possibly_lost = self._read()
-        """Maximum number of messages lost with the predecessor; 0 if it drained."""
+        """Maximum number of messages lost with the predecessor; 0 if it drained, or without a usable file."""
 
     def _read(self) -> int:
         if not self._path.exists():

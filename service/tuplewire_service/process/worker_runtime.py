@@ -54,7 +54,7 @@ LOOP_TIMEOUT_SECONDS = 2.0  # an event loop that does not respond in this time c
 
 
 class WorkerRuntime:
-    """One worker, its services and the watch of its assignment file. Thread-safe.
+    """One worker, its services, and the watches of its files. Thread-safe.
 
     A defect on the loop, which is an unhandled exception, is logged and stops the process with exit code 70.
     """

@@ -1,7 +1,7 @@
 """The security of a worker process: its certificate, token and permission files, applied to gRPC's calls.
 
 Used by worker_runtime.py. Owns the watched files and the guard. Call only from the event loop. Exception:
-collect(). Design: docs/design/identity.md.
+the constructor, grpc_options() and collect(). Design: docs/design/identity.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker's own certificate: verified before use and replaced while connections last; and TLS handshakes.
+"""A worker's certificate, verified before use and replaced during connections, and counts of TLS handshakes.
 
 Used by process/worker_security.py. Owns the current certificate and the handshake counts. Thread-safe.
 Exceptions: Handshakes.record_call() and report(). Design: docs/design/identity.md.

@@ -142,7 +142,7 @@ class Guard:
         return token
 
     def add_denial(self, identity: str, reason: str, detail: str) -> PermissionDeniedError:
-        """Count a denial, log it once a minute for each caller and reason, and return the error."""
+        """Count a denial, log it at most once a minute for each caller and reason, and return the error."""
         self.denials[reason] += 1
         if self._log_rate.due((identity, reason)):
             logger.warning("access.denied", extra={"client": identity, "reason": reason, "detail": detail})
@@ -227,7 +227,7 @@ class Access(AccessRights):
 
     @property
     def owner(self) -> str:
-        """All workers together, a token's name up to a `/`, or a certificate's first name; see IAccess.
+        """All workers together, a token's name up to a `/`, or a certificate's first name; see AccessRights.
 
         So a driver with more rights, `etl/driver`, can publish messages that its executors, `etl`, staged.
         """

@@ -133,7 +133,7 @@ class FaultProxy:
 
     A method has taken effect when it returns.
 
-    Faults can be combined: a delay also applies with a throttle or black hole; resume() removes all faults.
+    Faults can be combined. A second delay or throttle replaces the first; resume() removes all faults.
     Each fault applies to all current and later connections. At most 4 MiB are buffered in each direction of a
     connection. Then the proxy stops reading, like a full network.
 
@@ -174,7 +174,7 @@ class FaultProxy:
         return len(self._tasks)
 
     def cut(self) -> int:
-        """Reset every connection, like a crashed host, and return their number. New ones are accepted."""
+        """Reset every connection, like a killed process, and return their number. New ones are accepted."""
         return self._run(self._cut())
 
     def black_hole(self) -> None:

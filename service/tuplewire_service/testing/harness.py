@@ -31,7 +31,7 @@ TOPOLOGY = "conformance"
 HOST = "127.0.0.1"
 UNKNOWN_TASK = 999
 RECEIVE_MESSAGES = 2000
-"""The number of messages that a receiver may hold for a task, in addition to its sender."""
+"""The number of messages that a receiver may hold for a task; its sender may hold others."""
 _MIN_POLL_SECONDS, _MAX_POLL_SECONDS = 0.005, 0.05
 _Value = TypeVar("_Value")
 

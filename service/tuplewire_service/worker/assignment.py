@@ -1,6 +1,6 @@
 """The assignment: the worker that owns each task. Source: Storm's `Assignment` (executor -> node + port).
 
-Used by worker/, control/, commands and topologies. Owns the JSON form and the watch of an assignment file.
+Used by worker/, control/, process/ and command/. Owns the JSON form and the watch of an assignment file.
 Assignments are immutable. Thread-safe, except AssignmentFile. Design: docs/design/moves.md.
 """
 

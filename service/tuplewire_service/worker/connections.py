@@ -44,7 +44,7 @@ class Connections:
         events: SendEvents,
         on_returned: Callable[[SendingEnd, list[tuple[TaskGroup, Any]]], None],
     ) -> None:
-        """Start without connections. on_returned: gets a closed one and its unacknowledged messages."""
+        """Start without connections. `on_returned` gets a closed one and its unacknowledged messages."""
         self._context = context
         self._topology = topology
         self._events = events
@@ -194,7 +194,7 @@ class Connections:
             yield peer, window.worker_incarnation, window.last_unreleased()
 
     def find_ended_peers(self, incarnations: Container[int], former: Container[Peer]) -> dict[Peer, set[int]]:
-        """Return the unreachable peers that will not need their messages, with the tasks of the messages.
+        """Return unreachable peers from which pending messages must be reclaimed, with the tasks of these.
 
         `incarnations` are workers that shut down cleanly. `former` are previous owners of moved tasks; they
         count if they hold no message of this worker.

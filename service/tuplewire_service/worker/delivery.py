@@ -60,7 +60,7 @@ class DeliveryLog:
     acknowledged: int = 0
     """The sequence of the last message that the consumer has acknowledged."""
     queued_bytes: int = 0
-    """Payload bytes of all unacknowledged messages."""
+    """Bytes of all unacknowledged messages, with keys and headers."""
     unretained_messages: int = 0
     """Unacknowledged messages that no upstream process retains (see TaskGroup.retained_upstream)."""
     _waiting: EntryQueue = field(default_factory=EntryQueue)
@@ -68,7 +68,7 @@ class DeliveryLog:
     _unreported: deque[tuple[int, int]] = field(default_factory=deque)
     """The last sequence and the size of each delivery that the consumer has not reported as received."""
     _in_flight_bytes: int = 0
-    """Payload bytes of these deliveries."""
+    """Bytes of these deliveries, with keys and headers."""
 
     @classmethod
     def starting_after(cls, sequence: int) -> Self:

@@ -15,7 +15,7 @@ from tuplewire.wire import messaging_pb2 as pb
 _MAX_DEPARTURES = 1000
 """The number of departures that are stored. The oldest one is removed first."""
 TaskAndEntry = tuple[int, int]
-"""A task and the number of an entry worker: the messages to this task that this worker accepted."""
+"""A task and the number of an entry worker: the messages to this task that the entry worker accepted."""
 
 
 class Successor(NamedTuple):

@@ -166,7 +166,7 @@ class Moves:
         Args:
             own_number: This worker's number as an entry worker.
             get_connection: Returns the connection to a worker.
-            is_drained: Returns True if the local queue of a moving task is empty. Until then, new messages
+            is_drained: Returns False while a task leaves its local queue, or was opened early; new messages
                 follow through it without waiting.
             clock: Returns the time in seconds.
         """
@@ -241,7 +241,7 @@ class Moves:
         return True
 
     def as_forwarded(self, groups: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
-        """Yield messages that leave local queues, in the form that other workers receive."""
+        """Yield messages that leave local queues, with this worker as their entry worker if it is."""
         for group, inbound in groups:
             yield group.on_dequeue(0 if inbound.worker_number else self._own_number), inbound
 

@@ -160,7 +160,7 @@ class Publications:
         run: str = "",
         published: Mapping[int, TaskContent] | None = None,
     ) -> tuple[int, list[StagedGroup]]:
-        """Publish staged messages in this order, except for tasks that already have the epoch.
+        """Queue staged messages for publication, in order, except for tasks that have the epoch.
 
         Args:
             run: The name of the publishing query run.

@@ -50,7 +50,7 @@ class QueueSubscription(ISubscription):
         self.moved_tasks: list[int] = []
 
     def add(self, queue: TaskQueue, report: TaskCursor | None) -> None:
-        """Add a queue. `report` is one of its consumer that apply_progress() must finish."""
+        """Add a queue. `report`: a report of the consumer that apply_progress() must finish."""
         self._queues_by_task[queue.task] = queue
         if report is not None:
             self._deferred_reports.append(report)

@@ -46,7 +46,7 @@ class ReceiveQueues:
         not_local_error: Callable[[int], RefusedError],
         observer: WorkerObserver | None = None,
     ) -> None:
-        """Pass a task's acknowledged messages to `on_acknowledged`; none if a consumer left a moving task."""
+        """`on_acknowledged` gets acknowledged messages; an empty list if a consumer left a moving task."""
         self._settings = settings
         self.on_acknowledged = on_acknowledged
         self.observer = observer

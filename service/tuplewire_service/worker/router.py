@@ -293,7 +293,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return True
 
     def location_of(self, task: int) -> str:
-        """Return a task's location in the current assignment: a worker id or LOCAL, also without owner."""
+        """Return a task's location in the current assignment: a worker id; LOCAL if here or unowned."""
         owner = None if task in self.queues else self.table.owner_by_task.get(task)
         return LOCAL if owner is None else owner.worker_id
 

@@ -22,7 +22,7 @@ from tuplewire.values.group import MAX_UNQUEUED_HOPS
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 LOCAL = "local"
-"""The place of a task with a queue on this worker."""
+"""The place of a task with a queue on this worker, or without an owner."""
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - only compared
 """The hosts that stand for all local addresses."""
 _MAX_LISTED = 5

@@ -85,7 +85,7 @@ class Servers:
         return set().union(*self.exhausted_by_server)
 
     def longest_exhausted(self) -> list[int]:
-        """Return, for each server, the task that has been exhausted longest."""
+        """Return, for each server, the task for which a sender has lacked credit longest."""
         return [next(iter(each)) for each in self.exhausted_by_server if each]
 
     def add_to(self, status: pb.GetStatusResponse) -> None:

@@ -27,7 +27,7 @@ from tuplewire.values.group import TaskGroup
 from tuplewire_service.worker.stage_file import AttemptPart
 
 Sink = tuple[str, str]
-"""The owner and the name. Sinks of different owners are separate, even with the same name; see IAccess."""
+"""The owner and the name. Sinks of different owners are separate, even with one name; see AccessRights."""
 IDLE_SECONDS = 60.0
 """Seconds without a new piece after which an attempt may be dropped in favor of another of its partition."""
 _CHECKSUM_MASK = 0xFFFF
@@ -151,7 +151,7 @@ class Staging:
             return self._place(sink, state, name, piece, groups, now)
         except TuplewireError:
             stage = state.stages.get(name.attempt)
-            # An epoch without attempts would count as open for an hour.
+            # An epoch without attempts would count as open until it expires.
             self._forget(sink, state, [name.attempt] if stage is not None and not stage.pieces else [])
             raise
 

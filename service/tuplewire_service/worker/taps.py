@@ -34,7 +34,7 @@ class Tap:
     """One open tap. Call only from the event loop.
 
     Guarantee: it never waits, and holds a bounded number of messages and bytes. `passed_messages` counts the
-    messages of its tasks; `omitted` counts sampled messages beyond its rate or limits.
+    messages of its tasks; `omitted_messages` counts sampled messages beyond its limits.
     """
 
     def __init__(self, request: pb.TapRequest, wake: Callable[[], None]) -> None:

@@ -178,7 +178,7 @@ class LoopLag:
 
 
 class Timekeeper:
-    """Samples the parts of a worker. Call only from the event loop."""
+    """Measures the time use of a worker, by samples of its parts. Call only from the event loop."""
 
     def __init__(self, router: Router, servers: Servers, blocking_limit: int) -> None:
         self._router = router
@@ -190,7 +190,7 @@ class Timekeeper:
         self._lag = LoopLag(now)
         self._sampled_at = now
         self._recent_totals = deque([self._totals(now)], maxlen=2)
-        """Recent totals. The older mark is one to two spans old, after the first two spans."""
+        """Recent totals. The older one is one to two times _SPAN_SECONDS old, after the first two spans."""
 
     def record_wait(self, start: float, end: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.set_wait_listener()."""
@@ -211,7 +211,7 @@ class Timekeeper:
         self._blocking.retain_only(assignment.owner_by_task, places)
 
     async def sample(self) -> None:
-        """Sample the delay of the loop and the blocking tasks four times a second."""
+        """Sample the delay of the loop and the blocking tasks four times a second until cancelled."""
         while True:
             now = self._clock()
             tasks = self._servers.tasks_without_credit()

@@ -44,7 +44,7 @@ class Drops:
         inbound.release(group.task, group.count, group.size_bytes)
 
     def drop_unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Drop messages that were accepted for a task without an owner."""
+        """Drop messages that were accepted and have no owner, or only a closed connection to it."""
         self.drop(group, inbound, DropReason.UNKNOWN_TASK, "no worker owns the task")
 
     def count_lost(self, groups: Iterable[TaskGroup]) -> None:
@@ -110,7 +110,7 @@ class TransferQueue:
         self._send(connection, inbound, [group.on_dequeue(0)])
 
     def _send(self, connection: SendingEnd | None, inbound: InboundSession, groups: list[TaskGroup]) -> None:
-        # A copy from a program may have been faster: the lost worker's messages are marked.
+        # A program may have resent these messages already, so those of a lost worker are marked.
         if inbound.worker_number and connection is not None:
             if (lost := self._lost_workers).numbers:
                 groups = [each.as_redelivered() if lost.accepted(each, inbound) else each for each in groups]

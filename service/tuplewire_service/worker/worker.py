@@ -1,8 +1,8 @@
 """The worker: its life cycle from start to drain, around a router and the servers that feed it.
 
 It uses IContext like any program: the server connections feed the router, and the router's client connections
-carry messages for other workers. Used by process/worker_runtime.py, the services of control/, and topologies.
-Owns the router, servers, sinks and tickers. Call only from the event loop.
+carry messages for other workers. Used by process/worker_runtime.py, and the services of control/.
+Owns the router, servers, sinks and periodic tasks. Call only from the event loop.
 Source: Storm's `Worker`. Design: docs/design/drain.md.
 """
 
@@ -183,7 +183,7 @@ class Worker:
         self.router.table.id_mismatch = reason
 
     async def _update_intake(self) -> None:
-        """Accept messages of programs only while the assignment names this worker; senders retain them."""
+        """Accept programs only while the assignment names this worker; otherwise they keep their messages."""
         async with self._intake_lock:
             # A drain sets the intake without this method.
             intake = AcceptedPeers.WORKERS if self.router.table.id_mismatch else AcceptedPeers.ALL
@@ -220,7 +220,7 @@ class Worker:
         0. If a membership polls this worker, it moves the tasks to other workers. All may still send.
         1. Moves, forwarded messages and staged messages of sinks get at most half of the time. Only workers
            may send, and the program in this process.
-        2. Consumers and other workers accept the held messages. Only workers that drain, too, may send.
+        2. Consumers and other workers accept the held messages. Only such workers and the program may send.
         3. The same, while no worker may send.
         4. If stage 1 has new work, it starts again, within the same half of the time.
         5. The departure is announced, and the connections and servers are closed.
@@ -345,7 +345,7 @@ class Worker:
         return loads
 
     def _report_load(self) -> None:
-        """Send loads and congestion to senders. Congestion is repeated while it lasts; else it expires."""
+        """Send loads and congestion to senders. Congestion is repeated while it lasts; else peers drop it."""
         queues = self.router.queues
         loads = queues.changed_loads()
         for task, load in self.program_loads.items():
@@ -370,7 +370,7 @@ class Worker:
         return await self.router.queues.most_relevant(urgent, max_tasks)
 
     def status(self, tasks: Iterable[int] | None = None) -> pb.GetStatusResponse:
-        """Return a consistent status, without clients, of these tasks; None: of all tasks."""
+        """Return a consistent status of these tasks, without sessions and consumers; None: of all tasks."""
         router, rejected = self.router, self.router.rejections
         status = pb.GetStatusResponse(
             worker_id=self.settings.worker_id,

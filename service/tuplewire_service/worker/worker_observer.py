@@ -72,7 +72,7 @@ class WorkerObserver:
             self._queued.setdefault(group.task, deque()).append(queued)
 
     def on_delivered(self, task: int, last: int, histogram: Durations) -> None:
-        """Record that a consumer got messages up to the sequence `last`. `histogram`: of waiting times."""
+        """Record that a consumer got messages up to the sequence `last`. `histogram` has waiting times."""
         now_ns = time.time_ns()
         for each in _pop_through(self._queued, task, last):
             each.span = self._record_spans("queue", task, each.contexts, each.arrived_ns, {})
@@ -97,7 +97,7 @@ class WorkerObserver:
     def wrap_forwarded(
         self, group: TaskGroup, inbound: InboundSession, location_of: Callable[[int], str]
     ) -> InboundSession:
-        """Record routed messages; return the session for on_settled(). location_of: returns the owner."""
+        """Record routed messages; return the session for on_settled(). location_of: an id or LOCAL."""
         # A rerouted message already has a pending span.
         if not isinstance(inbound, _TracedSession) and (contexts := sampled_contexts(group.header_data)):
             to = location_of(group.task)

@@ -203,7 +203,7 @@ def test_a_consumer_that_follows_takes_nothing_over(workers: Workers) -> None:
 def test_a_wrong_worker_at_the_address(workers: Workers) -> None:
     """A subscription waits while another worker answers at the owner's address, and continues after that."""
     near, far, third = workers.endpoints
-    eventually(workers.still)  # during a move, `near` may serve the task, and cannot reach its owner any more
+    eventually(workers.still)  # during a move, `near` may serve the task, and can no longer reach its owner
     wrong = {(near.worker_id, near.address): [], (far.worker_id, third.address): [MOVING]}
     assign(near, next(workers.versions), wrong)
     with client_of(near.address) as client, client.recv([MOVING], timeout=_SECONDS) as subscription:

@@ -109,7 +109,7 @@ def unpack_uint64(block: Any) -> Sequence[int]:
 
 
 def check_roots(roots: Roots, acker_tasks: range) -> None:
-    """Raise MalformedTupleError if no executor of this topology can have set a message id."""
+    """Raise MalformedTupleError if no acker task of this topology can have these roots."""
     for acker, pair in roots:
         if acker not in acker_tasks or not isinstance(pair, bytes) or len(pair) != ID_STRUCT.size:
             raise MalformedTupleError(f"{roots!r} is not a message id of a topology with acker tasks")
@@ -120,7 +120,7 @@ def check_roots(roots: Roots, acker_tasks: range) -> None:
 
 @dataclass(slots=True)
 class _XorTree:
-    """`spout` is None until its report arrives. `is_reported` is True once it got the outcome."""
+    """`spout` is None until the spout reports the root. `is_reported`: the spout has got the outcome."""
 
     edges: int = 0
     spout: int | None = None
@@ -186,7 +186,7 @@ class TupleUpdates:
     """The changes of one task since its previous report.
 
     `started_keys` comes from start_tracking(), and `columns` the tuples for each task. `unsent`
-    tuples are not sent, because of an error. `acked` and `failed` are the ids of processed copies.
+    tuples are not sent, because of an error. `acked` and `failed` are the roots of acked and failed copies.
     """
 
     task: int
@@ -216,7 +216,7 @@ class LocalTracker:
         """Prepare tuples that a bolt emitted, before they are sent. Does nothing here."""
 
     def report(self, updates: TupleUpdates) -> list[AddressedTuples]:
-        """Report changes before the columns are sent; return tuples to send: none. Ignores finished trees."""
+        """Apply changes, before the columns are sent. Ignores finished trees. Always returns no tuples."""
         tuples = chain(updates.unsent, *(column.tuples for column in updates.columns))
         copies = Counter(_flat(map(_roots, tuples)))
         failed = [*updates.failed, *(message.roots for message in updates.unsent)]
@@ -252,7 +252,7 @@ class LocalTracker:
     def fail_lost(self, held_copies: Mapping[Root, int], removed_spouts: Collection[int] = ()) -> None:
         """Fail the trees that lost copies with a worker. No tuple may be in flight during the call.
 
-        `held_copies` is the number of copies by root that bolts still hold. A tree with more fails; its
+        `held_copies` is the number of copies by root that bolts hold. A tree with more copies fails; its
         spout is notified after the remaining ones are processed. Trees of `removed_spouts` are removed.
         """
         finished: dict[int, list[Tuple]] = {}
@@ -345,7 +345,7 @@ TupleTracker = LocalTracker | AckerClient
 
 
 def _xor_edges(edges: defaultdict[int, dict[int, int]], ids: Iterable[Roots], factor: int) -> None:
-    """XOR the edges of tuples into the sums of their roots: a tuple's number times the task's factor."""
+    """XOR each tuple's edge (its number times the task's factor) into the values of its roots."""
     unpack = ID_STRUCT.unpack
     for roots in ids:
         for acker, pair in roots:

@@ -72,7 +72,7 @@ class TopologyBuilder:
         if not isinstance(bolt, Bolt):
             raise TopologyError(f"bolt {name!r} is of type {type(bolt).__name__}, not a Bolt or BasicBolt")
         declarer = BoltDeclarer(ComponentKind.BOLT, name, bolt, parallelism)
-        if isinstance(bolt, WindowedBolt):  # ticks close its windows by time, and the last tick all windows
+        if isinstance(bolt, WindowedBolt):  # ticks close its windows by time, and the final tick all windows
             declarer.add_configuration(TICK_KEY, tick_seconds_of(bolt, f"bolt {name!r}"))
         return self._add(declarer)
 

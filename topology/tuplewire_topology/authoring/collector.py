@@ -195,7 +195,7 @@ class OutputCollector(_Collector):
 
         Args:
             values: A value for each field. Do not change them afterwards.
-            anchors: The input tuples that it results from; it carries their message ids.
+            anchors: The input tuples that the tuple results from. Its outcome counts for them.
         """
         self._outbox.put(stream, values, _roots_of(anchors))
 
@@ -228,7 +228,7 @@ class BasicOutputCollector:
         self._roots = anchor.roots
 
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple, and do not change its values. Raises MessageError if they do not match the stream."""
+        """Emit a tuple; do not change its values afterwards. Raises errors as OutputCollector.emit() does."""
         self._put(stream, values, self._roots)
 
     def emit_direct(self, task: int, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:

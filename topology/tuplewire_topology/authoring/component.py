@@ -31,7 +31,7 @@ logger = event_logger(__name__)
 
 
 class TaskHook:
-    """A base class for observers of one task. Called in the executor's thread, with batches of tuples.
+    """A base class for observers of one task. Called in the executor's thread.
 
     An error in on_ack() or on_fail() is the component's; any other ends the executor. Source: `BaseTaskHook`.
     """
@@ -43,10 +43,10 @@ class TaskHook:
         """Observe tuples that a bolt executed in `seconds` in total, without the time for sending."""
 
     def on_ack(self, message: Any) -> None:
-        """Observe a tuple that a bolt acked, or the message id of a spout's processed tuple."""
+        """Observe a tuple that a bolt acked, or the id of a spout's tuple that a tracker reports."""
 
     def on_fail(self, message: Any) -> None:
-        """Observe a tuple that a bolt failed, or the message id of a spout's failed tuple."""
+        """Observe a tuple that a bolt failed, also a dead letter, or the id of a spout's failed tuple."""
 
     def cleanup(self) -> None:
         """Release resources, after the spout or bolt is closed."""
@@ -177,7 +177,7 @@ class Spout(ABC):
 
     @property
     def exhausted(self) -> bool:
-        """True if the spout has no further tuples. A topology ends once all its spouts are exhausted.
+        """True if the spout has no further tuples, which is a condition of the end of a topology.
 
         While it is True, next_tuple() is not called. It may become False again, for example in fail(), or
         before the collector's wake() is called. Source: Storm's `CompletableSpout`.
@@ -291,7 +291,7 @@ class TaskError(TuplewireError):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A tuple that could not be processed or sent. `tries` counts the bolt's attempts; 0: not sent."""
+    """A tuple that could not be processed or sent. `tries`: attempts of bolt or Rows spout; 0: not sent."""
 
     tuple: Tuple
     error: TaskError

@@ -303,7 +303,7 @@ def _check_component(component: Component) -> None:
 
 
 def schedule_evenly(topology: Topology, n_workers: int) -> list[list[int]]:
-    """Return the tasks of each worker, at most one per executor. Source: Storm's `EvenScheduler`."""
+    """Return each worker's tasks, for at most one worker per executor. Source: Storm's `EvenScheduler`."""
     executors = [tasks for name in topology.components for tasks in topology.executors_of(name)]
     tasks_by_worker: list[list[int]] = [[] for _ in range(min(n_workers, len(executors)))]
     for number, tasks in enumerate(executors):

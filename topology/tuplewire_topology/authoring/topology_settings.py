@@ -37,7 +37,7 @@ class ErrorPolicy(StrEnum):
     DEAD_LETTER = "dead_letter"
     """The worker's dead-letter task, or the program, gets the tuple and its error. The tuple is acked.
 
-    If neither accepts the tuple, the effect is that of SKIP.
+    If neither accepts the tuple, or if it could not be sent, it fails as with SKIP.
     """
 
 

@@ -110,7 +110,7 @@ class Tuple:
 
     Attributes:
         values: The values, as a Python tuple.
-        roots: The tuples of spouts that it results from; empty: it is not tracked.
+        roots: The tuples of spouts that this tuple results from; empty: it is not tracked.
     """
 
     __slots__ = ("roots", "source", "trace", "values")
@@ -120,7 +120,7 @@ class Tuple:
         self.source = source
         self.roots = roots
         self.trace: tuple[bytes, int] | None = None
-        """The emitter's context, and the time of the emit in ns since 1970, if it is in a trace."""
+        """If traced, the emitter's context, and the time of the emit or of the receipt, in ns since 1970."""
 
     @property
     def source_component(self) -> str:

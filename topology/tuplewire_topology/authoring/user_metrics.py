@@ -104,7 +104,7 @@ _Metric = TypeVar("_Metric", CounterMetric, HistogramMetric, Gauge)
 
 
 class UserMetrics:
-    """The metrics of one worker. Thread-safe. Beyond the limit of series, only their number is exported."""
+    """The metrics of one worker. Thread-safe. Metrics over the limit of series are only counted."""
 
     def __init__(self, max_series: int = MAX_SERIES) -> None:
         self._max_series = max_series

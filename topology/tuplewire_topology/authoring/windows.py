@@ -25,7 +25,7 @@ _LAST_TICK_ONLY_SECONDS = 86_400.0
 """The tick interval, in seconds, of bolts that need only the last tick."""
 _MAX_SECONDS = 1e15
 _MAX_WINDOWS = 2.0**51
-"""The limit between time 0 and a tuple. Beyond it, two windows would have the same float as their end."""
+"""The maximum number of windows from time 0 to a tuple: more would give two windows the same end."""
 
 
 @dataclass(frozen=True, slots=True)

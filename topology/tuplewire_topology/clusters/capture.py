@@ -1,4 +1,4 @@
-"""Test support for topologies: spouts with given tuples, and records of emitted and received tuples.
+"""Test support for topologies: spouts that emit fixed tuples, and records of emitted and received tuples.
 
 Used by clusters and tests. Owns the tuples. Not thread-safe, except CapturedTuples and FeederSpout.feed().
 Source: Storm's `Testing`, `FeederSpout`, `FixedTupleSpout`, `MockedSources`, `CapturedTopology`.

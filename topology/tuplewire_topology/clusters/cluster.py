@@ -105,12 +105,12 @@ class LocalCluster(_Cluster[LocalTopology]):
         return self._submit(name, lambda: LocalTopology(name, conf, topology, self._timer, collect))
 
     def advance(self, seconds: float, increment: float = 1.0) -> None:
-        """Advance the simulated time, and wait after each `increment` seconds until all topologies are idle.
+        """Advance the simulated time, and wait after each `increment` seconds until all have finished.
 
         Source: Storm's `advanceClusterTime`.
 
         Raises:
-            ConfigError: The cluster was created without simulated time.
+            ConfigError: Without simulated time. Also the errors of wait().
         """
         if self._timer is None:
             raise ConfigError("this cluster uses the system clock; create it with simulated_time=True")
@@ -140,7 +140,7 @@ class DistributedCluster(_Cluster[DistributedTopology]):
             conf: Settings by Storm's keys, and the user's own, as JSON values.
             topology: The object, or a `package.module:function` that returns it in each process. The
                 processes search modules on this process's path.
-            collect: The components with tuples that finish() returns.
+            collect: Record tuples emitted by these components, for finish().
 
         Raises:
             ConfigError: The name is used, or a setting is invalid.

@@ -180,7 +180,7 @@ class DistributedTopology(RunningTopology):
     def move_task(self, task: int, worker: int, timeout: float = WAIT_SECONDS) -> None:
         """Move the executor of a task to another worker; see LocalTopology.move_task.
 
-        Nothing has moved if this raises TopologyError for an unknown task or worker, or an error of wait().
+        Raises errors of wait(): the task may have moved. After a TopologyError, nothing has moved.
         """
         tasks = self._executor_tasks(task)
         self._check_worker(worker)

@@ -227,7 +227,7 @@ class LocalTopology(RunningTopology):
         return metric_families(self.status().executors, self.heartbeats())
 
     def close(self, timeout: float = KILL_SECONDS) -> None:
-        """Deactivate, wait up to `timeout` seconds for the end, unless it failed, and end all workers."""
+        """Deactivate, wait up to `timeout` seconds until it has finished, then close all workers."""
         deadline = time.monotonic() + timeout
         self.deactivate()
         with contextlib.suppress(TuplewireError):  # the workers end in any case
@@ -258,7 +258,7 @@ class LocalTopology(RunningTopology):
 
         Raises:
             TopologyError: There is no such task or worker.
-            WaitTimeoutError: Tuples are still in flight after the timeout. Nothing has moved.
+            WaitTimeoutError: Tuples are still in flight: nothing has moved. Or a task opens or closes slowly.
             TaskError: A task cannot be opened.
         """
         tasks = self._executor_tasks(task)

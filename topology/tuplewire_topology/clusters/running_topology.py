@@ -50,7 +50,7 @@ class RunningTopology(ABC):
         """Execute an order in a worker."""
 
     def _timeout_reason(self) -> str:
-        """Return the reason for a timeout, as the end of a sentence."""
+        """Return why wait() timed out, to append to the error text; empty if unknown."""
         return ""
 
     def wait(self, timeout: float = WAIT_SECONDS) -> None:

@@ -65,7 +65,7 @@ class WorkerProcess:
         address_file: Path,
         credentials: Credentials,
     ) -> None:
-        """Start the process. `command` is without its address.
+        """Start the process. `command` has neither --listen nor --address-file.
 
         listen: the address to bind. For port 0, it uses a free port, and keeps it after a restart.
         address_file: the file for its addresses. credentials: for calls of its worker.

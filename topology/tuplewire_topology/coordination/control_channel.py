@@ -44,10 +44,10 @@ class ControlKind(StrEnum):
     REPORT = "report"
     """To the coordinator: wave, ProcessReport, and numbers of emitted, executed and dead-letter tuples."""
     STATE = "state"
-    """To the coordinator, from the submitter: (active, stop). stop: None, or True to drain, or False to
+    """To the coordinator, from the submitter: (active, keep_output): None if not stopped, False to
     drain and discard the output."""
     SET_ACTIVE = "switch"
-    """From the coordinator: True for active spouts, and False to discard further output."""
+    """From the coordinator: (active, keep_output). The first is for the spouts."""
     FINAL_TICK = "tick"
     """From the coordinator: send these bolts their last tick."""
     GET_REPORT = "ask"
@@ -57,7 +57,7 @@ class ControlKind(StrEnum):
     ABORT = "abort"
     """From the coordinator: a PySpark task has failed."""
     STARTED = "begun"
-    """To the submitter: a generation has started; its coordinator's control task, and the number of tasks."""
+    """To the submitter: a generation has started; its coordinator's control task, and its member count."""
     PROGRESS = "progress"
     """To the submitter: the total numbers of emitted, executed and dead-letter tuples."""
     CLOSED = "closed"
@@ -150,7 +150,7 @@ class ControlChannel:
     """Sends and receives the control messages of a PySpark task or submitter. A context manager.
 
     A reader thread calls `on_message` with each message of this run to `control_task`, and `on_failure` once
-    no message can arrive. With `waits_for_task`, it retries until the worker has an assignment with the task.
+    no message can arrive. With `waits_for_task`, it retries until the first message of the run arrives.
     The exit waits up to 5 seconds until sent messages are acknowledged.
     """
 

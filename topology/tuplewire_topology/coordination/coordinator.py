@@ -19,14 +19,14 @@ from tuplewire_topology.serial.serializer import from_lists
 _MIN_PAUSE_SECONDS = 0.005
 _MAX_PAUSE_SECONDS = 0.1
 _RESTART_WAVE_SECONDS = 1.0
-"""The time between waves after a restart. Two equal reports at rest then end the topology."""
+"""The minimum time between waves after a restart. Two equal reports at rest then end the topology."""
 _PROGRESS_SECONDS = 1.0
 REPORT_TIMEOUT_SECONDS = 120.0
 """The time limit for reports. It is long, because the user's code may hold the interpreter."""
 
 
 class TaskUnresponsiveError(TuplewireError):
-    """A worker does not respond. On Spark, it is a PySpark task, and Spark must run the stage again."""
+    """A worker does not respond. On Spark, the worker is a PySpark task; Spark runs the stage again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Coordinator:
             self._next_wave_at = now + max(self._next_delay(), self._min_interval)
 
     def _next_delay(self) -> float:
-        """Return 0 after the first wave at rest, to confirm it; else more and more time."""
+        """Return 0 after the first wave at rest, to confirm it; else a growing time."""
         was_idle, self._was_idle = self._was_idle, self._detector.is_idle
         if self._was_idle and not was_idle:
             return 0.0
@@ -197,7 +197,7 @@ class Coordinator:
         self._backoff, self._was_idle = _MIN_PAUSE_SECONDS, False
 
     def next_orders(self, now: float) -> list[Order]:
-        """Return the due orders; TaskUnresponsiveError after REPORT_TIMEOUT_SECONDS without a report."""
+        """Return the due orders; TaskUnresponsiveError if a wave takes over REPORT_TIMEOUT_SECONDS."""
         if self.is_done:
             return []
         if self._failed:

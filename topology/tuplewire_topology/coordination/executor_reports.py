@@ -105,7 +105,7 @@ def _families(
     parts: Iterable[tuple[ExecutorStatistics | ExecutorHeartbeat, object]],
     *labels: str,
 ) -> Iterator[pb.MetricFamily]:
-    """Yield the metrics of a table. `parts` has snapshots, each with the object that has the attributes."""
+    """Yield the metrics of a table. `parts` has snapshots, each with the object to read."""
     for name, attribute, storm, text in table:
         sums: defaultdict[tuple[str, ...], LatencySum] = defaultdict(LatencySum)
         for each, part in parts:
@@ -147,7 +147,7 @@ def _user_families(statistics: Sequence[ExecutorStatistics]) -> Iterable[pb.Metr
 def component_statuses(
     topology: Topology, executors: Sequence[Executor[Any]], task_offset: int = 0
 ) -> list[pb.ComponentStatus]:
-    """Return all components, with their executors here. `task_offset` is added to their ids."""
+    """Return all components, with their executors here. `task_offset` is added to task ids."""
     statuses = []
     for name, component in topology.components.items():
         here = [(each, each.tally.live_totals(each.pulse)) for each in executors if each.component.id == name]

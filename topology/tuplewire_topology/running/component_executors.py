@@ -36,7 +36,7 @@ _CONNECT_POLL_SECONDS = 0.01
 _NOT_FINISHED = -1
 
 InFlightTuple = tuple[Any, TupleSource, float]
-"""The message ID of a tuple in flight, its stream, and the time of its emission, by the pulse's clock."""
+"""The message id of a tuple in flight, its stream, and the time of its emission, by the pulse's clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +72,7 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     @property
     def pending_tuples(self) -> int:
-        """The number of tuples in flight that have a message ID."""
+        """The number of tracked tuples in flight; 0 without a tracker."""
         return sum(len(task.pending) for task in list(self._tasks.values()))
 
     def set_active(self, *, active: bool) -> None:
@@ -81,7 +81,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         self.queue.wake()
 
     def is_finished(self, epoch: int = 0) -> bool:
-        """Return True if inactive, or if a round since this epoch found every task done. Thread-safe."""
+        """Return True if inactive, or if a round since this epoch found every task exhausted. Thread-safe."""
         if not self._target_active:
             return not self._active
         return self._active and self._finished_epoch >= epoch
@@ -101,7 +101,7 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     def _run_once(self) -> None:
         super()._run_once()
-        # Only the start waits for the connections to other workers; the end does not.
+        # Activation waits for the connections to other workers; deactivation does not.
         changes = self._active != self._target_active
         if changes and (self._active or not self._executor_context.transfer.missing_connections):
             self._apply_target_state()
@@ -249,7 +249,7 @@ class BoltExecutor(Executor[BoltTask]):
     """Executes bolts, one column at a time. Sends emitted tuples after each column, or MAX_BATCH tuples."""
 
     def prune_unacked(self, removed_spouts: Collection[int]) -> Counter[Root]:
-        """Return the unacked tuples of each root; forget those of `removed_spouts`. Only while at rest."""
+        """Return the number of unacked tuples by root; forget tuples of `removed_spouts`. Only at rest."""
         held: Counter[Root] = Counter()
         for task in self._tasks.values():
             for message in list(task.unacked):

@@ -38,7 +38,7 @@ from tuplewire_topology.running.tuple_transfer import Transfer
 logger = event_logger(__name__)
 
 MAX_BATCH = 1024
-"""The number of queued or emitted tuples after which an executor sends the emitted ones."""
+"""The maximum number of tuples that an executor takes from its queue, or emits, before it sends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class Executor(ABC, Generic[TaskKind]):
 
     @property
     def pending_tuples(self) -> int:
-        """The number of tuples of its spouts in flight; 0 for bolts."""
+        """The number of tracked tuples of spouts in flight; 0 for bolts, and without a tracker."""
         return 0
 
     def statistics(self, received_bytes: Mapping[str, int]) -> ExecutorStatistics:
@@ -192,7 +192,7 @@ class Executor(ABC, Generic[TaskKind]):
         except TaskError as error:
             self._executor_context.on_failure(error)
         except ClosedError:
-            # An executor that this one sends to has stopped; its owner reports the cause.
+            # Killed, its link was closed, or a target executor has stopped. Another report has the cause.
             extra = {"component": self.component.id, "tasks": str(self.tasks)}
             logger.info("executor.abandoned", extra=extra)
         except BaseException as error:  # noqa: BLE001 - a user's sys.exit(), or a defect here

@@ -43,7 +43,7 @@ class ExecutorGroup:
     Args:
         tasks: The tasks of whole executors; by default all.
         conf: Settings by Storm's keys, and the user's own.
-        link: Connects other processes with tasks of the topology.
+        link: The connection to the other processes of the topology.
         acker: Tracks tuples if the topology has no acker tasks (with_ackers). All workers must be in this
             process, and share it.
         on_error, on_dead_letter, on_emit, on_receive: See ExecutorContext.
@@ -134,7 +134,7 @@ class ExecutorGroup:
     # --- life -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open all tasks, then receive; spouts wait for set_active(). Raises TaskError, WaitTimeoutError."""
+        """Open all tasks, then receive; spouts wait for set_active(). See Raises below."""
         self.heartbeats.beat()
         start_hooks(self._executor_context.conf, self._hook_context, self._hooks)
         self._cancels.append(self._timer.every(self.settings.heartbeat_seconds, self.heartbeats.beat))
@@ -190,7 +190,7 @@ class ExecutorGroup:
     def close(self, timeout: float = 10.0) -> None:
         """Deactivate the spouts, wait up to `timeout` seconds until idle, then end executors and link.
 
-        Raises WaitTimeoutError if an executor does not end; it then keeps its thread. Idempotent.
+        Raises WaitTimeoutError if an executor does not end (its thread stays), and errors of Link.close().
         """
         with self._lock:
             if self._closed:
@@ -263,7 +263,7 @@ class ExecutorGroup:
         for executor in self.executors:
             executor.stop()
 
-    # --- its parts --------------------------------------------------------------------------------------
+    # --- state --- --------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
         if self._closed:  # a shared timer may call this once more
@@ -295,7 +295,7 @@ class ExecutorGroup:
         return self.counter.in_progress > 0 or self.link.pending_messages > 0
 
     def disconnect(self) -> None:
-        """Close the link, which ends executors that wait for free space. See AttachedProgram."""
+        """Close the link, which ends executors that wait for free space. See AttachedProgram in worker.py."""
         self.link.abort()
 
     def statistics(self) -> Sequence[ExecutorStatistics]:

@@ -31,7 +31,7 @@ from tuplewire_topology.authoring.topology_settings import TopologySettings
 logger = event_logger(__name__)
 
 BLOCKED_LOG_SECONDS = 5.0
-"""The time after which the log reports that an executor waits for free space."""
+"""The wait of an executor for free space after which it is logged, then each BLOCKED_REPEAT_SECONDS."""
 BLOCKED_REPEAT_SECONDS = 60.0
 
 OnReceive = Callable[[TaskGroup, Callable[[], None]], None]
@@ -62,7 +62,7 @@ class InProcessWorker(Protocol):
 class Link:
     """Sends and receives the tuples of executors through a client, and closes it at the end.
 
-    Messages are acknowledged once their tuples are processed, so the worker delivers unprocessed ones again
+    Messages are acknowledged once their tuples are executed, so the worker delivers unprocessed ones again
     if this process dies. The tuples emitted for them are then in the client: it delivers them while this
     process lives, and they are lost with it.
 
@@ -128,7 +128,7 @@ class Link:
             on_failure(error)
 
     def unsubscribe(self, tasks: range) -> None:
-        """Deliver nothing more for the tasks of an executor that has stopped."""
+        """End the subscription to the tasks of an executor that has stopped."""
         if (close := self._subscriptions.pop(tasks, None)) is not None:
             close()
 
@@ -175,7 +175,7 @@ class Link:
     def close(self, timeout: float) -> None:
         """Deliver nothing more, and wait for the acknowledgement of sent messages for `timeout` seconds.
 
-        Then close the client. Raises the errors of Client.flush. If the worker is in this process, a timeout
+        Then close the client. Raises the errors of Client.flush(). With a worker in this process, a timeout
         and refused messages are not errors: the worker counts and logs them.
         """
         deadline = time.monotonic() + timeout

@@ -54,7 +54,7 @@ FRAMEWORK_ACTIVITIES = frozenset(
 class Pulse:
     """The current activity of an executor's thread, which writes it. Costs one addition per tuple.
 
-    `calls` counts calls of user code. `iteration_start` is the start of the current loop turn, by `clock`.
+    `calls` counts calls of user code, columns and sends. `iteration_start`: the start of the loop turn.
     """
 
     task: int
@@ -73,7 +73,7 @@ class Pulse:
         self.iteration_start = self.clock()
 
     def enter(self, task: int, activity: ExecutorActivity) -> None:
-        """Record the start of a call of user code for a task."""
+        """Record the start of a call of user code, or the return to it after a send."""
         self.task = task
         self.activity = activity
         self.calls += 1
@@ -154,7 +154,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStatistics:
-    """A snapshot of an executor. `pending_tuples` is the number of its spout tuples in flight.
+    """A snapshot of an executor. `pending_tuples` is the number of its tracked spout tuples.
 
     `metrics` were registered by its tasks; `omitted_count` of them are not exported. `received_bytes` are
     payload bytes from other processes by sending component, if they are counted.
@@ -204,7 +204,7 @@ class Tally(Counts):
             self.uncounted_acks = []
 
     def live_totals(self, pulse: Pulse) -> Counts:
-        """Return totals with the column in progress, at whose end they may fall. `pulse`: its executor's."""
+        """Return totals with an estimate for the column in progress. `pulse` is the executor's."""
         counts, column, since = self.snapshot(), self.column, self.send_start
         now = pulse.clock()  # max() below guards against readings that do not match, as there is no lock
         if since is not None:
@@ -212,7 +212,7 @@ class Tally(Counts):
         if column is not None:
             sending = max(0.0, counts.sending_seconds - column.sending_seconds)
             counts.execute.seconds += max(0.0, now - column.start - sending)
-            done = min(column.length, max(0, pulse.calls - column.calls - 1))  # 1: enter() counts a call
+            done = min(column.length, max(0, pulse.calls - column.calls - 1))  # 1: enter(); sends count
             counts.execute.count += done
             counts.executed_by[column.source.stream_id] += done
         return counts
@@ -238,7 +238,7 @@ class ExecutorLoad:
         """Return the load w / (1 + w) for a wait of w s. The arguments are totals."""
         tuples, spent = executed - self._executed, max(0.0, busy_seconds - self._busy_seconds)
         self._executed, self._busy_seconds = executed, busy_seconds
-        latest = spent / tuples if tuples > 0 else max(self._per_tuple, spent)  # else one took it all
+        latest = spent / tuples if tuples > 0 else max(self._per_tuple, spent)  # at least `spent`
         self._per_tuple = (self._per_tuple + latest) / 2 if self._per_tuple else latest  # smoothed
         wait = max(0, arrived - executed) * self._per_tuple
         return wait / (1.0 + wait)
@@ -266,7 +266,7 @@ class Failure:
 
 
 class ProcessFailedError(TuplewireError):
-    """A process of a topology has failed. The message has the error, and a note its traceback there."""
+    """A process of a topology has failed. A note has the traceback in that process."""
 
     def __init__(self, process: str, failure: Failure) -> None:
         super().__init__(f"{process} has failed: {failure.summary}")
@@ -279,7 +279,7 @@ class ProcessFailedError(TuplewireError):
 class ProcessReport:
     """The state of one process at one moment, with the number of tuples passed to the link so far.
 
-    `is_idle` is True if no tuple is queued or executed, and all spouts are exhausted or inactive. `received`
+    `is_idle` is True if no tuple is queued or running, and all spouts are exhausted or inactive. `received`
     is the number of tuples received from the link, or lost by it.
     """
 

@@ -128,7 +128,7 @@ class TickScheduler:
         self._put = put
         self._ticks: dict[int, Cancel] = {}
         self._unprocessed: set[int] = set()
-        """Tasks that have not processed their last tick. They get no other tick until then."""
+        """Tasks that have not executed their latest tick. They get no other tick until then."""
 
     def add(self, task: int, seconds: float) -> None:
         """Send a task a tick every `seconds`."""

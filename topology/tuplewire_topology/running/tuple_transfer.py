@@ -103,8 +103,8 @@ class TupleCounter:
     """Counts the tuples in the queues and executors of a worker. Thread-safe.
 
     `in_progress` is their number. A worker is idle if it is 0, and every spout is inactive or exhausted.
-    `epoch` is the number of waits that were started; each needs another round of the spouts. `paused`, set
-    on any thread, rejects ticks and other input from outside.
+    `epoch` is the number of termination detections; each needs a new round of the spouts. `paused`, set
+    on any thread, rejects ticks.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class TupleCounter:
             self._received += received
 
     def try_add(self) -> bool:
-        """Count one input from outside, such as a tick; while paused, return False and count nothing."""
+        """Count one tick; while paused, return False and count nothing."""
         with self._lock:
             if not self.paused:
                 self.add(1)
@@ -135,7 +135,7 @@ class TupleCounter:
             return False
 
     def snapshot(self, spouts_finished: Callable[[], bool]) -> tuple[bool, int, int]:
-        """Return whether the process is idle, given `spouts_finished`, and the tuples sent and received."""
+        """Return True if idle (see `spouts_finished`), and the numbers of tuples sent and received."""
         with self._lock:
             return self.in_progress == 0 and spouts_finished(), self._sent, self._received
 
@@ -184,7 +184,7 @@ class Transfer:
                 payloads = self._serialize_column(column, serialized, on_undeliverable)
                 column = AddressedTuples(column.task, list(map(self.serializer.deserialize, payloads)))  # noqa: PLW2901
             self.counter.add(len(column.tuples))
-            # Never wait for its own queue, which only this thread empties, nor as the acker, because a spout
+            # Never wait for the queue of this thread, which only it empties, nor as the acker: a spout
             # may be waiting for it (docs/design/acking.md).
             if column.tuples and (
                 queue is self.queues.get(column.tuples[0].source_task)

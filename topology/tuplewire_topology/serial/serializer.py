@@ -22,9 +22,9 @@ from tuplewire_topology.authoring.tuples import NO_ROOTS, Roots, Tuple, TupleSou
 
 
 class TupleSerializer:
-    """The form of tuples: a MessagePack array of source, message id and values, readable in other languages.
+    """The form of tuples: a MessagePack array of source, roots and values, readable in other languages.
 
-    The source is "task:component:stream", the message id a flat array of its pairs, and the values an array.
+    The source is "task:component:stream", the roots a flat array of their pairs, and the values an array.
     A value may be None, bool, int, float, str, bytes, list, tuple, dict, Decimal, UUID, datetime, date, time,
     timedelta, or a numpy array or scalar. Its type is preserved; see tuplewire/packing/packing.py. Reading
     allocates memory in proportion to the payload's real size, and executes nothing.

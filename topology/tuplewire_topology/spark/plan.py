@@ -65,7 +65,7 @@ class WorkerRef:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The message of a PySpark task to the others at its start. place: None if it cannot take part.
+    """The message of a PySpark task to the others at its start. place: its worker, or None.
 
     submitter_version: the assignment version at the submitter's worker; only from the first PySpark task.
     """

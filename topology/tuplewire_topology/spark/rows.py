@@ -2,7 +2,7 @@
 
 A stage has one result. So each bolt has a column of structs, which is null in the rows of other bolts. Dead
 letters are rows of the result, too: at the workers, they would outlive their generation. Used by member.py,
-running.py and submit.py. Owns no state. Not thread-safe. Design: docs/design/topologies.md.
+submit.py and topology.py. Owns the rate of log lines. Not thread-safe. Design: docs/design/topologies.md.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def has_dead_letters(topology: Topology, conf: Mapping[str, Any]) -> bool:
 
 
 def as_tuples(letter: DeadLetter) -> EmittedTuples:
-    """Return a dead letter as a tuple that a bolt emits."""
+    """Return a dead letter as an emitted tuple of the component DEAD_LETTERS."""
     error, message = letter.error, letter.tuple
     values = (
         error.component,
@@ -105,10 +105,10 @@ _log_rate = LogRateLimiter()
 
 @dataclass(slots=True)
 class FailedRows:
-    """The rows that a Rows spout has dropped after their last attempt.
+    """The dropped rows of a Rows spout, and the errors and dead letters of the topology.
 
     Attributes:
-        count: Their number. A row without an error was failed by a bolt, or timed out.
+        count: Their number. A row can fail without an error: a bolt failed it, or it timed out.
         examples: The first few rows of each PySpark task, as text.
         errors: The first few errors that the spouts and bolts of each PySpark task raised or reported.
         dead_letter_count: The number of rows and other tuples in TopologyResult.dead_letters.
@@ -134,7 +134,7 @@ class Rows(Spout):
 
     Args:
         columns: The columns to emit, which are the fields of the spout.
-        attempts: How often a row that fails is emitted, in total.
+        attempts: The maximum number of times that a row is emitted.
 
     Raises:
         TopologyError: No column is named, or `attempts` is not an integer from 1.

@@ -66,7 +66,7 @@ def submit_topology(
     """
     conf = dict(conf or {})
     settings = TopologySettings.from_conf(conf)
-    for key in conf:  # on Spark, messages use sidecars, so only the settings of sessions apply
+    for key in conf:  # on Spark, workers have their own settings, so only settings of sessions apply
         if key.startswith(KEY_PREFIX) and not key.startswith(SessionSettings.PREFIX):
             raise unknown_error(f"setting {key!r} of a topology on Spark", key, keys_of(SessionSettings))
     full = with_ackers(topology, settings.n_ackers)

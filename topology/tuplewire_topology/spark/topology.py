@@ -153,7 +153,7 @@ class SparkTopology:
         return self._progress
 
     def listen(self, listener: Callable[[TopologyProgress], None]) -> None:
-        """Call a function with the progress, and in another thread with each update."""
+        """Call a function now, and in another thread with each update. Replaces the previous one."""
         self._require_control("cannot receive progress")
         self._listener = listener
         listener(self._progress)

@@ -172,7 +172,7 @@ class ConsumerRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class LossRow(Row):
-    """Messages that a worker dropped, or messages or streams that it refused."""
+    """A count of dropped messages, refused messages or refused streams of a worker. `rate` is per second."""
 
     ORDER = ("count", "reason")
     worker: Annotated[str, Column("worker")]
@@ -184,7 +184,7 @@ class LossRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class ClusterRows:
-    """All rows. `blocking` has sentences about problems, the worst of each kind first.
+    """All rows. `blocking` has sentences about the problems below, in this order, the worst first.
 
     The kinds are workers that do not answer, slow components, blocking tasks, and full queues.
     """

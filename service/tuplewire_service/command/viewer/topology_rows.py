@@ -1,6 +1,6 @@
 """The current state of a topology as rows: components, edges between them, and executors. Pure.
 
-An executor that is always busy is slow. One that waits for space for its output is blocked by a component
+A busy component that others wait for is slow. An executor without space for its output is blocked by one
 downstream. Used by cluster_rows.py. Owns no state. Thread-safe. Source: the capacity in Storm's UI, and the
 backpressure in Flink's. Design: docs/design/status.md.
 """

@@ -41,7 +41,7 @@ class RestartingServer:
         backoff: The delays between attempts to bind an address again.
         socket_mode: The file mode of Unix sockets; None: as the process's umask sets it.
         addresses: The bound addresses, host:port or unix:///path.
-        restarts: Number of failed servers that were replaced.
+        restarts: Number of servers that failed.
     """
 
     make_server: Callable[[], grpc.aio.Server]

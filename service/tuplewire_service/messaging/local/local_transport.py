@@ -77,7 +77,7 @@ class LocalServer(StreamedServer["LocalContext"]):
         # 2. The handler refuses the stream: refuse() has broken it off with the error.
         # 3. The client disconnects: StreamBroken.
         # 4. The server is unbound: the stream is broken off, and this task is cancelled.
-        with contextlib.suppress(StreamBroken):  # the client has disconnected, so no status can be sent
+        with contextlib.suppress(StreamBroken):  # refused, or disconnected: nothing more can be sent
             await self._handlers[method](stream)
             stream.finish()
 

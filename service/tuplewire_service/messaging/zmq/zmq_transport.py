@@ -167,7 +167,7 @@ class ZmqServerConnection(StreamedServer["ZmqContext"]):
             await serve(stream)
             stream.finish()
         except StreamBroken:
-            pass  # the peer has disconnected, so no status can be sent
+            pass  # refused, or disconnected: nothing more can be sent
         except Exception:
             stream.send_refusal(RefusedError("the receiver has a defect; see its log"))
             raise
