@@ -127,7 +127,7 @@ class _PendingRequests:
         task, *others = self.unanswered.values()
         state = self.states[task]
         total = len(others) + len(self.answers)
-        count = f" and to {len(others)} of {total} other requests" if others else ""
+        count = f", nor to {len(others)} of {total} other requests," if others else ""
         text = f"no answer from task {task}{count} within {seconds:g} s: {state}"
         return errors.NoAnswerError(text, task, *state[:3])
 

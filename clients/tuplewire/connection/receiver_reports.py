@@ -60,7 +60,7 @@ class RefusedMessages:
             if each.drop_reason is DropReason.TOO_LARGE:
                 self._store(
                     f"MESSAGE_TOO_LARGE: {counted(each.messages, 'message')} to task {each.task}, "
-                    f"{each.size_bytes} bytes in all: the receiver takes {limit_bytes} bytes at most"
+                    f"{each.size_bytes} bytes in total: the receiver's limit is {limit_bytes} each"
                 )
 
     def _store(self, text: str) -> None:

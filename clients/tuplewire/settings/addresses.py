@@ -105,4 +105,4 @@ def _check_text(what: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{what} cannot be sent: Python took it for bytes; set LC_ALL=C.UTF-8") from error
+        raise ConfigError(f"{what} is not valid Unicode: Python misread it; set LC_ALL=C.UTF-8") from error

@@ -198,7 +198,7 @@ def loss_error(task: int, offset: TaskOffset, previous_owner: PreviousOwner, unr
         why = "restarted or failed without a clean shutdown"
         much = f"{unread} unread messages, and messages that arrived after the last poll"
     return DataLossError(
-        f"task {task} was at a worker ({offset.address}) that {why}: {much}, are lost, or arrive again. "
+        f"task {task} was at a worker ({offset.address}) that {why}: {much} are lost or arrive again. "
         "Set failOnDataLoss=false to continue with the rest"
     )
 

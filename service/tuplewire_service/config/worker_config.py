@@ -165,7 +165,7 @@ class WorkerConfig(WorkerSettings):
     drain_seconds: float = setting(
         SECONDS,
         25.0,
-        "time limit to deliver or forward messages at shutdown; keep it under the pod's grace period",
+        "time limit to deliver or forward messages at shutdown; keep it 5 s below the pod's grace period",
         storm="supervisor.worker.shutdown.sleep.secs",
     )
     tracing: bool = setting_like(TracingSettings, "tracing")

@@ -124,7 +124,7 @@ async def _task_stacks() -> str:
             await asyncio.sleep(0)
     parts = []
     for places, count in found.most_common():
-        parts.append(f"{count} tasks, such as {', '.join(names[places])}\n")
+        parts.append(f"{count} asyncio tasks, such as {', '.join(names[places])}\n")
         parts += [f'  File "{file}", line {line}, in {function}\n' for file, line, function in places]
         parts.append("\n")
     return "".join(parts)

@@ -100,7 +100,7 @@ class LogOutput(logging.Handler, Collector):
         if level not in LEVELS:
             raise MalformedError(f"a level is one of {', '.join(LEVELS)}, not {level[:100]!r}")
         if not (0 < seconds <= MAX_SECONDS and 0 <= every_seconds <= MAX_SECONDS):
-            raise MalformedError(f"a change of the log lasts over 0 to {MAX_SECONDS:g} s, and is undone then")
+            raise MalformedError(f"both times of a change must be between 0 and {MAX_SECONDS:g} s")
         change = {"level": level, "every_seconds": every_seconds, "seconds": seconds}
         logger.warning("log_level.changed", extra={**by, **change})
         if self._restore_timer is not None:

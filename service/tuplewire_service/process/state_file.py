@@ -49,7 +49,7 @@ class StateFile:
         try:
             state = _load(self._path)
         except (OSError, ValueError, RecursionError) as error:
-            extra = {"path": str(self._path), "reason": f"it is not a worker's state: {error}"}
+            extra = {"path": str(self._path), "reason": f"it cannot be read as a worker's state: {error}"}
             logger.warning("state_file.not_used", extra=extra)
             return 0
         if state["worker_id"] != self._worker_id:

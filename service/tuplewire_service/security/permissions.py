@@ -88,7 +88,7 @@ def read_rules(path: Path) -> Rules:
             f"cannot read the permissions file {path}: {error.strerror}; {UNREADABLE}"
         ) from error
     except (ValueError, RecursionError) as error:  # RecursionError: a thousand nested tables
-        raise ConfigError(f"the permissions file {path} is not TOML: {error}") from error
+        raise ConfigError(f"cannot parse the permissions file {path} as TOML: {error}") from error
     unknown = sorted(set(content) - {"client"})
     tables = content.get("client", [])
     if unknown or not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):

@@ -138,7 +138,7 @@ def test_no_answer(ends: Ends, pair: Pair) -> None:
     """The error names the task, its worker, the unread messages and the age of the oldest one."""
     with (
         ends.answerer.recv([ends.task], timeout=_SECONDS),
-        pytest.raises(NoAnswerError, match="and to 1 of 1 other requests within") as raised,
+        pytest.raises(NoAnswerError, match=", nor to 1 of 1 other requests, within") as raised,
     ):
         ends.asker.ask_all([(ends.task, b"1"), (ends.task, b"2")], timeout=1.5)
     error = raised.value

@@ -105,7 +105,7 @@ def test_refusals_are_reported_once() -> None:
     refused.add_too_large([SettledMessages(None, 5, 1, 1, None), TOO_LARGE], 100)
     assert refused.take_texts() == [
         "TASK_NOT_LOCAL: 3 messages to task 5: it has moved (owner: w2)",
-        "MESSAGE_TOO_LARGE: 2 messages to task 7, 300 bytes in all: the receiver takes 100 bytes at most",
+        "MESSAGE_TOO_LARGE: 2 messages to task 7, 300 bytes in total: the receiver's limit is 100 each",
     ]
     assert refused.take_texts() == []
     refused.add_too_large([TOO_LARGE] * 1500, 100)

@@ -173,8 +173,8 @@ def test_only_bolts_subscribe() -> None:
 @pytest.mark.parametrize(
     ("outputs", "problem"),
     [
-        ("word", "the outputs of bolt 'x' are 'word'; they are a tuple of field names, or of Streams"),
-        (("word", Stream("line")), "they are a tuple of field names"),
+        ("word", "the outputs of bolt 'x' must be a tuple of field names, or of Streams"),
+        (("word", Stream("line")), "must be a tuple of field names"),
         (("word", "word"), "stream 'default' declares the field 'word' twice"),
         ((Stream("a"), Stream("b")), "bolt 'x' declares the stream 'default' twice"),
         ((Stream("a", name="__tick"),), "the name '__tick' is reserved"),

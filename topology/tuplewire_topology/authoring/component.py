@@ -273,7 +273,7 @@ def streams_of(outputs: Any, owner: str) -> tuple[Stream, ...]:
         if all(isinstance(output, str) for output in outputs):
             return (Stream(*outputs),)
     raise TopologyError(
-        f"the outputs of {owner} are {outputs!r}; they are a tuple of field names, or of Streams"
+        f"the outputs of {owner} must be a tuple of field names, or of Streams, not {outputs!r}"
     )
 
 

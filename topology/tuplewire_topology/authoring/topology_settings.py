@@ -109,7 +109,7 @@ class TopologySettings(Settings):
         "worker.heartbeat.frequency.secs",
         SECONDS,
         1.0,
-        "interval at which a worker checks its executors and sends a heartbeat",
+        "interval at which a worker checks its executors and writes its state file",
     )
     task_timeout_seconds: float = storm_setting(
         "nimbus.task.timeout.secs",

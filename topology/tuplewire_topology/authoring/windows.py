@@ -102,11 +102,11 @@ class Window:
         whole = not self.by_count or (type(self.length) is int and type(self.every) is int)
         if not (whole and 0 < self.every <= self.length < math.inf):
             raise TopologyError(
-                f"a window of {self.length!r}, every {self.every!r}: both are more than 0, the length is not "
-                "below every, and counts are whole numbers"
+                f"a window of {self.length!r}, every {self.every!r}: both must exceed 0, length must not be "
+                "below every, and counts must be whole numbers"
             )
         if not 0 <= self.lag < math.inf:
-            raise TopologyError(f"a lag of {self.lag!r} seconds: it is 0 or more")
+            raise TopologyError(f"lag must be a number of seconds of at least 0, not {self.lag!r}")
         if self.timestamp is None and (self.lag or self.late_stream):
             raise TopologyError(
                 "lag and late_stream are for tuples with a time of their own: name its field, too"

@@ -296,6 +296,6 @@ def _unpickle(path: Path) -> Topology:
 def _check_private(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
-            f"{path} can be written by other users, and reading it could run their code: "
+            f"{path} is not private to this user, and reading it could run code of others: "
             f"chown it to this user, and chmod {PRIVATE_MODE:o} it"
         )

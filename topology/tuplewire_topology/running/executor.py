@@ -193,7 +193,7 @@ class Executor(ABC, Generic[TaskKind]):
             self._executor_context.on_failure(error)
         except ClosedError:
             # Killed, its link was closed, or a target executor has stopped. Another report has the cause.
-            extra = {"component": self.component.id, "tasks": str(self.tasks)}
+            extra = {"component": self.component.id, "tasks": list(self.tasks)}
             logger.info("executor.abandoned", extra=extra)
         except BaseException as error:  # noqa: BLE001 - a user's sys.exit(), or a defect here
             self._executor_context.on_failure(self._report_error(self.pulse.task, error))

@@ -183,8 +183,8 @@ class SparkTopology:
     def _require_control(self, problem: str) -> None:
         if self._control is None:
             raise ConfigError(
-                f"{problem}: no worker is reachable from this program: submit with workers=[...] that "
-                "are, or wait for result(), or cancel() the job"
+                f"{problem}: no worker is reachable from this program. Submit with reachable "
+                "workers=[...], wait for result(), or cancel() the job"
             )
 
     def cancel(self) -> None:
