@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from tuplewire.session.ledger import LedgerSnapshot
 
 _TASK = re.compile(r'task="\d+"')
 _WHOM_IT_BLOCKS = re.compile(r'tuplewire_blocking_seconds_total\{place=.*,task="(\d+)"')
-_FILES, _THREADS = 2, 4 + 6
-"""Allowed growth: gRPC's pools may retain some for a while, and asyncio's six start when calls overlap."""
+_FILES, _THREADS = 2, 4 + min(32, (os.cpu_count() or 1) + 4)
+"""Allowed growth: gRPC's pools may retain some for a while, and asyncio's pool grows when calls overlap."""
 
 
 @dataclass(frozen=True, slots=True)
