@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -205,6 +205,11 @@ class Cluster:
             name: None if status is None else ledger_of(status.ledger)
             for name, status in self.statuses().items()
         }
+
+    def queued(self, tasks: Container[int]) -> int:
+        """Return the number of messages in the queues of these tasks."""
+        statuses = filter(None, self.statuses().values())
+        return sum(each.queued_messages for status in statuses for each in status.tasks if each.task in tasks)
 
     def is_empty(self) -> bool:
         """Return True if no worker holds a message and no task is moving."""

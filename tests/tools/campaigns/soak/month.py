@@ -227,11 +227,13 @@ class Month(Campaign):
         return f"peer-{self._peers}"
 
     def _settle(self, owed: list[Owed]) -> None:
-        """Wait until all guaranteed messages have arrived, and record the missing ones."""
+        """Wait until all guaranteed messages have arrived and are consumed, and record the missing ones."""
 
         def complete() -> bool:
             received: dict[Stream, int] = self._follower.ask("received")
-            return all(each.missing(received) <= each.lost_and_told for each in owed)
+            # Messages that were sent again after a kill would be dropped with their task.
+            waiting = self._cluster.queued(self._generation.consumed)
+            return not waiting and all(each.missing(received) <= each.lost_and_told for each in owed)
 
         within(_WAIT_SECONDS, complete)
         received: dict[Stream, int] = self._follower.ask("received")
